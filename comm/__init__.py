@@ -1,0 +1,1 @@
+"""What every machine speaks: run config, codecs, digests, wire formats, the reduce."""

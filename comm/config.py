@@ -1,0 +1,264 @@
+"""The run's configuration: what the operator writes, the coordinator checks and every node receives.
+
+Files and dotlist overrides are read through OmegaConf on the operator's machine (`load_run`).
+Over the wire it is plain JSON checked against the same dataclasses (`from_json`): text that came
+from elsewhere is never given to OmegaConf, whose `${...}` would be resolved.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from atoll.comm.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class DataKind(StrEnum):
+    STDLIB = "stdlib"  # the Python standard library's own source, as bytes
+    BYTES = "bytes"  # a folder of text files on each node, as bytes
+    TEXT = "text"  # a folder of text files on each node, through a tokenizer
+
+
+class CodecName(StrEnum):
+    FP32 = "fp32"
+    INT8 = "int8"
+
+
+class WandbMode(StrEnum):
+    ONLINE = "online"
+    OFFLINE = "offline"
+    DISABLED = "disabled"
+    AUTO = "auto"  # online when an API key is present, else offline
+
+
+@dataclass
+class ModelConfig:
+    """A decoder-only transformer: RMSNorm, rotary positions, SwiGLU, grouped-query attention."""
+
+    vocab_size: int = 256
+    dim: int = 128
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 4  # fewer than heads: grouped-query attention
+    ffn_dim: int = 344  # hidden width of SwiGLU
+    seq_len: int = 128  # tokens
+    rope_base: float = 10000.0
+    norm_eps: float = 1e-5
+    tied_head: bool = True  # the output head shares the embedding
+
+    @property
+    def n_params(self) -> int:
+        """Parameters of the flat vector."""
+        head_dim = self.dim // self.heads
+        attention = self.dim * head_dim * 2 * (self.heads + self.kv_heads)
+        block = attention + 3 * self.dim * self.ffn_dim + 2 * self.dim
+        embeddings = self.vocab_size * self.dim * (1 if self.tied_head else 2)
+        return embeddings + self.layers * block + self.dim
+
+
+@dataclass
+class DataConfig:
+    kind: DataKind = DataKind.STDLIB
+    tokenizer: str = ""  # for kind=text: path of a tokenizer.json, the same on every node
+    val_every: int = 20  # every n-th file is validation
+    val_batches: int = 4  # batches in one evaluation of the anchor
+    eval_every: int = 1  # rounds between evaluations of the anchor
+
+
+@dataclass
+class InnerConfig:
+    """AdamW on each node (Loshchilov & Hutter 2019)."""
+
+    lr: float = 3e-3  # peak
+    min_lr: float = 3e-4  # at the end of the cosine
+    warmup_tokens: int = 20_000  # committed tokens
+    decay_tokens: int = 1_000_000  # committed tokens at which the cosine reaches min_lr
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip: float = 1.0  # gradient norm
+    batch_size: int = 8  # sequences a step and node, over all local ranks
+
+
+@dataclass
+class OuterConfig:
+    """SGD with Nesterov momentum on the mean delta (DiLoCo, arXiv 2311.08105, algorithm 1)."""
+
+    lr: float = 0.7
+    momentum: float = 0.9
+
+
+@dataclass
+class RoundsConfig:
+    inner_steps: int = 100  # H
+    total: int = 0  # rounds after which the run is finished; 0: until stopped
+    quorum: float = 0.5  # share of active members that must be ready before the grace window opens
+    grace: float = 2.0  # of the quorum's inner time: how much longer the others may take
+    reduce_timeout: float = 600.0  # seconds for one attempt of a reduce
+
+
+@dataclass
+class ReduceConfig:
+    codec: CodecName = CodecName.INT8
+    block: int = 256  # elements that share one scale
+    chunk: int = 262_144  # elements of one chunk
+
+
+@dataclass
+class MembersConfig:
+    start: int = 1  # active members the first round waits for
+    minimum: int = 1  # fewer active members than this: the run waits
+    lease: float = 20.0  # seconds of silence after which a member is gone
+    reconnect: float = 2.0  # seconds a member whose connection broke has to come back
+    stall: float = 300.0  # seconds without an inner step after which a trainer counts as hung
+
+
+@dataclass
+class WandbConfig:
+    mode: WandbMode = WandbMode.AUTO
+    project: str = "atoll"
+    entity: str = ""
+
+
+@dataclass
+class RunConfig:
+    name: str = "run"
+    seed: int = 0
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    inner: InnerConfig = field(default_factory=InnerConfig)
+    outer: OuterConfig = field(default_factory=OuterConfig)
+    rounds: RoundsConfig = field(default_factory=RoundsConfig)
+    reduce: ReduceConfig = field(default_factory=ReduceConfig)
+    members: MembersConfig = field(default_factory=MembersConfig)
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+
+
+def load_run(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
+    """Read a run's YAML file and dotlist overrides (`key.sub=value`); raise `ConfigError` with a sentence."""
+    config = load_dataclass(RunConfig, path, overrides)
+    check(config)
+    return config
+
+
+def load_dataclass(schema: type[T], path: Path | None, overrides: tuple[str, ...]) -> T:
+    """Merge `schema`'s defaults, a YAML file and a dotlist; unknown keys and wrong types are `ConfigError`s."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    for override in overrides:
+        if "=" not in override:
+            raise ConfigError(f"override {override!r} has no '=': write key=value, for example outer.lr=0.5")
+    source = "the overrides"
+    try:
+        merged = OmegaConf.structured(schema)
+        if path is not None:
+            source = str(path)
+            merged = OmegaConf.merge(merged, OmegaConf.load(path))
+        source = "the overrides"
+        merged = OmegaConf.merge(merged, OmegaConf.from_dotlist(list(overrides)))
+        loaded = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", None) or "?"
+        reason = str(error.msg or error).splitlines()[0] if hasattr(error, "msg") else str(error).splitlines()[0]
+        raise ConfigError(f"config key {key!r} in {source}: {reason}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the config file {path}: {error}") from None
+    except YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    assert isinstance(loaded, schema)
+    return loaded
+
+
+def check(config: RunConfig) -> None:
+    """Refuse values that no run can work with; raise `ConfigError` naming the key, the value and the remedy."""
+    m = config.model
+    positive: dict[str, float] = {
+        "model.vocab_size": m.vocab_size,
+        "model.dim": m.dim,
+        "model.layers": m.layers,
+        "model.heads": m.heads,
+        "model.kv_heads": m.kv_heads,
+        "model.ffn_dim": m.ffn_dim,
+        "model.seq_len": m.seq_len,
+        "data.val_batches": config.data.val_batches,
+        "data.eval_every": config.data.eval_every,
+        "inner.lr": config.inner.lr,
+        "inner.batch_size": config.inner.batch_size,
+        "inner.decay_tokens": config.inner.decay_tokens,
+        "inner.clip": config.inner.clip,
+        "outer.lr": config.outer.lr,
+        "rounds.inner_steps": config.rounds.inner_steps,
+        "rounds.reduce_timeout": config.rounds.reduce_timeout,
+        "reduce.block": config.reduce.block,
+        "reduce.chunk": config.reduce.chunk,
+        "members.start": config.members.start,
+        "members.minimum": config.members.minimum,
+        "members.lease": config.members.lease,
+        "members.stall": config.members.stall,
+    }
+    for key, value in positive.items():
+        if not value > 0:
+            raise ConfigError(f"{key} is {value}: it must be greater than 0")
+    rules: list[tuple[bool, str]] = [
+        (bool(config.name.strip()), "name is empty: give the run a name"),
+        (m.dim % m.heads == 0, f"model.dim {m.dim} is not a multiple of model.heads {m.heads}"),
+        ((m.dim // m.heads) % 2 == 0, f"model.dim / model.heads is {m.dim / m.heads:g}: rotary needs it even"),
+        (m.heads % m.kv_heads == 0, f"model.heads {m.heads} is not a multiple of model.kv_heads {m.kv_heads}"),
+        (config.data.val_every >= 2, f"data.val_every is {config.data.val_every}: it must be 2 or more"),
+        (
+            config.reduce.chunk % config.reduce.block == 0,
+            f"reduce.chunk {config.reduce.chunk} is not a multiple of reduce.block {config.reduce.block}",
+        ),
+        (0 <= config.outer.momentum < 1, f"outer.momentum is {config.outer.momentum}: it must be in [0, 1)"),
+        (0 < config.rounds.quorum <= 1, f"rounds.quorum is {config.rounds.quorum}: it must be in (0, 1]"),
+        (config.rounds.grace >= 0, f"rounds.grace is {config.rounds.grace}: it must not be negative"),
+        (config.rounds.total >= 0, f"rounds.total is {config.rounds.total}: it must not be negative"),
+        (config.inner.warmup_tokens >= 0, "inner.warmup_tokens must not be negative"),
+        (
+            config.inner.warmup_tokens < config.inner.decay_tokens,
+            f"inner.warmup_tokens {config.inner.warmup_tokens} must be below "
+            f"inner.decay_tokens {config.inner.decay_tokens}",
+        ),
+        (
+            config.data.kind is not DataKind.TEXT or bool(config.data.tokenizer),
+            "data.kind is text but data.tokenizer is empty: give the path of a tokenizer.json",
+        ),
+        (
+            config.data.kind is DataKind.TEXT or m.vocab_size >= 256,
+            f"model.vocab_size is {m.vocab_size}: data.kind={config.data.kind} needs at least 256, one a byte",
+        ),
+    ]
+    for holds, sentence in rules:
+        if not holds:
+            raise ConfigError(sentence)
+
+
+def to_json(config: RunConfig) -> bytes:
+    """The config as nodes receive it."""
+    return msgspec.json.encode(config)
+
+
+def from_json(data: bytes) -> RunConfig:
+    """Decode a config that came over the wire; interpolation and unknown shapes are refused."""
+    if b"${" in data:
+        raise ConfigError("the run's config holds '${': a coordinator must send plain values")
+    try:
+        config = msgspec.json.decode(data, type=RunConfig)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"the run's config does not fit this version's schema: {error}") from None
+    check(config)
+    return config
+
+
+def to_yaml(config: Any) -> str:
+    """The resolved config for people to read."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(OmegaConf.structured(config))

@@ -1,0 +1,9 @@
+"""Distinct id types, so that a node is never mistaken for a rank, nor a round for an epoch."""
+
+from typing import NewType
+
+RunId = NewType("RunId", str)
+NodeId = NewType("NodeId", str)  # given by the coordinator at the join, e.g. "n3"
+Round = NewType("Round", int)  # round k turns state_{k-1} into state_k; 0 is the initial state
+Epoch = NewType("Epoch", int)  # a membership generation
+Incarnation = NewType("Incarnation", int)  # a life of the coordinator

@@ -1,0 +1,1 @@
+"""The control plane's protobuf messages; generated, do not edit."""

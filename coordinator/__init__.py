@@ -1,0 +1,1 @@
+"""The run's service: membership, rounds, ledger, journal, page and wandb."""

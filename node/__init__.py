@@ -1,0 +1,1 @@
+"""A volunteer's machine: the daemon, its trainer and the state they share."""

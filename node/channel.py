@@ -1,0 +1,149 @@
+"""The local message channel between a daemon and its trainer: JSON lines over a unix socket.
+
+The daemon listens, local rank 0 of the trainer connects. Bulk never travels here: parameters are in the
+memory-mapped flat vectors. A closed channel means the other side is gone: a trainer exits, a daemon
+restarts the trainer.
+
+    trainer                          daemon
+    Hello(layout)        ------->
+                         <-------    Attach(vectors)
+                         <-------    Initialise | Train | Evaluate | Finish | Stop   (one at a time)
+    Initialised | Progress... Ready | Evaluated | Failed   ------->
+"""
+
+import asyncio
+import socket
+
+import msgspec
+
+LIMIT = 16 << 20  # bytes of one message; a layout of a large model is the longest
+
+
+class Attach(msgspec.Struct, tag=True, frozen=True):
+    """Map these files: `numel` fp32 each."""
+
+    anchor: str  # written by the daemon (and by Initialise), read by the trainer
+    local: str  # written by the trainer before Ready: its parameters after the inner steps
+    numel: int
+
+
+class Initialise(msgspec.Struct, tag=True, frozen=True):
+    """Write freshly initialised parameters into the anchor, and answer `Initialised`."""
+
+    seed: int
+
+
+class Train(msgspec.Struct, tag=True, frozen=True):
+    """Load the anchor, take up to `steps` inner steps, write the local vector, answer `Ready`."""
+
+    round: int
+    steps: int
+    tokens: int  # tokens committed by the run before this round: the clock of the LR schedule
+    fleet: int  # active members, so that the clock can be interpolated within the round
+    first_sample: int  # samples first_sample, first_sample + 1, ... are this node's for the round
+
+
+class Evaluate(msgspec.Struct, tag=True, frozen=True):
+    """Load the anchor, answer `Evaluated` with the mean validation loss."""
+
+    round: int
+
+
+class Finish(msgspec.Struct, tag=True, frozen=True):
+    """Stop after the inner step at hand and answer `Ready` with what there is."""
+
+    round: int
+
+
+class Stop(msgspec.Struct, tag=True, frozen=True):
+    """Exit in order."""
+
+
+class Hello(msgspec.Struct, tag=True, frozen=True):
+    """The trainer's model. The flat vector is its parameters sorted by name, row-major, fp32."""
+
+    pid: int
+    ranks: int
+    numel: int
+    layout: tuple[tuple[str, tuple[int, ...]], ...]  # (name, shape)
+
+
+class Initialised(msgspec.Struct, tag=True, frozen=True):
+    pass
+
+
+class Progress(msgspec.Struct, tag=True, frozen=True):
+    round: int
+    step: int  # inner steps taken in this round
+    loss: float  # of the last step
+    tokens_per_s: float
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True):
+    """The local vector is written."""
+
+    round: int
+    steps: int
+    tokens: int
+    loss: float  # mean over the round's steps
+    samples: int  # used, from first_sample on
+
+
+class Evaluated(msgspec.Struct, tag=True, frozen=True):
+    round: int
+    loss: float  # nats a token
+
+
+class Failed(msgspec.Struct, tag=True, frozen=True):
+    """The trainer cannot work on this machine; restarting would not help."""
+
+    sentence: str
+
+
+ToTrainer = Attach | Initialise | Train | Evaluate | Finish | Stop
+ToDaemon = Hello | Initialised | Progress | Ready | Evaluated | Failed
+
+_decode_to_trainer = msgspec.json.Decoder(ToTrainer)
+_decode_to_daemon = msgspec.json.Decoder(ToDaemon)
+
+
+class TrainerEnd:
+    """Rank 0's blocking end. Used by one thread for receiving; `send` is safe from that thread or another."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(path)
+        self._lines = self._socket.makefile("rb")
+
+    def send(self, message: ToDaemon) -> None:
+        self._socket.sendall(msgspec.json.encode(message) + b"\n")
+
+    def receive(self) -> ToTrainer | None:
+        """The daemon's next message; None when the daemon is gone."""
+        line = self._lines.readline(LIMIT)
+        return _decode_to_trainer.decode(line) if line.endswith(b"\n") else None
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class DaemonEnd:
+    """The daemon's end of one accepted connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    def send(self, message: ToTrainer) -> None:
+        self._writer.write(msgspec.json.encode(message) + b"\n")
+
+    async def receive(self) -> ToDaemon | None:
+        """The trainer's next message; None when the trainer is gone."""
+        try:
+            line = await self._reader.readline()
+        except (ConnectionError, ValueError):
+            return None
+        return _decode_to_daemon.decode(line) if line.endswith(b"\n") else None
+
+    def close(self) -> None:
+        self._writer.close()
+

@@ -1,0 +1,46 @@
+"""What the volunteer decides on their own machine; nothing here comes from or goes to the network."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from atoll.comm.config import RunConfig
+from atoll.comm.errors import ConfigError
+
+
+class Device(StrEnum):
+    AUTO = "auto"  # cuda if there is one
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+@dataclass
+class NodeConfig:
+    """Read from STATE_DIR/node.yaml, then from `key=value` on the command line."""
+
+    device: Device = Device.AUTO
+    ranks: int = 1  # local ranks (W) that share the model; on CUDA one a GPU
+    threads: int = 0  # CPU threads of each rank; 0: cores / ranks
+    bf16: bool = False  # mixed precision: bf16 compute, fp32 parameters and reduction
+    compile: bool = False  # torch.compile each block
+    data: str = ""  # folder of text files, for a run whose data.kind is bytes or text
+    model: str = ""  # "package.module:function" that builds your own model from the run's ModelConfig
+    max_restarts: int = 5  # trainer crashes without a finished round in between, before the node gives up
+
+
+@dataclass
+class TrainerSpec:
+    """All a trainer needs to start; the daemon writes it as JSON into the state directory."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    node: NodeConfig = field(default_factory=NodeConfig)
+    channel: str = ""  # path of the daemon's unix socket
+    cache: str = ""  # folder for tokenised data
+
+
+def check(config: NodeConfig) -> None:
+    if config.ranks < 1:
+        raise ConfigError(f"ranks is {config.ranks}: it must be 1 or more")
+    if config.threads < 0:
+        raise ConfigError(f"threads is {config.threads}: it must be 0 (automatic) or more")
+    if config.model and ":" not in config.model:
+        raise ConfigError(f"model is {config.model!r}: write package.module:function")

@@ -1,0 +1,1 @@
+"""Outer optimizers: rules and merges as mathematics on arrays."""
