@@ -377,16 +377,23 @@ class Held(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DIGEST_FIELD_NUMBER: _builtins.int
+    BYTES_UP_FIELD_NUMBER: _builtins.int
+    BYTES_DOWN_FIELD_NUMBER: _builtins.int
     digest: _builtins.bytes
     """root over the sealed chunks' digests"""
+    bytes_up: _builtins.int
+    """of the round, all attempts"""
+    bytes_down: _builtins.int
     def __init__(
         self,
         *,
         digest: _builtins.bytes = ...,
+        bytes_up: _builtins.int = ...,
+        bytes_down: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "digest", b"digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -579,7 +586,6 @@ class Train(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     FLEET_FIELD_NUMBER: _builtins.int
     FIRST_SAMPLE_FIELD_NUMBER: _builtins.int
-    EVALUATE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     steps: _builtins.int
     tokens: _builtins.int
@@ -587,8 +593,6 @@ class Train(_message.Message):
     fleet: _builtins.int
     """active members"""
     first_sample: _builtins.int
-    evaluate: _builtins.bool
-    """measure the anchor's validation loss first"""
     def __init__(
         self,
         *,
@@ -597,11 +601,10 @@ class Train(_message.Message):
         tokens: _builtins.int = ...,
         fleet: _builtins.int = ...,
         first_sample: _builtins.int = ...,
-        evaluate: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluate", b"evaluate", "first_sample", b"first_sample", "fleet", b"fleet", "round", b"round", "steps", b"steps", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_sample", b"first_sample", "fleet", b"fleet", "round", b"round", "steps", b"steps", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -627,6 +630,8 @@ class View(_message.Message):
     CLOSING_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    EVALUATE_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     epoch: _builtins.int
     version: _builtins.int
@@ -649,6 +654,10 @@ class View(_message.Message):
     """the round is closing: finish with what there is"""
     finished: _builtins.bool
     """the run is over"""
+    ready: _builtins.bool
+    """this node counts as ready in the round"""
+    evaluate: _builtins.bool
+    """this node measures the validation loss of state_committed"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
     @_builtins.property
@@ -678,10 +687,12 @@ class View(_message.Message):
         closing: _builtins.bool = ...,
         plan: Global___Plan | None = ...,
         finished: _builtins.bool = ...,
+        ready: _builtins.bool = ...,
+        evaluate: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closing", b"closing", "committed", b"committed", "epoch", b"epoch", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "members", b"members", "phase", b"phase", "plan", b"plan", "reason", b"reason", "sealed_digests", b"sealed_digests", "state_digest", b"state_digest", "train", b"train", "version", b"version", "you", b"you"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closing", b"closing", "committed", b"committed", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "members", b"members", "phase", b"phase", "plan", b"plan", "ready", b"ready", "reason", b"reason", "sealed_digests", b"sealed_digests", "state_digest", b"state_digest", "train", b"train", "version", b"version", "you", b"you"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,42 @@
+"""zstandard for bytes whose size is known beforehand.
+
+A frame states its own size and may be wrong or hostile: 32 KB can inflate to 1 GiB, and python-zstandard
+ignores `max_output_size` when the frame states a size. So `unpack` asks what the frame declares, refuses
+anything but the expected size, bounds the window, and stops reading one byte after the end.
+"""
+
+import zstandard
+
+from atoll.comm.codec import Malformed
+
+LEVEL = 1  # fp32 state hardly compresses: what there is to gain, level 1 gains
+MAX_WINDOW = 1 << 23  # bytes; what RFC 8878 recommends decoders to support
+
+
+def pack(data: bytes | bytearray | memoryview) -> bytes:
+    """One zstandard frame that declares its size; may be larger than `data`."""
+    return zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress(data)
+
+
+def unpack(frame: bytes | bytearray | memoryview, expected_size: int) -> bytes:
+    """The `expected_size` bytes in `frame`; `Malformed` if it is no frame of exactly that size."""
+    try:
+        declared = zstandard.get_frame_parameters(frame)
+        if declared.content_size != expected_size:
+            raise Malformed(
+                f"a compressed frame declares {_size(declared.content_size)}, expected {expected_size}"
+            )
+        if declared.window_size > max(MAX_WINDOW, expected_size) or declared.dict_id:
+            raise Malformed("a compressed frame asks for a larger window or a dictionary")
+        decompressor = zstandard.ZstdDecompressor(max_window_size=max(MAX_WINDOW, expected_size))
+        with decompressor.stream_reader(frame) as reader:
+            data = reader.read(expected_size + 1)
+    except zstandard.ZstdError as error:
+        raise Malformed(f"a compressed frame is broken: {error}") from None
+    if len(data) != expected_size:
+        raise Malformed(f"a compressed frame holds {len(data)} bytes or more, expected {expected_size}")
+    return data
+
+
+def _size(content_size: int) -> str:
+    return "no size" if content_size == zstandard.CONTENTSIZE_UNKNOWN else f"{content_size} bytes"

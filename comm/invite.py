@@ -1,0 +1,42 @@
+"""The join URL: `atoll://TOKEN@HOST:PORT/RUN`. It alone is enough to join."""
+
+from dataclasses import dataclass
+from urllib.parse import quote, unquote, urlsplit
+
+from atoll.comm.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Invite:
+    address: str  # of the coordinator, host:port
+    run: str
+    token: str
+
+    def __str__(self) -> str:
+        return f"atoll://{self.token}@{self.address}/{quote(self.run, safe='')}"
+
+
+def parse(url: str) -> Invite:
+    """Read a join URL; raise `ConfigError` naming what is missing."""
+    shape = "a join URL looks like atoll://TOKEN@HOST:PORT/RUN (made by `atoll invite`)"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"{url!r} is not a join URL ({error}): {shape}") from None
+    run = unquote(parts.path.strip("/"))
+    if parts.scheme != "atoll" or not parts.username or not parts.hostname or port is None or not run:
+        raise ConfigError(f"{url!r} is not a join URL: {shape}")
+    return Invite(join_host_port(parts.hostname, port), run, parts.username)
+
+
+def split_host_port(text: str, what: str) -> tuple[str, int]:
+    """`host:port` with an IPv6 host in brackets; raise `ConfigError` naming `what`."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{what} is {text!r}: write HOST:PORT, for example 0.0.0.0:4700")
+    return host.strip("[]"), int(port)
+
+
+def join_host_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

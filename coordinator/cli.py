@@ -1,0 +1,117 @@
+"""The operator's commands: `atoll coordinator start|check`, `atoll invite`, `atoll status`."""
+
+import asyncio
+import json
+import re
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import click
+
+from atoll.comm.config import load_run, to_yaml
+from atoll.comm.errors import ConfigError, Unreachable
+
+STATE_DIR = Path("~/.atoll/coordinator")
+
+
+@click.group()
+def coordinator() -> None:
+    """Run the coordinator service of a run."""
+
+
+@coordinator.command()
+@click.argument("run_yaml", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1)
+@click.option("--state-dir", type=click.Path(path_type=Path), default=STATE_DIR, show_default=True)
+@click.option("--listen", default="0.0.0.0:4700", show_default=True, help="HOST:PORT of the control plane.")
+@click.option("--http", default="127.0.0.1:4701", show_default=True, help="HOST:PORT of the read-only page.")
+@click.option("--advertise", default="", help="HOST:PORT that nodes dial, when it is not the one listened on.")
+def start(
+    run_yaml: Path, overrides: tuple[str, ...], state_dir: Path, listen: str, http: str, advertise: str
+) -> None:
+    """Serve the run described by RUN_YAML, with key=value OVERRIDES; `atoll invite` then makes join URLs."""
+    config = load_run(run_yaml, overrides)
+    from atoll.comm import log
+    from atoll.coordinator.server import Options, serve
+
+    log.setup()
+    asyncio.run(serve(config, Options(state_dir.expanduser(), listen, http, advertise)))
+
+
+@coordinator.command("check")
+@click.argument("run_yaml", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1)
+@click.option("--json", "as_json", is_flag=True)
+def check_(run_yaml: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Validate RUN_YAML and print the resolved config; start nothing."""
+    config = load_run(run_yaml, overrides)
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.encode(config).decode())
+        return
+    click.echo(to_yaml(config).rstrip())
+    click.echo(f"# ok: {config.model.n_params:,} parameters")
+
+
+@click.command()
+@click.option("--state-dir", type=click.Path(path_type=Path), default=STATE_DIR, show_default=True)
+@click.option("--uses", default=1, show_default=True, help="Joins the URL is good for.")
+@click.option("--expires", default="48h", show_default=True, help="For how long: 90s, 30m, 48h, 7d.")
+@click.option("--name", default="", help="For whom; shown nowhere but in the journal.")
+@click.option("--json", "as_json", is_flag=True)
+def invite(state_dir: Path, uses: int, expires: str, name: str, as_json: bool) -> None:
+    """Print a join URL for the run in the state directory."""
+    if uses < 1:
+        raise ConfigError(f"--uses is {uses}: it must be 1 or more")
+    until = time.time() + duration(expires)
+    from atoll.coordinator.server import invite_url
+
+    url = invite_url(state_dir.expanduser(), name, uses, until)
+    click.echo(json.dumps({"url": str(url), "uses": uses, "expires": until}) if as_json else str(url))
+
+
+@click.command()
+@click.argument("http_url")
+@click.option("--json", "as_json", is_flag=True)
+def status(http_url: str, as_json: bool) -> None:
+    """Show the run behind HTTP_URL (the coordinator's page) as a table."""
+    run = fetch(http_url.rstrip("/") + "/api/run")
+    if as_json:
+        click.echo(json.dumps(run))
+        return
+    from rich.console import Console
+
+    from atoll.coordinator.tables import members_table
+
+    loss = "" if run["val_loss"] is None else f", validation loss {run['val_loss']:.3f}"
+    click.echo(
+        f"run {run['run_id']}: round {run['round']} {run['phase']} ({run['phase_reason']}), "
+        f"{run['tokens']:,} tokens{loss}"
+    )
+    Console().print(members_table(run))
+
+
+def duration(text: str) -> float:
+    """Seconds of `90s`, `30m`, `48h`, `7d`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if match is None:
+        raise ConfigError(f"--expires is {text!r}: write a number and s, m, h or d, for example 48h")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def fetch(url: str, timeout: float = 5.0) -> Any:
+    """GET a JSON document of the coordinator's page."""
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"{url!r} is not an http:// URL: give the one the coordinator prints at its start")
+    try:
+        with urllib.request.urlopen(url, timeout=timeout) as answer:
+            return json.load(answer)
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise Unreachable(
+            f"no coordinator's page at {url} ({reason}): is it running, is the port right?"
+        ) from None

@@ -1,0 +1,47 @@
+"""How the run looks in a terminal."""
+
+from typing import Any
+
+from rich.table import Table
+
+COLORS = {
+    "joining": "yellow",
+    "recovering": "yellow",
+    "synced": "cyan",
+    "active": "green",
+    "left": "dim",
+    "evicted": "red",
+}
+
+
+def members_table(run: dict[str, Any]) -> Table:
+    """Members and their states; `run` is what GET /api/run answers."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column, justify in (("node", "left"), ("state", "left"), ("doing", "left"), ("step", "right")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for column in ("tokens/s", "loss", "sent", "received"):
+        table.add_column(column, justify="right")
+    table.add_column("", overflow="ellipsis", no_wrap=True)
+    for m in run["members"]:
+        here = m["state"] not in ("left", "evicted")
+        table.add_row(
+            f"{m['name']} ({m['node_id']})",
+            f"[{COLORS[m['state']]}]{m['state']}[/]",
+            m["phase"] if here else "",
+            str(m["inner_step"]) if here else "",
+            f"{m['tokens_per_s']:,.0f}" if here else "",
+            f"{m['loss']:.3f}" if here and m["loss"] else "",
+            size(m["bytes_up"]),
+            size(m["bytes_down"]),
+            m["reason"],
+        )
+    return table
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

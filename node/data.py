@@ -1,0 +1,349 @@
+"""Where training text comes from: a window of tokens for every sample index of the run.
+
+A `Source` promises the same window for the same index on every node that holds the same files, and no
+window twice within an epoch. Files are listed in sorted order; every `val_every`-th is validation, and where
+there are too few files for that, the last part of the text is. `check_source` is the daemon's quick look
+before it starts a trainer; `open_source` is the trainer's. Neither imports torch.
+"""
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.comm.config import DataKind, RunConfig
+from atoll.comm.errors import ConfigError, ResourceError
+from atoll.node.config import NodeConfig
+
+Array = NDArray[np.int64]
+
+TEXT_SUFFIXES = (".txt", ".md", ".py", ".jsonl")
+NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__"}
+BLOCK = 1 << 20  # characters that go through the tokenizer at once
+ROUNDS = 4  # of the Feistel network
+
+
+class Source(Protocol):
+    def train(self, index: int) -> Array:
+        """Training sample `index`: (seq_len + 1,) tokens."""
+
+    def validation(self, index: int) -> Array:
+        """Validation sample `index`, the same in every evaluation: (seq_len + 1,) tokens."""
+
+
+class Tokens(Protocol):
+    """One long sequence of token ids."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, start: int, stop: int) -> Array: ...
+
+
+class FileTokens:
+    """The bytes of some files, end to end; opened when read, so a folder may be larger than memory."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = files
+        self._ends = np.cumsum([file.stat().st_size for file in files], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def read(self, start: int, stop: int) -> Array:
+        parts, at = [], start
+        while at < stop:
+            number = int(np.searchsorted(self._ends, at, side="right"))
+            end = int(self._ends[number])
+            begin = end - self._size(number)
+            parts.append(read_bytes(self._files[number], at - begin, min(stop, end) - at))
+            at = min(stop, end)
+        return np.frombuffer(b"".join(parts), np.uint8).astype(np.int64)
+
+    def _size(self, number: int) -> int:
+        return int(self._ends[number] - (self._ends[number - 1] if number else 0))
+
+
+class CachedTokens:
+    """Token ids in a memory-mapped file."""
+
+    def __init__(self, file: Path) -> None:
+        self._ids = np.load(file, mmap_mode="r")
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def read(self, start: int, stop: int) -> Array:
+        return np.asarray(self._ids[start:stop], np.int64)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Tokens [start, stop) cut into windows of seq_len + 1 that share only their end token."""
+
+    tokens: Tokens
+    start: int
+    stop: int
+    seq_len: int
+
+    def __len__(self) -> int:
+        return max(0, self.stop - self.start - 1) // self.seq_len
+
+    def __getitem__(self, number: int) -> Array:
+        first = self.start + number * self.seq_len
+        return self.tokens.read(first, first + self.seq_len + 1)
+
+
+class ShuffledWindows:
+    """The `Source` over two sets of windows: each epoch goes through all of them in an order of its own."""
+
+    def __init__(self, train: Windows, validation: Windows, seed: int) -> None:
+        self._train, self._validation, self._seed = train, validation, seed
+
+    def train(self, index: int) -> Array:
+        epoch, position = divmod(index, len(self._train))
+        return self._train[permuted(position, len(self._train), f"{self._seed}:train:{epoch}")]
+
+    def validation(self, index: int) -> Array:
+        count = len(self._validation)
+        return self._validation[permuted(index % count, count, f"{self._seed}:validation")]
+
+
+def permuted(index: int, count: int, key: str) -> int:
+    """The image of `index` under a bijection of range(count) that depends on `key`.
+
+    A Feistel network over the next even number of bits, applied until it lands below `count` (cycle walking,
+    Black & Rogaway 2002): a random-looking order without an array of `count` elements.
+    """
+    if count == 1:
+        return 0
+    half = (max(2, (count - 1).bit_length()) + 1) // 2
+    mask = (1 << half) - 1
+    keys = np.frombuffer(hashlib.blake2b(key.encode(), digest_size=8 * ROUNDS).digest(), np.uint64).tolist()
+    while True:
+        left, right = index >> half, index & mask
+        for round_key in keys:
+            left, right = right, left ^ (_mix(right ^ round_key) & mask)
+        index = left << half | right
+        if index < count:
+            return index
+
+
+def _mix(value: int) -> int:
+    """splitmix64's finaliser: every bit of the value moves every bit of the result."""
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+    return value ^ value >> 31
+
+
+def check_source(run: RunConfig, node: NodeConfig) -> None:
+    """Raise the `AtollError` that `open_source` would, as far as it shows without reading the text."""
+    files = files_of(run, node)
+    if run.data.kind is DataKind.TEXT:
+        load_tokenizer(run)
+        return
+    byte_source(run, node, files)
+
+
+def open_source(run: RunConfig, node: NodeConfig, cache: Path) -> Source:
+    """The run's data on this node; raise an `AtollError` that says what is missing and what to do."""
+    files = files_of(run, node)
+    if run.data.kind is DataKind.TEXT:
+        return text_source(run, node, files, cache)
+    return byte_source(run, node, files)
+
+
+def byte_source(run: RunConfig, node: NodeConfig, files: Sequence[Path]) -> Source:
+    train, validation = split(files, run.data.val_every)
+    return source_of(run, node, FileTokens(train), FileTokens(validation))
+
+
+def text_source(run: RunConfig, node: NodeConfig, files: Sequence[Path], cache: Path) -> Source:
+    train, validation = split(files, run.data.val_every)
+    return source_of(run, node, tokenised(run, train, cache), tokenised(run, validation, cache))
+
+
+def source_of(run: RunConfig, node: NodeConfig, train: Tokens, validation: Tokens) -> Source:
+    """Windows over both; without a file for validation, that is the last 1/val_every of the training text."""
+    length, seq_len = len(train), run.model.seq_len
+    if len(validation):
+        windows = Windows(train, 0, length, seq_len), Windows(validation, 0, len(validation), seq_len)
+    else:
+        cut = length - max(math.ceil(length / run.data.val_every), min(seq_len + 1, length // 2))
+        windows = Windows(train, 0, cut, seq_len), Windows(train, cut, length, seq_len)
+    for purpose, part in zip(("training", "validation"), windows, strict=True):
+        if not len(part):
+            raise ResourceError(
+                f"{where(run, node)} has {part.stop - part.start} tokens for {purpose}, and one sample of "
+                f"model.seq_len={seq_len} needs {seq_len + 1}: put more text there"
+            )
+    return ShuffledWindows(*windows, run.seed)
+
+
+def split(files: Sequence[Path], val_every: int) -> tuple[list[Path], list[Path]]:
+    """Training and validation files; the latter may be none."""
+    validation = list(files[val_every - 1 :: val_every])
+    held_out = set(validation)
+    return [file for file in files if file not in held_out], validation
+
+
+def where(run: RunConfig, node: NodeConfig) -> str:
+    return library() if run.data.kind is DataKind.STDLIB else node.data
+
+
+def library() -> str:
+    return sysconfig.get_path("stdlib")
+
+
+def files_of(run: RunConfig, node: NodeConfig) -> list[Path]:
+    """The run's files on this node, sorted by their path relative to the folder; never empty."""
+    match run.data.kind:
+        case DataKind.STDLIB:
+            files = list_files(Path(library()), (".py",), NOT_LIBRARY)
+            hint = "this Python lacks its library's source; use a Python that has it, or data.kind=bytes"
+        case DataKind.BYTES:
+            files = list_files(data_folder(run, node), ("",), set())
+            hint = "put text files there"
+        case DataKind.TEXT:
+            files = list_files(data_folder(run, node), TEXT_SUFFIXES, set())
+            hint = f"put {', '.join(TEXT_SUFFIXES)} files there"
+        case _:
+            assert_never(run.data.kind)
+    if not files:
+        raise ResourceError(f"{where(run, node)} holds no file to train on: {hint}")
+    return files
+
+
+def data_folder(run: RunConfig, node: NodeConfig) -> Path:
+    if not node.data:
+        raise ConfigError(
+            f"this run trains on your own text, data.kind={run.data.kind}: give its folder, data=FOLDER"
+        )
+    folder = Path(node.data).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(
+            f"data={node.data}: there is no such folder; give the one that holds your text files"
+        )
+    return folder
+
+
+def list_files(folder: Path, suffixes: tuple[str, ...], skip: set[str]) -> list[Path]:
+    """Regular, non-hidden files below `folder`; folders named in `skip` are not entered."""
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in skip and not name.startswith(".")]
+        found += [Path(parent, n) for n in names if n.endswith(suffixes) and not n.startswith(".")]
+    return sorted(file for file in found if file.is_file())
+
+
+def read_bytes(file: Path, start: int, count: int) -> bytes:
+    try:
+        with file.open("rb", buffering=0) as stream:
+            stream.seek(start)
+            data = stream.read(count)
+    except OSError as error:
+        raise ResourceError(f"cannot read the training text {file}: {error.strerror}") from error
+    if len(data) < count:
+        raise ResourceError(f"{file} became shorter while the node was training on it: restart the node")
+    return data
+
+
+def load_tokenizer(run: RunConfig) -> Any:
+    """The run's tokenizer; refused if it can produce ids that the model has no embedding for."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise ResourceError(
+            "this run's text goes through a tokenizer, and the package tokenizers is not installed: "
+            "pip install atoll[text]"
+        ) from error
+    path = Path(run.data.tokenizer).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"data.tokenizer={path}: there is no such file; put the run's tokenizer.json there")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ConfigError(f"data.tokenizer={path} is not a tokenizer.json: {error}") from error
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    if largest >= run.model.vocab_size:
+        raise ConfigError(
+            f"data.tokenizer={path} has token ids up to {largest}, and model.vocab_size is "
+            f"{run.model.vocab_size}: the run needs model.vocab_size={largest + 1} or more, "
+            f"or this node the run's own tokenizer"
+        )
+    return tokenizer
+
+
+def tokenised(run: RunConfig, files: Sequence[Path], cache: Path) -> Tokens:
+    """The files' token ids, from the cache if these contents went through this tokenizer before."""
+    tokenizer = load_tokenizer(run)
+    dtype = np.dtype(np.uint16 if run.model.vocab_size <= 1 << 16 else np.uint32)
+    target = cache / f"{content_key(run, files)}.{dtype.name}.npy"
+    try:
+        if not target.exists():
+            cache.mkdir(parents=True, exist_ok=True)
+            write_ids(target, tokenizer, files, dtype)
+        return CachedTokens(target)
+    except OSError as error:
+        raise ResourceError(f"cannot keep tokenised text in {target}: {error.strerror or error}") from error
+
+
+def content_key(run: RunConfig, files: Sequence[Path]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for file in (Path(run.data.tokenizer).expanduser(), *files):
+        digest.update(f"{file.suffix}:{file.stat().st_size}:".encode())
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def write_ids(target: Path, tokenizer: Any, files: Sequence[Path], dtype: np.dtype[Any]) -> None:
+    """Tokenise into a .npy file that appears whole or not at all."""
+    raw, whole = (target.with_suffix(f".{os.getpid()}.{end}") for end in ("raw", "part"))
+    try:
+        with raw.open("wb") as stream:
+            for file in files:
+                for text in texts(file):
+                    ids = tokenizer.encode(text, add_special_tokens=False).ids
+                    stream.write(np.array(ids, dtype).tobytes())
+        count = raw.stat().st_size // dtype.itemsize
+        with whole.open("wb") as stream:
+            header = {"descr": dtype.str, "fortran_order": False, "shape": (count,)}
+            np.lib.format.write_array_header_1_0(stream, header)
+            with raw.open("rb") as written:
+                shutil.copyfileobj(written, stream)
+        os.replace(whole, target)
+    finally:
+        raw.unlink(missing_ok=True)
+        whole.unlink(missing_ok=True)
+
+
+def texts(file: Path) -> Iterator[str]:
+    """The file's text in pieces of about `BLOCK` characters that end with a line."""
+    with file.open(encoding="utf-8", errors="replace") as stream:
+        if file.suffix == ".jsonl":
+            for number, line in enumerate(stream, 1):
+                if line.strip():
+                    yield json_text(file, number, line)
+            return
+        while lines := stream.readlines(BLOCK):
+            yield "".join(lines)
+
+
+def json_text(file: Path, number: int, line: str) -> str:
+    try:
+        text = json.loads(line)["text"]
+    except (ValueError, KeyError, TypeError):
+        text = None
+    if not isinstance(text, str):
+        raise ConfigError(f'{file} line {number} is not an object with a string "text": correct or remove it')
+    return text

@@ -1,0 +1,177 @@
+"""The inner loop: AdamW steps on this node's share of the round, over all its local ranks.
+
+`train` tells the story of one round. Every local rank calls it with the same order and takes its slice of
+each batch; what rank 0 alone knows (the daemon's wish to finish, that the daemon is gone) travels to the
+others in the sum that averages the loss, so that all ranks leave the loop after the same step.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atoll.comm.config import InnerConfig, RunConfig
+from atoll.comm.errors import ConfigError
+from atoll.node.channel import Evaluated, Progress, Ready, Train
+from atoll.node.data import Array, Source
+from atoll.node.schedule import learning_rate
+
+REPORT_EVERY = 0.25  # seconds between two progress reports
+
+
+class Interrupt(IntEnum):
+    """What rank 0 may hear while it trains; the larger one wins."""
+
+    NONE = 0
+    FINISH = 1  # answer with what there is
+    LEAVE = 2  # the daemon is gone or said stop
+
+
+class Left(Exception):
+    """Training ended without an answer, because nobody waits for one."""
+
+
+@dataclass(frozen=True)
+class Team:
+    """This process among the local ranks of its node."""
+
+    rank: int
+    size: int
+
+    def total(self, *values: float) -> list[float]:
+        """The sums over all ranks; every rank must call it."""
+        if self.size == 1:
+            return list(values)
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor)
+        return tensor.tolist()
+
+    def wait(self) -> None:
+        """Return when every rank has called it."""
+        self.total(0.0)
+
+    def share(self, batch_size: int) -> int:
+        """Sequences of a batch that each rank takes."""
+        if batch_size % self.size:
+            raise ConfigError(
+                f"inner.batch_size={batch_size} cannot be divided among ranks={self.size}: "
+                f"start this node with a number of ranks that divides {batch_size}"
+            )
+        return batch_size // self.size
+
+
+@dataclass
+class Learner:
+    """What lives over rounds: the optimizer's moments; the parameters start from each round's anchor."""
+
+    run: RunConfig
+    team: Team
+    device: torch.device
+    source: Source
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+
+class Pace:
+    """Turns steps into at most one report in `REPORT_EVERY` seconds."""
+
+    def __init__(self) -> None:
+        self._at, self._tokens = time.monotonic(), 0
+
+    def tokens_per_s(self, tokens: int) -> float | None:
+        """Tokens a second since the last report, with `tokens` more; None when it is too early for one."""
+        self._tokens += tokens
+        passed = time.monotonic() - self._at
+        if passed < REPORT_EVERY:
+            return None
+        rate = self._tokens / passed
+        self._at, self._tokens = time.monotonic(), 0
+        return rate
+
+
+def train(
+    learner: Learner, order: Train, interrupted: Callable[[], Interrupt], report: Callable[[Progress], None]
+) -> Ready:
+    """Take up to `order.steps` steps, at least one; raise `Left` when the daemon is gone."""
+    config, team = learner.run.inner, learner.team
+    step_tokens = config.batch_size * learner.run.model.seq_len
+    pace, loss_sum, steps, wish = Pace(), 0.0, 0, Interrupt.NONE
+    learner.model.train()
+    while steps < order.steps and wish is Interrupt.NONE:
+        sequences = batch(learner, learner.source.train, order.first_sample + steps * config.batch_size)
+        rate = learning_rate(config, order.tokens + steps * step_tokens * order.fleet)
+        loss = step(learner, sequences, rate)
+        mean_loss, heard = team.total(loss / team.size, float(interrupted()))
+        loss_sum, steps, wish = loss_sum + mean_loss, steps + 1, Interrupt(int(heard))
+        if (speed := pace.tokens_per_s(step_tokens)) is not None:
+            report(Progress(order.round, steps, mean_loss, speed))
+    if wish is Interrupt.LEAVE:
+        raise Left
+    samples = steps * config.batch_size
+    return Ready(order.round, steps, steps * step_tokens, loss_sum / max(steps, 1), samples)
+
+
+def step(learner: Learner, sequences: Tensor, rate: float) -> float:
+    """One AdamW step on this rank's sequences; return their mean loss."""
+    for group in learner.optimizer.param_groups:
+        group["lr"] = rate
+    loss = cross_entropy(learner.model, sequences)
+    loss.backward()  # type: ignore[no-untyped-call]
+    # An infinity or NaN would stay in AdamW's moments for the rest of the run: such a step is left out.
+    if clip_gradients(learner.model, learner.run.inner.clip):
+        learner.optimizer.step()
+    learner.optimizer.zero_grad()
+    return loss.item()
+
+
+def clip_gradients(model: nn.Module, limit: float) -> bool:
+    """Scale the gradient to a norm of at most `limit`; return whether the norm was finite."""
+    norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
+    full = getattr(norm, "full_tensor", None)  # of a DTensor: its local value is this rank's part of the norm
+    return bool(torch.isfinite(full() if full else norm))
+
+
+@torch.no_grad()
+def evaluate(learner: Learner, round: int) -> Evaluated:
+    """The mean loss over the run's `val_batches` validation batches, split over the ranks."""
+    config, team = learner.run, learner.team
+    learner.model.eval()
+    loss = 0.0
+    for number in range(config.data.val_batches):
+        sequences = batch(learner, learner.source.validation, number * config.inner.batch_size)
+        loss += cross_entropy(learner.model, sequences).item()
+    (total,) = team.total(loss / team.size)
+    return Evaluated(round, total / config.data.val_batches)
+
+
+def batch(learner: Learner, sample: Callable[[int], Array], first: int) -> Tensor:
+    """This rank's sequences of the batch that starts at sample `first`: (share, seq_len + 1) int64."""
+    share = learner.team.share(learner.run.inner.batch_size)
+    mine = first + learner.team.rank * share
+    sequences: Sequence[Array] = [sample(index) for index in range(mine, mine + share)]
+    return torch.from_numpy(np.stack(sequences)).to(learner.device)
+
+
+def cross_entropy(model: nn.Module, sequences: Tensor) -> Tensor:
+    """Mean nats a token of predicting each next token of (B, T + 1)."""
+    logits = model(sequences[:, :-1])  # (B, T, V)
+    return F.cross_entropy(logits.float().flatten(0, 1), sequences[:, 1:].flatten())
+
+
+def adamw(model: nn.Module, config: InnerConfig) -> torch.optim.Optimizer:
+    """AdamW that leaves norms and biases undecayed; its learning rate is set before every step."""
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    groups = [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    betas = (config.beta1, config.beta2)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)

@@ -1,0 +1,297 @@
+"""The trainer, the process of one local rank: `python -m atoll.node.trainer --spec FILE`, run by `launch`.
+
+Rank 0 holds the channel to the daemon and passes each command to the other ranks; all ranks carry it out
+together. A trainer lives as long as its daemon: a closed channel ends it in order, and the kernel ends it
+when the launcher dies. What a restart would not cure (a wrong config, too little memory) is told to the
+daemon as `Failed`; anything else is a crash, which the daemon answers with a new trainer.
+"""
+
+import argparse
+import ctypes
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, assert_never
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from atoll.comm.errors import AtollError, ConfigError, ResourceError
+from atoll.node import channel
+from atoll.node.channel import TrainerEnd
+from atoll.node.config import Device, NodeConfig, TrainerSpec
+from atoll.node.data import Source, open_source
+from atoll.node.flat import Layout, layout_of, map_vector, read_shards, write_shards
+from atoll.node.inner import Interrupt, Learner, Left, Team, adamw, evaluate, train
+from atoll.node.model import blocks_of, build, build_custom, init_parameters
+
+PATIENCE = timedelta(days=10)  # ranks wait in a collective while the daemon has nothing for them to do
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(sign: signal.Signals) -> None:
+    """Have the kernel send `sign` when the thread that started this process ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(sign), 0, 0, 0)
+
+
+class Line:
+    """Rank 0's channel: a thread receives, so that the daemon is heard while a step runs."""
+
+    def __init__(self, end: TrainerEnd) -> None:
+        self._end = end
+        self._inbox: queue.SimpleQueue[channel.ToTrainer] = queue.SimpleQueue()
+        threading.Thread(target=self._receive, name="channel", daemon=True).start()
+
+    def _receive(self) -> None:
+        try:
+            while (message := self._end.receive()) is not None:
+                self._inbox.put(message)
+        except (OSError, ValueError):  # the channel broke
+            pass
+        self._inbox.put(channel.Stop())
+
+    def next(self) -> channel.ToTrainer:
+        """The daemon's next command; `Stop` when it is gone."""
+        return self._inbox.get()
+
+    def interrupt(self, round: int) -> Interrupt:
+        """What the daemon said since, as far as it concerns a trainer at work on `round`."""
+        try:
+            while True:
+                match self._inbox.get_nowait():
+                    case channel.Finish(round=number) if number == round:
+                        return Interrupt.FINISH
+                    case channel.Stop():
+                        return Interrupt.LEAVE
+                    case _:  # a Finish of an earlier round
+                        pass
+        except queue.Empty:
+            return Interrupt.NONE
+
+    def send(self, message: channel.ToDaemon) -> None:
+        """Tell the daemon; if it is gone, the receiving thread has noticed."""
+        try:
+            self._end.send(message)
+        except OSError:
+            pass
+
+
+class Commands:
+    """The daemon's commands in the same order on every rank; answers go out from rank 0."""
+
+    def __init__(self, team: Team, line: Line | None) -> None:
+        assert (team.rank == 0) == (line is not None)
+        self._team, self._line = team, line
+
+    def next(self) -> channel.ToTrainer:
+        message = self._line.next() if self._line else None
+        return message if self._team.size == 1 and message else self._broadcast(message)
+
+    def _broadcast(self, message: channel.ToTrainer | None) -> channel.ToTrainer:
+        data = list(msgspec.json.encode(message)) if message else []
+        length = torch.tensor([len(data)])
+        dist.broadcast(length, 0)
+        text = torch.zeros(int(length), dtype=torch.uint8)
+        text[: len(data)] = torch.tensor(data, dtype=torch.uint8)
+        dist.broadcast(text, 0)
+        command: channel.ToTrainer = msgspec.json.decode(text.numpy().tobytes(), type=channel.ToTrainer)
+        return command
+
+    def interrupt(self, round: int) -> Interrupt:
+        return self._line.interrupt(round) if self._line else Interrupt.NONE
+
+    def send(self, message: channel.ToDaemon) -> None:
+        if self._line:
+            self._line.send(message)
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The flat vectors shared with the daemon, (numel,) fp32 each."""
+
+    anchor: Tensor
+    local: Tensor
+
+
+def main(spec_path: str, group: str) -> None:
+    """Be local rank `RANK` of `WORLD_SIZE`, who meet in the file `group`; return when the daemon is gone."""
+    die_with_parent(signal.SIGKILL)
+    for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(sign, signal.SIG_DFL)  # a forked rank inherits the launcher's
+    spec = msgspec.json.decode(Path(spec_path).read_bytes(), type=TrainerSpec)
+    team = Team(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    line = Line(TrainerEnd(spec.channel)) if team.rank == 0 else None
+    commands = Commands(team, line)
+    try:
+        with told_to_the_daemon(commands):
+            device = choose_device(spec.node, team)
+            with local_group(spec, team, device, group):
+                learner, layout = prepare(spec, team, device)
+                shapes = tuple((slot.name, slot.shape) for slot in layout.slots)
+                commands.send(channel.Hello(os.getpid(), team.size, layout.numel, shapes))
+                serve(commands, learner, layout)
+    except AtollError as error:
+        print(f"trainer: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+@contextmanager
+def told_to_the_daemon(commands: Commands) -> Iterator[None]:
+    """Tell the daemon what a restart would not cure, as `Failed`, and raise it as an `AtollError`."""
+    try:
+        yield
+    except AtollError as error:
+        commands.send(channel.Failed(str(error)))
+        raise
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        sentence = (
+            "the trainer ran out of memory: share the model among more local ranks (ranks=), or join a run "
+            f"with a smaller model or batch ({str(error).splitlines()[0] if str(error) else 'out of memory'})"
+        )
+        commands.send(channel.Failed(sentence))
+        raise ResourceError(sentence) from error
+
+
+def choose_device(node: NodeConfig, team: Team) -> torch.device:
+    """This rank's device: one GPU a rank, or the CPU."""
+    if node.device is Device.CPU or (node.device is Device.AUTO and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if team.size > count:
+        raise ResourceError(
+            f"ranks={team.size} but this machine has {count} CUDA devices: set ranks={max(count, 1)}"
+            + ("" if count else " and device=cpu, or install a CUDA build of torch")
+        )
+    torch.cuda.set_device(team.rank)
+    return torch.device("cuda", team.rank)
+
+
+@contextmanager
+def local_group(spec: TrainerSpec, team: Team, device: torch.device, meeting: str) -> Iterator[None]:
+    """The process group of this node's ranks, and only these, if the model is to be sharded."""
+    if not sharded(spec.node):
+        yield
+        return
+    options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        init_method=f"file://{meeting}",
+        rank=team.rank,
+        world_size=team.size,
+        timeout=PATIENCE,
+        **options,
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def sharded(node: NodeConfig) -> bool:
+    """Whether the model goes through FSDP2: several ranks share it, or bf16 needs its mixed precision.
+
+    A single rank in fp32 has nothing to shard or cast; a plain model spares a small one an eighth of each step.
+    """
+    return node.ranks > 1 or node.bf16
+
+
+def prepare(spec: TrainerSpec, team: Team, device: torch.device) -> tuple[Learner, Layout]:
+    """Data, model and optimizer; the parameters hold nothing yet."""
+    team.share(spec.run.inner.batch_size)
+    source = open_together(spec, team)
+    model = place(spec, team, device)
+    return Learner(spec.run, team, device, source, model, adamw(model, spec.run.inner)), layout_of(model)
+
+
+def open_together(spec: TrainerSpec, team: Team) -> Source:
+    """Open the data; rank 0 first, since it may tokenise the text that the others then find in the cache."""
+    if team.rank == 0:
+        source = open_source(spec.run, spec.node, Path(spec.cache))
+    team.wait()
+    return source if team.rank == 0 else open_source(spec.run, spec.node, Path(spec.cache))
+
+
+def place(spec: TrainerSpec, team: Team, device: torch.device) -> nn.Module:
+    """The model on its device, without values; only the volunteer's own has those of its buffers."""
+    if spec.node.model:
+        model = build_custom(spec.node.model, spec.run.model)
+    else:
+        with torch.device("meta"):
+            model = build(spec.run.model)
+    blocks = blocks_of(model)
+    if spec.node.compile:
+        for block in blocks or [model]:
+            block.compile()
+    if sharded(spec.node):
+        shard(model, blocks, team, device, spec.node.bf16)
+    return model.to(device) if spec.node.model else model.to_empty(device=device)
+
+
+def shard(model: nn.Module, blocks: list[nn.Module], team: Team, device: torch.device, bf16: bool) -> None:
+    """Shard block by block, then the rest: one block's parameters at a time are gathered."""
+    # Imported here: a single rank need not wait half a second for it.
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh(device.type, (team.size,), mesh_dim_names=("shard",))
+    policy = MixedPrecisionPolicy(torch.bfloat16 if bf16 else None, torch.float32 if bf16 else None)
+    for module in (*blocks, model):  # the root last
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+
+
+def serve(commands: Commands, learner: Learner, layout: Layout) -> None:
+    """Carry out the daemon's commands until it says stop or is gone."""
+    vectors: Vectors | None = None
+    while True:
+        match commands.next():
+            case channel.Attach(anchor=anchor, local=local, numel=numel):
+                if numel != layout.numel:
+                    raise ConfigError(
+                        f"the run's flat vector has {numel} parameters, this node's model {layout.numel}: "
+                        "model= must build the model that the run's other nodes train"
+                    )
+                vectors = Vectors(map_vector(anchor, numel), map_vector(local, numel))
+            case channel.Initialise(seed=seed):
+                assert vectors, "Initialise before Attach"
+                init_parameters(learner.model, seed)
+                write_shards(learner.model, layout, vectors.anchor)
+                learner.team.wait()
+                commands.send(channel.Initialised())
+            case channel.Train() as order:
+                assert vectors, "Train before Attach"
+                read_shards(learner.model, layout, vectors.anchor)
+                try:
+                    ready = train(learner, order, lambda: commands.interrupt(order.round), commands.send)
+                except Left:
+                    return
+                write_shards(learner.model, layout, vectors.local)
+                learner.team.wait()
+                commands.send(ready)
+            case channel.Evaluate(round=number):
+                assert vectors, "Evaluate before Attach"
+                read_shards(learner.model, layout, vectors.anchor)
+                commands.send(evaluate(learner, number))
+            case channel.Finish():
+                pass  # its round was ready when it came
+            case channel.Stop():
+                return
+            case other:
+                assert_never(other)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="One local rank of a trainer; started by atoll.node.launch.")
+    parser.add_argument("--spec", required=True, help="the daemon's TrainerSpec, JSON")
+    parser.add_argument("--group", default="", help="file in which the local ranks meet")
+    arguments = parser.parse_args()
+    main(arguments.spec, arguments.group)

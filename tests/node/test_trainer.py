@@ -1,0 +1,246 @@
+"""The trainer for real: launchers, ranks, sockets and shared files, with the test in the daemon's place."""
+
+import asyncio
+import math
+import os
+import select
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from atoll.comm.config import DataConfig, DataKind, InnerConfig, ModelConfig, RunConfig
+from atoll.node import channel
+from atoll.node.channel import DaemonEnd
+from atoll.node.config import Device, NodeConfig, TrainerSpec
+
+T = TypeVar("T")
+DEADLINE = 60.0  # seconds for anything a trainer does here
+FAR = 1_000_000  # steps that no test waits for
+
+
+@dataclass
+class Node:
+    """A launched trainer, its channel and its vectors."""
+
+    process: asyncio.subprocess.Process
+    end: DaemonEnd
+    folder: Path
+    progress: list[channel.Progress] = field(default_factory=list)
+
+    async def attach(self) -> channel.Hello:
+        hello = await self.answer(channel.Hello)
+        self.anchor, self.local = (self.vector(name, hello.numel) for name in ("anchor", "local"))
+        self.end.send(channel.Attach(f"{self.folder}/anchor", f"{self.folder}/local", hello.numel))
+        return hello
+
+    def vector(self, name: str, numel: int) -> NDArray[np.float32]:
+        return np.memmap(self.folder / name, np.float32, "w+", shape=(numel,))
+
+    async def ask(self, command: channel.ToTrainer, kind: type[T]) -> T:
+        self.end.send(command)
+        return await self.answer(kind)
+
+    async def answer(self, kind: type[T]) -> T:
+        """The next message that is not progress; it must be of this kind."""
+        while True:
+            message = await asyncio.wait_for(self.end.receive(), DEADLINE)
+            if isinstance(message, kind):
+                return message
+            assert isinstance(message, channel.Progress), message
+            self.progress.append(message)
+
+    async def working(self) -> None:
+        """Return when the trainer has reported progress."""
+        assert isinstance(await asyncio.wait_for(self.end.receive(), DEADLINE), channel.Progress)
+
+    def family(self) -> list[int]:
+        """Process ids of the launched process and all it started."""
+        root = psutil.Process(self.process.pid)
+        return [root.pid, *(child.pid for child in root.children(recursive=True))]
+
+
+def small(**changes: Any) -> RunConfig:
+    """A run whose steps take a millisecond; grouped-query attention and an untied head."""
+    model = ModelConfig(dim=32, layers=2, heads=2, kv_heads=1, ffn_dim=48, seq_len=32, tied_head=False)
+    inner = InnerConfig(batch_size=4, warmup_tokens=512)
+    return RunConfig(**{"seed": 5, "model": model, "inner": inner, **changes})
+
+
+@asynccontextmanager
+async def launched(
+    folder: Path, run: RunConfig, ranks: int = 1, *, through: tuple[str, ...] = (), **node: Any
+) -> AsyncIterator[Node]:
+    """A trainer of `ranks` ranks that has connected; `through` is a command that starts the launcher."""
+    folder.mkdir()
+    connected: asyncio.Future[DaemonEnd] = asyncio.get_running_loop().create_future()
+    path, spec = str(folder / "socket"), folder / "spec.json"
+    settings = NodeConfig(device=Device.CPU, ranks=ranks, threads=1, **node)
+    spec.write_bytes(msgspec.json.encode(TrainerSpec(run, settings, path, str(folder / "cache"))))
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set_result(DaemonEnd(reader, writer))
+
+    async with await asyncio.start_unix_server(accept, path):
+        launcher = (sys.executable, "-m", "atoll.node.launch", "--spec", str(spec))
+        process = await asyncio.create_subprocess_exec(*through, *launcher)
+        try:
+            end = await asyncio.wait_for(connected, DEADLINE)
+            yield Node(process, end, folder)
+            end.close()
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+def watch(pids: list[int]) -> list[int]:
+    return [os.pidfd_open(pid) for pid in pids]
+
+
+def all_end(pidfds: list[int]) -> bool:
+    """Whether every watched process ends before the deadline; one that init has yet to reap has ended."""
+    ended = [bool(select.select([pidfd], [], [], DEADLINE)[0]) for pidfd in pidfds]
+    for pidfd in pidfds:
+        os.close(pidfd)
+    return all(ended)
+
+
+def test_one_rank_and_two_ranks_write_the_same_vectors(tmp_path: Path) -> None:
+    order = channel.Train(round=1, steps=8, tokens=256, fleet=3, first_sample=40)
+
+    async def round_of(ranks: int) -> tuple[channel.Hello, channel.Ready, channel.Evaluated, Node]:
+        async with launched(tmp_path / str(ranks), small(), ranks) as node:
+            hello = await node.attach()
+            await node.ask(channel.Initialise(7), channel.Initialised)
+            ready = await node.ask(order, channel.Ready)
+            evaluated = await node.ask(channel.Evaluate(1), channel.Evaluated)
+            return hello, ready, evaluated, node
+
+    async def both() -> None:
+        (one, two) = await asyncio.gather(round_of(1), round_of(2))
+        assert one[0].layout == two[0].layout
+        assert one[0].numel == two[0].numel == small().model.n_params
+        assert one[1].steps == two[1].steps == 8
+        assert one[1].samples == two[1].samples == 8 * 4
+        assert one[1].tokens == two[1].tokens == 8 * 4 * 32
+        assert math.isclose(one[1].loss, two[1].loss, abs_tol=1e-5)
+        assert math.isclose(one[2].loss, two[2].loss, abs_tol=1e-5)
+        assert one[3].anchor.tobytes() == two[3].anchor.tobytes()
+        assert np.abs(one[3].anchor).max() > 0
+        moved = np.abs(one[3].local - one[3].anchor).max()
+        apart = np.abs(one[3].local - two[3].local).max()
+        assert moved > 1e-3
+        assert apart < 1e-6
+
+    asyncio.run(both())
+
+
+def test_training_lowers_the_loss_of_the_anchor(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launched(tmp_path / "node", small()) as node:
+            await node.attach()
+            await node.ask(channel.Initialise(0), channel.Initialised)
+            before = await node.ask(channel.Evaluate(0), channel.Evaluated)
+            ready = await node.ask(channel.Train(1, 100, 0, 1, 0), channel.Ready)
+            unmoved = await node.ask(channel.Evaluate(0), channel.Evaluated)
+            node.anchor[:] = node.local
+            after = await node.ask(channel.Evaluate(1), channel.Evaluated)
+            assert abs(before.loss - math.log(256)) < 0.1  # an untrained model knows nothing
+            assert unmoved.loss == before.loss
+            assert after.loss < before.loss - 1.5
+            assert after.loss < ready.loss < before.loss
+            node.end.send(channel.Stop())
+            assert await asyncio.wait_for(node.process.wait(), DEADLINE) == 0
+
+    asyncio.run(story())
+
+
+def test_finish_ends_a_round_early_on_all_ranks(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launched(tmp_path / "node", small(), ranks=2) as node:
+            await node.attach()
+            await node.ask(channel.Initialise(0), channel.Initialised)
+            node.end.send(channel.Train(round=3, steps=FAR, tokens=0, fleet=1, first_sample=0))
+            await node.working()
+            node.end.send(channel.Finish(round=2))  # of a round long past: ignored
+            ready = await node.ask(channel.Finish(round=3), channel.Ready)
+            assert ready.round == 3
+            assert 1 <= ready.steps < FAR
+            assert ready.samples == ready.steps * 4
+            # The ranks are still in step: they can take another round.
+            again = await node.ask(channel.Train(4, 2, 0, 1, ready.samples), channel.Ready)
+            assert again.steps == 2
+
+    asyncio.run(story())
+
+
+def test_a_trainer_whose_channel_closes_ends_in_the_middle_of_a_round(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launched(tmp_path / "node", small(), ranks=2) as node:
+            await node.attach()
+            await node.ask(channel.Initialise(0), channel.Initialised)
+            node.end.send(channel.Train(1, FAR, 0, 1, 0))
+            await node.working()
+            node.end.close()
+            assert await asyncio.wait_for(node.process.wait(), DEADLINE) == 0
+
+    asyncio.run(story())
+
+
+def test_killing_the_launcher_or_the_daemon_leaves_no_process(tmp_path: Path) -> None:
+    # The stand-in for a daemon starts the launcher and waits; the test keeps the channel open all the while,
+    # so that nothing but the kernel's parent-death signal can end the ranks.
+    daemon = (sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])")
+
+    async def killed(folder: str, through: tuple[str, ...]) -> None:
+        async with launched(tmp_path / folder, small(), ranks=2, through=through) as node:
+            await node.attach()
+            family = node.family()
+            assert len(family) == 3 + bool(through)  # daemon, launcher, two ranks
+            pidfds = watch(family)
+            os.kill(node.process.pid, signal.SIGKILL)
+            assert await asyncio.to_thread(all_end, pidfds)
+
+    async def both() -> None:
+        await asyncio.gather(killed("launcher", ()), killed("daemon", daemon))
+
+    asyncio.run(both())
+
+
+def test_what_a_restart_would_not_cure_is_said_in_a_sentence(tmp_path: Path) -> None:
+    async def sentence(folder: str, run: RunConfig, ranks: int = 1, **node: Any) -> str:
+        async with launched(tmp_path / folder, run, ranks, **node) as trainer:
+            failed = await trainer.answer(channel.Failed)
+            assert await asyncio.wait_for(trainer.process.wait(), DEADLINE) != 0
+            return failed.sentence
+
+    async def all_of_them() -> None:
+        odd, absent, folder = await asyncio.gather(
+            sentence("odd", small(inner=InnerConfig(batch_size=3)), ranks=2),
+            sentence("absent", small(), model="no_such_package:build"),
+            sentence("folder", small(data=DataConfig(kind=DataKind.BYTES)), data="/no/such/folder"),
+        )
+        assert "inner.batch_size=3 cannot be divided among ranks=2" in odd
+        assert "No module named 'no_such_package'" in absent
+        assert "data=/no/such/folder: there is no such folder" in folder
+
+    asyncio.run(all_of_them())
+
+
+def test_a_vector_of_another_model_is_refused(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launched(tmp_path / "node", small()) as node:
+            hello = await node.answer(channel.Hello)
+            failed = await node.ask(channel.Attach("", "", hello.numel + 1), channel.Failed)
+            assert f"{hello.numel + 1} parameters, this node's model {hello.numel}" in failed.sentence
+
+    asyncio.run(story())
