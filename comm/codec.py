@@ -14,7 +14,7 @@ Bytes that came from elsewhere are checked by `check`, which `decode` calls: wha
 numbers.
 """
 
-from typing import Protocol, assert_never
+from typing import Any, Protocol, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,7 +137,7 @@ def make(name: CodecName, block: int) -> Codec:
 
 def _quantise(x: F32, scales: F32, values: NDArray[np.int8]) -> None:
     """Rows of `x` (rows, width) to `scales` (rows,) and `values` (rows, width)."""
-    absmax = np.maximum(x.max(axis=1), -x.min(axis=1))  # both propagate NaN
+    absmax = np.abs(np.maximum(x.max(axis=1), -x.min(axis=1)))  # NaN propagates; -0.0 would be another scale
     if not np.isfinite(absmax).all():
         raise NonFinite("the vector to encode holds NaN or infinity")
     scale = np.minimum(absmax / LEVELS, MAX_SCALE)
@@ -150,6 +150,11 @@ def _quantise(x: F32, scales: F32, values: NDArray[np.int8]) -> None:
     quotient = x / scale[:, None]
     np.rint(quotient, out=quotient)
     np.copyto(values, quotient, casting="unsafe")  # within [-127, 127] by the choice of the scale
+
+
+def view(data: Octets | NDArray[Any]) -> memoryview:
+    """The bytes of a contiguous buffer, not copied."""
+    return memoryview(data.data if isinstance(data, np.ndarray) else data).cast("B")
 
 
 def _same_length(size: int, out: U8) -> None:

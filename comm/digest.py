@@ -8,17 +8,16 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
+
+from atoll.comm.codec import Octets, view
 
 SIZE = 16  # bytes
 
 
-def digest(data: bytes | bytearray | memoryview | NDArray[Any]) -> bytes:
-    """The 16 bytes that stand for `data`, which must be contiguous."""
-    return hashlib.blake2b(
-        np.ascontiguousarray(data) if isinstance(data, np.ndarray) else data, digest_size=SIZE
-    ).digest()
+def digest(data: Octets | NDArray[Any]) -> bytes:
+    """The 16 bytes that stand for the contiguous bytes of `data`."""
+    return hashlib.blake2b(view(data), digest_size=SIZE).digest()
 
 
 def root(digests: Sequence[bytes]) -> bytes:

@@ -1,4 +1,4 @@
-"""The coordinator's plan for one attempt of one round: who contributes, with which weight, who owns which chunk."""
+"""The coordinator's plan for one attempt of one round: who contributes, with which weight, who owns what."""
 
 import math
 from dataclasses import dataclass

@@ -11,17 +11,17 @@ is for digests to say.
 """
 
 import asyncio
+import errno
 import logging
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from enum import Enum
 from types import TracebackType
 from typing import Protocol, Self
 
 from atoll.comm import compress, wire
-from atoll.comm.codec import Malformed, Octets
-from atoll.comm.digest import SIZE as DIGEST_SIZE
+from atoll.comm.codec import Malformed, Octets, view
 from atoll.comm.errors import PeerError, ResourceError
 from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.plan import BadPlan, Fence, Plan
@@ -77,7 +77,6 @@ class Arrivals:
         self._seen: set[NodeId] = set()
         self.over = asyncio.Event()
         self.verdict = Kind.ABORT
-        self.refusals: dict[NodeId, str] = {}  # instead of the verdict
 
     async def link(self, node: NodeId) -> Link:
         """Wait for the stream of `node`."""
@@ -120,9 +119,13 @@ class DataPlane:
         await ready.wait()
         return plane
 
+    def identify(self, node: NodeId, key: bytes) -> None:
+        """Take the id and the run's key that the coordinator gave; a hello said before is refused."""
+        self.node, self._key = node, key
+
     @property
     def address(self) -> str:
-        """ "host:port" with the port that was bound."""
+        """Where it listens, with the port that was bound."""
         return self._address
 
     @property
@@ -144,9 +147,8 @@ class DataPlane:
 
     # Dialling side
 
-    @asynccontextmanager
-    async def dial(self, node: NodeId, address: str) -> AsyncIterator[Link]:
-        """A connection to `node` with the hello said; `Broken` if it cannot be had. Aborted if the body raises."""
+    async def dial(self, node: NodeId, address: str) -> Link:
+        """A connection to `node` with the hello said; `Broken` if it cannot be had. The caller closes it."""
         try:
             host, port = wire.parse_address(address)
             async with asyncio.timeout(wire.HANDSHAKE):
@@ -160,11 +162,10 @@ class DataPlane:
         link = Link(reader, writer, self._meter)
         try:
             await wire.greet(link, self.run, self.node, node, self._key)
-            yield link
-            link.close()
         except BaseException:
             link.abort()
             raise
+        return link
 
     async def fetch(
         self, node: NodeId, address: str, item: Item, round: Round, chunk: int, size: int, deadline: float = 60.0
@@ -242,11 +243,7 @@ class DataPlane:
         arrivals = await self._begins(first.fence)
         arrivals.add(node, link)
         await arrivals.over.wait()
-        refusal = arrivals.refusals.get(node)
-        if refusal is None:
-            await link.farewell(arrivals.verdict)
-        else:
-            await link.farewell(Kind.REFUSED, refusal)
+        await link.farewell(arrivals.verdict)
 
     async def _begins(self, fence: Fence) -> Arrivals:
         """Wait until the attempt of `fence` is under way here; `Broken` if it is over or does not come."""
@@ -269,37 +266,36 @@ class DataPlane:
 
     async def _answer(self, request: Header, link: Link) -> None:
         round, chunk = request.fence.round, request.chunk
-        kind, data = Kind.DATA, None
         match request.kind:
             case Kind.GET_SEALED:
-                data = self._shelf.sealed(round, chunk)
+                found = self._shelf.sealed(round, chunk)
+            case Kind.GET_STATE:
+                found = self._shelf.state(round, chunk)
             case Kind.GET_DIGESTS:
                 digests = self._shelf.digests(round)
-                data = None if digests is None else b"".join(digests)
-            case Kind.GET_STATE:
-                data = self._shelf.state(round, chunk)
-                if data is not None:
-                    view = memoryview(data).cast("B")
-                    packed = await asyncio.to_thread(compress.pack, view)
-                    kind, data = (Kind.PACKED, packed) if len(packed) < len(view) else (Kind.DATA, view)
+                found = None if digests is None else b"".join(digests)
             case _:
                 raise Broken(f"a frame of kind {request.kind.name} where a stream or a request begins")
-        if data is None:
+        if found is None:
             await link.send(wire.unfenced(Kind.MISSING, round, chunk))
-        else:
-            view = memoryview(data).cast("B")
-            await link.send(wire.unfenced(kind, round, chunk, len(view)), view)
+            return
+        kind, data = Kind.DATA, view(found)
+        if request.kind is Kind.GET_STATE:
+            packed = await asyncio.to_thread(compress.pack, data)
+            if len(packed) < len(data):
+                kind, data = Kind.PACKED, view(packed)
+        await link.send(wire.unfenced(kind, round, chunk, len(data)), data)
 
 
 class Fetcher:
-    """One connection to `node` for many chunks, dialled at the first one and again after a failure.
+    """One connection to `node` for many chunks, dialled at the first one, and again after a failure.
 
-    One `fetch` at a time; use several for several chunks at once.
+    One `fetch` at a time; use several fetchers for several chunks at once.
     """
 
     def __init__(self, plane: DataPlane, node: NodeId, address: str) -> None:
         self._plane, self.node, self.address = plane, node, address
-        self._dialled: AbstractLink | None = None
+        self._link: Link | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -307,26 +303,77 @@ class Fetcher:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._hang_up()
+        self._hang_up()
 
     async def fetch(self, item: Item, round: Round, chunk: int, size: int, deadline: float = 60.0) -> bytes:
-        """`size` bytes, by when `deadline` seconds are over. Not checked against any digest.
+        """`size` bytes (of digests: 16 for each chunk), within `deadline` seconds. Compare their digest yourself.
 
-        `Missing` if the peer does not have them, `PeerLost` if it fails, or answers anything else.
+        `Missing` if the peer does not have them; `PeerLost` if it fails, or answers anything else.
         """
+        what = f"{item.name.lower()} of round {round}, chunk {chunk} from {self.address}"
+        answered = False
         try:
             async with asyncio.timeout(deadline):
-                return await self._ask(item, round, chunk, size)
-        except Missing:
-            raise
+                data = await self._ask(item, round, chunk, size)
+            answered = True
+            return data
         except TimeoutError:
-            await self._hang_up()
-            raise PeerLost(
-                self.node, f"{self.address} did not send {_named(item, round, chunk)} within {deadline:g} s"
-            ) from None
+            raise PeerLost(self.node, f"it did not answer within {deadline:g} s ({what})") from None
         except (Broken, Malformed) as error:
-            await self._hang_up()
-            raise PeerLost(self.node, f"{error} ({_named(item, round, chunk)} from {self.address})") from None
-        except BaseException:
-            await self._hang_up()
+            raise PeerLost(self.node, f"{error} ({what})") from None
+        except Missing:
+            answered = True
             raise
+        finally:
+            if not answered:  # what comes next on this connection could be the rest of this answer
+                self._hang_up()
+
+    async def _ask(self, item: Item, round: Round, chunk: int, size: int) -> bytes:
+        if self._link is None:
+            self._link = await self._plane.dial(self.node, self.address)
+        link = self._link
+        await link.send(wire.unfenced(item.value, round, chunk))
+        answer = await link.receive(None)
+        match answer.kind:
+            case Kind.DATA if answer.length == size:
+                return await link.read(size)
+            case Kind.PACKED if answer.length < size and item is Item.STATE:
+                return await asyncio.to_thread(compress.unpack, await link.read(answer.length), size)
+            case Kind.DATA | Kind.PACKED:
+                raise Broken(f"it offers {answer.length} bytes where {size} were expected")
+            case Kind.MISSING if answer.length == 0:
+                raise Missing(f"{self.node} does not have {item.name.lower()} of round {round}, chunk {chunk}")
+            case Kind.REFUSED:
+                raise Broken(f"it refused: {await link.sentence(answer)}")
+            case _:
+                raise Broken(f"it answered with a frame of kind {answer.kind.name}")
+
+    def _hang_up(self) -> None:
+        if self._link is not None:
+            self._link.abort()
+            self._link = None
+
+
+async def _listen(listen: str) -> socket.socket:
+    """A listening socket on the first address that `listen` resolves to: port 0 must be one port, not two."""
+    try:
+        host, port = wire.parse_address(listen)
+    except ValueError as error:
+        raise ResourceError(f"cannot listen: {error}") from None
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, _, _, _, address = found[0]
+        return socket.create_server(address, family=family, backlog=128)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            where = f"port {port} on {host or 'this machine'}"
+            raise ResourceError(f"{where} is in use: choose another with --listen") from None
+        raise ResourceError(
+            f"cannot listen on {listen}: {wire.reason(error)}; choose another with --listen"
+        ) from None
+
+
+def _short(fence: Fence | None) -> str:
+    return "none" if fence is None else f"{fence.attempt} of round {fence.round} (incarnation {fence.incarnation})"

@@ -44,7 +44,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 
-from atoll.comm.codec import Octets
+from atoll.comm.codec import Octets, view
 from atoll.comm.errors import PeerError
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
 from atoll.comm.plan import Fence
@@ -61,6 +61,7 @@ HANDSHAKE = 10.0  # seconds to connect and to say hello, each
 STALL = 60.0  # seconds without a byte in the middle of something
 # Longer than a receiver may leave a window closed (plane.PATIENCE): Linux counts that against it too.
 USER_TIMEOUT = 45.0  # seconds that sent bytes may stay unacknowledged
+LINGER = 1.0  # seconds for which a last frame may be on its way before the connection is reset
 PIECE = 1 << 18  # bytes handed to the transport at once
 
 
@@ -109,9 +110,9 @@ class Header:
         return Header(known, fence, chunk, length)
 
 
-def unfenced(kind: Kind, round: Round = Round(0), chunk: int = 0, length: int = 0) -> Header:
-    """The header of a frame outside of any attempt: fetches and verdicts."""
-    return Header(kind, Fence(Incarnation(0), Epoch(0), round, 0), chunk, length)
+def unfenced(kind: Kind, round: int = 0, chunk: int = 0, length: int = 0) -> Header:
+    """The header of a frame outside of any attempt: fetches and last words."""
+    return Header(kind, Fence(Incarnation(0), Epoch(0), Round(round), 0), chunk, length)
 
 
 @dataclass
@@ -134,11 +135,11 @@ class Link:
     async def send(self, header: Header, payload: Octets = b"") -> None:
         """Hand a frame to the kernel; `payload` must not change meanwhile."""
         await self.write(header.pack())
-        view = memoryview(payload)
-        for start in range(0, len(view), PIECE):
-            await self.write(view[start : start + PIECE])
+        data = view(payload)
+        for start in range(0, len(data), PIECE):
+            await self.write(data[start : start + PIECE])
 
-    async def write(self, data: Octets) -> None:
+    async def write(self, data: bytes | memoryview) -> None:
         try:
             async with asyncio.timeout(STALL):
                 self._writer.write(data)
@@ -150,7 +151,7 @@ class Link:
             raise Broken(f"the connection broke while sending: {reason(error)}") from None
 
     async def receive(self, timeout: float | None) -> Header:
-        """The next frame's header; `Closed` at the end of the connection. None waits as long as the caller does."""
+        """The next frame's header; `Closed` at the end. Without a timeout the caller has a deadline of its own."""
         return Header.unpack(await self.read(HEADER.size, timeout))
 
     async def read(self, size: int, timeout: float | None = STALL) -> bytes:
@@ -159,10 +160,10 @@ class Link:
         await self.read_into(memoryview(data), timeout)
         return bytes(data)
 
-    async def read_into(self, view: memoryview, timeout: float | None = STALL) -> None:
-        """Fill `view`; `timeout` runs from each byte to the next."""
+    async def read_into(self, place: memoryview, timeout: float | None = STALL) -> None:
+        """Fill `place`; `timeout` runs from each byte to the next."""
         clock = asyncio.get_running_loop().time
-        filled, size = 0, len(view)
+        filled, size = 0, len(place)
         try:
             async with asyncio.timeout(timeout) as limit:
                 while filled < size:
@@ -173,7 +174,7 @@ class Link:
                             if filled
                             else Closed("the connection was closed")
                         )
-                    view[filled : filled + len(data)] = data
+                    place[filled : filled + len(data)] = data
                     filled += len(data)
                     self._meter.down += len(data)
                     if timeout is not None:
@@ -183,11 +184,11 @@ class Link:
         except OSError as error:
             raise Broken(f"the connection broke: {reason(error)}") from None
 
-    async def farewell(self, kind: Kind, sentence: str = "", linger: float = 1.0) -> None:
+    async def farewell(self, kind: Kind, sentence: str = "") -> None:
         """Send a last frame, and read what still arrives for a moment: a reset would overtake the frame."""
         text = sentence.encode()[:MAX_SENTENCE]
         with suppress(Broken, OSError, TimeoutError):
-            async with asyncio.timeout(linger):
+            async with asyncio.timeout(LINGER):
                 await self.send(unfenced(kind, length=len(text)), text)
                 self._writer.write_eof()
                 while await self._reader.read(PIECE):
@@ -270,7 +271,9 @@ def tune(sock: socket.socket) -> None:
 
 def reason(error: OSError) -> str:
     """What the system says, without its number."""
-    return (error.strerror or str(error) or type(error).__name__).lower()
+    if error.errno is not None and error.errno > 0:  # asyncio puts addresses into strerror
+        return os.strerror(error.errno).lower()
+    return str(error.strerror or error or type(error).__name__).lower()
 
 
 def _proof(key: bytes, nonce: bytes, hello: bytes) -> bytes:

@@ -61,6 +61,8 @@ class Plan:
     """Who reduces what in one attempt."""
 
     attempt: int
+    incarnation: int
+    epoch: int
     members: tuple[NodeId, ...]
     planned_at: float  # seconds
     ledger: Ledger
@@ -443,7 +445,7 @@ def _plan(state: State, reason: str, now: float) -> State:
     assert state.layout is not None
     members = tuple(n for n in r.participants if n in r.ready)
     chunks = -(-state.layout[0] // state.config.reduce.chunk)
-    plan = Plan(r.attempts + 1, members, now, Ledger(assign(chunks, members)))
+    plan = Plan(r.attempts + 1, state.incarnation, state.epoch, members, now, Ledger(assign(chunks, members)))
     return _with_round(state, phase=Phase.REDUCING, reason=reason, plan=plan, attempts=r.attempts + 1)
 
 
@@ -483,7 +485,8 @@ def _retry(
     attempt = r.attempts + 1
     out.append(Note(f"round {r.number}, attempt {attempt} with {len(members)} members: {reason}"))
     owners = assign(len(r.plan.ledger.owners), members)
-    plan = Plan(attempt, members, r.plan.planned_at if now is None else now, Ledger(owners), lost=r.plan.lost)
+    planned_at = r.plan.planned_at if now is None else now
+    plan = Plan(attempt, state.incarnation, state.epoch, members, planned_at, Ledger(owners), lost=r.plan.lost)
     return _with_round(state, plan=plan, attempts=attempt)
 
 

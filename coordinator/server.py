@@ -55,7 +55,9 @@ async def _serve(
     service = Service(kernel, journal, config.name, _data_key(journal))
     server, address = await _control_plane(service, options)
     journal.set_meta("address", address)
-    page = uvicorn.Server(uvicorn.Config(app(kernel, journal, service.vitals, config.name), log_config=None))
+    page = uvicorn.Server(
+        uvicorn.Config(app(kernel, journal, service.vitals, config.name), log_config=None, lifespan="off")
+    )
     page.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -64,7 +64,7 @@ class Tracker:
                     )
             except Exception as error:
                 log.warning(f"wandb did not take a row: {error}")
-        run.finish(quiet=True)
+        run.finish()
 
     def _open(self) -> Any:
         os.environ.setdefault("WANDB_SILENT", "true")

@@ -42,6 +42,8 @@ def view(state: State, node: NodeId) -> pb.View:
     if r.plan is not None and r.phase is Phase.REDUCING:
         out.plan.round = r.number
         out.plan.attempt = r.plan.attempt
+        out.plan.incarnation = r.plan.incarnation
+        out.plan.epoch = r.plan.epoch
         place = {n: i for i, n in enumerate(r.plan.members)}
         for n in r.plan.members:
             member_ = state.members.here.get(n)

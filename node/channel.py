@@ -146,4 +146,3 @@ class DaemonEnd:
 
     def close(self) -> None:
         self._writer.close()
-

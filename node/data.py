@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import os
-import shutil
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -75,8 +74,9 @@ class FileTokens:
 class CachedTokens:
     """Token ids in a memory-mapped file."""
 
-    def __init__(self, file: Path) -> None:
-        self._ids = np.load(file, mmap_mode="r")
+    def __init__(self, file: Path, dtype: np.dtype[Any]) -> None:
+        empty = file.stat().st_size == 0  # which no system maps
+        self._ids: NDArray[Any] = np.empty(0, dtype) if empty else np.memmap(file, dtype, "r")
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -172,11 +172,10 @@ def text_source(run: RunConfig, node: NodeConfig, files: Sequence[Path], cache: 
 
 
 def source_of(run: RunConfig, node: NodeConfig, train: Tokens, validation: Tokens) -> Source:
-    """Windows over both; without a file for validation, that is the last 1/val_every of the training text."""
+    """Windows over both; too little for validation, and that is the last 1/val_every of the training text."""
     length, seq_len = len(train), run.model.seq_len
-    if len(validation):
-        windows = Windows(train, 0, length, seq_len), Windows(validation, 0, len(validation), seq_len)
-    else:
+    windows = Windows(train, 0, length, seq_len), Windows(validation, 0, len(validation), seq_len)
+    if not len(windows[1]):
         cut = length - max(math.ceil(length / run.data.val_every), min(seq_len + 1, length // 2))
         windows = Windows(train, 0, cut, seq_len), Windows(train, cut, length, seq_len)
     for purpose, part in zip(("training", "validation"), windows, strict=True):
@@ -204,7 +203,7 @@ def library() -> str:
 
 
 def files_of(run: RunConfig, node: NodeConfig) -> list[Path]:
-    """The run's files on this node, sorted by their path relative to the folder; never empty."""
+    """The run's files on this node, sorted by path; never none."""
     match run.data.kind:
         case DataKind.STDLIB:
             files = list_files(Path(library()), (".py",), NOT_LIBRARY)
@@ -229,9 +228,7 @@ def data_folder(run: RunConfig, node: NodeConfig) -> Path:
         )
     folder = Path(node.data).expanduser()
     if not folder.is_dir():
-        raise ConfigError(
-            f"data={node.data}: there is no such folder; give the one that holds your text files"
-        )
+        raise ConfigError(f"data={node.data}: there is no such folder; give the one that holds your text files")
     return folder
 
 
@@ -277,7 +274,7 @@ def load_tokenizer(run: RunConfig) -> Any:
         raise ConfigError(
             f"data.tokenizer={path} has token ids up to {largest}, and model.vocab_size is "
             f"{run.model.vocab_size}: the run needs model.vocab_size={largest + 1} or more, "
-            f"or this node the run's own tokenizer"
+            "or this node the run's own tokenizer"
         )
     return tokenizer
 
@@ -286,12 +283,12 @@ def tokenised(run: RunConfig, files: Sequence[Path], cache: Path) -> Tokens:
     """The files' token ids, from the cache if these contents went through this tokenizer before."""
     tokenizer = load_tokenizer(run)
     dtype = np.dtype(np.uint16 if run.model.vocab_size <= 1 << 16 else np.uint32)
-    target = cache / f"{content_key(run, files)}.{dtype.name}.npy"
+    target = cache / f"{content_key(run, files)}.{dtype.name}"
     try:
         if not target.exists():
             cache.mkdir(parents=True, exist_ok=True)
             write_ids(target, tokenizer, files, dtype)
-        return CachedTokens(target)
+        return CachedTokens(target, dtype)
     except OSError as error:
         raise ResourceError(f"cannot keep tokenised text in {target}: {error.strerror or error}") from error
 
@@ -307,24 +304,17 @@ def content_key(run: RunConfig, files: Sequence[Path]) -> str:
 
 
 def write_ids(target: Path, tokenizer: Any, files: Sequence[Path], dtype: np.dtype[Any]) -> None:
-    """Tokenise into a .npy file that appears whole or not at all."""
-    raw, whole = (target.with_suffix(f".{os.getpid()}.{end}") for end in ("raw", "part"))
+    """Tokenise into a file of bare ids that appears whole or not at all."""
+    part = target.with_suffix(f".{os.getpid()}.part")
     try:
-        with raw.open("wb") as stream:
+        with part.open("wb") as stream:
             for file in files:
                 for text in texts(file):
                     ids = tokenizer.encode(text, add_special_tokens=False).ids
                     stream.write(np.array(ids, dtype).tobytes())
-        count = raw.stat().st_size // dtype.itemsize
-        with whole.open("wb") as stream:
-            header = {"descr": dtype.str, "fortran_order": False, "shape": (count,)}
-            np.lib.format.write_array_header_1_0(stream, header)
-            with raw.open("rb") as written:
-                shutil.copyfileobj(written, stream)
-        os.replace(whole, target)
+        os.replace(part, target)
     finally:
-        raw.unlink(missing_ok=True)
-        whole.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
 
 
 def texts(file: Path) -> Iterator[str]:

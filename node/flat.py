@@ -7,13 +7,14 @@ exchange the same vector. Called by the trainer, between optimizer steps only (i
 FSDP2 may hold unsharded parameters).
 """
 
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Shard
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,16 @@ def layout_of(model: nn.Module) -> Layout:
 
 
 def map_vector(path: str | Path, numel: int) -> Tensor:
-    """The existing file as a (numel,) fp32 tensor; what is written to it, other processes that map it see."""
-    mapped: np.memmap[tuple[int], np.dtype[np.float32]] = np.memmap(path, np.float32, "r+", shape=(numel,))
-    return torch.from_numpy(mapped)
+    """The existing file as a (numel,) fp32 tensor that all who map it share; a shorter file is a ValueError."""
+    with open(path, "r+b") as file:
+        return torch.frombuffer(mmap.mmap(file.fileno(), 4 * numel), dtype=torch.float32)
 
 
-def local_interval(parameter: Any) -> tuple[int, int]:
+def local_interval(parameter: Tensor) -> tuple[int, int]:
     """The elements [start, stop) of the parameter, row-major, that this rank holds; they may be none."""
-    if not is_sharded(parameter):
+    if not isinstance(parameter, DTensor):
         return 0, parameter.numel()
+    assert tuple(parameter.placements) == (Shard(0),), parameter.placements
     mesh, rows = parameter.device_mesh, parameter.shape[0]
     # FSDP2 gives every rank ceil(rows / ranks) rows; the last ranks get fewer or none.
     share = -(-rows // mesh.size())
@@ -59,19 +61,10 @@ def local_interval(parameter: Any) -> tuple[int, int]:
     return first * row, last * row
 
 
-def is_sharded(parameter: Tensor) -> bool:
-    """Whether the parameter is a DTensor; any placement but `Shard(0)` is a bug."""
-    placements = getattr(parameter, "placements", None)
-    if placements is None:
-        return False
-    assert len(placements) == 1 and placements[0].is_shard(0), placements
-    return True
-
-
 def local_tensor(parameter: Tensor) -> Tensor:
     """This rank's storage of the parameter as a plain tensor."""
-    data: Any = parameter.data
-    return cast(Tensor, data.to_local() if is_sharded(parameter) else data)
+    data = parameter.data
+    return data.to_local() if isinstance(data, DTensor) else data
 
 
 @torch.no_grad()
@@ -89,6 +82,10 @@ def read_shards(model: nn.Module, layout: Layout, flat: Tensor) -> None:
 
 
 def _pieces(model: nn.Module, layout: Layout) -> list[tuple[slice, Tensor]]:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # An evaluation leaves the root's parameters gathered; what is written to those copies is lost.
+            module.reshard()
     parameters, pieces = dict(model.named_parameters()), []
     for slot in layout.slots:
         parameter = parameters[slot.name]

@@ -6,6 +6,8 @@ restarted here: the daemon starts a new launcher. No port is opened but on loopb
 """
 
 import argparse
+import ctypes
+import logging
 import os
 import shutil
 import signal
@@ -17,8 +19,20 @@ import msgspec
 
 from atoll.node.config import Device, TrainerSpec
 
+LAUNCHER = "ATOLL_LAUNCHER"  # environment variable: the launcher's process id
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(sign: signal.Signals, parent: int | None = None) -> None:
+    """Have the kernel send `sign` when the thread that started this process ends; exit if `parent` has."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(sign), 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        sys.exit(f"launcher {parent} ended before its rank started")
+
 
 def main() -> int:
+    die_with_parent(signal.SIGTERM)
     parser = argparse.ArgumentParser(description="Start a trainer's local ranks.")
     parser.add_argument("--spec", required=True, help="the daemon's TrainerSpec, JSON")
     path = Path(parser.parse_args().spec).resolve()
@@ -30,6 +44,7 @@ def main() -> int:
 def set_environment(spec: TrainerSpec) -> None:
     """Before torch is imported: it reads some of these once."""
     threads = spec.node.threads or max(1, (os.cpu_count() or 1) // spec.node.ranks)
+    os.environ[LAUNCHER] = str(os.getpid())
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # it would listen on every interface
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "5"  # seconds from SIGTERM to SIGKILL
@@ -41,13 +56,12 @@ def set_environment(spec: TrainerSpec) -> None:
 
 def launch(spec: TrainerSpec, path: Path) -> int:
     """Run the ranks until they end; return the exit code."""
-    from atoll.node.trainer import die_with_parent  # imports torch, so that forked ranks need not
-
-    die_with_parent(signal.SIGTERM)
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    for part in ("agent.server.api", "multiprocessing.api"):  # ranks say themselves what happened
+        logging.getLogger(f"torch.distributed.elastic.{part}").setLevel(logging.CRITICAL)
     work = path.with_suffix(".launch")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
@@ -70,8 +84,10 @@ def launch(spec: TrainerSpec, path: Path) -> int:
         elastic_launch(config, entrypoint)(*arguments)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        print(f"launch: rank {rank} ended with exit code {failure.exitcode}", file=sys.stderr)
-        return failure.exitcode if failure.exitcode > 0 else 1
+        code = failure.exitcode
+        how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        print(f"launch: rank {rank} ended with {how}", file=sys.stderr)
+        return code if code > 0 else 1
     except SignalException as error:
         return 128 + error.sigval
     finally:
@@ -82,9 +98,9 @@ def launch(spec: TrainerSpec, path: Path) -> int:
 def rank_command(spec: TrainerSpec, path: str, group: str) -> tuple[Any, tuple[str, ...]]:
     """What a rank runs: on the CPU a fork, which has torch imported; CUDA would not survive a fork."""
     if spec.node.device is Device.CPU or not cuda_available():
-        from atoll.node.trainer import main as trainer
+        from atoll.node import trainer
 
-        return trainer, (path, group)
+        return trainer.main, (path, group)
     return sys.executable, ("-m", "atoll.node.trainer", "--spec", path, "--group", group)
 
 

@@ -7,12 +7,13 @@ daemon as `Failed`; anything else is a crash, which the daemon answers with a ne
 """
 
 import argparse
-import ctypes
 import os
 import queue
 import signal
 import sys
 import threading
+import traceback
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,24 +25,20 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from atoll.comm.errors import AtollError, ConfigError, ResourceError
+from atoll.comm.errors import AtollError, ConfigError, ResourceError, Unreachable
 from atoll.node import channel
 from atoll.node.channel import TrainerEnd
 from atoll.node.config import Device, NodeConfig, TrainerSpec
 from atoll.node.data import Source, open_source
 from atoll.node.flat import Layout, layout_of, map_vector, read_shards, write_shards
 from atoll.node.inner import Interrupt, Learner, Left, Team, adamw, evaluate, train
+from atoll.node.launch import LAUNCHER, die_with_parent
 from atoll.node.model import blocks_of, build, build_custom, init_parameters
 
 PATIENCE = timedelta(days=10)  # ranks wait in a collective while the daemon has nothing for them to do
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent(sign: signal.Signals) -> None:
-    """Have the kernel send `sign` when the thread that started this process ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(sign), 0, 0, 0)
 
 
 class Line:
@@ -50,6 +47,7 @@ class Line:
     def __init__(self, end: TrainerEnd) -> None:
         self._end = end
         self._inbox: queue.SimpleQueue[channel.ToTrainer] = queue.SimpleQueue()
+        self._later: deque[channel.ToTrainer] = deque()  # commands that came while another was carried out
         threading.Thread(target=self._receive, name="channel", daemon=True).start()
 
     def _receive(self) -> None:
@@ -62,7 +60,7 @@ class Line:
 
     def next(self) -> channel.ToTrainer:
         """The daemon's next command; `Stop` when it is gone."""
-        return self._inbox.get()
+        return self._later.popleft() if self._later else self._inbox.get()
 
     def interrupt(self, round: int) -> Interrupt:
         """What the daemon said since, as far as it concerns a trainer at work on `round`."""
@@ -73,8 +71,10 @@ class Line:
                         return Interrupt.FINISH
                     case channel.Stop():
                         return Interrupt.LEAVE
-                    case _:  # a Finish of an earlier round
+                    case channel.Finish():  # of an earlier round
                         pass
+                    case command:
+                        self._later.append(command)
         except queue.Empty:
             return Interrupt.NONE
 
@@ -125,14 +125,13 @@ class Vectors:
 
 def main(spec_path: str, group: str) -> None:
     """Be local rank `RANK` of `WORLD_SIZE`, who meet in the file `group`; return when the daemon is gone."""
-    die_with_parent(signal.SIGKILL)
+    die_with_parent(signal.SIGKILL, int(os.environ.get(LAUNCHER, "0")) or None)
     for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(sign, signal.SIG_DFL)  # a forked rank inherits the launcher's
     spec = msgspec.json.decode(Path(spec_path).read_bytes(), type=TrainerSpec)
     team = Team(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
-    line = Line(TrainerEnd(spec.channel)) if team.rank == 0 else None
-    commands = Commands(team, line)
     try:
+        commands = Commands(team, Line(connect(spec.channel)) if team.rank == 0 else None)
         with told_to_the_daemon(commands):
             device = choose_device(spec.node, team)
             with local_group(spec, team, device, group):
@@ -141,8 +140,18 @@ def main(spec_path: str, group: str) -> None:
                 commands.send(channel.Hello(os.getpid(), team.size, layout.numel, shapes))
                 serve(commands, learner, layout)
     except AtollError as error:
-        print(f"trainer: {error}", file=sys.stderr)
+        print(f"trainer rank {team.rank}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except Exception:  # a crash: here, because the launcher would print it with a prefix on each line
+        print(f"trainer rank {team.rank}: {traceback.format_exc()}", file=sys.stderr)
+        sys.exit(1)
+
+
+def connect(path: str) -> TrainerEnd:
+    try:
+        return TrainerEnd(path)
+    except OSError as error:
+        raise Unreachable(f"the daemon does not answer at {path}: {error.strerror}") from error
 
 
 @contextmanager
@@ -153,13 +162,20 @@ def told_to_the_daemon(commands: Commands) -> Iterator[None]:
     except AtollError as error:
         commands.send(channel.Failed(str(error)))
         raise
-    except (torch.OutOfMemoryError, MemoryError) as error:
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
         sentence = (
-            "the trainer ran out of memory: share the model among more local ranks (ranks=), or join a run "
-            f"with a smaller model or batch ({str(error).splitlines()[0] if str(error) else 'out of memory'})"
+            f"the trainer ran out of memory ({str(error).partition('. ')[0]}): share the model among more "
+            "local ranks (ranks=), or join a run with a smaller model or batch"
         )
         commands.send(channel.Failed(sentence))
         raise ResourceError(sentence) from error
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Torch has a class for a GPU's memory only; for the host's it raises a plain RuntimeError."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def choose_device(node: NodeConfig, team: Team) -> torch.device:
@@ -239,10 +255,6 @@ def place(spec: TrainerSpec, team: Team, device: torch.device) -> nn.Module:
 
 def shard(model: nn.Module, blocks: list[nn.Module], team: Team, device: torch.device, bf16: bool) -> None:
     """Shard block by block, then the rest: one block's parameters at a time are gathered."""
-    # Imported here: a single rank need not wait half a second for it.
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
     mesh = init_device_mesh(device.type, (team.size,), mesh_dim_names=("shard",))
     policy = MixedPrecisionPolicy(torch.bfloat16 if bf16 else None, torch.float32 if bf16 else None)
     for module in (*blocks, model):  # the root last

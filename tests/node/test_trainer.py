@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 import psutil
+import pytest
 from numpy.typing import NDArray
 
 from atoll.comm.config import DataConfig, DataKind, InnerConfig, ModelConfig, RunConfig
@@ -164,6 +165,22 @@ def test_training_lowers_the_loss_of_the_anchor(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_round_starts_from_the_anchor_also_after_an_evaluation(ranks: int, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launched(tmp_path / "node", small(), ranks) as node:
+            await node.attach()
+            await node.ask(channel.Initialise(0), channel.Initialised)
+            await node.ask(channel.Train(1, 2, 1000, 1, 0), channel.Ready)
+            await node.ask(channel.Evaluate(1), channel.Evaluated)
+            node.anchor[:] = np.random.default_rng(0).normal(0, 0.02, node.anchor.size)
+            # At no committed tokens the learning rate is zero: the step changes nothing.
+            await node.ask(channel.Train(round=2, steps=1, tokens=0, fleet=1, first_sample=8), channel.Ready)
+            assert node.local.tobytes() == node.anchor.tobytes()
+
+    asyncio.run(story())
+
+
 def test_finish_ends_a_round_early_on_all_ranks(tmp_path: Path) -> None:
     async def story() -> None:
         async with launched(tmp_path / "node", small(), ranks=2) as node:
@@ -234,6 +251,38 @@ def test_what_a_restart_would_not_cure_is_said_in_a_sentence(tmp_path: Path) -> 
         assert "data=/no/such/folder: there is no such folder" in folder
 
     asyncio.run(all_of_them())
+
+
+def test_bf16_and_your_own_model_train_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without `blocks`, and with a buffer, whose value must survive placing and sharding the model.
+    (tmp_path / "my_models.py").write_text(
+        "import torch\n"
+        "class Bigram(torch.nn.Module):\n"
+        "    def __init__(self, config):\n"
+        "        super().__init__()\n"
+        "        self.table = torch.nn.Embedding(config.vocab_size, config.vocab_size)\n"
+        "        self.register_buffer('scale', torch.tensor(3.0))\n"
+        "    def forward(self, tokens):\n"
+        "        return self.table(tokens) * self.scale\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    async def losses(folder: str, ranks: int, **node: Any) -> tuple[float, float]:
+        async with launched(tmp_path / folder, small(), ranks, **node) as trainer:
+            await trainer.attach()
+            await trainer.ask(channel.Initialise(0), channel.Initialised)
+            before = await trainer.ask(channel.Evaluate(0), channel.Evaluated)
+            await trainer.ask(channel.Train(1, 40, 1000, 1, 0), channel.Ready)
+            trainer.anchor[:] = trainer.local
+            return before.loss, (await trainer.ask(channel.Evaluate(1), channel.Evaluated)).loss
+
+    async def both() -> None:
+        bf16, own = await asyncio.gather(losses("bf16", 1, bf16=True), losses("own", 2, model="my_models:Bigram"))
+        for before, after in (bf16, own):
+            assert abs(before - math.log(256)) < 0.1
+            assert after < before - 0.2
+
+    asyncio.run(both())
 
 
 def test_a_vector_of_another_model_is_refused(tmp_path: Path) -> None:

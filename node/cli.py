@@ -1,0 +1,100 @@
+"""The volunteer's commands: `atoll node join|status|leave`."""
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+
+import click
+
+from atoll.comm.config import load_dataclass
+from atoll.comm.errors import AtollError, ConfigError
+from atoll.comm.invite import parse, split_host_port
+from atoll.node.config import NodeConfig, check
+
+STATE_DIR = Path("~/.atoll/node")
+state_dir_option = click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    default=STATE_DIR,
+    show_default=True,
+    help="The node's own folder.",
+)
+
+
+@click.group()
+def node() -> None:
+    """Take part in a run with this machine."""
+
+
+@node.command()
+@click.argument("url")
+@click.argument("overrides", nargs=-1)
+@state_dir_option
+@click.option(
+    "--listen", default="0.0.0.0:0", show_default=True, help="HOST:PORT of the data plane; port 0: any free."
+)
+@click.option("--advertise", default="", help="HOST:PORT that peers dial, when it is not the one listened on.")
+@click.option("--name", default=socket.gethostname, show_default="the host's name", help="Shown to everybody.")
+@click.option("--patience", default=60.0, show_default=True, help="Seconds to try for a coordinator at first.")
+def join(
+    url: str, overrides: tuple[str, ...], state_dir: Path, listen: str, advertise: str, name: str, patience: float
+) -> None:
+    """Join the run behind URL and train until it is finished.
+
+    Settings of this machine are read from STATE_DIR/node.yaml and from key=value OVERRIDES:
+    device, ranks, threads, bf16, compile, data, model.
+    """
+    invite = parse(url)
+    split_host_port(listen, "--listen")
+    if advertise:
+        split_host_port(advertise, "--advertise")
+    state_dir = state_dir.expanduser()
+    local = state_dir / "node.yaml"
+    config = load_dataclass(NodeConfig, local if local.exists() else None, overrides)
+    check(config)
+    from atoll.comm import log
+    from atoll.node.daemon import Options, live
+
+    log.setup()
+    try:
+        asyncio.run(live(invite, config, Options(state_dir, listen, advertise, name, patience)))
+    except* AtollError as errors:
+        raise _first(errors) from None
+
+
+@node.command()
+@state_dir_option
+@click.option("--json", "as_json", is_flag=True)
+def status(state_dir: Path, as_json: bool) -> None:
+    """Show what the daemon of this machine is doing."""
+    from atoll.node.local import ask
+
+    said = ask(state_dir.expanduser(), "status")
+    if as_json:
+        click.echo(json.dumps(said))
+        return
+    for key, value in said.items():
+        if value != "":
+            click.echo(
+                f"{key.replace('_', ' '):>14}  {value:,.2f}"
+                if isinstance(value, float)
+                else f"{key.replace('_', ' '):>14}  {value}"
+            )
+
+
+@node.command()
+@state_dir_option
+def leave(state_dir: Path) -> None:
+    """Let the daemon leave the run and stop."""
+    from atoll.node.local import ask
+
+    ask(state_dir.expanduser(), "leave")
+    click.echo("the node leaves the run")
+
+
+def _first(group: BaseExceptionGroup[AtollError]) -> AtollError:
+    """The error that brought the others about."""
+    for error in group.exceptions:
+        return _first(error) if isinstance(error, BaseExceptionGroup) else error
+    return ConfigError(str(group))

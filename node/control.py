@@ -1,0 +1,145 @@
+"""The node's side of the control plane: join, views, reports and heartbeats over one gRPC channel.
+
+Rides out a coordinator that is away: every call has a deadline and is tried again with jittered backoff.
+Reports leave in order and each is repeated until it is acknowledged.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+
+from atoll.comm.errors import Refused, Unreachable
+from atoll.comm.invite import Invite
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.proto import atoll_pb2_grpc as rpc
+
+log = logging.getLogger("atoll.node")
+T = TypeVar("T")
+PROTOCOL = 1
+DEADLINE = 10.0  # seconds for one call
+AWAY = 3600.0  # seconds that a member rides out without a coordinator
+NO = {  # answers that trying again will not change
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+OPTIONS = [
+    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+]
+
+
+class SessionLost(Exception):
+    """The coordinator no longer counts this session among the members'."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the node says of itself when it joins."""
+
+    name: str
+    address: str  # data plane
+
+
+class Control:
+    def __init__(self, invite: Invite) -> None:
+        self._invite = invite
+        self._channel = grpc.aio.insecure_channel(invite.address, options=OPTIONS)
+        self._stub = rpc.CoordinatorStub(self._channel)
+        self._outbox: asyncio.Queue[pb.ReportRequest] = asyncio.Queue()
+        self.session = ""
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def join(self, identity: Identity, patience: float) -> pb.JoinReply:
+        """Join, or come back under the session held before. Raises `Refused`, `Unreachable` after `patience`."""
+        request = pb.JoinRequest(
+            protocol=PROTOCOL,
+            run=self._invite.run,
+            token=self._invite.token,
+            name=identity.name,
+            address=identity.address,
+            session=self.session,
+        )
+        reply = await self._insist(lambda: self._stub.Join(request, timeout=DEADLINE), patience)
+        self.session = reply.session
+        while not self._outbox.empty():  # reports of the lost session
+            self._outbox.get_nowait()
+        return reply
+
+    async def views(self) -> AsyncIterator[pb.View]:
+        """Views as they come; ends when the connection breaks. Raises `SessionLost`."""
+        call = self._stub.Watch(pb.WatchRequest(session=self.session))
+        try:
+            async for view in call:
+                yield view
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                raise SessionLost(error.details() or "") from None
+        finally:
+            call.cancel()
+
+    def report(self, report: pb.ReportRequest) -> None:
+        """Send a report when its turn comes."""
+        report.session = self.session
+        self._outbox.put_nowait(report)
+
+    async def send_reports(self) -> None:
+        """Empty the outbox until cancelled. Raises `SessionLost`."""
+        while True:
+            request = await self._outbox.get()
+            if request.session != self.session:
+                continue
+            ack = await self._insist(lambda r=request: self._stub.Report(r, timeout=DEADLINE), AWAY)  # type: ignore[misc]
+            if not ack.known and not request.HasField("leave"):
+                if request.HasField("layout"):
+                    raise Refused(f"the coordinator refused this node: {ack.reason}")
+                raise SessionLost(ack.reason)
+
+    async def heartbeat(self, beat: pb.HeartbeatRequest) -> None:
+        """One heartbeat; a missed one is made up for by the next. Raises `SessionLost`."""
+        beat.session = self.session
+        try:
+            ack = await self._stub.Heartbeat(beat, timeout=DEADLINE)
+        except grpc.aio.AioRpcError:
+            return
+        if not ack.known:
+            raise SessionLost(ack.reason)
+
+    async def leave(self, reason: str) -> None:
+        """Say good-bye; the node goes in any case."""
+        request = pb.ReportRequest(session=self.session, leave=pb.Leave(reason=reason))
+        try:
+            await self._stub.Report(request, timeout=2.0)
+        except grpc.aio.AioRpcError:
+            log.info("the coordinator did not hear the good-bye; it will notice")
+
+    async def _insist(self, call: Callable[[], Awaitable[T]], patience: float) -> T:
+        until = time.monotonic() + patience
+        pause = 0.5
+        while True:
+            try:
+                return await call()
+            except grpc.aio.AioRpcError as error:
+                if error.code() in NO:
+                    raise Refused(error.details() or error.code().name) from None
+                where, why = self._invite.address, error.details() or error.code().name
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise Unreachable(
+                        f"no coordinator at {where} for {patience:g} s ({why}): is it running, is the port open?"
+                    ) from None
+                log.warning(f"no coordinator at {where} ({why.splitlines()[0]}); next try in {pause:.1f} s")
+                await asyncio.sleep(min(pause * random.uniform(0.7, 1.3), left))
+                pause = min(pause * 2, 15.0)

@@ -1,0 +1,524 @@
+"""The node daemon: joins a run, keeps a trainer busy, takes part in every reduce, holds the outer state.
+
+The pure machine (`atoll.node.machine`) decides, this shell acts: each effect becomes a call or a task, and what
+comes of it goes back as the next event. Never imports torch and never blocks its event loop: arithmetic runs in
+one worker thread.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, assert_never
+
+import msgspec
+import psutil
+
+from atoll.comm.chunks import Chunks
+from atoll.comm.codec import make as make_codec
+from atoll.comm.config import RunConfig, from_json
+from atoll.comm.digest import root
+from atoll.comm.errors import AtollError, Refused
+from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
+from atoll.comm.invite import Invite, join_host_port, split_host_port
+from atoll.comm.plan import Plan, PlanMember
+from atoll.comm.plane import DataPlane, PeerLost
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.reduce import EncodedVector, Seal, SealedVector, Slots, encode_delta, reduce
+from atoll.node import local, machine
+from atoll.node.channel import (
+    Attach,
+    Evaluate,
+    Evaluated,
+    Finish,
+    Hello,
+    Initialise,
+    Initialised,
+    Progress,
+    Ready,
+    ToDaemon,
+    Train,
+)
+from atoll.node.channel import Failed as TrainerSaysNo
+from atoll.node.config import NodeConfig, TrainerSpec
+from atoll.node.control import AWAY, Control, Identity, SessionLost
+from atoll.node.data import check_source
+from atoll.node.outer import OuterState
+from atoll.node.recover import Donor, MovedOn, Target, recover
+from atoll.node.resources import check_memory
+from atoll.node.supervisor import Supervisor
+from atoll.node.vectors import Vectors, clear_stale
+from atoll.outer_opt.nesterov import Nesterov
+
+log = logging.getLogger("atoll.node")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    state_dir: Path
+    listen: str  # data plane, host:port
+    advertise: str  # data plane as peers dial it; empty: as it listens, host seen by the coordinator
+    name: str
+    patience: float  # seconds to wait for a coordinator that does not answer at first
+
+
+@dataclass(slots=True)
+class Pulse:
+    """What the heartbeat says beyond the machine's phase."""
+
+    step: int = 0
+    round: int = 0
+    tokens_per_s: float = 0.0
+    loss: float = 0.0
+
+
+@dataclass(slots=True)
+class RoundBuffers:
+    """The encoded delta and the sealed mean of the round at hand."""
+
+    encoded: EncodedVector | None = None
+    encoded_for: tuple[int, int] = (-1, -1)  # (round, first sample)
+    sealed: SealedVector | None = None
+    up: int = 0  # the data plane's counters when the round's first attempt began
+    down: int = 0
+
+
+class Daemon:
+    """One life of a node. `run` returns when the run is finished or the node was told to leave."""
+
+    def __init__(self, invite: Invite, config: NodeConfig, options: Options) -> None:
+        self._invite, self._config, self._options = invite, config, options
+        self._control = Control(invite)
+        self._node = machine.Node()
+        self._events: asyncio.Queue[machine.Event] = asyncio.Queue()
+        self._pulse, self._round = Pulse(), RoundBuffers()
+        self._beat = asyncio.Event()  # the phase changed: tell at once
+        self._over = asyncio.Event()
+        self._finished = False
+        self._encoding = asyncio.Lock()
+        self._worker = ThreadPoolExecutor(1, "arithmetic")
+        self._reducing: asyncio.Task[None] | None = None
+        self._tasks: asyncio.TaskGroup
+        self._layout: Hello | None = None
+        self._outer: OuterState | None = None
+        self._identity: Identity
+        self._run: RunConfig
+        self._me = NodeId("")
+        self.recovering = ""  # progress, for `atoll node status`
+
+    async def run(self) -> None:
+        """The story of a node, from join to good-bye."""
+        self._options.state_dir.mkdir(parents=True, exist_ok=True)
+        clear_stale(self._options.state_dir)
+        shelf = _Shelf(self)
+        plane = await DataPlane.start(self._options.listen, RunId(self._invite.run), NodeId("?"), b"", shelf)
+        self._plane = plane
+        try:
+            reply = await self._join()
+            check_source(self._run, self._config)
+            check_memory(self._run, self._config.device == "cuda")
+            self._supervisor = self._make_supervisor()
+            with _on_signals(self._over.set):
+                async with local.serve(self._options.state_dir, self.status, self.leave):
+                    await self._live(reply.heartbeat)
+        finally:
+            await self._say_goodbye()
+            await plane.close()
+            await self._control.close()
+            self._worker.shutdown(wait=False, cancel_futures=True)
+            if self._outer is not None:
+                self._outer.vectors.close()
+
+    async def _join(self) -> pb.JoinReply:
+        host, port = split_host_port(self._plane.address, "--listen")
+        listening = "" if host in ("0.0.0.0", "::", "") else host
+        address = self._options.advertise or join_host_port(listening, port)
+        self._identity = Identity(self._options.name, address)
+        reply = await self._control.join(self._identity, self._options.patience)
+        self._run, self._me = from_json(reply.config), NodeId(reply.node_id)
+        self._plane.identify(self._me, reply.data_key)
+        log.info(f"joined run {reply.run} as {self._me}; peers reach this node at {reply.address}")
+        return reply
+
+    def _make_supervisor(self) -> Supervisor:
+        cache = self._options.state_dir / "cache"
+        cache.mkdir(parents=True, exist_ok=True)
+        spec = TrainerSpec(self._run, self._config, "", str(cache))
+        return Supervisor(spec, self._options.state_dir, self._on_trainer, self._on_trainer_down)
+
+    async def _live(self, heartbeat: float) -> None:
+        """Everything a member does at the same time, until the run or the node is over."""
+        async with asyncio.TaskGroup() as self._tasks:
+            background = [
+                self._tasks.create_task(work)
+                for work in (
+                    self._decide(),
+                    self._supervisor.run(),
+                    self._keep_session(heartbeat),
+                )
+            ]
+            await self._over.wait()
+            for task in background:
+                task.cancel()
+            if self._reducing is not None:
+                self._reducing.cancel()
+
+    async def _say_goodbye(self) -> None:
+        if self._me:
+            await self._control.leave("stopped by its operator" if not self._finished else "the run is finished")
+
+    # The session with the coordinator
+
+    async def _keep_session(self, heartbeat: float) -> None:
+        """Views in, reports and heartbeats out; a lost session is joined again."""
+        while True:
+            try:
+                async with asyncio.TaskGroup() as session:
+                    session.create_task(self._watch())
+                    session.create_task(self._control.send_reports())
+                    session.create_task(self._heartbeats(heartbeat))
+            except* SessionLost as lost:
+                log.warning(f"the coordinator dropped this node ({lost.exceptions[0]}); it joins again")
+            await self._rejoin()
+
+    async def _rejoin(self) -> None:
+        reply = await self._control.join(self._identity, AWAY)
+        self._me = NodeId(reply.node_id)
+        self._plane.identify(self._me, reply.data_key)
+        self._events.put_nowait(machine.Rejoined())
+
+    async def _watch(self) -> None:
+        pause = 0.2
+        while True:
+            async for view in self._control.views():
+                pause = 0.2
+                self._events.put_nowait(machine.ViewArrived(view))
+            await asyncio.sleep(pause)  # the stream broke: the coordinator may be starting again
+            pause = min(pause * 2, 5.0)
+
+    async def _heartbeats(self, period: float) -> None:
+        me = psutil.Process()
+        while True:
+            self._beat.clear()
+            node, pulse = self._node, self._pulse
+            training = node.task is not None and node.task.kind == "train"
+            beat = pb.HeartbeatRequest(
+                phase=node.phase,
+                round=pulse.round,
+                inner_step=pulse.step,
+                tokens_per_s=pulse.tokens_per_s if training else 0.0,
+                loss=pulse.loss,
+                bytes_up=self._plane.bytes_up,
+                bytes_down=self._plane.bytes_down,
+                rss_bytes=me.memory_info().rss,
+            )
+            await self._control.heartbeat(beat)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._beat.wait(), period)
+
+    # The machine and its effects
+
+    async def _decide(self) -> None:
+        while True:
+            event = await self._events.get()
+            before = self._node.phase
+            self._node, effects = machine.step(self._node, event)
+            for effect in effects:
+                self._act(effect)
+            if self._node.phase != before:
+                self._beat.set()
+
+    def _act(self, effect: machine.Effect) -> None:
+        match effect:
+            case machine.Initialise():
+                log.info("first member: initialises the model")
+                self._supervisor.send(Initialise(self._run.seed))
+            case machine.Train(order):
+                self._pulse.step, self._pulse.round = 0, order.round
+                log.info(f"round {order.round}: up to {order.steps} inner steps")
+                order_ = Train(order.round, order.steps, order.tokens, order.fleet, order.first_sample)
+                self._supervisor.send(order_)
+            case machine.Evaluate(round_):
+                self._supervisor.send(Evaluate(round_))
+            case machine.FinishTraining(round_):
+                self._supervisor.send(Finish(round_))
+            case machine.StartReduce(plan):
+                self._start_reduce(plan)
+            case machine.StopReduce():
+                if self._reducing is not None:
+                    self._reducing.cancel()
+            case machine.Apply(round_):
+                self._spawn(self._apply(round_))
+            case machine.Recover(view, scratch):
+                self._spawn(self._recover(view, scratch))
+            case machine.ReportLayout():
+                self._report_layout()
+            case machine.ReportState(round_, digest):
+                self._report(0, 0, state_at=pb.StateAt(round=round_, digest=digest))
+            case machine.ReportReady(ready):
+                self._spawn(self._report_ready(ready))
+            case machine.ReportEvaluated(round_, loss):
+                self._report(round_, 0, evaluated=pb.Evaluated(round=round_, loss=loss))
+            case machine.RunFinished():
+                log.info("the run is finished")
+                self._finished = True
+                self._over.set()
+            case _:
+                assert_never(effect)
+
+    def _spawn(self, work: Any) -> None:
+        self._tasks.create_task(work)
+
+    def _report(self, round_: int, attempt: int, **report: Any) -> None:
+        view = self._node.view
+        fence = pb.Fence(
+            incarnation=view.incarnation if view is not None else 0,
+            epoch=view.epoch if view is not None else 0,
+            round=round_,
+            attempt=attempt,
+        )
+        self._control.report(pb.ReportRequest(fence=fence, **report))
+
+    # The trainer
+
+    def _on_trainer(self, message: ToDaemon) -> None:
+        match message:
+            case Hello():
+                self._attach(message)
+                self._events.put_nowait(machine.TrainerUp())
+            case Initialised():
+                self._spawn(self._initialised())
+            case Progress(round_, step, loss, tokens_per_s):
+                self._pulse = Pulse(step, round_, tokens_per_s, loss)
+            case Ready(round_, steps, tokens, loss, samples):
+                self._events.put_nowait(machine.TrainerReady(round_, steps, tokens, samples, loss))
+            case Evaluated(round_, loss):
+                self._events.put_nowait(machine.TrainerEvaluated(round_, loss))
+            case TrainerSaysNo(sentence):
+                raise AtollError(sentence)
+            case _:
+                assert_never(message)
+
+    def _on_trainer_down(self) -> None:
+        self._events.put_nowait(machine.TrainerDown())
+
+    def _attach(self, hello: Hello) -> None:
+        """Give the trainer its vectors; allocate them at its first hello."""
+        if self._outer is None:
+            vectors = Vectors.create(hello.numel, self._options.state_dir)
+            chunks = Chunks(hello.numel, self._run.reduce.chunk)
+            codec = make_codec(self._run.reduce.codec, self._run.reduce.block)
+            rule = Nesterov(self._run.outer.lr, self._run.outer.momentum)
+            self._outer = OuterState(vectors, chunks, codec, rule)
+            self._slots = Slots(chunks, codec)
+            self._layout = hello
+            log.info(f"the trainer is up: {hello.numel:,} parameters on {hello.ranks} local ranks")
+        elif self._layout is not None and self._layout.layout != hello.layout:
+            raise Refused("the trainer came back with another model than it had before")
+        vectors = self._outer.vectors
+        self._supervisor.send(Attach(vectors.path("anchor"), vectors.path("local"), hello.numel))
+
+    def _report_layout(self) -> None:
+        assert self._layout is not None
+        digest = hashlib.blake2b(msgspec.json.encode(self._layout.layout), digest_size=16).digest()
+        self._report(0, 0, layout=pb.Layout(numel=self._layout.numel, digest=digest))
+
+    async def _initialised(self) -> None:
+        assert self._outer is not None
+        await self._compute(self._outer.initialised)
+        await self._settled()
+
+    # Reduce
+
+    def _start_reduce(self, wire: pb.Plan) -> None:
+        plan = Plan(
+            Incarnation(wire.incarnation),
+            Epoch(wire.epoch),
+            Round(wire.round),
+            wire.attempt,
+            tuple(PlanMember(NodeId(m.node_id), m.address, m.weight) for m in wire.members),
+            tuple(wire.owners),
+        )
+        assert self._node.ready is not None
+        self._reducing = self._tasks.create_task(self._reduce(plan, self._node.ready, self._reducing))
+
+    async def _reduce(self, plan: Plan, ready: machine.Ready, before: asyncio.Task[None] | None) -> None:
+        """One attempt: seals go to the ledger as they come, then that everything is here."""
+        assert self._outer is not None
+        if before is not None:
+            before.cancel()
+            await asyncio.wait([before])
+        encoded = await self._encoded(ready)
+        self._round.sealed = None
+        attempt = (plan.round, plan.attempt)
+        chunks, codec = self._outer.chunks, self._slots.codec
+        try:
+            sealed = await reduce(
+                self._plane,
+                plan,
+                self._me,
+                encoded,
+                codec,
+                chunks,
+                lambda seal: self._report_seal(plan, seal),
+                self._run.rounds.reduce_timeout,
+            )
+        except PeerLost as lost:
+            log.warning(f"round {plan.round}, attempt {plan.attempt}: {lost}")
+            self._report(*attempt, unreachable=pb.Unreachable(node_id=lost.node, reason=lost.sentence[:200]))
+            self._events.put_nowait(machine.ReduceFailed(attempt))
+            return
+        self._round.sealed = sealed
+        up, down = self._plane.bytes_up - self._round.up, self._plane.bytes_down - self._round.down
+        self._events.put_nowait(machine.ReduceHeld(attempt, b"".join(sealed.digests)))
+        self._report(*attempt, held=pb.Held(digest=root(sealed.digests), bytes_up=up, bytes_down=down))
+
+    async def _report_seal(self, plan: Plan, seal: Seal) -> None:
+        seals = pb.Seals(seals=[pb.Seal(chunk=seal.chunk, digest=seal.digest)])
+        self._report(plan.round, plan.attempt, seals=seals)
+
+    async def _encoded(self, ready: machine.Ready) -> EncodedVector:
+        """The round's delta, encoded once whatever the number of attempts."""
+        assert self._outer is not None
+        key = (ready.round, ready.first_sample)
+        async with self._encoding:
+            if self._round.encoded is None or self._round.encoded_for != key:
+                self._round = RoundBuffers(up=self._plane.bytes_up, down=self._plane.bytes_down)
+                vectors, chunks, codec = self._outer.vectors, self._outer.chunks, self._slots.codec
+                encoded = await self._compute(lambda: encode_delta(vectors.anchor, vectors.local, codec, chunks))
+                self._round.encoded, self._round.encoded_for = encoded, key
+            assert self._round.encoded is not None
+            return self._round.encoded
+
+    async def _report_ready(self, ready: machine.Ready) -> None:
+        encoded = await self._encoded(ready)
+        report = pb.Ready(
+            steps=ready.steps,
+            tokens=ready.tokens,
+            samples=ready.samples,
+            loss=ready.loss,
+            delta_norm=encoded.norm,
+        )
+        self._report(ready.round, 0, ready=report)
+
+    # The outer state
+
+    async def _apply(self, round_: int) -> None:
+        outer, sealed = self._outer, self._round.sealed
+        assert outer is not None and sealed is not None
+        payloads = [sealed.chunk(c).tobytes() for c in range(outer.chunks.count)]
+
+        def work() -> None:
+            for c, payload in enumerate(payloads):
+                outer.apply(c, payload)
+
+        await self._compute(work)
+        outer.keep(round_, payloads)
+        self._round = RoundBuffers()
+        await self._settled()
+
+    async def _recover(self, view: pb.View, scratch: bool) -> None:
+        outer = self._outer
+        assert outer is not None
+        if scratch:
+            outer.at = [-1] * outer.chunks.count
+        donors = [
+            Donor(NodeId(m.node_id), m.address)
+            for m in view.members
+            if m.node_id != self._me and m.state_round == view.committed and m.state in ("active", "synced")
+        ]
+        target = Target(Round(view.committed), view.state_digest, _rotated(donors, self._me))
+        started, before = time.monotonic(), self._plane.bytes_down
+        try:
+            await recover(self._plane, outer, self._slots, target, self._on_recovery)
+        except MovedOn as moved:
+            log.info(f"recovering: {moved}; trying again")
+            await asyncio.sleep(0.2)  # the next view may name other donors
+            self._events.put_nowait(machine.MoveFailed(outer.round))
+            return
+        fetched, seconds = self._plane.bytes_down - before, time.monotonic() - started
+        log.info(f"has the state of round {view.committed}: fetched {fetched / 1e6:.2f} MB in {seconds:.2f} s")
+        await self._settled()
+
+    def _on_recovery(self, done: int, of: int) -> None:
+        self.recovering = f"{done} of {of} chunks"
+
+    async def _settled(self) -> None:
+        outer = self._outer
+        assert outer is not None
+        digest = await self._compute(outer.settle)
+        self._events.put_nowait(machine.StateMoved(outer.round, digest))
+
+    async def _compute(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+
+    # For `atoll node status`
+
+    def status(self) -> dict[str, Any]:
+        view, node = self._node.view, self._node
+        return {
+            "node_id": self._me,
+            "name": self._options.name,
+            "run": self._invite.run,
+            "phase": node.phase,
+            "round": max(node.round, 0),
+            "inner_step": self._pulse.step,
+            "tokens_per_s": self._pulse.tokens_per_s,
+            "loss": self._pulse.loss,
+            "recovering": self.recovering if node.moving else "",
+            "run_phase": view.phase if view is not None else "",
+            "run_reason": view.reason if view is not None else "",
+            "bytes_up": self._plane.bytes_up,
+            "bytes_down": self._plane.bytes_down,
+        }
+
+    def leave(self) -> None:
+        self._over.set()
+
+
+async def live(invite: Invite, config: NodeConfig, options: Options) -> None:
+    """A node's life in this event loop."""
+    await Daemon(invite, config, options).run()
+
+
+class _Shelf:
+    """What peers may fetch; empty until the trainer has told how large the model is."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    def sealed(self, round: Round, chunk: int) -> bytes | None:
+        outer = self._daemon._outer
+        return None if outer is None else outer.sealed(round, chunk)
+
+    def state(self, round: Round, chunk: int) -> bytes | None:
+        outer = self._daemon._outer
+        return None if outer is None else outer.state(round, chunk)
+
+    def digests(self, round: Round) -> Any:
+        outer = self._daemon._outer
+        return None if outer is None else outer.digests(round)
+
+
+def _rotated(donors: list[Donor], me: NodeId) -> tuple[Donor, ...]:
+    """Joiners start with different donors."""
+    at = int(me[1:] or 0) % len(donors) if donors else 0
+    return tuple(donors[at:] + donors[:at])
+
+
+@contextlib.contextmanager
+def _on_signals(stop: Callable[[], None]) -> Any:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,84 @@
+"""The daemon's local control socket, in its state directory: one request line, one JSON answer."""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from atoll.comm.errors import Refused, ResourceError, Unreachable
+
+NAME = "daemon.sock"
+TIMEOUT = 5.0  # seconds
+
+
+@contextlib.asynccontextmanager
+async def serve(
+    state_dir: Path, status: Callable[[], dict[str, Any]], leave: Callable[[], None]
+) -> AsyncIterator[None]:
+    """Answer `status` and `leave` while the context lasts."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            verb = (await asyncio.wait_for(reader.readline(), TIMEOUT)).decode().strip()
+            said: dict[str, Any] = {"ok": True}
+            if verb == "status":
+                said |= status()
+            elif verb == "leave":
+                leave()
+            else:
+                said = {"ok": False, "error": f"unknown request {verb!r}"}
+            writer.write(json.dumps(said).encode() + b"\n")
+            await writer.drain()
+        except (TimeoutError, ConnectionError, UnicodeDecodeError):
+            pass  # whoever asked is gone, or is not one of ours
+        finally:
+            writer.close()
+
+    path = state_dir / NAME
+    if is_served(path):
+        raise ResourceError(f"another daemon uses the state directory {state_dir}: give another --state-dir")
+    path.unlink(missing_ok=True)
+    server = await asyncio.start_unix_server(answer, _short(path))
+    os.chmod(path, 0o600)
+    try:
+        yield
+    finally:
+        server.close()
+        path.unlink(missing_ok=True)
+
+
+def is_served(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(_short(path))
+        except OSError:
+            return False
+    return True
+
+
+def ask(state_dir: Path, verb: str) -> dict[str, Any]:
+    """One request to the running daemon; raises `Unreachable` if there is none."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(TIMEOUT)
+        try:
+            connection.connect(_short(state_dir / NAME))
+            connection.sendall(verb.encode() + b"\n")
+            said = json.loads(connection.makefile("rb").readline())
+        except (OSError, ValueError) as error:
+            raise Unreachable(
+                f"no daemon answers in {state_dir} ({error}): is it running, is --state-dir right?"
+            ) from None
+    if not said.pop("ok"):
+        raise Refused(str(said["error"]))
+    assert isinstance(said, dict)
+    return said
+
+
+def _short(path: Path) -> str:
+    """Unix socket paths end at 107 bytes: a relative one is often short enough where the absolute is not."""
+    absolute = str(path.absolute())
+    return absolute if len(os.fsencode(absolute)) <= 107 else os.path.relpath(absolute)

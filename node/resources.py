@@ -1,0 +1,34 @@
+"""Can this machine take part? Asked before anything is started, answered with a sentence."""
+
+from pathlib import Path
+
+import psutil
+
+from atoll.comm.config import RunConfig
+from atoll.comm.errors import ResourceError
+
+BYTES_PER_PARAM = 16 + 12 + 3  # parameters, gradients, two Adam moments; three flat vectors; encoded buffers
+BASE = 600 << 20  # bytes of a trainer and a daemon that hold no model yet
+
+
+def check_memory(run: RunConfig, on_gpu: bool) -> None:
+    """Raise `ResourceError` if the model cannot fit into this machine's memory."""
+    params = run.model.n_params
+    need = params * (15 if on_gpu else BYTES_PER_PARAM) + BASE
+    have = available()
+    if need > have:
+        raise ResourceError(
+            f"the run's model of {params:,} parameters needs about {need / 1e9:.1f} GB of memory on this machine, "
+            f"{have / 1e9:.1f} GB are available: free some, or use a larger machine"
+        )
+
+
+def available() -> int:
+    """Bytes of memory this process may still take, within its cgroup's limit."""
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return free
+    return min(free, int(limit) - used) if limit.isdigit() else free

@@ -1,0 +1,44 @@
+from dataclasses import replace
+
+import pytest
+
+from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
+from atoll.comm.plan import BadPlan, Plan, PlanMember
+
+A, B = PlanMember(NodeId("a"), "127.0.0.1:1", 1.0), PlanMember(NodeId("b"), "127.0.0.1:2", 3.0)
+PLAN = Plan(Incarnation(1), Epoch(2), Round(3), 4, (A, B), (0, 1, 0))
+
+
+def test_a_sound_plan_passes_and_says_who_owns_what() -> None:
+    PLAN.validate()
+    assert PLAN.owned(0) == [0, 2] and PLAN.owned(1) == [1]
+    assert PLAN.index(NodeId("b")) == 1
+
+
+@pytest.mark.parametrize(
+    ("plan", "sentence"),
+    [
+        (replace(PLAN, members=(), owners=()), "no members"),
+        (replace(PLAN, members=(A, A)), "a is in it 2 times"),
+        (replace(PLAN, owners=(0, 2, 0)), "owner of chunk 1 is 2"),
+        (replace(PLAN, owners=(0, 1, -1)), "owner of chunk 2 is -1"),
+        (replace(PLAN, members=(A, replace(B, weight=0.0))), "weight of b is 0.0"),
+        (replace(PLAN, members=(A, replace(B, weight=-1.0))), "weight of b is -1.0"),
+        (replace(PLAN, members=(A, replace(B, weight=float("nan")))), "weight of b is nan"),
+        (replace(PLAN, members=(A, replace(B, weight=float("inf")))), "weight of b is inf"),
+        (replace(PLAN, members=(replace(A, weight=1e308), replace(B, weight=1e308))), "sum of the weights"),
+    ],
+)
+def test_a_plan_that_cannot_be_carried_out_is_refused_with_a_sentence(plan: Plan, sentence: str) -> None:
+    with pytest.raises(BadPlan, match=sentence):
+        plan.validate()
+
+
+def test_a_node_outside_the_plan_has_no_index() -> None:
+    with pytest.raises(BadPlan, match="c is not one of its members"):
+        PLAN.index(NodeId("c"))
+
+
+def test_a_newer_attempt_has_a_greater_fence() -> None:
+    assert PLAN.fence < replace(PLAN, attempt=5).fence < replace(PLAN, round=Round(4), attempt=0).fence
+    assert replace(PLAN, attempt=9).fence < replace(PLAN, incarnation=Incarnation(2), attempt=0).fence

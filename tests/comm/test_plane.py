@@ -1,0 +1,372 @@
+import asyncio
+import os
+import re
+import socket
+import tracemalloc
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from atoll.comm import compress, plane, wire
+from atoll.comm.digest import digest
+from atoll.comm.errors import ResourceError
+from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
+from atoll.comm.plan import BadPlan, Fence, Plan, PlanMember
+from atoll.comm.plane import DataPlane, Fetcher, Item, Missing, PeerLost
+from atoll.comm.wire import Broken, Closed, Header, Kind
+
+RUN, A, B, KEY = RunId("run"), NodeId("a"), NodeId("b"), b"k" * 32
+SEALED, NOISE, ZEROS = os.urandom(1000), os.urandom(100_000), bytes(100_000)
+NEW, OLD = Round(7), Round(6)
+
+
+class Books:
+    """A shelf that holds round 7 and has moved on from round 6."""
+
+    def sealed(self, round: Round, chunk: int) -> bytes | None:
+        return SEALED if round == NEW else None
+
+    def state(self, round: Round, chunk: int) -> bytes | None:
+        if chunk == 13:
+            raise RuntimeError("a bug of the node's")
+        return (NOISE, ZEROS)[chunk] if round == NEW else None
+
+    def digests(self, round: Round) -> Sequence[bytes] | None:
+        return [digest(NOISE), digest(ZEROS)] if round == NEW else None
+
+
+@asynccontextmanager
+async def two_planes(key_of_b: bytes = KEY) -> AsyncIterator[tuple[DataPlane, DataPlane]]:
+    a = await DataPlane.start("127.0.0.1:0", RUN, A, KEY, Books())
+    b = await DataPlane.start("127.0.0.1:0", RUN, B, key_of_b, Books())
+    try:
+        yield a, b
+    finally:
+        await a.close()
+        await b.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}, "tasks are left after close"
+
+
+def run(body: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(10):
+            await body
+
+    asyncio.run(bounded())
+
+
+async def still_serves(a: DataPlane, b: DataPlane) -> bool:
+    """`b` can fetch from `a`."""
+    return await b.fetch(A, a.address, Item.SEALED, NEW, 0, len(SEALED)) == SEALED
+
+
+def test_what_is_on_the_shelf_is_fetched_over_one_connection() -> None:
+    async def body() -> None:
+        async with two_planes() as (a, b), Fetcher(b, A, a.address) as fetcher:
+            assert await fetcher.fetch(Item.SEALED, NEW, 0, len(SEALED)) == SEALED
+            first = fetcher._link
+            assert await fetcher.fetch(Item.STATE, NEW, 0, len(NOISE)) == NOISE
+            assert await fetcher.fetch(Item.STATE, NEW, 1, len(ZEROS)) == ZEROS
+            assert await fetcher.fetch(Item.DIGESTS, NEW, 0, 32) == digest(NOISE) + digest(ZEROS)
+            assert fetcher._link is first
+
+    run(body())
+
+
+def test_state_is_packed_only_when_that_is_smaller() -> None:
+    async def body() -> None:
+        async with two_planes() as (a, b), Fetcher(b, A, a.address) as fetcher:
+            await fetcher.fetch(Item.STATE, NEW, 0, len(NOISE))
+            after_noise = b.bytes_down
+            await fetcher.fetch(Item.STATE, NEW, 1, len(ZEROS))
+            assert after_noise == wire.GREETING.size + 40 + len(NOISE)
+            assert b.bytes_down - after_noise < 200
+            assert (a.bytes_up, a.bytes_down) == (b.bytes_down, b.bytes_up)
+
+    run(body())
+
+
+def test_a_peer_that_moved_on_is_missing_the_chunk_and_not_lost() -> None:
+    async def body() -> None:
+        async with two_planes() as (a, b), Fetcher(b, A, a.address) as fetcher:
+            for item in Item:
+                with pytest.raises(Missing, match="a does not have .* of round 6"):
+                    await fetcher.fetch(item, OLD, 0, 1000)
+            first = fetcher._link
+            assert await fetcher.fetch(Item.SEALED, NEW, 0, len(SEALED)) == SEALED
+            assert fetcher._link is first
+
+    run(body())
+
+
+def test_an_answer_of_another_size_is_not_read() -> None:
+    async def body() -> None:
+        async with two_planes() as (a, b), Fetcher(b, A, a.address) as fetcher:
+            with pytest.raises(PeerLost, match="offers 1000 bytes where 10 were expected") as caught:
+                await fetcher.fetch(Item.SEALED, NEW, 0, 10)
+            assert caught.value.node == A
+            assert await fetcher.fetch(Item.SEALED, NEW, 0, len(SEALED)) == SEALED  # on a new connection
+
+    run(body())
+
+
+def test_a_zip_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    bomb = compress.pack(bytes(1 << 28))
+    monkeypatch.setattr(compress, "pack", lambda data: bomb)
+
+    async def body() -> None:
+        async with two_planes() as (a, b):
+            tracemalloc.start()
+            with pytest.raises(PeerLost, match="declares 268435456 bytes, expected 100000"):
+                await b.fetch(A, a.address, Item.STATE, NEW, 0, len(NOISE))
+            assert tracemalloc.get_traced_memory()[1] < 1 << 23
+            tracemalloc.stop()
+
+    run(body())
+
+
+def test_a_peer_that_is_gone_is_lost_with_a_sentence() -> None:
+    async def body() -> None:
+        async with two_planes() as (a, b), Fetcher(b, A, a.address) as fetcher:
+            assert await fetcher.fetch(Item.SEALED, NEW, 0, len(SEALED)) == SEALED
+            await a.close()
+            with pytest.raises(PeerLost, match="a: .*connection"):
+                await fetcher.fetch(Item.SEALED, NEW, 0, len(SEALED))
+            with pytest.raises(PeerLost, match="connection refused"):
+                await fetcher.fetch(Item.SEALED, NEW, 0, len(SEALED))
+
+    run(body())
+
+
+def test_a_peer_that_accepts_and_says_nothing_is_lost_at_the_deadline() -> None:
+    async def body() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            async with two_planes() as (_, b):
+                address = wire.format_address(*silent.getsockname())
+                with pytest.raises(PeerLost, match="did not answer within 0.05 s"):
+                    await b.fetch(A, address, Item.SEALED, NEW, 0, 10, deadline=0.05)
+
+    run(body())
+
+
+def test_a_stranger_without_the_key_is_refused() -> None:
+    async def body() -> None:
+        async with two_planes(key_of_b=b"x" * 32) as (a, b):
+            with pytest.raises(PeerLost, match="it refused: it does not know the run's key"):
+                await still_serves(a, b)
+
+    run(body())
+
+
+def test_a_node_that_took_anothers_address_is_not_mistaken_for_it() -> None:
+    async def body() -> None:
+        async with two_planes() as (a, b):
+            with pytest.raises(PeerLost, match="it looks for c, this is a"):
+                await b.fetch(NodeId("c"), a.address, Item.SEALED, NEW, 0, len(SEALED))
+
+    run(body())
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"", b"\0", b"GET / HTTP/1.1\r\n\r\n", b"ATOL\x01\xff\xff\xff" + bytes(2000), NOISE]
+)
+def test_garbage_from_a_stranger_closes_its_connection_only(garbage: bytes) -> None:
+    async def body() -> None:
+        async with two_planes() as (a, b):
+            reader, writer = await asyncio.open_connection(*wire.parse_address(a.address))
+            writer.write(garbage)
+            writer.write_eof()
+            try:
+                await reader.read()
+            except ConnectionError:
+                pass
+            writer.close()
+            assert await still_serves(a, b)
+
+    run(body())
+
+
+@pytest.mark.parametrize(
+    ("frame", "sentence"),
+    [
+        (bytes([99]) + bytes(39), "unknown kind 99"),
+        (wire.unfenced(Kind.GET_STATE, NEW, 0, 0xFFFFFFFF).pack(), "a request with a payload"),
+        (wire.unfenced(Kind.OPEN, NEW, 0, 0xFFFFFFFF).pack(), "first frame of a stream has a payload"),
+        (wire.unfenced(Kind.RESULT, NEW, 0, 0xFFFFFFFF).pack(), "a request with a payload"),
+        (wire.unfenced(Kind.DATA).pack(), "kind DATA where a stream or a request begins"),
+        (bytes([Kind.GET_STATE]) + bytes(20), ""),
+    ],
+)
+def test_a_members_bad_frame_closes_its_connection_and_allocates_nothing(frame: bytes, sentence: str) -> None:
+    async def body() -> None:
+        async with two_planes() as (a, b):
+            link = await b.dial(A, a.address)
+            tracemalloc.start()
+            await link.write(frame)
+            if sentence:
+                answer = await link.receive(5)
+                assert answer.kind is Kind.REFUSED and sentence in await link.sentence(answer)
+            link.abort()
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+            tracemalloc.stop()
+            assert await still_serves(a, b)
+
+    run(body())
+
+
+def test_a_fault_of_the_shelf_does_not_take_the_plane_down(caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        async with two_planes() as (a, b):
+            with pytest.raises(PeerLost):
+                await b.fetch(A, a.address, Item.STATE, NEW, 13, 10)
+            assert await still_serves(a, b)
+
+    run(body())
+    assert "a bug of the node's" in caplog.text
+
+
+def test_more_connections_than_a_node_can_serve_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plane, "MAX_LINKS", 1)
+
+    async def body() -> None:
+        async with two_planes() as (a, b):
+            link = await b.dial(A, a.address)
+            with pytest.raises(Broken):
+                await b.dial(A, a.address)
+            link.abort()
+
+    run(body())
+
+
+def test_a_port_in_use_is_said_in_a_sentence() -> None:
+    async def body() -> None:
+        async with two_planes() as (a, _):
+            port = wire.parse_address(a.address)[1]
+            with pytest.raises(ResourceError) as caught:
+                await DataPlane.start(a.address, RUN, B, KEY, Books())
+            assert str(caught.value) == f"port {port} on 127.0.0.1 is in use: choose another with --listen"
+
+    run(body())
+
+
+@pytest.mark.parametrize("listen", ["nonsense", "127.0.0.1:99999", "192.0.2.1:0"])
+def test_an_address_that_cannot_be_listened_on_is_said_in_a_sentence(listen: str) -> None:
+    async def body() -> None:
+        with pytest.raises(ResourceError, match="cannot listen"):
+            await DataPlane.start(listen, RUN, B, KEY, Books())
+
+    run(body())
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="this machine has no IPv6")
+def test_ipv6_literals_work_as_addresses() -> None:
+    async def body() -> None:
+        a = await DataPlane.start("[::1]:0", RUN, A, KEY, Books())
+        assert a.address.startswith("[::1]:")
+        assert await still_serves(a, a)
+        await a.close()
+
+    run(body())
+
+
+PLAN = Plan(
+    Incarnation(1), Epoch(1), NEW, 2, (PlanMember(A, "127.0.0.1:1", 1.0), PlanMember(B, "127.0.0.1:2", 1.0)), (0,)
+)
+
+
+def test_an_attempt_that_is_not_newer_is_not_begun() -> None:
+    async def body() -> None:
+        async with two_planes() as (a, _):
+            with a.attempt(PLAN):
+                pass
+            with pytest.raises(BadPlan, match="as new has already begun"), a.attempt(PLAN):
+                pass
+
+    run(body())
+
+
+@pytest.mark.parametrize(
+    ("attempt", "sentence"), [(1, "attempt 1 of round 7 .* is over"), (2, "attempt 2 .* is over")]
+)
+def test_a_stream_of_a_stale_attempt_is_refused(attempt: int, sentence: str) -> None:
+    async def body() -> None:
+        async with two_planes() as (a, b):
+            with a.attempt(PLAN):
+                pass
+            link = await b.dial(A, a.address)
+            await link.send(Header(Kind.OPEN, Fence(Incarnation(1), Epoch(1), NEW, attempt)))
+            answer = await link.receive(5)
+            assert answer.kind is Kind.REFUSED
+            text = await link.sentence(answer)
+            link.abort()
+            assert re.search(sentence, text), text
+
+    run(body())
+
+
+def test_a_stream_of_a_node_that_is_not_in_the_plan_is_refused() -> None:
+    async def body() -> None:
+        async with two_planes() as (a, _):
+            c = await DataPlane.start("127.0.0.1:0", RUN, NodeId("c"), KEY, Books())
+            with a.attempt(PLAN):
+                link = await c.dial(A, a.address)
+                await link.send(Header(Kind.OPEN, PLAN.fence))
+                answer = await link.receive(5)
+                assert "c is not in the plan of round 7, attempt 2" in await link.sentence(answer)
+                link.abort()
+            await c.close()
+
+    run(body())
+
+
+def test_a_second_stream_of_one_member_is_refused() -> None:
+    async def body() -> None:
+        async with two_planes() as (a, b):
+            with a.attempt(PLAN) as arrivals:
+                first, second = await b.dial(A, a.address), await b.dial(A, a.address)
+                await first.send(Header(Kind.OPEN, PLAN.fence))
+                await arrivals.link(B)
+                await second.send(Header(Kind.OPEN, PLAN.fence))
+                answer = await second.receive(5)
+                assert "b already has a stream in this attempt" in await second.sentence(answer)
+                first.abort()
+                second.abort()
+
+    run(body())
+
+
+def test_a_stream_for_an_attempt_that_never_begins_is_refused_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plane, "PATIENCE", 0.05)
+
+    async def body() -> None:
+        async with two_planes() as (a, b):
+            link = await b.dial(A, a.address)
+            await link.send(Header(Kind.OPEN, PLAN.fence))
+            answer = await link.receive(5)
+            assert "did not begin here within 0.05 s" in await link.sentence(answer)
+            with pytest.raises(Closed):
+                await link.receive(5)
+            link.abort()
+
+    run(body())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_streams_are_told_how_their_attempt_ended(fails: bool) -> None:
+    async def body() -> None:
+        async with two_planes() as (a, b):
+            link = await b.dial(A, a.address)
+            await link.send(Header(Kind.OPEN, PLAN.fence))
+            try:
+                with a.attempt(PLAN) as arrivals:
+                    await arrivals.link(B)
+                    if fails:
+                        raise asyncio.CancelledError
+            except asyncio.CancelledError:
+                pass
+            assert (await link.receive(5)).kind is (Kind.ABORT if fails else Kind.DONE)
+            link.abort()
+
+    run(body())

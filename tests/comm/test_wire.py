@@ -1,0 +1,205 @@
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from atoll.comm import wire
+from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
+from atoll.comm.plan import Fence
+from atoll.comm.wire import Broken, Closed, Header, Kind, Link, Meter
+
+RUN, A, B, KEY = RunId("run"), NodeId("a"), NodeId("b"), b"k" * 32
+FENCE = Fence(Incarnation(1 << 40), Epoch(2), Round(1 << 33), 4)
+Talk = Callable[[Link, Link], Awaitable[None]]
+
+
+def between_two_links(talk: Talk) -> None:
+    """Run `talk` with both ends of a connection."""
+
+    async def body() -> None:
+        ends = socket.socketpair(socket.AF_UNIX)  # TCP options do not matter here
+        links = [Link(*await asyncio.open_connection(sock=end), Meter()) for end in ends]
+        try:
+            await talk(links[0], links[1])
+        finally:
+            for link in links:
+                link.abort()
+
+    asyncio.run(body())
+
+
+@pytest.fixture(autouse=True)
+def unix_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "tune", lambda sock: None)
+
+
+def test_a_header_is_forty_bytes_as_documented() -> None:
+    header = Header(Kind.RESULT, FENCE, chunk=7, length=9)
+    expected = b"\x03\0\0\0" + b"".join(
+        value.to_bytes(size, "little")
+        for value, size in [(7, 4), (1 << 40, 8), (2, 8), (1 << 33, 8), (4, 4), (9, 4)]
+    )
+    assert header.pack() == expected and len(expected) == 40
+    assert Header.unpack(expected) == header
+
+
+def test_a_frame_of_unknown_kind_is_refused() -> None:
+    with pytest.raises(Broken, match="unknown kind 99"):
+        Header.unpack(b"\x63" + bytes(39))
+
+
+def test_frames_arrive_as_they_were_sent_and_every_byte_is_counted() -> None:
+    payload = bytes(range(256)) * 10_000
+
+    async def talk(here: Link, there: Link) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(here.send(Header(Kind.RESULT, FENCE, 1, len(payload)), payload))
+            header = await there.receive(1)
+            place = bytearray(header.length)
+            await there.read_into(memoryview(place))
+        assert header == Header(Kind.RESULT, FENCE, 1, len(payload)) and place == payload
+        assert here._meter.up == there._meter.down == 40 + len(payload)
+
+    between_two_links(talk)
+
+
+def test_the_hello_proves_the_key_without_showing_it() -> None:
+    async def talk(here: Link, there: Link) -> None:
+        sent: list[bytes] = []
+        write = here.write
+
+        async def recorded(data: bytes | memoryview) -> None:
+            sent.append(bytes(data))
+            await write(data)
+
+        here.write = recorded  # type: ignore[method-assign]
+        async with asyncio.TaskGroup() as group:
+            accepted = group.create_task(wire.welcome(there, RUN, B, KEY))
+            group.create_task(wire.greet(here, RUN, A, B, KEY))
+        assert accepted.result() == A
+        assert KEY not in b"".join(sent)
+
+    between_two_links(talk)
+
+
+@pytest.mark.parametrize(
+    ("run", "to", "key", "sentence"),
+    [
+        (RUN, B, b"x" * 32, "does not know the run's key"),
+        (RunId("other"), B, KEY, "belongs to run 'other'"),
+        (RUN, NodeId("c"), KEY, "looks for c, this is b"),
+    ],
+)
+def test_a_hello_with_another_key_or_run_or_receiver_is_refused(
+    run: RunId, to: NodeId, key: bytes, sentence: str
+) -> None:
+    async def talk(here: Link, there: Link) -> None:
+        greeting = asyncio.create_task(wire.greet(here, run, A, to, key))
+        with pytest.raises(Broken, match=sentence):
+            await wire.welcome(there, RUN, B, KEY)
+        await greeting
+
+    between_two_links(talk)
+
+
+def test_a_recorded_hello_opens_nothing() -> None:
+    async def talk(here: Link, there: Link) -> None:
+        hello = wire.HELLO.pack(wire.MAGIC, wire.VERSION, 3, 1, 1) + b"runab"
+        old = wire._proof(KEY, b"an older nonce..", hello)
+        await here.write(hello + old)
+        with pytest.raises(Broken, match="key"):
+            await wire.welcome(there, RUN, B, KEY)
+
+    between_two_links(talk)
+
+
+@pytest.mark.parametrize(
+    "first", [b"GET / HTTP/1.1\r\nHost: example\r\n\r\n", bytes(1000), b"ATOL\x09" + b"\xff" * 50]
+)
+def test_other_protocols_and_versions_are_refused_at_the_first_bytes(first: bytes) -> None:
+    async def talk(here: Link, there: Link) -> None:
+        await here.write(first)
+        with pytest.raises(Broken, match="first bytes|version 9"):
+            await wire.welcome(there, RUN, B, KEY)
+
+    between_two_links(talk)
+
+
+def test_an_end_between_frames_differs_from_an_end_within_one() -> None:
+    async def whole(here: Link, there: Link) -> None:
+        here.close()
+        with pytest.raises(Closed):
+            await there.receive(1)
+
+    async def half(here: Link, there: Link) -> None:
+        await here.write(bytes(39))
+        here.close()
+        with pytest.raises(Broken, match="in mid-frame") as caught:
+            await there.receive(1)
+        assert not isinstance(caught.value, Closed)
+
+    between_two_links(whole)
+    between_two_links(half)
+
+
+def test_a_silent_peer_ends_a_wait_at_its_deadline() -> None:
+    async def talk(here: Link, there: Link) -> None:
+        with pytest.raises(Broken, match="sent nothing for 0.01 s"):
+            await there.receive(0.01)
+
+    between_two_links(talk)
+
+
+def test_a_peer_that_takes_nothing_ends_a_send_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "STALL", 0.05)
+
+    async def talk(here: Link, there: Link) -> None:
+        with pytest.raises(Broken, match="took no byte for 0.05 s"):
+            await here.send(Header(Kind.DATA, FENCE), bytes(1 << 24))
+
+    between_two_links(talk)
+
+
+def test_a_farewell_is_heard_even_if_its_receiver_was_still_sending() -> None:
+    async def talk(here: Link, there: Link) -> None:
+        async with asyncio.TaskGroup() as group:
+            sending = group.create_task(here.send(Header(Kind.DATA, FENCE), bytes(1 << 22)))
+            group.create_task(there.farewell(Kind.REFUSED, "not today"))
+            header = await here.receive(5)
+            assert header.kind is Kind.REFUSED and await here.sentence(header) == "not today"
+            await sending
+            here.close()
+
+    between_two_links(talk)
+
+
+def test_a_refusal_too_long_to_be_a_sentence_is_not_read() -> None:
+    async def talk(here: Link, there: Link) -> None:
+        with pytest.raises(Broken, match="a refusal of 4294967295 bytes"):
+            await here.sentence(wire.unfenced(Kind.REFUSED, length=0xFFFFFFFF))
+
+    between_two_links(talk)
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [
+        ("127.0.0.1:4000", ("127.0.0.1", 4000)),
+        ("host.example:0", ("host.example", 0)),
+        ("[::1]:4000", ("::1", 4000)),
+        ("[fe80::1%eth0]:65535", ("fe80::1%eth0", 65535)),
+        (":4000", ("", 4000)),
+    ],
+)
+def test_addresses_are_host_and_port_with_ipv6_in_brackets(address: str, parts: tuple[str, int]) -> None:
+    assert wire.parse_address(address) == parts
+    assert wire.format_address(*parts) == address
+
+
+@pytest.mark.parametrize(
+    "address", ["", "host", "host:", "host:http", "host:65536", "::1:4000", "host:-1", "host:４"]
+)
+def test_what_is_no_address_is_refused_with_the_remedy(address: str) -> None:
+    with pytest.raises(ValueError, match=r"write host:port, or \[host\]:port"):
+        wire.parse_address(address)
