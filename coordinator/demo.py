@@ -242,13 +242,15 @@ class Fleet:
         return self
 
     def __exit__(self, *_: object) -> None:
+        daemons = [process for name, process in self.processes.items() if name != COORDINATOR]
         with _deaf_to_signals():
-            for process in self.processes.values():
-                process.terminate()
-            deadline = time.monotonic() + 5.0
-            for process in self.processes.values():
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(max(deadline - time.monotonic(), 0.0))
+            for group in (daemons, list(self.processes.values())):  # the coordinator hears their good-byes
+                for process in group:
+                    process.terminate()
+                deadline = time.monotonic() + 5.0
+                for process in group:
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(max(deadline - time.monotonic(), 0.0))
             while left := list(marked(self.mark)):  # again: what was killed may just have started another
                 for orphan in left:
                     with suppress(psutil.NoSuchProcess):

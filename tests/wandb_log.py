@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 from wandb.proto import wandb_internal_pb2
 
+Row = dict[str, Any]
 BLOCK = 32 * 1024
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
-def rows(directory: Path) -> list[list[dict[str, Any]]]:
+def rows(directory: Path) -> list[list[Row]]:
     """What was logged, row by row, in each run under `directory`, the oldest run first."""
     return [[_row(r) for r in records(file) if r.HasField("history")] for file in files(directory)]
 
@@ -39,6 +40,6 @@ def records(file: Path) -> Iterator[Any]:
             yield wandb_internal_pb2.Record.FromString(whole)
 
 
-def _row(record: Any) -> dict[str, Any]:
+def _row(record: Any) -> Row:
     items = record.history.item
     return {item.key or "/".join(item.nested_key): msgspec.json.decode(item.value_json) for item in items}

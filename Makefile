@@ -1,0 +1,45 @@
+# The first two set-up commands of the README are `make demo` and `make test`; both work on a bare clone.
+TORCH ?= torch==2.13.0
+PYTHON ?= python3.11
+OUT ?= demo-out
+BIN := .venv/bin
+export PYTHONSAFEPATH := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+PIP := $(BIN)/pip install --quiet --constraint constraints.txt
+
+.PHONY: install demo test check format proto clean
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PIP) "$(TORCH)"
+	$(PIP) --editable .
+	touch $@
+
+.venv/installed-dev: .venv/installed
+	$(PIP) --editable ".[dev]"
+	touch $@
+
+demo: .venv/installed
+	$(BIN)/atoll demo --out "$(OUT)"
+
+test: .venv/installed-dev
+	$(BIN)/pytest
+
+check: .venv/installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/mypy tests
+	comm/proto/generate.sh --check
+
+format: .venv/installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: .venv/installed-dev
+	comm/proto/generate.sh
+
+clean:
+	rm -rf .venv build *.egg-info demo-out

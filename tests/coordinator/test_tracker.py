@@ -1,0 +1,130 @@
+"""The tracker writes to a real wandb run, offline; what it wrote is read back from the run's file."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from atoll.comm.config import RunConfig, WandbMode
+from atoll.comm.ids import NodeId
+from atoll.coordinator.events import CommitRecord, Note, Publish
+from atoll.coordinator.tracker import Tracker
+
+sys.path.append(str(Path(__file__).parents[1]))
+import wandb_log  # noqa: E402
+
+ADA, BO = NodeId("n1"), NodeId("n2")
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No key and no settings of the person who runs the tests."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR", "WANDB_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def config(mode: WandbMode = WandbMode.OFFLINE) -> RunConfig:
+    run = RunConfig(name="reef")
+    run.wandb.mode = mode
+    return run
+
+
+def record(number: int) -> CommitRecord:
+    weights = {ADA: 600.0, BO: 400.0} if number < 3 else {ADA: 600.0}
+    return CommitRecord(
+        round=number,
+        epoch=2,
+        attempts=1,
+        members=(ADA, BO),
+        contributors=weights,
+        tokens=1000 * number,
+        train_loss=5.0 / number,
+        seconds={"inner": 1.5, "collect": 0.25, "reduce": 0.5, "commit": 0.125},
+        bytes_up={ADA: 10 * number, BO: 20 * number},
+        bytes_down={ADA: 30 * number, BO: 40 * number},
+        reason="every member was ready",
+        sealed_digest="ab",
+        digests_equal=True,
+        val_loss=None if number == 2 else 4.0 / number,
+    )
+
+
+def track(directory: Path, effects: list[Note | Publish], past: list[CommitRecord] | None = None) -> None:
+    tracker = Tracker(config(), directory, past or [])
+    for effect in effects:
+        tracker.tell(effect)
+    tracker.close()
+
+
+def rounds(rows: list[wandb_log.Row]) -> list[wandb_log.Row]:
+    return [row for row in rows if "loss/train" in row]
+
+
+def test_every_committed_round_is_one_row_with_loss_tokens_and_a_series_for_each_member(tmp_path: Path) -> None:
+    track(tmp_path, [Publish(record(number)) for number in (1, 2, 3)])
+
+    (rows,) = wandb_log.rows(tmp_path / "wandb")
+
+    assert [row["round"] for row in rounds(rows)] == [1, 2, 3]
+    assert [row["tokens"] for row in rounds(rows)] == [1000, 2000, 3000]
+    assert [row["loss/train"] for row in rounds(rows)] == [5.0, 2.5, 5.0 / 3]
+    assert [row.get("loss/val") for row in rounds(rows)] == [4.0, None, 4.0 / 3]
+    assert [row.get("tokens/n1") for row in rounds(rows)] == [600, 600, 600]
+    assert [row.get("tokens/n2") for row in rounds(rows)] == [400, 400, None]
+    assert [row.get("bytes_up/n2") for row in rounds(rows)] == [20, 40, None]
+    assert [row["bytes_down/n1"] for row in rounds(rows)] == [30, 60, 90]
+    assert [row["seconds/collect"] for row in rounds(rows)] == [0.25] * 3
+    assert [row["members/contributors"] for row in rounds(rows)] == [2, 2, 1]
+    assert [row["reduce/digests_equal"] for row in rounds(rows)] == [1, 1, 1]
+
+
+def test_events_stand_at_the_round_in_which_they_happened(tmp_path: Path) -> None:
+    track(tmp_path, [Note("bo joins as n2", BO), Publish(record(1)), Note("the run is finished")])
+
+    (rows,) = wandb_log.rows(tmp_path / "wandb")
+    events = [row for row in rows if "event/sentence" in row]
+
+    assert [(row["event/sentence"], row["event/node"], row["event/round"]) for row in events] == [
+        ("bo joins as n2", "n2", 0),
+        ("the run is finished", "", 1),
+    ]
+
+
+def test_a_restarted_coordinator_logs_the_past_rounds_once_more_into_a_fresh_run(tmp_path: Path) -> None:
+    track(tmp_path, [Publish(record(1)), Publish(record(2))])
+    track(tmp_path, [Publish(record(3))], past=[record(1), record(2)])
+
+    first, second = wandb_log.rows(tmp_path / "wandb")
+
+    assert [row["round"] for row in rounds(first)] == [1, 2]
+    assert [row["round"] for row in rounds(second)] == [1, 2, 3]
+
+
+def test_a_round_that_breaks_over_blocks_of_the_log_comes_back_whole(tmp_path: Path) -> None:
+    sentence = "x" * 50_000
+    track(tmp_path, [Note(sentence), Publish(record(1))])
+
+    (rows,) = wandb_log.rows(tmp_path / "wandb")
+
+    assert [row["event/sentence"] for row in rows if "event/sentence" in row] == [sentence]
+    assert [row["round"] for row in rounds(rows)] == [1]
+
+
+def test_a_disabled_tracker_writes_nothing(tmp_path: Path) -> None:
+    directory = tmp_path / "state"
+    tracker = Tracker(config(WandbMode.DISABLED), directory, [record(1)])
+    tracker.tell(Publish(record(2)))
+    tracker.close()
+
+    assert not directory.exists()
+
+
+def test_without_a_key_auto_is_offline_and_with_one_it_is_online(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from atoll.coordinator.tracker import _mode
+
+    assert _mode(config(WandbMode.AUTO)) is WandbMode.OFFLINE
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    assert _mode(config(WandbMode.AUTO)) is WandbMode.ONLINE
