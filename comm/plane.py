@@ -107,7 +107,10 @@ class DataPlane:
 
     @classmethod
     async def start(cls, listen: str, run: RunId, node: NodeId, key: bytes, shelf: Shelf) -> Self:
-        """Listen on "host:port"; port 0 lets the kernel choose. `ResourceError` if that cannot be had."""
+        """Listen on "host:port"; port 0 lets the kernel choose. `ResourceError` if that cannot be had.
+
+        With an empty key everybody is refused until `identify` brings the real one.
+        """
         if max(len(run.encode()), len(node.encode())) > 255:
             raise ValueError("the ids of a run and of a node have at most 255 bytes")
         plane = cls(run, node, key, shelf)
@@ -120,7 +123,7 @@ class DataPlane:
         return plane
 
     def identify(self, node: NodeId, key: bytes) -> None:
-        """Take the id and the run's key that the coordinator gave; a hello said before is refused."""
+        """Take the id and the run's key that the coordinator gave at the join."""
         self.node, self._key = node, key
 
     @property

@@ -221,7 +221,10 @@ async def greet(link: Link, run: RunId, me: NodeId, to: NodeId, key: bytes) -> N
 
 
 async def welcome(link: Link, run: RunId, me: NodeId, key: bytes) -> NodeId:
-    """The accepting side's part; returns who dialled. Reads at most 805 bytes from a stranger."""
+    """The accepting side's part; returns who dialled. Reads at most 805 bytes from a stranger.
+
+    Without a key, which a node has from its join on, nobody is accepted.
+    """
     nonce = os.urandom(16)
     await link.write(GREETING.pack(MAGIC, VERSION, nonce))
     start = await link.read(HELLO.size, HANDSHAKE)
@@ -232,6 +235,8 @@ async def welcome(link: Link, run: RunId, me: NodeId, key: bytes) -> NodeId:
         raise Broken(f"it speaks version {version} of the data plane, this node speaks {VERSION}: use one release")
     ids = await link.read(sum(lengths), HANDSHAKE)
     proof = await link.read(PROOF, HANDSHAKE)
+    if not key:
+        raise Broken("this node has not joined its run yet")
     if not hmac.compare_digest(proof, _proof(key, nonce, start + ids)):
         raise Broken("it does not know the run's key")
     theirs, sender, to = (text.decode(errors="replace") for text in _split(ids, lengths))

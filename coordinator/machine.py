@@ -273,12 +273,15 @@ def _peer_lost(
     if plan is None or node not in plan.members or peer not in plan.members or node == peer:
         return state
     name = state.members.here[node].name
-    out.append(Note(f"{name} lost {peer} in attempt {attempt}: {reason}", node))
+    other = _name(state, peer)
+    out.append(Note(f"{name} lost {other} in attempt {attempt}: {reason}", node))
+    if peer in state.members.gone:
+        return state  # the next attempt is on its way
     if not state.members.here[peer].connected:
         return _remove(state, peer, MemberState.EVICTED, f"its connections broke ({reason})", out)
     lost = plan.lost + Counter({peer: 1})
     members = tuple(n for n in plan.members if lost[n] < 2)
-    return _retry(_with_plan(state, replace(plan, lost=lost)), members, f"{name} could not reach {peer}", out)
+    return _retry(_with_plan(state, replace(plan, lost=lost)), members, f"{name} could not reach {other}", out)
 
 
 def _remove(state: State, node: NodeId, how: MemberState, reason: str, out: list[Effect]) -> State:
@@ -460,7 +463,7 @@ def _commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
         reason = f"its sealed bytes in round {state.round.number} are not the ledger's"
         return _remove(state, wrong[0], MemberState.EVICTED, reason, out)
     if alive != plan.members:
-        gone = ", ".join(n for n in plan.members if n not in alive)
+        gone = ", ".join(_name(state, n) for n in plan.members if n not in alive)
         return _retry(state, alive, f"{gone} was lost", out, now)
     if now - plan.planned_at > state.config.rounds.reduce_timeout:
         unsealed = {n for c, n in enumerate(plan.ledger.owners) if c not in plan.ledger.sealed}
@@ -557,6 +560,11 @@ def _publish_last(state: State, out: list[Effect]) -> State:
 
 def _order(node: NodeId) -> int:
     return int(node[1:])
+
+
+def _name(state: State, node: NodeId) -> str:
+    members = state.members
+    return (members.here.get(node) or members.gone[node]).name
 
 
 def _with(state: State, node: NodeId, /, **changes: object) -> State:

@@ -160,6 +160,19 @@ def test_a_stranger_without_the_key_is_refused() -> None:
     run(body())
 
 
+def test_before_it_has_joined_a_node_accepts_nobody() -> None:
+    async def body() -> None:
+        async with two_planes(key_of_b=b"") as (a, b):
+            a.identify(A, b"")
+            with pytest.raises(PeerLost, match="it refused: this node has not joined its run yet"):
+                await still_serves(a, b)
+            a.identify(A, KEY)
+            b.identify(B, KEY)
+            assert await still_serves(a, b)
+
+    run(body())
+
+
 def test_a_node_that_took_anothers_address_is_not_mistaken_for_it() -> None:
     async def body() -> None:
         async with two_planes() as (a, b):
