@@ -216,8 +216,12 @@ class _Attempt:
             if task is not None and task.cancelling():
                 raise asyncio.CancelledError from group
             raise _cause(group) from None
-        self.sealed.flags.writeable = False
-        return SealedVector(self.sealed, self.slots, self.digests)
+        else:
+            self.sealed.flags.writeable = False
+            return SealedVector(self.sealed, self.slots, self.digests)
+        finally:
+            # Tracebacks of cancelled tasks keep this object until the next garbage collection, not its memory.
+            self.inbox, self.sealed = np.empty((0, 0), np.uint8), np.empty(0, np.uint8)
 
     async def _work(self, arrivals: Arrivals) -> None:
         links: list[Link] = []

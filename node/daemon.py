@@ -100,7 +100,7 @@ class Daemon:
         self._pulse, self._round = Pulse(), RoundBuffers()
         self._beat = asyncio.Event()  # the phase changed: tell at once
         self._over = asyncio.Event()
-        self._finished = False
+        self._joined = self._finished = False
         self._encoding = asyncio.Lock()
         self._worker = ThreadPoolExecutor(1, "arithmetic")
         self._reducing: asyncio.Task[None] | None = None
@@ -143,6 +143,7 @@ class Daemon:
         reply = await self._control.join(self._identity, self._options.patience)
         self._run, self._me = from_json(reply.config), NodeId(reply.node_id)
         self._plane.identify(self._me, reply.data_key)
+        self._joined = True
         log.info(f"joined run {reply.run} as {self._me}; peers reach this node at {reply.address}")
         return reply
 
@@ -164,13 +165,15 @@ class Daemon:
                 )
             ]
             await self._over.wait()
+            await self._say_goodbye()  # first, so that nobody waits for what takes its time to stop
             for task in background:
                 task.cancel()
             if self._reducing is not None:
                 self._reducing.cancel()
 
     async def _say_goodbye(self) -> None:
-        if self._me:
+        if self._joined:
+            self._joined = False
             await self._control.leave("stopped by its operator" if not self._finished else "the run is finished")
 
     # The session with the coordinator

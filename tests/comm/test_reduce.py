@@ -1,5 +1,7 @@
 import asyncio
+import gc
 import re
+import weakref
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -443,6 +445,23 @@ def test_a_plan_for_other_chunks_or_without_this_node_is_refused() -> None:
                 await part(planes, plan_for(planes, members=[0]), 1)
 
     run(body())
+
+
+def test_an_attempt_leaves_no_memory_behind_that_only_the_collector_frees() -> None:
+    async def body() -> None:
+        async with fleet(2) as planes:
+            gc.disable()
+            plan = plan_for(planes)
+            results = await asyncio.gather(*(part(planes, plan, i) for i in range(2)))
+            sealed = [weakref.ref(result.buffer) for result in results]
+            del results
+            await asyncio.sleep(0)  # the loop's handle of gather's future goes
+            assert [ref() for ref in sealed] == [None, None]
+
+    try:
+        run(body())
+    finally:
+        gc.enable()
 
 
 def test_encode_delta_is_anchor_minus_local_with_its_norm_and_cannot_be_written_to() -> None:

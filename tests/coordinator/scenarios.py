@@ -1,14 +1,14 @@
 """Run a scenario file: commands, `----`, and what the coordinator's machine said.
 
-    start N                      members the first round waits for (2 unless told)
-    join NAME...        the nodes join, connect and tell their layout
-    state NAME ROUND [DIGEST]    the node holds that state (digest: one word; "s" unless told)
-    ready NAME [TOKENS]          its inner steps of the round are done (100 tokens unless told)
-    seal NAME / held NAME        it sealed the chunks it owns / it has every sealed chunk
-    evaluated NAME LOSS
-    lost NAME PEER               its connection to PEER broke
-    disconnect NAME / connect NAME / leave NAME / silent NAME
-    wait SECONDS                 time passes, in ticks of a quarter second
+start N                      members the first round waits for (2 unless told)
+join NAME...        the nodes join, connect and tell their layout
+state NAME ROUND [DIGEST]    the node holds that state (digest: one word; "s" unless told)
+ready NAME [TOKENS]          its inner steps of the round are done (100 tokens unless told)
+seal NAME / held NAME        it sealed the chunks it owns / it has every sealed chunk
+evaluated NAME LOSS
+lost NAME PEER               its connection to PEER broke
+disconnect NAME / connect NAME / leave NAME / silent NAME
+wait SECONDS                 time passes, in ticks of a quarter second
 """
 
 import hashlib

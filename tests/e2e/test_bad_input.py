@@ -81,7 +81,9 @@ def test_a_missing_config_file_is_named() -> None:
 
 
 def test_an_interpolation_that_does_not_resolve_is_named() -> None:
-    assert "NO_SUCH_VARIABLE_HERE" in refused("coordinator", "check", DEMO, "name=${oc.env:NO_SUCH_VARIABLE_HERE}", code=2)
+    assert "NO_SUCH_VARIABLE_HERE" in refused(
+        "coordinator", "check", DEMO, "name=${oc.env:NO_SUCH_VARIABLE_HERE}", code=2
+    )
 
 
 @pytest.mark.parametrize("option", ["--listen", "--http"])
@@ -127,7 +129,7 @@ def test_a_url_that_is_none_is_explained(tmp_path: Path) -> None:
 def test_an_unreachable_coordinator_is_tried_again_with_backoff(tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound, not listening: nobody answers there
-        address = "127.0.0.1:%d" % unused.getsockname()[1]
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
         said = join(f"atoll://t@{address}/demo", tmp_path, "--patience", "3", code=4)
     assert said.count("next try in") >= 2
     assert f"no coordinator at {address}" in said.splitlines()[-1]

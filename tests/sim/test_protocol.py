@@ -1,7 +1,7 @@
 """The coordinator's and the nodes' real machines in one process: seeded order of events, crashes, joins.
 
-After every event the invariants hold; when the faults end, rounds commit again. ATOLL_SIM_SEEDS=N runs N seeds from
-ATOLL_SIM_FIRST on.
+After every event the invariants hold; when the faults end, rounds commit again. ATOLL_SIM_SEEDS=N runs N seeds
+from ATOLL_SIM_FIRST on.
 """
 
 import hashlib
