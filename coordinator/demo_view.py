@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from atoll.coordinator.report import MarkKind, Report, Story
+from atoll.coordinator.report import MarkKind, Report, Story, summarize
 from atoll.coordinator.tables import members_table, size
 
 EVENTS = 8  # in the live view
@@ -75,7 +75,7 @@ class Terminal:
 
 def panel(story: Story, lines: Sequence[Line], page: str) -> Panel:
     run = story.run
-    body: list[RenderableType] = [headline(story), progress(story), losses(story), Text()]
+    body: list[RenderableType] = [headline(story), progress(story), losses(story), traffic(story), Text()]
     if run:
         body += [members_table(run), Text()]
     body += [event(line, story) for line in lines]
@@ -84,7 +84,7 @@ def panel(story: Story, lines: Sequence[Line], page: str) -> Panel:
 
 
 def headline(story: Story) -> Text:
-    run, records = story.run, story.records
+    run = story.run
     if not run:
         return Text("the coordinator is starting")
     number = min(run["round"], story.rounds)
@@ -93,7 +93,6 @@ def headline(story: Story) -> Text:
         (f"  {run['phase']}", "bold"),
         (f"  {run['phase_reason']}", "dim"),
         f"  ·  {run['tokens']:,} tokens",
-        f"  ·  {saving(story)}" if records else "",
     )
 
 
@@ -124,6 +123,10 @@ def losses(story: Story) -> Text:
         (f" {values[-1]:.3f}", "bold"),
         f"  ·  goodput {run['goodput']['inner']:.0%}",
     )
+
+
+def traffic(story: Story) -> Text:
+    return Text(f"traffic {saving(story)}" if story.records else "traffic: no round committed yet", "dim")
 
 
 def event(line: Line, story: Story) -> Text:
@@ -166,8 +169,6 @@ def summary(story: Story, report: Report, out: Path) -> Table:
 
 def saving(story: Story) -> str:
     """Traffic against a data-parallel run that exchanges fp32 gradients each step."""
-    from atoll.coordinator.report import summarize
-
     report = summarize(story)
     sent, instead = report.bytes_per_node_per_round, report.fp32_allreduce_bytes_per_step_equivalent
     less = f", {instead / sent:,.0f}x less than fp32 all-reduce each step" if sent else ""

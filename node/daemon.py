@@ -439,7 +439,7 @@ class Daemon:
         target = Target(Round(view.committed), view.state_digest, _rotated(donors, self._me))
         started, before = time.monotonic(), self._plane.bytes_down
         try:
-            await recover(self._plane, outer, self._slots, target, self._on_recovery)
+            await recover(self._plane, outer, self._slots, target, self._worker, self._on_recovery)
         except MovedOn as moved:
             log.info(f"recovering: {moved}; trying again")
             await asyncio.sleep(0.2)  # the next view may name other donors

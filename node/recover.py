@@ -9,7 +9,9 @@ donors' digest list, and the list against the digest that the coordinator record
 import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from atoll.comm.codec import Malformed
 from atoll.comm.digest import SIZE, root
@@ -19,6 +21,7 @@ from atoll.comm.plane import DataPlane, Fetcher, Item, Missing, PeerLost
 from atoll.comm.reduce import Slots
 from atoll.node.outer import KEEP, OuterState
 
+T = TypeVar("T")
 log = logging.getLogger("atoll.node")
 STREAMS = 4  # chunks fetched at the same time
 DEADLINE = 120.0  # seconds for one chunk
@@ -42,9 +45,17 @@ class Target:
 
 
 async def recover(
-    plane: DataPlane, outer: OuterState, slots: Slots, target: Target, on_progress: Callable[[int, int], None]
+    plane: DataPlane,
+    outer: OuterState,
+    slots: Slots,
+    target: Target,
+    worker: Executor,
+    on_progress: Callable[[int, int], None],
 ) -> None:
-    """Make `outer` the state of `target.round`; `on_progress(chunks done, of all)`. Raises `MovedOn`."""
+    """Make `outer` the state of `target.round`; `on_progress(chunks done, of all)`. Raises `MovedOn`.
+
+    `worker` is the one thread that may touch `outer`'s arithmetic.
+    """
     if not target.donors:
         raise MovedOn(f"no member holds the state of round {target.round}")
     wanted, donors = await _digest_list(plane, outer, target)
@@ -62,7 +73,7 @@ async def recover(
                     while not todo.empty():
                         c = todo.get_nowait()
                         try:
-                            await _bring(fetcher, outer, slots, c, target.round, wanted[c])
+                            await _bring(fetcher, outer, slots, c, target.round, wanted[c], worker)
                         except BaseException:
                             todo.put_nowait(c)
                             raise
@@ -97,19 +108,23 @@ async def _digest_list(plane: DataPlane, outer: OuterState, target: Target) -> t
 
 async def _bring(fetcher: Fetcher, outer: OuterState, slots: Slots, c: int, round_: Round, digest: bytes) -> None:
     """Bring chunk `c` to `round_`; `Missing` or `PeerLost` if this donor cannot help."""
-    if outer.at[c] == round_ and await asyncio.to_thread(outer.chunk_digest, c) == digest:
+
+    async def compute(work: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(worker, lambda: work(*args))
+
+    if outer.at[c] == round_ and await compute(outer.chunk_digest, c) == digest:
         return
     if 0 < round_ - outer.at[c] <= KEEP and outer.at[c] >= 0:
         try:
             for k in range(outer.at[c] + 1, round_ + 1):
                 payload = await fetcher.fetch(Item.SEALED, Round(k), c, slots.size(c), DEADLINE)
-                await asyncio.to_thread(outer.apply, c, payload)
-            if await asyncio.to_thread(outer.chunk_digest, c) == digest:
+                await compute(outer.apply, c, payload)
+            if await compute(outer.chunk_digest, c) == digest:
                 return
         except (Missing, Malformed):
             pass  # the donor keeps fewer rounds, or the bytes are bad: the whole chunk follows
     data = await fetcher.fetch(Item.STATE, round_, c, 8 * outer.chunks.size(c), DEADLINE)
-    await asyncio.to_thread(outer.put, c, round_, data)
-    if await asyncio.to_thread(outer.chunk_digest, c) != digest:
+    await compute(outer.put, c, round_, data)
+    if await compute(outer.chunk_digest, c) != digest:
         outer.at[c] = -1
         raise PeerLost(fetcher.node, f"chunk {c} of round {round_} is not what the run's digest says")

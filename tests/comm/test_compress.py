@@ -43,14 +43,21 @@ def test_a_frame_that_declares_less_than_it_holds_is_refused() -> None:
         unpack(bytes(frame), 300)
 
 
-def test_a_frame_with_a_huge_window_is_refused() -> None:
-    parameters = zstandard.ZstdCompressionParameters(window_log=27, write_content_size=True)
-    stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj(size=1 << 24)
-    frame = stream.compress(os.urandom(1 << 24)) + stream.flush()
-    parameters_read = zstandard.get_frame_parameters(frame)
-    if parameters_read.window_size > 1 << 24:
-        with pytest.raises(Malformed, match="larger window"):
-            unpack(frame, 1 << 24)
+def frame_by_hand(window_log: int, dictionary: bytes = b"") -> bytes:
+    """1000 stored bytes in a frame of RFC 8878 with this window."""
+    descriptor = bytes([0x80 | len(dictionary), (window_log - 10) << 3])
+    return b"\x28\xb5\x2f\xfd" + descriptor + dictionary + (1000).to_bytes(4, "little") + block(b"x" * 1000)
+
+
+def block(data: bytes) -> bytes:
+    return (len(data) << 3 | 1).to_bytes(3, "little") + data
+
+
+def test_a_frame_with_a_huge_window_or_a_dictionary_is_refused() -> None:
+    assert unpack(frame_by_hand(10), 1000) == b"x" * 1000
+    for frame in (frame_by_hand(27), frame_by_hand(41), frame_by_hand(10, dictionary=b"\x07")):
+        with pytest.raises(Malformed, match="larger window or a dictionary|too much memory"):
+            unpack(frame, 1000)
 
 
 @pytest.mark.parametrize("frame", [b"", b"x", b"\x28\xb5\x2f\xfd", pack(bytes(1000))[:-3], os.urandom(100)])

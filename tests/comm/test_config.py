@@ -1,0 +1,73 @@
+"""The run's config: files, overrides, the wire, and sentences for what is wrong."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from atoll.comm.config import RunConfig, from_json, load_run, to_json, to_yaml
+from atoll.comm.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_every_shipped_config_is_valid_and_survives_the_wire(path: Path) -> None:
+    config = load_run(path)
+    assert from_json(to_json(config)) == config
+
+
+@pytest.mark.parametrize(("name", "billions"), [("demo", 0.00082), ("150m", 0.15), ("1b", 1.0), ("10b", 10.2)])
+def test_the_shipped_models_have_the_size_of_their_names(name: str, billions: float) -> None:
+    params = load_run(ROOT / "configs" / f"{name}.yaml").model.n_params
+    assert params / 1e9 == pytest.approx(billions, rel=0.25)
+
+
+def test_the_printed_config_is_one_that_can_be_read(tmp_path: Path) -> None:
+    config = load_run(ROOT / "configs" / "demo.yaml", ("outer.lr=0.5", "rounds.total=3"))
+    (tmp_path / "again.yaml").write_text(to_yaml(config))
+    assert load_run(tmp_path / "again.yaml") == config
+    assert config.outer.lr == 0.5
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("outer.lrr=1", "outer.lrr"),
+        ("rounds.inner_steps=many", "many"),
+        ("rounds.inner_steps=0", "greater than 0"),
+        ("outer.momentum=1", "must be in"),
+        ("model.heads=3", "multiple"),
+        ("reduce.chunk=1000", "reduce.block"),
+        ("data.kind=text", "tokenizer.json"),
+        ("data.kind=images", "images"),
+        ("outer.lr", "key=value"),
+        ("inner.warmup_tokens=2000000", "inner.decay_tokens"),
+    ],
+)
+def test_what_is_wrong_is_named(override: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        load_run(ROOT / "configs" / "demo.yaml", (override,))
+
+
+def test_a_file_that_is_no_yaml_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("a: [1,\nb: }")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load_run(tmp_path / "bad.yaml")
+
+
+def test_interpolation_from_the_wire_is_refused() -> None:
+    data = msgspec.json.encode({"name": "${oc.env:HOME}"})
+    with pytest.raises(ConfigError, match="plain values"):
+        from_json(data)
+
+
+@pytest.mark.parametrize("data", [b"[]", b"{", b'{"seed": "x"}', b'{"model": {"dim": -1}}'])
+def test_a_config_from_the_wire_that_does_not_fit_is_refused(data: bytes) -> None:
+    with pytest.raises(ConfigError):
+        from_json(data)
+
+
+def test_defaults_are_valid() -> None:
+    assert from_json(to_json(RunConfig())) == RunConfig()

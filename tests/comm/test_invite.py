@@ -1,0 +1,26 @@
+"""Join URLs are read back as they were written, and anything else is explained."""
+
+import pytest
+
+from atoll.comm.errors import ConfigError
+from atoll.comm.invite import Invite, parse, split_host_port
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:4700", "[2001:db8::1]:4700", "coordinator.example.org:1"])
+def test_a_url_is_read_back_as_it_was_written(address: str) -> None:
+    invite = Invite(address, "run with / and space", "a-token_0")
+    assert parse(str(invite)) == invite
+
+
+@pytest.mark.parametrize(
+    "url", ["", "http://t@h:1/r", "atoll://h:1/r", "atoll://t@h/r", "atoll://t@h:1", "atoll://t@h:x/r"]
+)
+def test_anything_else_is_explained(url: str) -> None:
+    with pytest.raises(ConfigError, match="atoll://TOKEN@HOST:PORT/RUN"):
+        parse(url)
+
+
+@pytest.mark.parametrize("text", ["4700", "host", "host:", "host:70000", "host:-1"])
+def test_an_address_without_a_port_names_the_option(text: str) -> None:
+    with pytest.raises(ConfigError, match="--listen is"):
+        split_host_port(text, "--listen")

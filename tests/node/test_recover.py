@@ -1,0 +1,165 @@
+"""Recovery over real sockets on loopback: from a snapshot, from sealed bytes, from a donor that moves on."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atoll.comm.chunks import Chunks
+from atoll.comm.codec import make
+from atoll.comm.config import CodecName
+from atoll.comm.ids import NodeId, Round, RunId
+from atoll.comm.plane import DataPlane
+from atoll.comm.reduce import Slots
+from atoll.node.outer import KEEP, OuterState
+from atoll.node.recover import Donor, MovedOn, Target, recover
+from atoll.node.vectors import Vectors
+from atoll.outer_opt.nesterov import Nesterov
+
+NUMEL, CHUNKS = 5000, Chunks(5000, 1024)
+CODEC = make(CodecName.INT8, 256)
+SLOTS = Slots(CHUNKS, CODEC)
+KEY = b"k" * 32
+
+
+class Peer:
+    """A node's outer state and data plane."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name = NodeId(name)
+        self.outer = OuterState(Vectors.create(NUMEL, folder, folder / "shm"), CHUNKS, CODEC, Nesterov(0.7, 0.9))
+
+    async def up(self) -> None:
+        self.plane = await DataPlane.start("127.0.0.1:0", RunId("r"), self.name, KEY, self.outer)
+
+    @property
+    def donor(self) -> Donor:
+        return Donor(self.name, self.plane.address)
+
+    def initialise(self) -> bytes:
+        self.outer.vectors.anchor[:] = np.random.default_rng(0).standard_normal(NUMEL, dtype=np.float32)
+        self.outer.initialised()
+        return self.outer.settle()
+
+    def commit(self, round_: int) -> bytes:
+        """Apply the sealed bytes of a round: the same for everybody that commits it."""
+        delta = np.random.default_rng(round_).standard_normal(NUMEL, dtype=np.float32)
+        payloads = []
+        for c in range(CHUNKS.count):
+            out = np.empty(SLOTS.size(c), np.uint8)
+            CODEC.encode(delta[CHUNKS.span(c)], out)
+            payloads.append(out.tobytes())
+            self.outer.apply(c, payloads[-1])
+        self.outer.keep(round_, payloads)
+        return self.outer.settle()
+
+    def state(self) -> bytes:
+        return self.outer.vectors.anchor.tobytes() + self.outer.vectors.momentum.tobytes()
+
+
+def with_peers(folder: Path, *names: str) -> Callable[[Callable[..., Awaitable[None]]], None]:
+    """Run a test with that many peers up."""
+
+    def run(test: Callable[..., Awaitable[None]]) -> None:
+        async def main() -> None:
+            peers = [Peer(folder / name, name) for name in names]
+            for peer in peers:
+                await peer.up()
+            try:
+                await test(*peers)
+            finally:
+                for peer in peers:
+                    await peer.plane.close()
+                    peer.outer.vectors.close()
+
+        asyncio.run(main())
+
+    return run
+
+
+async def bring(joiner: Peer, round_: int, digest: bytes, *donors: Peer) -> None:
+    target = Target(Round(round_), digest, tuple(d.donor for d in donors))
+    with ThreadPoolExecutor(1) as worker:
+        await recover(joiner.plane, joiner.outer, SLOTS, target, worker, lambda done, of: None)
+
+
+def test_a_joiner_gets_anchor_and_momentum_bit_for_bit(tmp_path: Path) -> None:
+    @with_peers(tmp_path, "a", "b")
+    async def _(a: Peer, b: Peer) -> None:
+        a.initialise()
+        digest = a.commit(1)
+        await bring(b, 1, digest, a)
+        assert b.outer.round == 1 and b.outer.settle() == digest
+        assert b.state() == a.state()
+
+
+def test_a_node_that_missed_rounds_gets_their_sealed_bytes_only(tmp_path: Path) -> None:
+    @with_peers(tmp_path, "a", "b")
+    async def _(a: Peer, b: Peer) -> None:
+        a.initialise()
+        b.initialise()
+        for k in range(1, 4):
+            digest = a.commit(k)
+        before = a.plane.bytes_up
+        await bring(b, 3, digest, a)
+        assert b.state() == a.state()
+        assert a.plane.bytes_up - before < 3 * 1.1 * NUMEL + 2000  # a snapshot is 8 bytes a parameter
+
+
+def test_a_node_too_far_behind_gets_a_snapshot(tmp_path: Path) -> None:
+    @with_peers(tmp_path, "a", "b")
+    async def _(a: Peer, b: Peer) -> None:
+        a.initialise()
+        b.initialise()
+        for k in range(1, KEEP + 3):
+            digest = a.commit(k)
+        await bring(b, KEEP + 2, digest, a)
+        assert b.state() == a.state()
+
+
+def test_chunks_from_before_the_donor_moved_on_are_brought_forward(tmp_path: Path) -> None:
+    @with_peers(tmp_path, "a", "b")
+    async def _(a: Peer, b: Peer) -> None:
+        a.initialise()
+        first = a.commit(1)
+        await bring(b, 1, first, a)
+        b.outer.at[2] = -1  # as if this chunk had not arrived when a moved on
+        with pytest.raises(MovedOn):
+            await bring(b, 1, a.commit(2), a)
+        digest = a.commit(3)
+        await bring(b, 3, digest, a)
+        assert b.outer.at == [3] * CHUNKS.count
+        assert b.state() == a.state()
+
+
+def test_a_donor_whose_state_is_not_the_runs_is_passed_over(tmp_path: Path) -> None:
+    @with_peers(tmp_path, "a", "liar", "b")
+    async def _(a: Peer, liar: Peer, b: Peer) -> None:
+        digest = a.initialise()
+        liar.initialise()
+        liar.outer.vectors.anchor[7] += 1
+        liar.outer.settle()
+        await bring(b, 0, digest, liar, a)
+        assert b.state() == a.state()
+
+
+def test_a_flipped_bit_in_one_chunk_is_found_and_only_that_chunk_is_fetched(tmp_path: Path) -> None:
+    @with_peers(tmp_path, "a", "b")
+    async def _(a: Peer, b: Peer) -> None:
+        digest = a.initialise()
+        await bring(b, 0, digest, a)
+        b.outer.vectors.anchor[1500] += 1
+        before = a.plane.bytes_up
+        await bring(b, 0, digest, a)
+        assert b.state() == a.state()
+        assert a.plane.bytes_up - before < 8 * 1024 + 1000
+
+
+def test_no_donor_is_told_at_once(tmp_path: Path) -> None:
+    @with_peers(tmp_path, "b")
+    async def _(b: Peer) -> None:
+        with pytest.raises(MovedOn, match="no member"):
+            await bring(b, 1, b"x" * 16)
