@@ -106,7 +106,9 @@ async def _digest_list(plane: DataPlane, outer: OuterState, target: Target) -> t
     raise MovedOn(f"no donor has the state of round {target.round}")
 
 
-async def _bring(fetcher: Fetcher, outer: OuterState, slots: Slots, c: int, round_: Round, digest: bytes) -> None:
+async def _bring(
+    fetcher: Fetcher, outer: OuterState, slots: Slots, c: int, round_: Round, digest: bytes, worker: Executor
+) -> None:
     """Bring chunk `c` to `round_`; `Missing` or `PeerLost` if this donor cannot help."""
 
     async def compute(work: Callable[..., T], *args: object) -> T:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from atoll.comm.errors import ResourceError
-from atoll.node import vectors
 from atoll.node.vectors import Vectors, clear_stale
 
 
@@ -27,7 +26,7 @@ def test_the_state_directory_takes_them_where_shared_memory_is_too_small(
 ) -> None:
     real = shutil.disk_usage
     small = SimpleNamespace(free=1 << 20)
-    monkeypatch.setattr(vectors.shutil, "disk_usage", lambda p: small if Path(p).name == "shm" else real(p))
+    monkeypatch.setattr(shutil, "disk_usage", lambda p: small if Path(p).name == "shm" else real(p))
     made = Vectors.create(1_000_000, tmp_path / "state", tmp_path / "shm")
     assert made.folder.parent == tmp_path / "state" / "vectors"
     made.close()
