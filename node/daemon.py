@@ -269,7 +269,8 @@ class Daemon:
             case machine.ReportEvaluated(round_, loss):
                 self._report(round_, 0, evaluated=pb.Evaluated(round=round_, loss=loss))
             case machine.RunFinished():
-                log.info("the run is finished")
+                if not self._finished:
+                    log.info("the run is finished")
                 self._finished = True
                 self._over.set()
             case _:
