@@ -38,6 +38,7 @@ RUN_YAML = Path(__file__).with_name("demo.yaml")
 COORDINATOR = "coordinator"
 NAMES = "ada bo cy dee eve fay gus hal ivy jo kai lou max ned oz pia".split()
 NODE_OPTIONS = ("device=cpu", "threads=1")  # the nodes share this machine
+ROOM = 2.5  # start-up times that a node which joins needs at least until the last commit
 FEWEST_ROUNDS = 5  # that leave time for a death and a recovery
 LOOK_EVERY = 0.2  # seconds
 PATIENCE = 120.0  # seconds without a step or a commit
@@ -169,7 +170,7 @@ class Chaos:
     def _join_due(self, story: Story) -> bool:
         active = sum(m["state"] == "active" and m["name"] != self.victim for m in story.run["members"])
         left = (story.rounds - story.run["committed"]) * round_seconds(story)
-        late = left < 1.5 * self.startup
+        late = left < ROOM * self.startup
         return bool(story.run["committed"] >= self.join_at or active < self.minimum or late)
 
 

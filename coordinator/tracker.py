@@ -64,7 +64,7 @@ class Tracker:
                     )
             except Exception as error:
                 log.warning(f"wandb did not take a row: {error}")
-        run.finish()
+        _finish(run)
 
     def _open(self) -> Any:
         os.environ.setdefault("WANDB_SILENT", "true")
@@ -86,6 +86,17 @@ class Tracker:
         run.define_metric("round")
         run.define_metric("*", step_metric="round")
         return run
+
+
+def _finish(run: Any) -> None:
+    """Flush and close the run; `finish` alone returns a moment before wandb's own process has closed the file."""
+    import wandb
+
+    try:
+        run.finish()
+        wandb.teardown()
+    except Exception as error:
+        log.warning(f"wandb did not finish its run: {error}")
 
 
 def row(record: CommitRecord) -> dict[str, Any]:

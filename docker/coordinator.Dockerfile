@@ -4,10 +4,12 @@
 #     -v atoll:/var/lib/atoll -v ./run.yaml:/etc/atoll/run.yaml:ro \
 #     atoll-coordinator coordinator start /etc/atoll/run.yaml --http 0.0.0.0:4701 --advertise HOST:4700
 #   docker exec coordinator atoll invite
-FROM python:3.11-slim AS build
+FROM python:3.11-slim AS base
+ENV PYTHONSAFEPATH=1
+
+FROM base AS build
 # What the service never imports: torch is the trainer's, matplotlib draws the chart of `atoll demo`.
 ARG LEFT_OUT="torch matplotlib"
-ENV PYTHONSAFEPATH=1
 WORKDIR /src
 RUN python -m venv --without-pip /opt/atoll
 COPY pyproject.toml constraints.txt ./
@@ -20,7 +22,7 @@ COPY . .
 RUN pip --python /opt/atoll/bin/python install --no-cache-dir --no-deps . \
     && cp -RL configs /opt/configs
 
-FROM python:3.11-slim
+FROM base
 # `atoll`'s default state directory is the volume. /join is where compose.yaml hands the join URL over:
 # a new volume takes its owner from the folder that it is mounted on.
 RUN useradd --uid 10001 --create-home atoll \
@@ -28,7 +30,7 @@ RUN useradd --uid 10001 --create-home atoll \
     && ln -s /var/lib/atoll /home/atoll/.atoll/coordinator
 COPY --from=build /opt/configs /etc/atoll
 COPY --from=build /opt/atoll /opt/atoll
-ENV PATH=/opt/atoll/bin:$PATH HOME=/home/atoll PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1
+ENV PATH=/opt/atoll/bin:$PATH HOME=/home/atoll PYTHONDONTWRITEBYTECODE=1
 USER 10001
 VOLUME /var/lib/atoll
 EXPOSE 4700 4701
