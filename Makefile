@@ -31,7 +31,7 @@ check: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/mypy tests
+	$(BIN)/mypy --explicit-package-bases tests
 	comm/proto/generate.sh --check
 
 format: .venv/installed-dev

@@ -1,17 +1,14 @@
 """The tracker writes to a real wandb run, offline; what it wrote is read back from the run's file."""
 
-import sys
 from pathlib import Path
 
 import pytest
+import wandb_log
 
 from atoll.comm.config import RunConfig, WandbMode
 from atoll.comm.ids import NodeId
 from atoll.coordinator.events import CommitRecord, Note, Publish
 from atoll.coordinator.tracker import Tracker
-
-sys.path.append(str(Path(__file__).parents[1]))
-import wandb_log  # noqa: E402
 
 ADA, BO = NodeId("n1"), NodeId("n2")
 

@@ -12,9 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1]))
-import wandb_log  # noqa: E402
+import wandb_log
 
 pytestmark = pytest.mark.e2e
 

@@ -19,7 +19,7 @@ from atoll.comm.ids import NodeId
 from atoll.coordinator import events as ev
 from atoll.coordinator import membership
 from atoll.coordinator.kernel import sentence
-from atoll.coordinator.machine import Phase, State, step
+from atoll.coordinator.machine import State, step
 
 CONFIG = RunConfig(
     rounds=RoundsConfig(inner_steps=10, quorum=0.5, grace=1.0),
@@ -140,6 +140,3 @@ def play(text: str) -> str:
                 scenario.do(verb, args)
         out.append("\n".join([head, "----", *(scenario.said or ["ok"])]))
     return "\n\n".join(out) + "\n"
-
-
-__all__ = ["CONFIG", "NUMEL", "Phase", "Scenario", "digest", "play"]
