@@ -37,8 +37,8 @@ def app(kernel: Kernel, journal: Journal, vitals: dict[NodeId, Vitals], run: str
 
     async def api_rounds(request: Request) -> Response:
         since = request.query_params.get("since", "0")
-        if not since.isdigit():
-            return PlainTextResponse(f"since={since!r} is not a round number\n", status_code=400)
+        if not since.isdecimal() or len(since) > 18:
+            return PlainTextResponse(f"since={since[:40]!r} is not a round number\n", status_code=400)
         return _json(journal.rounds(int(since)))
 
     async def metrics(_: Request) -> Response:

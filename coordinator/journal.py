@@ -10,7 +10,9 @@ import hashlib
 import os
 import secrets
 import sqlite3
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import get_args
 
@@ -33,7 +35,7 @@ create table if not exists tokens (
 
 
 class Journal:
-    """One open journal. Methods may be called from any one thread at a time."""
+    """One open journal. Methods may be called from several threads; they take turns."""
 
     def __init__(self, directory: Path, lock: bool = True) -> None:
         """Open or create the journal in `directory`; `lock` says that this is the coordinator itself."""
@@ -41,6 +43,7 @@ class Journal:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ResourceError(f"cannot use the state directory {directory}: {error}") from None
+        self._turn = threading.RLock()
         self._lock = _lock(directory) if lock else -1
         path = directory / "journal.sqlite"
         try:
@@ -61,11 +64,13 @@ class Journal:
             os.close(self._lock)
 
     def meta(self, key: str) -> str | None:
-        row = self._db.execute("select value from meta where key = ?", (key,)).fetchone()
+        with self._turn:
+            row = self._db.execute("select value from meta where key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
     def set_meta(self, key: str, value: str) -> None:
-        self._db.execute("insert or replace into meta values (?, ?)", (key, value))
+        with self._turn:
+            self._db.execute("insert or replace into meta values (?, ?)", (key, value))
 
     def append(self, entries: Iterable[tuple[float, Event]], records: Iterable[CommitRecord]) -> None:
         """Make events and commit records durable in one transaction."""
@@ -82,13 +87,16 @@ class Journal:
 
     def rounds(self, since: int = 0) -> list[CommitRecord]:
         """Complete commit records of the rounds after `since`."""
-        rows = self._db.execute("select body from rounds where round > ? order by round", (since,))
+        with self._turn:
+            query = "select body from rounds where round > ? order by round"
+            rows = self._db.execute(query, (since,)).fetchall()
         return [msgspec.json.decode(body, type=CommitRecord) for (body,) in rows]
 
     def issue_token(self, name: str, uses: int, expires: float) -> str:
         """A fresh join token, good for `uses` joins until `expires` (seconds since 1970)."""
         token = secrets.token_urlsafe(18)
-        self._db.execute("insert into tokens values (?, ?, ?, ?)", (_hash(token), name, uses, expires))
+        with self._turn:
+            self._db.execute("insert into tokens values (?, ?, ?, ?)", (_hash(token), name, uses, expires))
         return token
 
     def redeem_token(self, token: str, wall: float) -> str:
@@ -106,19 +114,17 @@ class Journal:
             self._db.execute("update tokens set uses = uses - 1 where hash = ?", (_hash(token),))
         return str(name)
 
-    def _transaction(self) -> "_Transaction":
-        return _Transaction(self._db)
-
-
-class _Transaction:
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def __enter__(self) -> None:
-        self._db.execute("begin immediate")
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._db.execute("commit" if kind is None else "rollback")
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All of the body or nothing of it."""
+        with self._turn:
+            self._db.execute("begin immediate")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("rollback")
+                raise
+            self._db.execute("commit")
 
 
 def _lock(directory: Path) -> int:

@@ -111,7 +111,7 @@ class Kernel:
             if entries or records:
                 await asyncio.to_thread(self._journal.append, entries, records)
             before, self.state = self.state, state
-            self._meter(before, [event for event, _ in batch], now)
+            self._meter(before, [event for event, _ in batch], records, now)
             for effect in effects:
                 self._tell(effect, now)
             if entries:
@@ -122,9 +122,11 @@ class Kernel:
                 if not done.done():
                     done.set_result(None)
 
-    def _meter(self, before: State, events: list[Event], now: float) -> None:
-        if self.state.committed > before.committed and self.state.pending is not None:
-            self.meter.committed(self.state.pending.contributors, now)
+    def _meter(self, before: State, events: list[Event], records: list[CommitRecord], now: float) -> None:
+        pending = [self.state.pending] if self.state.pending is not None else []
+        for record in (*records, *pending):
+            if record.round > before.committed:
+                self.meter.committed(record.contributors, now)
         for event in events:
             if isinstance(event, Heard) and event.node in self.state.members.here:
                 self.meter.phase(event.node, event.phase, now)

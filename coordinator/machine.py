@@ -137,6 +137,8 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
             return _restarted(state, incarnation, now)
         case Joined(node, name, address, session):
             out.append(Note(f"{name} joins as {node}", node))
+            if node in state.members.here:  # it comes back before it was missed, with nothing of the round
+                state = _drop_from_round(state, node)
             return replace(state, members=who.join(state.members, node, name, address, session, now))
         case Connected(node):
             return _with(state, node, connected=True, heard_at=now)
@@ -191,7 +193,7 @@ def _advance(state: State, now: float, out: list[Effect]) -> State:
             case Phase.REDUCING:
                 after = _commit_or_retry(after, now, out)
             case Phase.FINISHED:
-                after = _publish_last(after, out)
+                after = _publish_last(after, now, out)
             case _:
                 assert_never(after.round.phase)
         if after == state:
@@ -208,7 +210,12 @@ def _restarted(state: State, incarnation: int, now: float) -> State:
     grace = state.config.members.lease - state.config.members.reconnect
     for node in members.here:
         members = who.update(members, node, connected=False, lost_at=now + grace, heard_at=now, moved_at=now)
-    return replace(state, incarnation=incarnation, members=members)
+    r = state.round
+    closing_at = None if r.closing_at is None else max(r.closing_at, now + grace)
+    plan = None if r.plan is None else replace(r.plan, planned_at=now)
+    return replace(
+        state, incarnation=incarnation, members=members, round=replace(r, closing_at=closing_at, plan=plan)
+    )
 
 
 def _layout(state: State, node: NodeId, numel: int, digest: bytes, out: list[Effect]) -> State:
@@ -348,8 +355,14 @@ def _told(state: State) -> dict[NodeId, bytes]:
 
 
 def _publish(state: State, out: list[Effect]) -> State:
-    if state.pending is not None:
-        out.append(Publish(state.pending))
+    record = state.pending
+    if record is not None and not state.digest:  # some living contributor has not told: the others speak
+        here = state.members.here
+        told = {n: here[n].state_digest.hex() for n in state.holders if n in record.contributors}
+        digest = Counter(told.values()).most_common(1)[0][0] if told else ""
+        record = replace(record, state_digest=digest, digests=told, digests_equal=len(set(told.values())) == 1)
+    if record is not None:
+        out.append(Publish(record))
     return replace(state, pending=None)
 
 
@@ -536,18 +549,21 @@ def _next(state: State, now: float, out: list[Effect]) -> State:
     total = state.config.rounds.total
     if total and state.committed >= total:
         out.append(Note(f"the run is finished after {total} rounds"))
-        return replace(state, round=RoundState(state.committed + 1, Phase.FINISHED, "all rounds are committed"))
+        round_ = RoundState(state.committed + 1, Phase.FINISHED, "all rounds are committed", started_at=now)
+        return replace(state, round=round_)
     able = state.members.of(MemberState.SYNCED, MemberState.ACTIVE)
     if len(able) < state.config.members.minimum:
         return replace(state, round=RoundState(number=state.committed + 1))
     return _start_round(state, able, now, out)
 
 
-def _publish_last(state: State, out: list[Effect]) -> State:
-    """The last commit is complete when its digests and its validation loss are in."""
+def _publish_last(state: State, now: float, out: list[Effect]) -> State:
+    """The last commit is complete when its digests and its validation loss are in, or do not come."""
     pending = state.pending
     if pending is None:
         return state
+    if now - state.round.started_at > state.config.members.stall:
+        return _publish(state, out)
     if not state.holders:
         return state if state.members.here else _publish(state, out)
     if pending.val_loss is None:

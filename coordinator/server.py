@@ -58,7 +58,6 @@ async def _serve(
     page = uvicorn.Server(
         uvicorn.Config(app(kernel, journal, service.vitals, config.name), log_config=None, lifespan="off")
     )
-    page.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -76,9 +75,9 @@ async def _serve(
     finally:
         log.info("stopping")
         page.should_exit = True
-        await server.stop(1.0)
-        for task in (*background, stopping):
+        for task in (*background, stopping):  # first: the streams that break now are nobody's fault
             task.cancel()
+        await server.stop(0.5)
         await asyncio.gather(*background, stopping, return_exceptions=True)
 
 

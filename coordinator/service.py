@@ -81,8 +81,8 @@ class Service(rpc.CoordinatorServicer):
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.View]:
         node = await self._node(request.session, context)
         mine = self._streams[node] = self._streams.get(node, 0) + 1
-        await self._kernel.submit(ev.Connected(node))
         try:
+            await self._kernel.submit(ev.Connected(node))
             version, last = -1, None
             while mine == self._streams[node]:
                 version = await self._kernel.changed(version)
@@ -103,7 +103,7 @@ class Service(rpc.CoordinatorServicer):
         self.vitals[node] = Vitals(
             request.tokens_per_s, request.loss, request.bytes_up, request.bytes_down, request.rss_bytes
         )
-        await self._kernel.submit(ev.Heard(node, request.phase, request.round, request.inner_step))
+        await self._kernel.submit(ev.Heard(node, request.phase[:20], request.round, request.inner_step))
         return pb.Ack(known=True)
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.Ack:

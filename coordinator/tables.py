@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 COLORS = {
@@ -18,22 +19,22 @@ def members_table(run: dict[str, Any]) -> Table:
     """Members and their states; `run` is what GET /api/run answers."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column, justify in (("node", "left"), ("state", "left"), ("doing", "left"), ("step", "right")):
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+        table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for column in ("tokens/s", "loss", "sent", "received"):
-        table.add_column(column, justify="right")
-    table.add_column("", overflow="ellipsis", no_wrap=True)
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("")
     for m in run["members"]:
         here = m["state"] not in ("left", "evicted")
         table.add_row(
-            f"{m['name']} ({m['node_id']})",
+            escape(f"{m['name']} ({m['node_id']})"),
             f"[{COLORS[m['state']]}]{m['state']}[/]",
-            m["phase"] if here else "",
+            escape(m["phase"]) if here else "",
             str(m["inner_step"]) if here else "",
             f"{m['tokens_per_s']:,.0f}" if here else "",
             f"{m['loss']:.3f}" if here and m["loss"] else "",
             size(m["bytes_up"]),
             size(m["bytes_down"]),
-            m["reason"],
+            escape(m["reason"]),
         )
     return table
 

@@ -8,8 +8,8 @@ FROM python:3.11-slim AS base
 ENV PYTHONSAFEPATH=1
 
 FROM base AS build
-# What the service never imports: torch is the trainer's, matplotlib draws the chart of `atoll demo`.
-ARG LEFT_OUT="torch matplotlib"
+# What the service never imports: torch and numpy are the node's, matplotlib draws the chart of `atoll demo`.
+ARG LEFT_OUT="torch numpy matplotlib"
 WORKDIR /src
 RUN python -m venv --without-pip /opt/atoll
 COPY pyproject.toml constraints.txt ./

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -56,7 +57,8 @@ class Control:
         self._invite = invite
         self._channel = grpc.aio.insecure_channel(invite.address, options=OPTIONS)
         self._stub = rpc.CoordinatorStub(self._channel)
-        self._outbox: asyncio.Queue[pb.ReportRequest] = asyncio.Queue()
+        self._outbox: deque[pb.ReportRequest] = deque()
+        self._posted = asyncio.Event()
         self.session = ""
 
     async def close(self) -> None:
@@ -74,8 +76,7 @@ class Control:
         )
         reply = await self._insist(lambda: self._stub.Join(request, timeout=DEADLINE), patience)
         self.session = reply.session
-        while not self._outbox.empty():  # reports of the lost session
-            self._outbox.get_nowait()
+        self._outbox.clear()  # reports of the lost session
         return reply
 
     async def views(self) -> AsyncIterator[pb.View]:
@@ -91,16 +92,22 @@ class Control:
             call.cancel()
 
     def report(self, report: pb.ReportRequest) -> None:
-        """Send a report when its turn comes."""
+        """Send a report when its turn comes; seals that wait together travel together."""
         report.session = self.session
-        self._outbox.put_nowait(report)
+        last = self._outbox[-1] if self._outbox else None
+        if last is not None and last.HasField("seals") and report.HasField("seals") and last.fence == report.fence:
+            last.seals.seals.extend(report.seals.seals)
+        else:
+            self._outbox.append(report)
+        self._posted.set()
 
     async def send_reports(self) -> None:
         """Empty the outbox until cancelled. Raises `SessionLost`."""
         while True:
-            request = await self._outbox.get()
-            if request.session != self.session:
-                continue
+            while not self._outbox:
+                self._posted.clear()
+                await self._posted.wait()
+            request = self._outbox.popleft()
             ack = await self._insist(lambda r=request: self._stub.Report(r, timeout=DEADLINE), AWAY)  # type: ignore[misc]
             if not ack.known and not request.HasField("leave"):
                 if request.HasField("layout"):

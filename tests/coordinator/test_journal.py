@@ -1,5 +1,6 @@
 """The journal: what was appended is read back as it was, tokens are counted, one coordinator at a time."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,17 @@ def test_a_journal_of_another_format_is_refused(tmp_path: Path) -> None:
     journal.close()
     with pytest.raises(ConfigError, match="format 99"):
         Journal(tmp_path)
+
+
+def test_joins_and_events_from_two_threads_do_not_get_in_each_others_way(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    token = journal.issue_token("", 100, 1e12)
+    with ThreadPoolExecutor(2) as threads:
+        joins = [threads.submit(journal.redeem_token, token, 0.0) for _ in range(100)]
+        appends = [threads.submit(journal.append, [(float(i), ev.Tick())], []) for i in range(100)]
+        for future in (*joins, *appends):
+            future.result(30)
+    assert len(list(journal.events())) == 100
+    with pytest.raises(Refused, match="used up"):
+        journal.redeem_token(token, 0.0)
+    journal.close()
