@@ -59,7 +59,9 @@ class Journal:
         self.set_meta("format", FORMAT)
 
     def close(self) -> None:
-        self._db.close()
+        """Close when the last write is on the disk."""
+        with self._turn:
+            self._db.close()
         if self._lock >= 0:
             os.close(self._lock)
 

@@ -42,10 +42,11 @@ def join(
 ) -> None:
     """Join the run behind URL and train until it is finished.
 
+    @FILE in place of URL reads it from a file, so that the token does not show in the list of processes.
     Settings of this machine are read from STATE_DIR/node.yaml and from key=value OVERRIDES:
     device, ranks, threads, bf16, compile, data, model.
     """
-    invite = parse(url)
+    invite = parse(_from_file(url))
     split_host_port(listen, "--listen")
     if advertise:
         split_host_port(advertise, "--advertise")
@@ -91,6 +92,15 @@ def leave(state_dir: Path) -> None:
 
     ask(state_dir.expanduser(), "leave")
     click.echo("the node leaves the run")
+
+
+def _from_file(url: str) -> str:
+    if not url.startswith("@"):
+        return url
+    try:
+        return Path(url[1:]).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the join URL from {url[1:]}: {error}") from None
 
 
 def _first(group: BaseExceptionGroup[AtollError]) -> AtollError:

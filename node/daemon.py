@@ -24,7 +24,7 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.codec import make as make_codec
 from atoll.comm.config import RunConfig, from_json
 from atoll.comm.digest import root
-from atoll.comm.errors import AtollError, Refused
+from atoll.comm.errors import AtollError, Refused, ResourceError
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
 from atoll.comm.invite import Invite, join_host_port, split_host_port
 from atoll.comm.plan import Plan, PlanMember
@@ -51,7 +51,7 @@ from atoll.node.control import AWAY, Control, Identity, SessionLost
 from atoll.node.data import check_source
 from atoll.node.outer import OuterState
 from atoll.node.recover import Donor, MovedOn, Target, recover
-from atoll.node.resources import check_memory
+from atoll.node.resources import check_compiler, check_memory
 from atoll.node.supervisor import Supervisor
 from atoll.node.vectors import Vectors, clear_stale
 from atoll.outer_opt.nesterov import Nesterov
@@ -114,8 +114,7 @@ class Daemon:
 
     async def run(self) -> None:
         """The story of a node, from join to good-bye."""
-        self._options.state_dir.mkdir(parents=True, exist_ok=True)
-        clear_stale(self._options.state_dir)
+        _claim(self._options.state_dir)
         shelf = _Shelf(self)
         plane = await DataPlane.start(self._options.listen, RunId(self._invite.run), NodeId("?"), b"", shelf)
         self._plane = plane
@@ -123,6 +122,8 @@ class Daemon:
             reply = await self._join()
             check_source(self._run, self._config)
             check_memory(self._run, self._config.device == "cuda")
+            if self._config.compile:
+                check_compiler()
             self._supervisor = self._make_supervisor()
             with _on_signals(self._over.set):
                 async with local.serve(self._options.state_dir, self.status, self.leave):
@@ -140,7 +141,10 @@ class Daemon:
         listening = "" if host in ("0.0.0.0", "::", "") else host
         address = self._options.advertise or join_host_port(listening, port)
         self._identity = Identity(self._options.name, address)
+        memory = self._options.state_dir / "session"
+        self._control.session = _remembered(memory, self._invite)
         reply = await self._control.join(self._identity, self._options.patience)
+        _remember(memory, self._invite, reply.session)
         self._run, self._me = from_json(reply.config), NodeId(reply.node_id)
         self._plane.identify(self._me, reply.data_key)
         self._joined = True
@@ -508,6 +512,31 @@ class _Shelf:
     def digests(self, round: Round) -> Any:
         outer = self._daemon._outer
         return None if outer is None else outer.digests(round)
+
+
+def _claim(state_dir: Path) -> None:
+    """Make sure that this daemon is the only one in its state directory, and clear what a dead one left."""
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ResourceError(f"cannot use the state directory {state_dir}: {error.strerror}") from None
+    local.refuse_second(state_dir)
+    clear_stale(state_dir)
+
+
+def _remember(memory: Path, invite: Invite, session: str) -> None:
+    """So that a daemon started again comes back as the same node, without another token."""
+    memory.touch(mode=0o600)
+    memory.write_text(f"{invite.address} {invite.run}\n{session}\n")
+
+
+def _remembered(memory: Path, invite: Invite) -> str:
+    """The session of an earlier life in this run; empty if there was none."""
+    try:
+        whose, session = memory.read_text().splitlines()
+    except (OSError, ValueError):
+        return ""
+    return session if whose == f"{invite.address} {invite.run}" else ""
 
 
 def _rotated(donors: list[Donor], me: NodeId) -> tuple[Donor, ...]:

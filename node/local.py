@@ -38,9 +38,8 @@ async def serve(
         finally:
             writer.close()
 
+    refuse_second(state_dir)
     path = state_dir / NAME
-    if is_served(path):
-        raise ResourceError(f"another daemon uses the state directory {state_dir}: give another --state-dir")
     path.unlink(missing_ok=True)
     server = await asyncio.start_unix_server(answer, _short(path))
     os.chmod(path, 0o600)
@@ -51,13 +50,14 @@ async def serve(
         path.unlink(missing_ok=True)
 
 
-def is_served(path: Path) -> bool:
+def refuse_second(state_dir: Path) -> None:
+    """Raise `ResourceError` if a daemon lives in this state directory."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
-            probe.connect(_short(path))
+            probe.connect(_short(state_dir / NAME))
         except OSError:
-            return False
-    return True
+            return
+    raise ResourceError(f"another daemon uses the state directory {state_dir}: give another --state-dir")
 
 
 def ask(state_dir: Path, verb: str) -> dict[str, Any]:

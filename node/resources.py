@@ -1,5 +1,6 @@
 """Can this machine take part? Asked before anything is started, answered with a sentence."""
 
+import shutil
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,12 @@ def check_memory(run: RunConfig, on_gpu: bool) -> None:
             f"the run's model of {params:,} parameters needs about {need / 1e9:.1f} GB of memory on this machine, "
             f"{have / 1e9:.1f} GB are available: free some, or use a larger machine"
         )
+
+
+def check_compiler() -> None:
+    """torch.compile builds kernels with the machine's own compiler; raise `ResourceError` if there is none."""
+    if not any(shutil.which(name) for name in ("c++", "g++", "clang++", "cc", "gcc", "clang")):
+        raise ResourceError("compile=true needs a C++ compiler and this machine has none: install g++")
 
 
 def available() -> int:

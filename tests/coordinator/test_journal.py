@@ -113,8 +113,10 @@ def test_joins_and_events_from_two_threads_do_not_get_in_each_others_way(tmp_pat
     with ThreadPoolExecutor(2) as threads:
         joins = [threads.submit(journal.redeem_token, token, 0.0) for _ in range(100)]
         appends = [threads.submit(journal.append, [(float(i), ev.Tick())], []) for i in range(100)]
-        for future in (*joins, *appends):
-            future.result(30)
+        for join in joins:
+            join.result(30)
+        for append in appends:
+            append.result(30)
     assert len(list(journal.events())) == 100
     with pytest.raises(Refused, match="used up"):
         journal.redeem_token(token, 0.0)
