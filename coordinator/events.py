@@ -71,6 +71,7 @@ class BecameReady:
     samples: int
     loss: float
     delta_norm: float
+    first_sample: int  # of the lease it was trained on
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,8 @@ class Kernel:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK)
-            for node, reason in membership.overdue(self.state.members, self.state.config.members, self.clock()):
+            state, now = self.state, self.clock()
+            for node, reason in membership.overdue(state.members, state.config.members, state.awaited, now):
                 await self.submit(Expired(node, reason))
             await self.submit(Tick())
 

@@ -26,11 +26,13 @@ class Ledger:
         return hashlib.blake2b(b"".join(self.digests), digest_size=16).digest()
 
 
-def seal(ledger: Ledger, node: NodeId, chunk: int, digest: bytes) -> Ledger:
-    """Enter a seal; one from a node that does not own the chunk, or a second one, changes nothing."""
-    if not 0 <= chunk < len(ledger.owners) or ledger.owners[chunk] != node or chunk in ledger.sealed:
-        return ledger
-    return replace(ledger, sealed=ledger.sealed | {chunk: digest})
+def seal(ledger: Ledger, node: NodeId, seals: tuple[tuple[int, bytes], ...]) -> Ledger:
+    """Enter (chunk, digest) seals; one of a chunk that the node does not own, or a second one, changes nothing."""
+    sealed = dict(ledger.sealed)
+    for chunk, digest in seals:
+        if 0 <= chunk < len(ledger.owners) and ledger.owners[chunk] == node:
+            sealed.setdefault(chunk, digest)
+    return replace(ledger, sealed=sealed)
 
 
 def assign(chunks: int, members: tuple[NodeId, ...]) -> tuple[NodeId, ...]:

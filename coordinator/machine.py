@@ -68,7 +68,7 @@ class Plan:
     ledger: Ledger
     held: dict[NodeId, Held] = field(default_factory=dict)
     sealed_at: float = 0.0
-    lost: Counter[NodeId] = field(default_factory=Counter)  # reports of broken connections, by the one blamed
+    lost: frozenset[frozenset[NodeId]] = frozenset()  # pairs whose connection broke in this or an earlier attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,13 @@ class State:
         return tuple(n for n, m in self.members.here.items() if m.state_round == self.committed)
 
     @property
+    def awaited(self) -> frozenset[NodeId]:
+        """Members whose trainers the run waits for."""
+        r = self.round
+        late = {n for n in r.participants if n not in r.ready} if r.phase is Phase.INNER else set()
+        return frozenset(late | {n for n in (self.initialiser, r.evaluator) if n is not None})
+
+    @property
     def initialiser(self) -> NodeId | None:
         """The member that makes state_0, while nobody holds it."""
         if self.committed or self.holders:
@@ -119,11 +126,13 @@ class State:
 def step(state: State, event: Event, now: float) -> tuple[State, list[Effect]]:
     """Take in one event; return the new state and what must leave the coordinator because of it."""
     effects: list[Effect] = []
-    before = state.members.active
+    before, awaited = state.members.active, state.awaited
     state = _take(state, event, now, effects)
     if isinstance(event, Heard):  # moves no decision; the next tick judges it
         return state, effects
     state = _advance(state, now, effects)
+    for node in state.awaited - awaited:  # its clock starts when the run begins to wait for it
+        state = _with(state, node, moved_at=now)
     if state.members.active != before:
         state = replace(state, epoch=state.epoch + 1)
     return state, effects
@@ -157,9 +166,7 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
             plan = _plan_in_force(state, round_, attempt)
             if plan is None:
                 return state
-            ledger = plan.ledger
-            for chunk, digest in seals:
-                ledger = seal(ledger, node, chunk, digest)
+            ledger = seal(plan.ledger, node, seals)
             sealed_at = now if ledger.complete and not plan.ledger.complete else plan.sealed_at
             return _with_plan(state, replace(plan, ledger=ledger, sealed_at=sealed_at))
         case Held(node, round_, attempt):
@@ -170,7 +177,7 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
         case Evaluated(node, round_, loss):
             return _evaluated(state, node, round_, loss)
         case PeerLost(node, peer, round_, attempt, reason):
-            return _peer_lost(state, node, peer, round_, attempt, reason, out)
+            return _peer_lost(state, node, peer, round_, attempt, reason, now, out)
         case Leaving(node, reason):
             return _remove(state, node, MemberState.LEFT, reason or "left", out)
         case Expired(node, reason):
@@ -232,6 +239,8 @@ def _layout(state: State, node: NodeId, numel: int, digest: bytes, out: list[Eff
 
 
 def _state_at(state: State, node: NodeId, round_: int, digest: bytes, out: list[Effect]) -> State:
+    if round_ == 0 and state.committed == 0 and not state.digest and node != state.initialiser:
+        return state  # it was not the one to make it: it fetches what the initialiser makes
     state = _with(state, node, state_round=round_, state_digest=digest)
     if round_ == 0 and state.committed == 0 and not state.digest:
         out.append(Note(f"{state.members.here[node].name} initialised the model", node))
@@ -250,8 +259,10 @@ def _ready(state: State, event: BecameReady, now: float, out: list[Effect]) -> S
     r = state.round
     fits = r.phase is Phase.INNER and event.round == r.number and event.node in r.participants
     lease = state.leases.held.get(event.node)
-    if not fits or event.node in r.ready or lease is None or not 0 <= event.samples <= lease[1]:
+    if not fits or event.node in r.ready or lease is None:
         return state
+    if event.first_sample != lease[0] or not 0 <= event.samples <= lease[1]:
+        return state  # trained on samples of another lease: it takes these steps again
     most = state.config.rounds.inner_steps * state.config.inner.batch_size * state.config.model.seq_len
     if not 0 < event.tokens <= most:
         reason = f"claims {event.tokens} tokens for a round of at most {most}"
@@ -272,10 +283,10 @@ def _evaluated(state: State, node: NodeId, round_: int, loss: float) -> State:
 
 
 def _peer_lost(
-    state: State, node: NodeId, peer: NodeId, round_: int, attempt: int, reason: str, out: list[Effect]
+    state: State, node: NodeId, peer: NodeId, round_: int, attempt: int, reason: str, now: float, out: list[Effect]
 ) -> State:
-    """A connection broke. A peer that lost its session too is gone; else the blamed one is left out at the
-    second report, and one report alone only costs an attempt."""
+    """A connection broke. A peer that lost its session too is gone. Else one report only costs an attempt; when
+    a pair breaks again, or a member breaks with a second one, the member in most broken pairs is left out."""
     plan = _plan_in_force(state, round_, attempt)
     if plan is None or node not in plan.members or peer not in plan.members or node == peer:
         return state
@@ -284,10 +295,15 @@ def _peer_lost(
     out.append(Note(f"{name} lost {other} in attempt {attempt}: {reason}", node))
     if peer in state.members.gone:
         return state  # the next attempt is on its way
-    if not state.members.here[peer].connected:
+    blamed = state.members.here[peer]
+    if not blamed.connected and blamed.lost_at <= now:
         return _remove(state, peer, MemberState.EVICTED, f"its connections broke ({reason})", out)
-    lost = plan.lost + Counter({peer: 1})
-    members = tuple(n for n in plan.members if lost[n] < 2)
+    pairs = plan.lost | {frozenset((node, peer))}
+    broken = Counter(n for pair in pairs for n in pair if n in plan.members)
+    worst = max(plan.members, key=lambda n: (broken[n], n == peer))
+    leave_out = worst if pairs == plan.lost or broken[worst] > 1 else None
+    members = tuple(n for n in plan.members if n != leave_out)
+    lost = frozenset(pair for pair in pairs if leave_out not in pair)
     return _retry(_with_plan(state, replace(plan, lost=lost)), members, f"{name} could not reach {other}", out)
 
 
@@ -297,7 +313,9 @@ def _remove(state: State, node: NodeId, how: MemberState, reason: str, out: list
     state = replace(state, members=who.remove(state.members, node, how, reason))
     state = _drop_from_round(state, node)
     if state.committed == 0 and not state.holders:
-        state = replace(state, digest=b"")  # state_0 died with its last holder: it is made again
+        others = any(m.state is not MemberState.JOINING for m in state.members.here.values())
+        layout = state.layout if others else None
+        state = replace(state, digest=b"", layout=layout)  # state_0 died with its last holder: it is made again
     return state
 
 
@@ -320,17 +338,18 @@ def _drop_from_round(state: State, node: NodeId) -> State:
 
 def _settle_digests(state: State, out: list[Effect]) -> State:
     """Name the digest of state_committed once it can be known, and hold every member's against it."""
+    voters = _voters(state)
+    told = {n: m.state_digest for n in voters if (m := state.members.here[n]).state_round == state.committed}
     if not state.digest:
-        told = _told(state)
-        if not told:
+        digest, votes = Counter(told.values()).most_common(1)[0] if told else (b"", 0)
+        if 2 * votes <= len(voters) and len(told) < len(voters) or not told:
             return state
-        digest, _ = Counter(told.values()).most_common(1)[0]
         state = replace(state, digest=digest)
-        if state.pending is not None:
-            digests = {n: d.hex() for n, d in told.items()}
-            equal = len(set(told.values())) == 1
-            record = replace(state.pending, state_digest=digest.hex(), digests=digests, digests_equal=equal)
-            state = replace(state, pending=record)
+    if (pending := state.pending) is not None:
+        digests = pending.digests | {n: d.hex() for n, d in told.items()}
+        equal = len(set(digests.values())) == 1
+        record = replace(pending, state_digest=state.digest.hex(), digests=digests, digests_equal=equal)
+        state = replace(state, pending=record)
     for node in state.holders:
         member = state.members.here[node]
         if member.state_digest != state.digest:
@@ -338,20 +357,15 @@ def _settle_digests(state: State, out: list[Effect]) -> State:
         elif member.state is MemberState.RECOVERING:
             out.append(Note(f"{member.name} has the state of round {state.committed}", node))
             state = _with(state, node, state=MemberState.SYNCED, reason="enters at the next round boundary")
-    if state.round.evaluator is None and state.round.phase is not Phase.FINISHED:
+    if len(told) == len(voters) and state.round.evaluator is None and state.round.phase is not Phase.FINISHED:
         return _publish(state, out)
     return state
 
 
-def _told(state: State) -> dict[NodeId, bytes]:
-    """What the living contributors found after the last commit; empty until all of them have told.
-
-    When none of them lives any more, whoever else holds the state speaks for them."""
-    pending = state.pending
-    contributors = pending.contributors if pending is not None else {}
-    voters = [n for n in contributors if n in state.members.here] or state.holders
-    told = {n: m.state_digest for n in voters if (m := state.members.here[n]).state_round == state.committed}
-    return told if len(told) == len(voters) else {}
+def _voters(state: State) -> tuple[NodeId, ...]:
+    """Who names the digest of state_committed: the contributors that live, or whoever else holds it."""
+    contributors = state.pending.contributors if state.pending is not None else {}
+    return tuple(n for n in contributors if n in state.members.here) or state.holders
 
 
 def _publish(state: State, out: list[Effect]) -> State:
@@ -422,7 +436,8 @@ def _close_if_due(state: State, now: float, out: list[Effect]) -> State:
     missing = [n for n in r.participants if n not in r.ready]
     if not missing:
         return _plan(state, "every member was ready", now)
-    if len(r.ready) < ceil(rounds.quorum * len(r.participants)):
+    quorum = max(ceil(rounds.quorum * len(r.participants)), min(2, len(r.participants)))
+    if len(r.ready) < quorum:  # of two at least: what one alone commits would die with it
         return state
     if r.closing_at is None:
         grace = rounds.grace * max(now - r.started_at, 1.0)
@@ -469,12 +484,6 @@ def _commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
     plan = state.round.plan
     assert plan is not None
     alive = tuple(n for n in plan.members if n in state.round.ready)
-    wrong = [
-        n for n in alive if plan.ledger.complete and n in plan.held and plan.held[n].digest != plan.ledger.root
-    ]
-    if wrong:
-        reason = f"its sealed bytes in round {state.round.number} are not the ledger's"
-        return _remove(state, wrong[0], MemberState.EVICTED, reason, out)
     if alive != plan.members:
         gone = ", ".join(_name(state, n) for n in plan.members if n not in alive)
         return _retry(state, alive, f"{gone} was lost", out, now)
@@ -484,9 +493,25 @@ def _commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
         names = ", ".join(state.members.here[n].name for n in sorted(slow, key=_order))
         rest = tuple(n for n in alive if n not in slow) or alive
         return _retry(state, rest, f"{names} did not finish the reduce in time", out, now)
-    if plan.ledger.complete and len(plan.held) == len(plan.members):
-        return _commit(state, plan, now, out)
-    return state
+    if not plan.ledger.complete or len(plan.held) < len(plan.members):
+        return state
+    if liar := _liar(plan):
+        reason = f"its sealed bytes in round {state.round.number} are not what the others have"
+        return _remove(state, liar, MemberState.EVICTED, reason, out)
+    return _commit(state, plan, now, out)
+
+
+def _liar(plan: Plan) -> NodeId | None:
+    """A member whose sealed bytes differ from what most members hold; None if all hold what the ledger says.
+
+    When most hold the same bytes and the ledger says otherwise, an owner sealed one thing and sent another: it
+    is among those that agree with the ledger; if nobody does, it cannot be told which one, and one must go."""
+    roots = Counter(held.digest for held in plan.held.values())
+    if set(roots) == {plan.ledger.root}:
+        return None
+    common, votes = roots.most_common(1)[0]
+    honest = common if 2 * votes > len(plan.held) else plan.ledger.root
+    return next((n for n in plan.members if plan.held[n].digest != honest), plan.members[0])
 
 
 def _retry(

@@ -6,6 +6,7 @@ joining --layout--> recovering --state_k--> synced --round boundary--> active
    +------------- leaves, breaks off, falls silent, hangs: left or evicted
 """
 
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -79,14 +80,16 @@ def heard(members: Members, node: NodeId, phase: str, step: tuple[int, int], now
     return update(members, node, heard_at=now, phase=phase, step=step, moved_at=now if moved else member.moved_at)
 
 
-def overdue(members: Members, limits: MembersConfig, now: float) -> list[tuple[NodeId, str]]:
-    """Members that are out by the clock, each with the reason."""
+def overdue(
+    members: Members, limits: MembersConfig, awaited: Container[NodeId], now: float
+) -> list[tuple[NodeId, str]]:
+    """Members that are out by the clock, each with the reason; `awaited`: the run waits for their trainers."""
     out = []
     for node, m in members.here.items():
         if not m.connected and now - m.lost_at > limits.reconnect:
             out.append((node, f"its connection broke and did not come back within {limits.reconnect:g} s"))
         elif now - m.heard_at > limits.lease:
             out.append((node, f"silent for more than {limits.lease:g} s"))
-        elif m.phase == "inner" and now - m.moved_at > limits.stall:
-            out.append((node, f"its trainer made no inner step for more than {limits.stall:g} s"))
+        elif node in awaited and now - m.moved_at > limits.stall:
+            out.append((node, f"its trainer made no progress for more than {limits.stall:g} s"))
     return out

@@ -26,6 +26,8 @@ from atoll.coordinator.view import view
 
 PROTOCOL = 1
 DIGEST = 16  # bytes
+MOST_LOSS = 1e6  # nats a token; sums of it stay finite
+MOST_PARAMETERS = 1 << 42
 Context = grpc.aio.ServicerContext[object, object]
 
 
@@ -172,20 +174,22 @@ def _event(node: NodeId, request: pb.ReportRequest) -> ev.Event | None:
     """The report as an event; None if it makes no sense."""
     fence = request.fence
     match request.WhichOneof("report"):
-        case "layout" if 0 < request.layout.numel and len(request.layout.digest) == DIGEST:
+        case "layout" if 0 < request.layout.numel <= MOST_PARAMETERS and len(request.layout.digest) == DIGEST:
             return ev.LayoutKnown(node, request.layout.numel, request.layout.digest)
         case "state_at" if len(request.state_at.digest) == DIGEST:
             return ev.StateAt(node, request.state_at.round, request.state_at.digest)
-        case "ready" if isfinite(request.ready.loss) and isfinite(request.ready.delta_norm):
+        case "ready" if abs(request.ready.loss) <= MOST_LOSS and isfinite(request.ready.delta_norm):
             r = request.ready
-            return ev.BecameReady(node, fence.round, r.steps, r.tokens, r.samples, r.loss, r.delta_norm)
+            return ev.BecameReady(
+                node, fence.round, r.steps, r.tokens, r.samples, r.loss, r.delta_norm, r.first_sample
+            )
         case "seals" if all(len(s.digest) == DIGEST for s in request.seals.seals):
             seals = tuple((s.chunk, s.digest) for s in request.seals.seals)
             return ev.Sealed(node, fence.round, fence.attempt, seals)
         case "held" if len(request.held.digest) == DIGEST:
             h = request.held
             return ev.Held(node, fence.round, fence.attempt, h.digest, h.bytes_up, h.bytes_down)
-        case "evaluated" if isfinite(request.evaluated.loss):
+        case "evaluated" if abs(request.evaluated.loss) <= MOST_LOSS:
             return ev.Evaluated(node, request.evaluated.round, request.evaluated.loss)
         case "unreachable":
             lost = request.unreachable

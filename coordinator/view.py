@@ -39,7 +39,7 @@ def view(state: State, node: NodeId) -> pb.View:
         out.train.tokens = state.tokens
         out.train.fleet = len(r.participants)
         out.train.first_sample = state.leases.held[node][0]
-    if r.plan is not None and r.phase is Phase.REDUCING:
+    if r.plan is not None and r.phase is Phase.REDUCING and node in r.plan.members:
         out.plan.round = r.number
         out.plan.attempt = r.plan.attempt
         out.plan.incarnation = r.plan.incarnation

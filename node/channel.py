@@ -140,9 +140,9 @@ class DaemonEnd:
         """The trainer's next message; None when the trainer is gone."""
         try:
             line = await self._reader.readline()
-        except (ConnectionError, ValueError):
+            return _decode_to_daemon.decode(line) if line.endswith(b"\n") else None
+        except (ConnectionError, ValueError):  # gone, or talking nonsense
             return None
-        return _decode_to_daemon.decode(line) if line.endswith(b"\n") else None
 
     def close(self) -> None:
         self._writer.close()

@@ -72,6 +72,7 @@ class Options:
 class Pulse:
     """What the heartbeat says beyond the machine's phase."""
 
+    at: float = 0.0  # seconds; when the trainer last made progress
     step: int = 0
     round: int = 0
     tokens_per_s: float = 0.0
@@ -102,6 +103,7 @@ class Daemon:
         self._over = asyncio.Event()
         self._joined = self._finished = False
         self._encoding = asyncio.Lock()
+        self._one_attempt = asyncio.Lock()
         self._worker = ThreadPoolExecutor(1, "arithmetic")
         self._reducing: asyncio.Task[None] | None = None
         self._tasks: asyncio.TaskGroup
@@ -159,21 +161,15 @@ class Daemon:
 
     async def _live(self, heartbeat: float) -> None:
         """Everything a member does at the same time, until the run or the node is over."""
-        async with asyncio.TaskGroup() as self._tasks:
-            background = [
-                self._tasks.create_task(work)
-                for work in (
-                    self._decide(),
-                    self._supervisor.run(),
-                    self._keep_session(heartbeat),
-                )
-            ]
-            await self._over.wait()
-            await self._say_goodbye()  # first, so that nobody waits for what takes its time to stop
-            for task in background:
-                task.cancel()
-            if self._reducing is not None:
-                self._reducing.cancel()
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                for work in (self._decide(), self._supervisor.run(), self._keep_session(heartbeat)):
+                    self._tasks.create_task(work)
+                await self._over.wait()
+                await self._say_goodbye()  # first, so that nobody waits for what takes its time to stop
+                raise _Over  # cancels whatever is still under way
+        except* _Over:
+            pass
 
     async def _say_goodbye(self) -> None:
         if self._joined:
@@ -215,6 +211,11 @@ class Daemon:
             self._beat.clear()
             node, pulse = self._node, self._pulse
             training = node.task is not None and node.task.kind == "train"
+            still = time.monotonic() - pulse.at
+            if node.task is not None and still > 0.7 * self._run.members.stall:
+                log.warning(f"the trainer made no progress for {still:.0f} s: it is ended")
+                pulse.at = time.monotonic()
+                self._supervisor.hang_up()
             beat = pb.HeartbeatRequest(
                 phase=node.phase,
                 round=pulse.round,
@@ -245,13 +246,16 @@ class Daemon:
         match effect:
             case machine.Initialise():
                 log.info("first member: initialises the model")
+                self._pulse.at = time.monotonic()
                 self._supervisor.send(Initialise(self._run.seed))
             case machine.Train(order):
-                self._pulse.step, self._pulse.round = 0, order.round
+                self._pulse = Pulse(time.monotonic(), 0, order.round, loss=self._pulse.loss)
+                self._round = RoundBuffers()  # what comes of these steps is encoded anew
                 log.info(f"round {order.round}: up to {order.steps} inner steps")
                 order_ = Train(order.round, order.steps, order.tokens, order.fleet, order.first_sample)
                 self._supervisor.send(order_)
             case machine.Evaluate(round_):
+                self._pulse.at = time.monotonic()
                 self._supervisor.send(Evaluate(round_))
             case machine.FinishTraining(round_):
                 self._supervisor.send(Finish(round_))
@@ -303,7 +307,7 @@ class Daemon:
             case Initialised():
                 self._spawn(self._initialised())
             case Progress(round_, step, loss, tokens_per_s):
-                self._pulse = Pulse(step, round_, tokens_per_s, loss)
+                self._pulse = Pulse(time.monotonic(), step, round_, tokens_per_s, loss)
             case Ready(round_, steps, tokens, loss, samples):
                 self._events.put_nowait(machine.TrainerReady(round_, steps, tokens, samples, loss))
             case Evaluated(round_, loss):
@@ -358,10 +362,13 @@ class Daemon:
 
     async def _reduce(self, plan: Plan, ready: machine.Ready, before: asyncio.Task[None] | None) -> None:
         """One attempt: seals go to the ledger as they come, then that everything is here."""
-        assert self._outer is not None
         if before is not None:
             before.cancel()
-            await asyncio.wait([before])
+        async with self._one_attempt:  # whoever was cancelled winds up first
+            await self._attempt(plan, ready)
+
+    async def _attempt(self, plan: Plan, ready: machine.Ready) -> None:
+        assert self._outer is not None
         encoded = await self._encoded(ready)
         self._round.sealed = None
         attempt = (plan.round, plan.attempt)
@@ -375,13 +382,15 @@ class Daemon:
                 codec,
                 chunks,
                 lambda seal: self._report_seal(plan, seal),
-                self._run.rounds.reduce_timeout,
+                0.8 * self._run.rounds.reduce_timeout,  # to name the culprit before the coordinator guesses
             )
         except PeerLost as lost:
             log.warning(f"round {plan.round}, attempt {plan.attempt}: {lost}")
             self._report(*attempt, unreachable=pb.Unreachable(node_id=lost.node, reason=lost.sentence[:200]))
-            self._events.put_nowait(machine.ReduceFailed(attempt))
             return
+        except AtollError as error:
+            log.warning(f"round {plan.round}, attempt {plan.attempt}: {error}")
+            return  # nobody to blame: the coordinator's clock decides
         self._round.sealed = sealed
         up, down = self._plane.bytes_up - self._round.up, self._plane.bytes_down - self._round.down
         self._events.put_nowait(machine.ReduceHeld(attempt, b"".join(sealed.digests)))
@@ -412,6 +421,7 @@ class Daemon:
             samples=ready.samples,
             loss=ready.loss,
             delta_norm=encoded.norm,
+            first_sample=ready.first_sample,
         )
         self._report(ready.round, 0, ready=report)
 
@@ -493,6 +503,10 @@ class Daemon:
 async def live(invite: Invite, config: NodeConfig, options: Options) -> None:
     """A node's life in this event loop."""
     await Daemon(invite, config, options).run()
+
+
+class _Over(Exception):
+    """The run is finished, or the node was told to leave."""
 
 
 class _Shelf:

@@ -22,6 +22,7 @@ from atoll.node.channel import Evaluated, Progress, Ready, Train
 from atoll.node.data import Array, Source
 from atoll.node.schedule import learning_rate
 
+WORST_LOSS = 1e4  # nats a token
 REPORT_EVERY = 0.25  # seconds between two progress reports
 
 
@@ -107,7 +108,7 @@ def train(
         sequences = batch(learner, learner.source.train, order.first_sample + steps * config.batch_size)
         rate = learning_rate(config, order.tokens + steps * step_tokens * order.fleet)
         loss = step(learner, sequences, rate)
-        mean_loss, heard = team.total(loss / team.size, float(interrupted()))
+        mean_loss, heard = team.total(finite(loss) / team.size, float(interrupted()))
         loss_sum, steps, wish = loss_sum + mean_loss, steps + 1, Interrupt(int(heard))
         if (speed := pace.tokens_per_s(step_tokens)) is not None:
             report(Progress(order.round, steps, mean_loss, speed))
@@ -130,6 +131,11 @@ def step(learner: Learner, sequences: Tensor, rate: float) -> float:
     return loss.item()
 
 
+def finite(loss: float) -> float:
+    """A loss that can be told and averaged; what is not finite counts as a very bad one."""
+    return min(loss, WORST_LOSS) if loss == loss else WORST_LOSS
+
+
 def clip_gradients(model: nn.Module, limit: float) -> bool:
     """Scale the gradient to a norm of at most `limit`; return whether the norm was finite."""
     norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
@@ -145,7 +151,7 @@ def evaluate(learner: Learner, round: int) -> Evaluated:
     loss = 0.0
     for number in range(config.data.val_batches):
         sequences = batch(learner, learner.source.validation, number * config.inner.batch_size)
-        loss += cross_entropy(learner.model, sequences).item()
+        loss += finite(cross_entropy(learner.model, sequences).item())
     (total,) = team.total(loss / team.size)
     return Evaluated(round, total / config.data.val_batches)
 

@@ -110,11 +110,6 @@ class ReduceHeld:
 
 
 @dataclass(frozen=True, slots=True)
-class ReduceFailed:
-    attempt: Attempt
-
-
-@dataclass(frozen=True, slots=True)
 class StateMoved:
     """The outer state stands still at `round`."""
 
@@ -141,7 +136,6 @@ Event = (
     | TrainerReady
     | TrainerEvaluated
     | ReduceHeld
-    | ReduceFailed
     | StateMoved
     | MoveFailed
     | Rejoined
@@ -281,8 +275,6 @@ def _take(node: Node, event: Event, out: list[Effect]) -> Node:
             if node.reducing != attempt:
                 return node
             return replace(node, reducing=None, held=attempt, held_digests=digests)
-        case ReduceFailed(attempt):
-            return node  # stays "reducing" that attempt: the coordinator answers with the next one
         case StateMoved(round_, digest):
             out.append(ReportState(round_, digest))
             task = None if _initialising(node) else node.task

@@ -51,6 +51,11 @@ class Supervisor:
         if self._end is not None:
             self._end.send(message)
 
+    def hang_up(self) -> None:
+        """Give a trainer up that does not answer: it is ended, by force if it must be, and started again."""
+        if self._end is not None:
+            self._end.close()
+
     async def run(self) -> None:
         """Raises `TrainerFailed` when starting it again would not help, or did not."""
         with tempfile.TemporaryDirectory(prefix="atoll-") as folder:  # unix socket paths are short

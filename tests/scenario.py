@@ -4,7 +4,7 @@ start N                      members the first round waits for (2 unless told)
 join NAME...        the nodes join, connect and tell their layout
 state NAME ROUND [DIGEST]    the node holds that state (digest: one word; "s" unless told)
 ready NAME [TOKENS]          its inner steps of the round are done (100 tokens unless told)
-seal NAME / held NAME        it sealed the chunks it owns / it has every sealed chunk
+seal NAME / held NAME [WORD]   it sealed the chunks it owns / it has every sealed chunk (WORD: other bytes)
 evaluated NAME LOSS
 lost NAME PEER               its connection to PEER broke
 disconnect NAME / connect NAME / leave NAME / silent NAME
@@ -19,7 +19,7 @@ from atoll.comm.ids import NodeId
 from atoll.coordinator import events as ev
 from atoll.coordinator import membership
 from atoll.coordinator.kernel import sentence
-from atoll.coordinator.machine import State, step
+from atoll.coordinator.machine import Phase, State, step
 
 CONFIG = RunConfig(
     rounds=RoundsConfig(inner_steps=10, quorum=0.5, grace=1.0),
@@ -70,8 +70,11 @@ class Scenario:
             self.now += 0.25
             for node in self.state.members.here:
                 if node not in self.quiet:
-                    self.feed(ev.Heard(node, "inner", self.state.round.number, int(self.now * 4)))
-            for node, reason in membership.overdue(self.state.members, self.state.config.members, self.now):
+                    at_work = self.state.round.phase is Phase.INNER
+                    step_ = int(self.now * 4) if at_work else 0
+                    self.feed(ev.Heard(node, "inner" if at_work else "starting", 0, step_))
+            state = self.state
+            for node, reason in membership.overdue(state.members, state.config.members, state.awaited, self.now):
                 self.feed(ev.Expired(node, reason))
             self.feed(ev.Tick())
 
@@ -82,10 +85,11 @@ class Scenario:
         seals = tuple((c, digest(f"round {self.state.round.number} chunk {c}")) for c in owned)
         self.feed(ev.Sealed(node, self.state.round.number, plan.attempt, seals))
 
-    def held(self, node: NodeId) -> None:
+    def held(self, node: NodeId, word: str) -> None:
         plan = self.state.round.plan
         assert plan is not None
-        self.feed(ev.Held(node, self.state.round.number, plan.attempt, plan.ledger.root, 1000, 1000))
+        root = digest(word) if word else plan.ledger.root
+        self.feed(ev.Held(node, self.state.round.number, plan.attempt, root, 1000, 1000))
 
     def do(self, verb: str, args: list[str]) -> None:
         r = self.state.round
@@ -106,11 +110,12 @@ class Scenario:
                 self.feed(ev.StateAt(node, int(args[1]), digest(f"{word} {args[1]}")))
             case "ready":
                 tokens = int(args[1]) if len(args) > 1 else 100
-                self.feed(ev.BecameReady(node, r.number, 10, tokens, 1, 2.0, 1.0))
+                first = self.state.leases.held[node][0]
+                self.feed(ev.BecameReady(node, r.number, 10, tokens, 1, 2.0, 1.0, first))
             case "seal":
                 self.seal(node)
             case "held":
-                self.held(node)
+                self.held(node, args[1] if len(args) > 1 else "")
             case "evaluated":
                 self.feed(ev.Evaluated(node, self.state.committed, float(args[1])))
             case "lost":

@@ -304,11 +304,14 @@ class Ready(_message.Message):
     SAMPLES_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     DELTA_NORM_FIELD_NUMBER: _builtins.int
+    FIRST_SAMPLE_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     tokens: _builtins.int
     samples: _builtins.int
     loss: _builtins.float
     delta_norm: _builtins.float
+    first_sample: _builtins.int
+    """of the lease it was trained on"""
     def __init__(
         self,
         *,
@@ -317,10 +320,11 @@ class Ready(_message.Message):
         samples: _builtins.int = ...,
         loss: _builtins.float = ...,
         delta_norm: _builtins.float = ...,
+        first_sample: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta_norm", b"delta_norm", "loss", b"loss", "samples", b"samples", "steps", b"steps", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta_norm", b"delta_norm", "first_sample", b"first_sample", "loss", b"loss", "samples", b"samples", "steps", b"steps", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

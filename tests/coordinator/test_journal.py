@@ -20,7 +20,7 @@ EVENTS: list[ev.Event] = [
     ev.LayoutKnown(N, 1000, b"l" * 16),
     ev.StateAt(N, 0, b"d" * 16),
     ev.Evaluated(N, 0, 5.5),
-    ev.BecameReady(N, 1, 10, 100, 10, 2.5, 0.1),
+    ev.BecameReady(N, 1, 10, 100, 10, 2.5, 0.1, 0),
     ev.Sealed(N, 1, 1, ((0, b"s" * 16),)),
     ev.PeerLost(N, NodeId("n2"), 1, 1, "reset"),
     ev.Held(N, 1, 1, b"r" * 16, 1, 2),

@@ -120,6 +120,18 @@ def test_a_killed_trainer_returns_and_unequal_nodes_agree(run: Run) -> None:
     assert "starts again from the anchor" in run.log("two")
 
 
+def test_a_hung_trainer_is_ended_and_its_node_goes_on(run: Run) -> None:
+    run.start("rounds.total=3", "members.stall=15")
+    url = run.invite(2)
+    one, two = run.join(url, "one"), run.join(url, "two")
+    until("the first commit", lambda: run.committed() >= 1)
+    for process in psutil.Process(two.pid).children(recursive=True):
+        process.suspend()
+    assert one.wait(90) == 0 and two.wait(30) == 0
+    assert "made no progress" in run.log("two")
+    assert run.committed() == 3 and all(r["digests_equal"] for r in run.get("/api/rounds"))
+
+
 def test_a_killed_daemon_comes_back_as_the_same_node_without_a_new_token(run: Run) -> None:
     run.start("rounds.total=0")
     url = run.invite(2)

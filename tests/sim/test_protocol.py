@@ -8,6 +8,7 @@ import hashlib
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -30,6 +31,15 @@ FIRST, SEEDS = int(os.environ.get("ATOLL_SIM_FIRST", "0")), int(os.environ.get("
 
 def digest(*parts: object) -> bytes:
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
+
+
+def durable(state: coordinator.State) -> coordinator.State:
+    """Without what heartbeats move: they are not in the journal."""
+    members = state.members
+    for n in members.here:
+        members = membership.update(members, n, heard_at=0.0, moved_at=0.0, phase="", step=(0, 0))
+    gone = {n: replace(m, heard_at=0.0, moved_at=0.0, phase="", step=(0, 0)) for n, m in members.gone.items()}
+    return replace(state, members=replace(members, gone=gone))
 
 
 class SimNode:
@@ -74,7 +84,8 @@ class SimNode:
                 self.reports.append(ev.StateAt(me, round_, digest_))
             case node.ReportReady(ready):
                 r = ready
-                self.reports.append(ev.BecameReady(me, r.round, r.steps, r.tokens, r.samples, r.loss, 1.0))
+                event = ev.BecameReady(me, r.round, r.steps, r.tokens, r.samples, r.loss, 1.0, r.first_sample)
+                self.reports.append(event)
             case node.ReportEvaluated(round_, loss):
                 self.reports.append(ev.Evaluated(me, round_, loss))
 
@@ -90,7 +101,6 @@ class SimNode:
         members = [NodeId(m.node_id) for m in plan.members]
         if dead := [n for n in members if n not in world.nodes]:
             self.reports.append(ev.PeerLost(self.me, dead[0], plan.round, plan.attempt, "reset"))
-            self.feed(node.ReduceFailed((plan.round, plan.attempt)))
             self.attempt = None
             return
         self.jobs.append(self.reduce)
@@ -131,6 +141,7 @@ class World:
         self.version = 0
         self.used: set[int] = set()
         self.published: list[int] = []
+        self.journal: list[tuple[float, ev.Event]] = []
         self.feed(ev.Started(1))
 
     def state_digest(self, round_: int) -> bytes:
@@ -138,6 +149,8 @@ class World:
 
     def feed(self, event: ev.Event) -> None:
         before = self.state
+        if not isinstance(event, ev.Heard):
+            self.journal.append((self.now, event))
         self.state, effects = coordinator.step(self.state, event, self.now)
         self.version += 1
         if self.state.committed != before.committed:
@@ -156,6 +169,8 @@ class World:
         for n in plan.members:
             assert record.contributors[n] == before.round.ready[n].tokens
             first, _ = before.leases.held[n]
+            if n in self.nodes and (ready := self.nodes[n].state.ready) is not None:
+                assert ready.first_sample == first, "the delta is not of the lease that is consumed"
             used = set(range(first, first + before.round.ready[n].samples))
             assert not used & self.used, "a sample was consumed twice"
             self.used |= used
@@ -167,6 +182,23 @@ class World:
         held = sorted(self.state.leases.held.values())
         assert all(a[0] + a[1] <= b[0] for a, b in zip(held, held[1:], strict=False)), "leases overlap"
         assert self.published == sorted(set(self.published)), "a round was published twice"
+
+    def restart(self) -> None:
+        """The coordinator dies and comes back with nothing but its journal."""
+        replayed = coordinator.State(CONFIG)
+        for at, event in self.journal:
+            replayed, _ = coordinator.step(replayed, event, at)
+        assert durable(replayed) == durable(self.state)
+        self.state = replayed
+        self.feed(ev.Started(self.state.incarnation + 1))
+        for me in self.nodes:
+            if me in self.state.members.here:
+                self.feed(ev.Connected(me))
+
+    def leave(self) -> None:
+        me = self.rng.choice(list(self.nodes))
+        del self.nodes[me]
+        self.feed(ev.Leaving(me, "bye"))
 
     def join(self) -> None:
         me = NodeId(f"n{self.state.members.next_id}")
@@ -190,7 +222,7 @@ class World:
         self.now += self.rng.uniform(0.05, 0.5)
         for me, n in self.nodes.items():
             self.feed(ev.Heard(me, n.state.phase, n.state.round, int(self.now * 10)))
-        for me, reason in membership.overdue(self.state.members, CONFIG.members, self.now):
+        for me, reason in membership.overdue(self.state.members, CONFIG.members, self.state.awaited, self.now):
             self.feed(ev.Expired(me, reason))
         self.feed(ev.Tick())
 
@@ -206,7 +238,9 @@ class World:
             latest.version = self.version
             n.feed(node.ViewArrived(latest))
         elif kind < 0.7 and n.reports:
-            self.feed(n.reports.pop(0))
+            self.feed(n.reports[0])
+            if self.rng.random() < 0.9:  # else the answer is lost and the report comes again
+                n.reports.pop(0)
         elif n.jobs:
             n.jobs.pop(self.rng.randrange(len(n.jobs)))()
 
@@ -225,6 +259,10 @@ def test_whatever_dies_the_survivors_agree_and_go_on(seed: int) -> None:
             world.join()
         elif fault < 0.007:
             world.crash_trainer()
+        elif fault < 0.008:
+            world.restart()
+        elif fault < 0.009 and len(world.nodes) > 2:
+            world.leave()
     calm = len(world.log)
     for _ in range(6000):
         world.turn()
