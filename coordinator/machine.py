@@ -98,6 +98,7 @@ class State:
     digest: bytes = b""  # of state_committed; empty: no member has told yet
     sealed: tuple[bytes, ...] = ()  # digests of the sealed chunks of round `committed`
     tokens: int = 0  # committed
+    initialiser: NodeId | None = None  # makes state_0, while nobody holds it
     initial_val_loss: float | None = None
     round: RoundState = RoundState()
     leases: Leases = Leases()
@@ -114,13 +115,6 @@ class State:
         r = self.round
         late = {n for n in r.participants if n not in r.ready} if r.phase is Phase.INNER else set()
         return frozenset(late | {n for n in (self.initialiser, r.evaluator) if n is not None})
-
-    @property
-    def initialiser(self) -> NodeId | None:
-        """The member that makes state_0, while nobody holds it."""
-        if self.committed or self.holders:
-            return None
-        return next(iter(self.members.of(MemberState.RECOVERING)), None)
 
 
 def step(state: State, event: Event, now: float) -> tuple[State, list[Effect]]:
@@ -191,7 +185,7 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
 def _advance(state: State, now: float, out: list[Effect]) -> State:
     """Make every transition that is due."""
     while True:
-        after = _settle_digests(state, out)
+        after = _settle_digests(_choose_initialiser(state), out)
         match after.round.phase:
             case Phase.WAITING:
                 after = _start_if_enough(after, now, out)
@@ -334,6 +328,14 @@ def _drop_from_round(state: State, node: NodeId) -> State:
 
 
 # What is due
+
+
+def _choose_initialiser(state: State) -> State:
+    """Somebody must make state_0; who was asked stays asked while it lives."""
+    able = state.members.of(MemberState.RECOVERING)
+    if state.committed or state.holders:
+        return replace(state, initialiser=None)
+    return state if state.initialiser in able else replace(state, initialiser=next(iter(able), None))
 
 
 def _settle_digests(state: State, out: list[Effect]) -> State:

@@ -253,6 +253,9 @@ def _take(node: Node, event: Event, out: list[Effect]) -> Node:
             ready = node.ready
             if ready is not None and view.HasField("train") and not view.ready and _is_for(ready, view.train):
                 out.append(ReportReady(ready))  # the coordinator has not heard it
+            lost = view.you == "recovering" and node.round == view.committed and not node.moving
+            if lost and view.state_digest and node.digest == view.state_digest:
+                out.append(ReportState(node.round, node.digest))  # nor this
             return replace(node, view=view)
         case TrainerUp():
             if not node.trainer_up:

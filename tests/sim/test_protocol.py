@@ -133,7 +133,10 @@ class World:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.now = 0.0
-        self.state = coordinator.State(CONFIG)
+        self.founders = self.rng.randint(2, 5)
+        members = replace(CONFIG.members, start=self.rng.choice([2, self.founders]))
+        self.config = replace(CONFIG, members=members)
+        self.state = coordinator.State(self.config)
         self.nodes: dict[NodeId, SimNode] = {}
         self.started: dict[tuple[int, int], set[NodeId]] = {}
         self.sealed: dict[tuple[int, int], dict[int, bytes]] = {}
@@ -185,7 +188,7 @@ class World:
 
     def restart(self) -> None:
         """The coordinator dies and comes back with nothing but its journal."""
-        replayed = coordinator.State(CONFIG)
+        replayed = coordinator.State(self.config)
         for at, event in self.journal:
             replayed, _ = coordinator.step(replayed, event, at)
         assert durable(replayed) == durable(self.state)
@@ -222,7 +225,9 @@ class World:
         self.now += self.rng.uniform(0.05, 0.5)
         for me, n in self.nodes.items():
             self.feed(ev.Heard(me, n.state.phase, n.state.round, int(self.now * 10)))
-        for me, reason in membership.overdue(self.state.members, CONFIG.members, self.state.awaited, self.now):
+        for me, reason in membership.overdue(
+            self.state.members, self.config.members, self.state.awaited, self.now
+        ):
             self.feed(ev.Expired(me, reason))
         self.feed(ev.Tick())
 
@@ -248,7 +253,7 @@ class World:
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS))
 def test_whatever_dies_the_survivors_agree_and_go_on(seed: int) -> None:
     world = World(seed)
-    for _ in range(world.rng.randint(2, 5)):
+    for _ in range(world.founders):
         world.join()
     for _ in range(4000):
         world.turn()
@@ -263,7 +268,11 @@ def test_whatever_dies_the_survivors_agree_and_go_on(seed: int) -> None:
             world.restart()
         elif fault < 0.009 and len(world.nodes) > 2:
             world.leave()
+    while len(world.nodes) < world.config.members.start:
+        world.join()
     calm = len(world.log)
     for _ in range(6000):
         world.turn()
     assert len(world.log) >= calm + 3, f"stuck after round {calm}: {world.state.round}"
+    outside = [m for m in world.state.members.here.values() if m.state not in ("active", "synced")]
+    assert not outside, f"never entered the run: {outside}"
