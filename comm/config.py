@@ -164,6 +164,8 @@ def load_dataclass(schema: type[T], path: Path | None, overrides: tuple[str, ...
         source = "the overrides"
         merged = OmegaConf.merge(merged, OmegaConf.from_dotlist(list(overrides)))
         loaded = OmegaConf.to_object(merged)
+    except TypeError:
+        raise ConfigError(f"{source} does not hold keys and values: write a YAML mapping") from None
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None) or "?"
         reason = str(error.msg or error).splitlines()[0] if hasattr(error, "msg") else str(error).splitlines()[0]
@@ -206,6 +208,12 @@ def check(config: RunConfig) -> None:
     for key, value in positive.items():
         if not value > 0:
             raise ConfigError(f"{key} is {value}: it must be greater than 0")
+    for section in (config.model, config.inner, config.outer, config.rounds, config.members):
+        for key, value in vars(section).items():
+            if isinstance(value, float) and not 0 <= value < float("inf"):
+                raise ConfigError(f"{key} is {value}: it must be finite and not negative")
+            if isinstance(value, int) and value > 1 << 42:
+                raise ConfigError(f"{key} is {value}: no machine can hold that")
     rules: list[tuple[bool, str]] = [
         (bool(config.name.strip()), "name is empty: give the run a name"),
         (m.dim % m.heads == 0, f"model.dim {m.dim} is not a multiple of model.heads {m.heads}"),
@@ -215,6 +223,12 @@ def check(config: RunConfig) -> None:
         (
             config.reduce.chunk % config.reduce.block == 0,
             f"reduce.chunk {config.reduce.chunk} is not a multiple of reduce.block {config.reduce.block}",
+        ),
+        (config.inner.beta1 < 1, f"inner.beta1 is {config.inner.beta1}: it must be in [0, 1)"),
+        (config.inner.beta2 < 1, f"inner.beta2 is {config.inner.beta2}: it must be in [0, 1)"),
+        (
+            config.inner.min_lr <= config.inner.lr,
+            f"inner.min_lr {config.inner.min_lr} is above inner.lr {config.inner.lr}",
         ),
         (0 <= config.outer.momentum < 1, f"outer.momentum is {config.outer.momentum}: it must be in [0, 1)"),
         (0 < config.rounds.quorum <= 1, f"rounds.quorum is {config.rounds.quorum}: it must be in (0, 1]"),

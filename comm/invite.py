@@ -33,7 +33,7 @@ def parse(url: str) -> Invite:
 def split_host_port(text: str, what: str) -> tuple[str, int]:
     """`host:port` with an IPv6 host in brackets; raise `ConfigError` naming `what`."""
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
+    if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise ConfigError(f"{what} is {text!r}: write HOST:PORT, for example 0.0.0.0:4700")
     return host.strip("[]"), int(port)
 

@@ -6,6 +6,7 @@ import re
 import time
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +60,14 @@ def check_(run_yaml: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 
 @click.command()
 @click.option("--state-dir", type=click.Path(path_type=Path), default=STATE_DIR, show_default=True)
-@click.option("--uses", default=1, show_default=True, help="Joins the URL is good for.")
+@click.option(
+    "--uses", default=1, show_default=True, type=click.IntRange(1, 1_000_000), help="Joins the URL is good for."
+)
 @click.option("--expires", default="48h", show_default=True, help="For how long: 90s, 30m, 48h, 7d.")
 @click.option("--name", default="", help="For whom; shown nowhere but in the journal.")
 @click.option("--json", "as_json", is_flag=True)
 def invite(state_dir: Path, uses: int, expires: str, name: str, as_json: bool) -> None:
     """Print a join URL for the run in the state directory."""
-    if uses < 1:
-        raise ConfigError(f"--uses is {uses}: it must be 1 or more")
     until = time.time() + duration(expires)
     from atoll.coordinator.server import invite_url
 
@@ -110,7 +111,7 @@ def fetch(url: str, timeout: float = 5.0) -> Any:
     try:
         with urllib.request.urlopen(url, timeout=timeout) as answer:
             return json.load(answer)
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except (urllib.error.URLError, HTTPException, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise Unreachable(
             f"no coordinator's page at {url} ({reason}): is it running, is the port right?"

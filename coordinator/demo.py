@@ -39,7 +39,7 @@ COORDINATOR = "coordinator"
 NAMES = "ada bo cy dee eve fay gus hal ivy jo kai lou max ned oz pia".split()
 NODE_OPTIONS = ("device=cpu", "threads=1")  # the nodes share this machine
 ROOM = 2.5  # start-up times that a node which joins needs at least until the last commit
-FEWEST_ROUNDS = 5  # that leave time for a death and a recovery
+FEWEST_ROUNDS = 8  # that leave time for a death and a recovery
 LOOK_EVERY = 0.2  # seconds
 PATIENCE = 120.0  # seconds without a step or a commit
 LEAVE_WITHIN = 20.0  # seconds; a daemon's time to end after the run did

@@ -122,6 +122,8 @@ async def _control_plane(service: Service, options: Options) -> tuple[grpc.aio.S
         raise ResourceError(f"cannot listen on {options.listen}: {error}") from None
     if options.advertise:
         split_host_port(options.advertise, "--advertise")
+    if not options.advertise and host in ("", "0.0.0.0", "::"):
+        log.warning("join URLs name 127.0.0.1, good for this machine only: give --advertise HOST:PORT for others")
     return server, options.advertise or join_host_port("127.0.0.1" if host in ("", "0.0.0.0") else host, bound)
 
 

@@ -1,5 +1,6 @@
 """How the run looks in a terminal."""
 
+import shutil
 from typing import Any
 
 from rich.markup import escape
@@ -20,23 +21,27 @@ def members_table(run: dict[str, Any]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column, justify in (("node", "left"), ("state", "left"), ("doing", "left"), ("step", "right")):
         table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for column in ("tokens/s", "loss", "sent", "received"):
+    wide = shutil.get_terminal_size().columns >= 110
+    for column in ("tokens/s", "loss", "sent", "received") if wide else ("tokens/s", "loss"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("")
     for m in run["members"]:
         here = m["state"] not in ("left", "evicted")
         table.add_row(
-            escape(f"{m['name']} ({m['node_id']})"),
+            escape(f"{short(m['name'], 20)} ({m['node_id']})"),
             f"[{COLORS[m['state']]}]{m['state']}[/]",
             escape(m["phase"]) if here else "",
             str(m["inner_step"]) if here else "",
             f"{m['tokens_per_s']:,.0f}" if here else "",
             f"{m['loss']:.3f}" if here and m["loss"] else "",
-            size(m["bytes_up"]),
-            size(m["bytes_down"]),
-            escape(m["reason"]),
+            *((size(m["bytes_up"]), size(m["bytes_down"])) if wide else ()),
+            escape(short(m["reason"], 60 if wide else 28)),
         )
     return table
+
+
+def short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def size(count: float) -> str:

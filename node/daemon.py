@@ -130,8 +130,11 @@ class Daemon:
             with _on_signals(self._over.set):
                 async with local.serve(self._options.state_dir, self.status, self.leave):
                     await self._live(reply.heartbeat)
+        except* AtollError as errors:
+            await self._say_goodbye(str(errors.exceptions[0]))
+            raise
         finally:
-            await self._say_goodbye()
+            await self._say_goodbye("it failed")
             await plane.close()
             await self._control.close()
             self._worker.shutdown(wait=False, cancel_futures=True)
@@ -166,15 +169,16 @@ class Daemon:
                 for work in (self._decide(), self._supervisor.run(), self._keep_session(heartbeat)):
                     self._tasks.create_task(work)
                 await self._over.wait()
-                await self._say_goodbye()  # first, so that nobody waits for what takes its time to stop
+                await self._say_goodbye("the run is finished" if self._finished else "stopped by its operator")
                 raise _Over  # cancels whatever is still under way
         except* _Over:
             pass
 
-    async def _say_goodbye(self) -> None:
+    async def _say_goodbye(self, reason: str) -> None:
+        """Leave, once: first of all, so that nobody waits for what takes its time to stop."""
         if self._joined:
             self._joined = False
-            await self._control.leave("stopped by its operator" if not self._finished else "the run is finished")
+            await self._control.leave(reason)
 
     # The session with the coordinator
 
@@ -188,6 +192,8 @@ class Daemon:
                     session.create_task(self._heartbeats(heartbeat))
             except* SessionLost as lost:
                 log.warning(f"the coordinator dropped this node ({lost.exceptions[0]}); it joins again")
+            if self._over.is_set():
+                return  # it was this node's own good-bye that ended the session
             await self._rejoin()
 
     async def _rejoin(self) -> None:

@@ -260,7 +260,7 @@ def load_tokenizer(run: RunConfig) -> Any:
     except ImportError as error:
         raise ResourceError(
             "this run's text goes through a tokenizer, and the package tokenizers is not installed: "
-            "pip install atoll[text]"
+            "pip install tokenizers"
         ) from error
     path = Path(run.data.tokenizer).expanduser()
     if not path.is_file():

@@ -41,7 +41,10 @@ async def serve(
     refuse_second(state_dir)
     path = state_dir / NAME
     path.unlink(missing_ok=True)
-    server = await asyncio.start_unix_server(answer, _short(path))
+    try:
+        server = await asyncio.start_unix_server(answer, _short(path))
+    except OSError as error:
+        raise ResourceError(f"no control socket in {state_dir} ({error}): give a shorter --state-dir") from None
     os.chmod(path, 0o600)
     try:
         yield
