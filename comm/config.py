@@ -208,12 +208,12 @@ def check(config: RunConfig) -> None:
     for key, value in positive.items():
         if not value > 0:
             raise ConfigError(f"{key} is {value}: it must be greater than 0")
-    for section in (config.model, config.inner, config.outer, config.rounds, config.members):
-        for key, value in vars(section).items():
+    for section in ("model", "inner", "outer", "rounds", "members"):
+        for key, value in vars(getattr(config, section)).items():
             if isinstance(value, float) and not 0 <= value < float("inf"):
-                raise ConfigError(f"{key} is {value}: it must be finite and not negative")
+                raise ConfigError(f"{section}.{key} is {value}: it must be finite and not negative")
             if isinstance(value, int) and value > 1 << 42:
-                raise ConfigError(f"{key} is {value}: no machine can hold that")
+                raise ConfigError(f"{section}.{key} is {value}: no machine can hold that")
     rules: list[tuple[bool, str]] = [
         (bool(config.name.strip()), "name is empty: give the run a name"),
         (m.dim % m.heads == 0, f"model.dim {m.dim} is not a multiple of model.heads {m.heads}"),

@@ -44,6 +44,10 @@ def test_the_printed_config_is_one_that_can_be_read(tmp_path: Path) -> None:
         ("data.kind=images", "images"),
         ("outer.lr", "key=value"),
         ("inner.warmup_tokens=2000000", "inner.decay_tokens"),
+        ("inner.lr=inf", "inner.lr is inf"),
+        ("members.reconnect=-5", "members.reconnect is -5"),
+        ("inner.beta1=2", "inner.beta1 is 2"),
+        ("model.layers=99999999999999999999", "no machine can hold"),
     ],
 )
 def test_what_is_wrong_is_named(override: str, sentence: str) -> None:
