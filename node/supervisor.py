@@ -79,7 +79,8 @@ class Supervisor:
         connecting = asyncio.create_task(self._connected.get())
         exited = asyncio.create_task(process.wait())
         try:
-            await asyncio.wait([connecting, exited], return_when=asyncio.FIRST_COMPLETED)
+            patience = self._spec.run.members.stall  # one that does not come up is ended and started again
+            await asyncio.wait([connecting, exited], timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             if connecting.done():
                 await self._listen(connecting.result())
         finally:

@@ -194,10 +194,7 @@ def choose_device(node: NodeConfig, team: Team) -> torch.device:
 
 @contextmanager
 def local_group(spec: TrainerSpec, team: Team, device: torch.device, meeting: str) -> Iterator[None]:
-    """The process group of this node's ranks, and only these, if the model is to be sharded."""
-    if not sharded(spec.node):
-        yield
-        return
+    """The process group of this node's ranks, and only these."""
     options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
@@ -211,14 +208,6 @@ def local_group(spec: TrainerSpec, team: Team, device: torch.device, meeting: st
         yield
     finally:
         dist.destroy_process_group()
-
-
-def sharded(node: NodeConfig) -> bool:
-    """Whether the model goes through FSDP2: several ranks share it, or bf16 needs its mixed precision.
-
-    A single rank in fp32 has nothing to shard or cast; a plain model spares a small one an eighth of each step.
-    """
-    return node.ranks > 1 or node.bf16
 
 
 def prepare(spec: TrainerSpec, team: Team, device: torch.device) -> tuple[Learner, Layout]:
@@ -248,8 +237,7 @@ def place(spec: TrainerSpec, team: Team, device: torch.device) -> nn.Module:
     if spec.node.compile:
         for block in blocks or [model]:
             block.compile()
-    if sharded(spec.node):
-        shard(model, blocks, team, device, spec.node.bf16)
+    shard(model, blocks, team, device, spec.node.bf16)
     return model.to(device) if spec.node.model else model.to_empty(device=device)
 
 

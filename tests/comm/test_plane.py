@@ -273,9 +273,12 @@ def test_an_address_that_cannot_be_listened_on_is_said_in_a_sentence(listen: str
     run(body())
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="this machine has no IPv6")
-def test_ipv6_literals_work_as_addresses() -> None:
+def test_ipv6_literals_work_as_addresses_or_are_refused_with_a_sentence() -> None:
     async def body() -> None:
+        if not os.path.exists("/proc/net/if_inet6"):
+            with pytest.raises(ResourceError, match="cannot listen"):
+                await DataPlane.start("[::1]:0", RUN, A, KEY, Books())
+            return
         a = await DataPlane.start("[::1]:0", RUN, A, KEY, Books())
         assert a.address.startswith("[::1]:")
         assert await still_serves(a, a)
