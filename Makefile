@@ -7,7 +7,7 @@ export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: install demo test check format proto clean
+.PHONY: install demo test chaos check format proto clean
 
 install: .venv/installed
 
@@ -26,6 +26,10 @@ demo: .venv/installed
 
 test: .venv/installed-dev
 	$(BIN)/pytest
+
+# Real processes, killed and stopped many times: about 20 minutes.
+chaos: .venv/installed-dev
+	ATOLL_CHAOS_TIMES=5 ATOLL_SIM_SEEDS=2000 $(BIN)/pytest -s -m "chaos or not chaos" tests/e2e tests/sim
 
 check: .venv/installed-dev
 	$(BIN)/ruff format --check .

@@ -7,17 +7,17 @@ import click
 
 from atoll.comm.errors import AtollError
 
-GROUP = "atoll.commands"
-
 
 class Commands(click.Group):
-    """A group whose commands are found by name and imported when called."""
+    """A group whose commands are found by name among the entry points of a group, and imported when called."""
+
+    entry_points = "atoll.commands"
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(e.name for e in entry_points(group=GROUP))
+        return sorted(e.name for e in entry_points(group=self.entry_points))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        for entry in entry_points(group=GROUP, name=cmd_name):
+        for entry in entry_points(group=self.entry_points, name=cmd_name):
             command = entry.load()
             assert isinstance(command, click.Command)
             return command
@@ -33,6 +33,15 @@ def cli() -> None:
     Exit codes: 0 done, 1 failed, 2 wrong config or usage, 3 this machine lacks something
     (port, memory, data), 4 unreachable, 5 refused by the other side, 6 a peer's fault.
     """
+
+
+class Benches(Commands):
+    entry_points = "atoll.benches"
+
+
+@click.group(cls=Benches)
+def bench() -> None:
+    """Measure a part of atoll on this machine."""
 
 
 def main() -> None:

@@ -95,11 +95,19 @@ class OuterConfig:
 
 @dataclass
 class RoundsConfig:
-    inner_steps: int = 100  # H
+    inner_steps: int = 100  # H: a round does not close before a quorum has taken so many
+    floor: int = 1  # inner steps that every contribution has at least
+    ceiling: float = 2.0  # times inner_steps: a member that waits for others or for the coordinator takes no more
     total: int = 0  # rounds after which the run is finished; 0: until stopped
-    quorum: float = 0.5  # share of active members that must be ready before the grace window opens
-    grace: float = 2.0  # of the quorum's inner time: how much longer the others may take
+    quorum: float = 0.5  # share of active members that make a round close
+    grace: float = 0.25  # of the quorum's inner time: how much longer those that will soon be there may take
+    collect: float = 60.0  # seconds that a member told to finish may take at most
     reduce_timeout: float = 600.0  # seconds for one attempt of a reduce
+
+    @property
+    def most_steps(self) -> int:
+        """Inner steps that a member takes in one round at most."""
+        return max(self.inner_steps, int(self.inner_steps * self.ceiling))
 
 
 @dataclass
@@ -197,6 +205,8 @@ def check(config: RunConfig) -> None:
         "inner.clip": config.inner.clip,
         "outer.lr": config.outer.lr,
         "rounds.inner_steps": config.rounds.inner_steps,
+        "rounds.floor": config.rounds.floor,
+        "rounds.collect": config.rounds.collect,
         "rounds.reduce_timeout": config.rounds.reduce_timeout,
         "reduce.block": config.reduce.block,
         "reduce.chunk": config.reduce.chunk,
@@ -232,7 +242,15 @@ def check(config: RunConfig) -> None:
         ),
         (0 <= config.outer.momentum < 1, f"outer.momentum is {config.outer.momentum}: it must be in [0, 1)"),
         (0 < config.rounds.quorum <= 1, f"rounds.quorum is {config.rounds.quorum}: it must be in (0, 1]"),
-        (config.rounds.grace >= 0, f"rounds.grace is {config.rounds.grace}: it must not be negative"),
+        (config.rounds.ceiling >= 1, f"rounds.ceiling is {config.rounds.ceiling}: it must be 1 or more"),
+        (
+            config.rounds.floor <= config.rounds.inner_steps,
+            f"rounds.floor {config.rounds.floor} is above rounds.inner_steps {config.rounds.inner_steps}",
+        ),
+        (
+            config.members.minimum <= config.members.start,
+            f"members.minimum {config.members.minimum} is above members.start {config.members.start}",
+        ),
         (config.rounds.total >= 0, f"rounds.total is {config.rounds.total}: it must not be negative"),
         (config.inner.warmup_tokens >= 0, "inner.warmup_tokens must not be negative"),
         (

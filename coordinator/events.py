@@ -1,12 +1,14 @@
 """What can happen to a run, as the state machine is told it, and what the machine asks for in return.
 
 Every event but `Heard` is durable: the shell journals it before any effect of it leaves. Times are seconds on
-the coordinator's own clock; nothing in an event is a peer's idea of the time.
+the coordinator's own clock; nothing in an event is a peer's idea of the time. `life` says which of a node's joins
+an event belongs to, `fence` which attempt of a reduce: what is late is refused by them.
 """
 
 from dataclasses import dataclass, field
 
 from atoll.comm.ids import NodeId
+from atoll.comm.plan import Fence
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,7 @@ class Started:
 @dataclass(frozen=True, slots=True)
 class Joined:
     node: NodeId
+    life: int
     name: str
     address: str  # data plane, host:port
     session: str
@@ -29,6 +32,7 @@ class Connected:
     """The node opened its stream of views."""
 
     node: NodeId
+    life: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class Disconnected:
     """The node's stream of views broke."""
 
     node: NodeId
+    life: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,7 @@ class Heard:
     """A heartbeat: volatile, moves the lease and the progress only."""
 
     node: NodeId
+    life: int
     phase: str
     round: int
     inner_step: int
@@ -51,42 +57,59 @@ class Heard:
 @dataclass(frozen=True, slots=True)
 class LayoutKnown:
     node: NodeId
+    life: int
     numel: int
     digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class StateAt:
+    """The node holds state_round."""
+
     node: NodeId
+    life: int
     round: int
     digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class BecameReady:
+class Reached:
+    """The node has taken the round's inner steps, and takes more until the round closes."""
+
     node: NodeId
+    life: int
     round: int
-    steps: int
-    tokens: int
-    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class BecameReady:
+    """The node stopped training and can contribute."""
+
+    node: NodeId
+    life: int
+    round: int
+    front: int  # first sample of the lease it was trained on
+    samples: int  # from the front on, with what it carried over from rounds that left it out
+    steps: int  # inner steps of this round
     loss: float
-    delta_norm: float
-    first_sample: int  # of the lease it was trained on
+    norm: float  # l2, of the delta
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
     node: NodeId
-    round: int
-    attempt: int
+    life: int
+    fence: Fence
     seals: tuple[tuple[int, bytes], ...]  # (chunk, digest)
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
+    """The node has every sealed chunk of the attempt."""
+
     node: NodeId
-    round: int
-    attempt: int
+    life: int
+    fence: Fence
     digest: bytes  # root over the sealed chunks' digests
     bytes_up: int
     bytes_down: int
@@ -95,6 +118,7 @@ class Held:
 @dataclass(frozen=True, slots=True)
 class Evaluated:
     node: NodeId
+    life: int
     round: int
     loss: float
 
@@ -104,23 +128,38 @@ class PeerLost:
     """`node` lost its connection to `peer` during an attempt."""
 
     node: NodeId
+    life: int
     peer: NodeId
-    round: int
-    attempt: int
+    fence: Fence
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
     node: NodeId
+    life: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Expired:
-    """The member is out by the clock: `membership.overdue` knows heartbeats, the journal does not."""
+class Suspected:
+    """`membership.judge` speaks: it knows heartbeats, the journal does not. So with the next two."""
 
     node: NodeId
+    life: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trusted:
+    node: NodeId
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    node: NodeId
+    life: int
     reason: str
 
 
@@ -137,12 +176,15 @@ Event = (
     | Heard
     | LayoutKnown
     | StateAt
+    | Reached
     | BecameReady
     | Sealed
     | Held
     | Evaluated
     | PeerLost
     | Leaving
+    | Suspected
+    | Trusted
     | Expired
     | Tick
 )
@@ -174,7 +216,7 @@ class CommitRecord:
     sealed_digest: str  # hex; root over the sealed chunks
     state_digest: str = ""  # hex; of anchor and momentum after the step
     digests: dict[NodeId, str] = field(default_factory=dict)  # what each member found
-    digests_equal: bool = False
+    digests_equal: bool | None = None  # None: nobody has told
     val_loss: float | None = None  # of the anchor after the step
 
 

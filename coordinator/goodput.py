@@ -1,7 +1,8 @@
 """The goodput meter: where each node's wall time went. Pure.
 
 Buckets are exclusive and add up to the wall time since the node joined. Inner time counts as `inner` once a
-commit used it; until then it is open, and it becomes `lost` when the node dies or its work is left out.
+commit used it; until then it is open: a node that a round leaves out brings its work to a later one. It is `lost`
+when the node is gone or its state turned out to differ.
 """
 
 from collections.abc import Iterable
@@ -35,19 +36,25 @@ class Account:
 @dataclass
 class Meter:
     accounts: dict[NodeId, Account] = field(default_factory=dict)
+    past: dict[str, float] = field(default_factory=lambda: dict.fromkeys(BUCKETS, 0.0))  # of forgotten nodes
 
     def phase(self, node: NodeId, phase: str, now: float) -> None:
         """The node says what it is doing."""
-        account = self.accounts.setdefault(node, Account(now))
+        account = self.accounts.get(node)
+        if account is None:
+            account = self.accounts[node] = Account(now)
         account.move(OF_PHASE.get(phase, "waiting"), now)
 
     def committed(self, contributors: Iterable[NodeId], now: float) -> None:
-        used = set(contributors)
-        for node, account in self.accounts.items():
-            if node in used:
+        """A commit used what these had trained, with what they carried over."""
+        for node in contributors:
+            if (account := self.accounts.get(node)) is not None:
                 account.settle("inner", now)
-            elif account.bucket != "open":  # its work of the round was left out
-                account.settle("lost", now)
+
+    def diverged(self, node: NodeId, now: float) -> None:
+        """The node starts again from the run's state."""
+        if (account := self.accounts.get(node)) is not None:
+            account.settle("lost", now)
 
     def gone(self, node: NodeId, left: bool, now: float) -> None:
         """The node is out: by its own wish (its clock stops), or not (it is down until it returns)."""
@@ -57,22 +64,31 @@ class Meter:
             account.closed = left
 
     def returned(self, node: NodeId, now: float) -> None:
+        """A new process speaks for the node."""
         if (account := self.accounts.get(node)) is not None:
             if account.closed:
                 account.since, account.closed = now, False
+            account.settle("lost", now)
             account.move("recovering", now)
+
+    def forget(self, node: NodeId, now: float) -> None:
+        """Nobody will hear of the node again: its seconds stay."""
+        if (account := self.accounts.pop(node, None)) is not None:
+            account.settle("lost", now)
+            for bucket in BUCKETS:
+                self.past[bucket] += account.spent[bucket]
 
     def seconds(self, now: float) -> dict[str, float]:
         """Node-seconds in each bucket; open inner time counts as inner, for it may still be committed."""
-        total = dict.fromkeys(BUCKETS, 0.0)
+        total = dict(self.past)
         for account in self.accounts.values():
             account.move(account.bucket, now)
             for bucket, spent in account.spent.items():
                 total["inner" if bucket == "open" else bucket] += spent
         return total
 
-    def shares(self, now: float) -> dict[str, float]:
-        """Each bucket's share of all node-seconds; they add up to 1."""
-        total = self.seconds(now)
-        whole = sum(total.values())
-        return {bucket: spent / whole if whole else 0.0 for bucket, spent in total.items()}
+
+def shares(seconds: dict[str, float]) -> dict[str, float]:
+    """Each bucket's share of all node-seconds; they add up to 1."""
+    whole = sum(seconds.values())
+    return {bucket: spent / whole if whole else 0.0 for bucket, spent in seconds.items()}

@@ -1,37 +1,48 @@
-"""The shell around the state machine: takes events in order, journals them, then lets their effects out.
+"""The shell around the state machine: one task that takes events in order, makes them durable, then lets out what
+comes of them.
 
-Events that arrive together share one disk write (group commit). `submit` returns when the event is durable.
-Whoever must act on the state waits on `changed`; records and notes go to the listeners.
+    submit, post --> queue --> prepare --> write, in a thread --> adopt --> answers, notes, records, views
+    beat: the latest of each node, entered without a write before the next batch
+
+Events that arrive during a write share the next one (group commit); `submit` returns when its event is durable.
+While the disk takes no writes nothing leaves: the same batch is written again each second, `trouble` says why.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
 
+import msgspec
+
+from atoll.comm import faults
 from atoll.comm.config import RunConfig
 from atoll.comm.ids import NodeId
 from atoll.coordinator import membership
-from atoll.coordinator.events import (
-    CommitRecord,
-    Effect,
-    Event,
-    Expired,
-    Heard,
-    Joined,
-    Note,
-    Publish,
-    Started,
-    Tick,
-)
-from atoll.coordinator.goodput import Meter
-from atoll.coordinator.journal import Journal
-from atoll.coordinator.machine import State, step
-from atoll.coordinator.membership import MemberState
+from atoll.coordinator.core import Batch, Core
+from atoll.coordinator.events import CommitRecord, Effect, Event, Heard, Note, Publish, Started, Tick
+from atoll.coordinator.journal import Journal, JournalFull
+from atoll.coordinator.metrics import Metrics
+from atoll.coordinator.milestone import milestone
+from atoll.coordinator.observed import Observed
+from atoll.coordinator.state import State
 
 log = logging.getLogger("atoll.coordinator")
 TICK = 0.25  # seconds
 NOTES = 200  # kept for the page
+MOST = 250  # events in a batch, so that heartbeats are answered in between
+RETRY = 1.0  # seconds between two tries to write on a disk that is full
+SAVE = 10.0  # seconds between two saves of what was observed
+AWAY = 2.0  # seconds without a tick after which the coordinator, not its members, was silent
+TOLD = 0.1  # seconds that a batch's answers and views take to leave; only for tests that let it crash then
+Waiting = asyncio.Future[None] | None
+
+
+class Stopped(Exception):
+    """The coordinator is stopping: the event was not taken."""
 
 
 class Clock:
@@ -46,111 +57,180 @@ class Clock:
 
 class Kernel:
     def __init__(
-        self, config: RunConfig, journal: Journal, listeners: tuple[Callable[[Effect], None], ...]
+        self,
+        config: RunConfig,
+        journal: Journal,
+        metrics: Metrics,
+        tell: Callable[[Effect], None],
+        healthy: Callable[[bool], Awaitable[None]],
     ) -> None:
-        """Rebuild the state from the journal; `run` begins the next incarnation."""
-        self._journal = journal
-        self._listeners = listeners
-        self._queue: asyncio.Queue[tuple[Event, asyncio.Future[None]]] = asyncio.Queue()
-        self._changed = asyncio.Condition()
-        self.meter = Meter()
-        self.notes: list[tuple[float, Note]] = []
-        self.state = State(config)
-        last = 0.0
-        for last, event in journal.events():
-            self.state, _ = step(self.state, event, last)
-        self.clock = Clock(last)
-        self.version = 0
-        past = [r.val_loss for r in journal.rounds() if r.val_loss is not None]
+        """Rebuild the state from the journal; `run` begins the next incarnation. `tell` hears of every effect,
+        `healthy` when the journal stops taking writes and when it takes them again."""
+        self._journal, self._metrics, self._tell, self._healthy = journal, metrics, tell, healthy
+        self._core = Core(config, journal)
+        self.clock = Clock(self._core.last)
+        self.notes = deque(journal.notes(NOTES), NOTES)
+        self.observed = _observed(journal)
+        recent = journal.rounds(self.state.committed - 2 * config.data.eval_every)
+        past = [record.val_loss for record in recent if record.val_loss is not None]
         self.last_val_loss: float | None = past[-1] if past else None
+        self.trouble = ""  # why nothing can be written now
+        self.on_change: list[Callable[[], None]] = []  # called after every change of the state, heartbeats aside
+        self._queue: deque[tuple[Event, Waiting]] = deque()
+        self._beats: dict[NodeId, Heard] = {}
+        self._arrived, self._stop, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._looked = self._saved = self.clock()
+        self._patient_until = 0.0  # nobody is judged before: the coordinator was away
+
+    @property
+    def state(self) -> State:
+        return self._core.state
 
     async def run(self) -> None:
-        """Serve until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._write())
-            tasks.create_task(self._tick())
-            await self.submit(Started(self.state.incarnation + 1))
+        """Serve until `stop`; raises what the journal says when it is damaged."""
+        with suppress(Stopped):
+            await self._commit([(Started(self.state.incarnation + 1), None)])
+            while not self._stop.is_set():
+                await self._arrival(self._looked + TICK - self.clock())
+                if self._queue:
+                    most = min(len(self._queue), MOST)
+                    await self._commit([self._queue.popleft() for _ in range(most)])
+                if self.clock() >= self._looked + TICK:
+                    await self._look()
+            await self._durably(self._save(self.observed.dump()))
+
+    def stop(self) -> None:
+        """End `run` after the batch at hand, which is durable then; later events are not taken."""
+        self._stop.set()
+        self._arrived.set()
 
     async def submit(self, event: Event) -> None:
-        """Take in one event; returns when it is durable and its effects are out."""
+        """Take in one event; returns when it is durable and its effects are out. Raises `Stopped`."""
+        if self._stop.is_set():
+            raise Stopped
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.put_nowait((event, done))
+        self._queue.append((event, done))
+        self._arrived.set()
         await done
 
     def post(self, event: Event) -> None:
         """Hand in an event without waiting for it."""
-        self._queue.put_nowait((event, asyncio.get_running_loop().create_future()))
+        self._queue.append((event, None))
+        self._arrived.set()
 
-    async def changed(self, version: int) -> int:
-        """Wait until the state is newer than `version`; return its version."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.version > version)
-            return self.version
+    def beat(self, event: Heard) -> None:
+        """Take in a heartbeat; the next tick judges by it."""
+        self._beats[event.node] = event
 
-    async def _tick(self) -> None:
+    async def until(self, holds: Callable[[State], bool]) -> None:
+        """Wait for a state."""
+        while not holds(self.state):
+            await self._changed.wait()
+
+    async def _arrival(self, timeout: float) -> None:
+        if not self._queue and timeout > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._arrived.wait()
+        self._arrived.clear()
+
+    async def _look(self) -> None:
+        """A tick: what the clock says of the members and of the round."""
+        now = self.clock()
+        if now - self._looked > AWAY:
+            self._patient_until = now + membership.RETURN
+        self._looked = now
+        self._enter_beats(now)
+        state = self.state
+        verdicts: list[Event] = []
+        if now > self._patient_until:
+            verdicts = membership.judge(state.members, state.config.members, state.awaited, now)
+        await self._commit([(event, None) for event in (*verdicts, Tick())])
+        if self.clock() - self._saved > SAVE:
+            await self._durably(self._save(self.observed.dump()))
+
+    def _enter_beats(self, now: float) -> None:
+        if self._beats:
+            beats, self._beats = self._beats, {}
+            self._core.adopt(self._core.prepare(list(beats.values()), now))
+
+    async def _commit(self, arrived: Sequence[tuple[Event, Waiting]]) -> None:
+        now = self.clock()
+        self._enter_beats(now)
+        waited_for = [(event, done) for event, done in arrived if done is None or not done.cancelled()]
+        batch = self._core.prepare([event for event, _ in waited_for], now)
+        point = f"coordinator.{milestone(self.state, batch.state)}" if faults.FAULTS else ""
+        faults.hit(f"{point}.before-write")
+        if batch.entries or batch.effects:
+            await self._durably(partial(self._write, batch))
+        faults.hit(f"{point}.written")
+        self._adopt(batch)
+        for _, done in waited_for:
+            if done is not None and not done.done():
+                done.set_result(None)
+        if faults.FAULTS:
+            asyncio.get_running_loop().call_later(TOLD, faults.hit, f"{point}.told")
+
+    def _write(self, batch: Batch) -> None:
+        """In a thread. The snapshot is of the state before the batch, which is what the journal has."""
+        self._core.snapshot_if_due()
+        with self._metrics.writes.time():
+            self._core.write(batch)
+        self._metrics.events_since_snapshot.set(self._journal.events_since_snapshot)
+
+    def _save(self, observed: str) -> Callable[[], None]:
+        self._saved = self.clock()
+        return partial(self._journal.set_meta, "observed", observed)
+
+    async def _durably(self, write: Callable[[], None]) -> None:
+        """Do `write` in a thread; while the disk is full, again and again. Raises `Stopped`, and what else the
+        journal says."""
         while True:
-            await asyncio.sleep(TICK)
-            state, now = self.state, self.clock()
-            for node, reason in membership.overdue(state.members, state.config.members, state.awaited, now):
-                await self.submit(Expired(node, reason))
-            await self.submit(Tick())
+            try:
+                await asyncio.to_thread(write)
+            except JournalFull as error:
+                await self._now(str(error))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY):
+                        await self._stop.wait()
+                if self._stop.is_set():
+                    raise Stopped from None
+            else:
+                return await self._now("")
 
-    async def _write(self) -> None:
-        while True:
-            batch = [await self._queue.get()]
-            while not self._queue.empty():
-                batch.append(self._queue.get_nowait())
-            now = self.clock()
-            state, entries, effects = self.state, [], list[Effect]()
-            for event, _ in batch:
-                before = state
-                state, out = step(state, event, now)
-                effects += out
-                if not isinstance(event, Heard) and (out or state != before):
-                    entries.append((now, event))
-            records = [e.record for e in effects if isinstance(e, Publish)]
-            if entries or records:
-                await asyncio.to_thread(self._journal.append, entries, records)
-            before, self.state = self.state, state
-            self._meter(before, [event for event, _ in batch], records, now)
-            for effect in effects:
-                self._tell(effect, now)
-            if entries:
-                async with self._changed:
-                    self.version += 1
-                    self._changed.notify_all()
-            for _, done in batch:
-                if not done.done():
-                    done.set_result(None)
+    async def _now(self, trouble: str) -> None:
+        before, self.trouble = self.trouble, trouble
+        if bool(trouble) != bool(before):
+            log.warning(trouble) if trouble else log.info("the journal takes writes again: the run goes on")
+            await self._healthy(not trouble)
 
-    def _meter(self, before: State, events: list[Event], records: list[CommitRecord], now: float) -> None:
-        pending = [self.state.pending] if self.state.pending is not None else []
-        for record in (*records, *pending):
-            if record.round > before.committed:
-                self.meter.committed(record.contributors, now)
-        for event in events:
-            if isinstance(event, Heard) and event.node in self.state.members.here:
-                self.meter.phase(event.node, event.phase, now)
-            if isinstance(event, Joined):
-                self.meter.returned(event.node, now)
-        for node in before.members.here:
-            gone = self.state.members.gone.get(node)
-            if gone is not None:
-                self.meter.gone(node, gone.state is MemberState.LEFT, now)
+    def _adopt(self, batch: Batch) -> None:
+        """The batch has happened: everybody hears of it."""
+        before = self.state
+        self._core.adopt(batch)
+        self.observed.happened(before, batch.state, batch.records, batch.now)
+        for effect in batch.effects:
+            match effect:
+                case Note(text, node):
+                    self.notes.append((batch.now, effect))
+                    log.info(text, extra={"fields": {"node": node}})
+                case Publish(record):
+                    log.info(sentence(record), extra={"fields": {"round": record.round}})
+                    self.last_val_loss = self.last_val_loss if record.val_loss is None else record.val_loss
+            self._tell(effect)
+        if batch.entries:
+            self._changed.set()
+            self._changed = asyncio.Event()
+            for changed in self.on_change:
+                changed()
 
-    def _tell(self, effect: Effect, now: float) -> None:
-        if isinstance(effect, Note):
-            self.notes = [*self.notes[1 - NOTES :], (now, effect)]
-            log.info(effect.sentence, extra={"fields": {"node": effect.node}})
-        else:
-            log.info(sentence(effect.record), extra={"fields": {"round": effect.record.round}})
-            self.last_val_loss = effect.record.val_loss or self.last_val_loss
-        for listener in self._listeners:
-            listener(effect)
 
-    def member_of(self, session: str) -> NodeId | None:
-        """The living member that holds this session."""
-        return next((n for n, m in self.state.members.here.items() if m.session == session), None)
+def _observed(journal: Journal) -> Observed:
+    try:
+        return Observed.load(journal.meta("observed"))
+    except msgspec.MsgspecError as error:
+        log.warning(f"goodput is counted anew, what the journal has of it is another version's: {error}")
+        return Observed()
 
 
 def sentence(record: CommitRecord) -> str:

@@ -1,7 +1,9 @@
 """Data leases: who may train on which samples. Pure.
 
-Samples are numbered 0, 1, 2, ... for the whole run. A lease is a contiguous range for one node and round.
-Only a commit consumes it; what a dead node held, or a living one did not use, is leased again.
+Samples are numbered 0, 1, 2, ... for the whole run. A lease is a queue of sample ranges that one node works off
+from the front. Only a commit consumes, always a prefix; what a node used but did not get committed stays at the
+front of its lease, so progress that a round left out can count in a later one. The front also names the lease:
+a consumed sample is never leased again, so no two leases ever have the same work behind the same front.
 """
 
 from dataclasses import dataclass, field, replace
@@ -9,48 +11,71 @@ from dataclasses import dataclass, field, replace
 from atoll.comm.ids import NodeId
 
 Range = tuple[int, int]  # first, count
+Lease = tuple[Range, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Leases:
     next: int = 0  # first sample never leased
-    free: tuple[Range, ...] = ()  # returned ranges, ascending
-    held: dict[NodeId, Range] = field(default_factory=dict)
+    free: Lease = ()  # returned ranges, ascending
+    held: dict[NodeId, Lease] = field(default_factory=dict)
+
+
+def size(lease: Lease) -> int:
+    return sum(count for _, count in lease)
+
+
+def front(lease: Lease) -> int:
+    """The first sample of a lease that is not empty."""
+    return lease[0][0]
 
 
 def grant(leases: Leases, node: NodeId, count: int) -> Leases:
-    """Give `node` a lease of exactly `count` samples; a lease it already holds stays."""
-    if node in leases.held:
+    """Top the node's lease up to at least `count` samples, returned ranges first."""
+    lease, free, next_ = leases.held.get(node, ()), leases.free, leases.next
+    missing = count - size(lease)
+    if missing <= 0:
         return leases
-    for i, (first, size) in enumerate(leases.free):
-        if size >= count:
-            rest = ((first + count, size - count),) if size > count else ()
-            free = leases.free[:i] + rest + leases.free[i + 1 :]
-            return replace(leases, free=free, held=leases.held | {node: (first, count)})
-    return replace(leases, next=leases.next + count, held=leases.held | {node: (leases.next, count)})
+    while missing and free:
+        (first, some), *others = free
+        taken = min(some, missing)
+        lease = (*lease, (first, taken))
+        free = ((first + taken, some - taken), *others) if some > taken else tuple(others)
+        missing -= taken
+    if missing:
+        lease = (*lease, (next_, missing))
+        next_ += missing
+    return Leases(next_, free, leases.held | {node: _joined(lease)})
 
 
 def consume(leases: Leases, node: NodeId, used: int) -> Leases:
-    """A commit included `used` samples from the start of the node's lease; the rest is free again."""
-    first, count = leases.held.get(node, (0, 0))
-    if not 0 <= used <= count:
-        raise ValueError(f"{node} used {used} samples of a lease of {count}")
-    held = {n: r for n, r in leases.held.items() if n != node}
-    return replace(leases, held=held, free=_merge(leases.free, (first + used, count - used)))
+    """A commit included the first `used` samples of the node's lease. ValueError if it has fewer."""
+    rest = list(leases.held.get(node, ()))
+    left = used
+    while left > 0 and rest:
+        first, count = rest.pop(0)
+        if count > left:
+            rest.insert(0, (first + left, count - left))
+        left -= min(count, left)
+    if left or used < 0:
+        raise ValueError(f"{node} used {used} samples of a lease of {size(leases.held.get(node, ()))}")
+    held = {n: lease for n, lease in leases.held.items() if n != node}
+    return replace(leases, held=held | {node: tuple(rest)} if rest else held)
 
 
 def release(leases: Leases, node: NodeId) -> Leases:
-    """The node's work will not be committed: all of its lease is free again."""
-    return consume(leases, node, 0)
+    """What the node trained on will never be committed: all of its lease is free again."""
+    lease = leases.held.get(node, ())
+    held = {n: r for n, r in leases.held.items() if n != node}
+    return replace(leases, held=held, free=_joined(tuple(sorted((*leases.free, *lease)))))
 
 
-def _merge(free: tuple[Range, ...], returned: Range) -> tuple[Range, ...]:
-    merged: list[Range] = []
-    for first, count in sorted((*free, returned)):
-        if not count:
-            continue
-        if merged and merged[-1][0] + merged[-1][1] == first:
-            merged[-1] = (merged[-1][0], merged[-1][1] + count)
+def _joined(lease: Lease) -> Lease:
+    """The same samples in the same order, neighbouring ranges as one."""
+    joined: list[Range] = []
+    for first, count in lease:
+        if joined and joined[-1][0] + joined[-1][1] == first:
+            joined[-1] = (joined[-1][0], joined[-1][1] + count)
         else:
-            merged.append((first, count))
-    return tuple(merged)
+            joined.append((first, count))
+    return tuple(joined)

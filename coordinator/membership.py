@@ -1,9 +1,14 @@
 """Who is in the run. Pure.
 
-joining --layout--> recovering --state_k--> synced --round boundary--> active
-   |                    ^                      |                         |
-   |                    +------ differs -------+-------------------------+
-   +------------- leaves, breaks off, falls silent, hangs: left or evicted
+    joining --layout--> recovering --state_k--> synced --round boundary--> active
+       |                    ^                      |                         |
+       |                    +------ differs -------+-------------------------+
+       |
+       +--- connection broken, or silent for half a lease ---> suspect --- heard again ---> as before
+                                                                  |
+                            does not come back, or hangs -------> evicted          says good-bye --> left
+
+No round waits for a suspect once a quorum is there, and no new plan names it. Times are the coordinator's.
 """
 
 from collections.abc import Container
@@ -12,13 +17,19 @@ from enum import StrEnum
 
 from atoll.comm.config import MembersConfig
 from atoll.comm.ids import NodeId
+from atoll.coordinator.events import Event, Expired, Suspected, Trusted
+
+RETURN = 5.0  # seconds that members have to find a coordinator that was started again; their backoff ends below
+REMEMBER = 1000  # members that are gone
+STANDING = frozenset(("state", "before", "state_round", "state_digest"))  # what a member is and holds
 
 
 class MemberState(StrEnum):
     JOINING = "joining"  # its trainer is starting
     RECOVERING = "recovering"  # fetches the live state from its peers
-    SYNCED = "synced"  # has the state; enters at the next round boundary
+    SYNCED = "synced"  # has the state and trains; counted from the next round boundary on
     ACTIVE = "active"  # counted in the round
+    SUSPECT = "suspect"  # may be dead
     LEFT = "left"
     EVICTED = "evicted"
 
@@ -26,52 +37,152 @@ class MemberState(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Member:
     node: NodeId
+    life: int  # the number of its joins; what an earlier life still sends is refused
     name: str
-    address: str
+    address: str  # data plane
     session: str
     state: MemberState
     heard_at: float  # seconds
-    moved_at: float  # seconds; when its inner step last advanced
+    moved_at: float  # seconds; when its inner step last advanced, not counting when nobody waited for it
+    stuck: float = 0.0  # seconds without an advance, when the run last stopped waiting for it
+    before: MemberState = MemberState.JOINING  # of a suspect: what it is again when it is heard,
+    reason_before: str = ""  # and why
     connected: bool = True
-    lost_at: float = 0.0  # seconds; when its connection broke
+    suspect_at: float = 0.0  # seconds; while it is not connected: when it becomes a suspect,
+    expire_at: float = 0.0  # and when it is out
     state_round: int = -1  # the state it holds, -1: none
     state_digest: bytes = b""
+    entered_at: float = 0.0  # seconds; when it was first counted in the present round
+    pace: float = 0.0  # inner steps a second in its last round; 0: not measured yet
+    missed: int = 0  # rounds whose commits left its work out, which it may still bring
     phase: str = "starting"  # what its heartbeat says it is doing
     step: tuple[int, int] = (0, 0)  # (round, inner step) of its last heartbeat
     reason: str = ""
+
+    @property
+    def standing(self) -> MemberState:
+        """Its state, whether it is suspected or not."""
+        return self.before if self.state is MemberState.SUSPECT else self.state
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
     here: dict[NodeId, Member] = field(default_factory=dict)
-    gone: dict[NodeId, Member] = field(default_factory=dict)
+    gone: dict[NodeId, Member] = field(default_factory=dict)  # the latest last
     next_id: int = 1
+    changes: int = 0  # grows when somebody comes or goes, and when what one is or holds changes
 
     def of(self, *states: MemberState) -> tuple[NodeId, ...]:
         return tuple(n for n, m in self.here.items() if m.state in states)
 
     @property
-    def active(self) -> tuple[NodeId, ...]:
-        return self.of(MemberState.ACTIVE)
+    def generation(self) -> tuple[NodeId, ...]:
+        """The members that an epoch is named for."""
+        active, suspect = MemberState.ACTIVE, MemberState.SUSPECT
+        return tuple(
+            n for n, m in self.here.items() if m.state is active or (m.state is suspect and m.before is active)
+        )
+
+    def trusted(self, node: NodeId) -> bool:
+        return node in self.here and self.here[node].state is not MemberState.SUSPECT
 
 
-def join(members: Members, node: NodeId, name: str, address: str, session: str, now: float) -> Members:
-    """Admit a new node, or one that returns under its old id."""
-    member = Member(node, name, address, session, MemberState.JOINING, now, now, reason="starting its trainer")
+def join(members: Members, node: NodeId, life: int, name: str, address: str, session: str, now: float) -> Members:
+    """Admit a new node, or one that returns under its old id; its stream of views is not open yet."""
+    member = Member(
+        node,
+        life,
+        name,
+        address,
+        session,
+        MemberState.JOINING,
+        now,
+        now,
+        connected=False,
+        suspect_at=now + RETURN,
+        expire_at=now + 2 * RETURN,
+        reason="starting its trainer",
+    )
     gone = {n: m for n, m in members.gone.items() if n != node}
     next_id = max(members.next_id, int(node[1:]) + 1)
-    return Members(members.here | {node: member}, gone, next_id)
+    return Members(members.here | {node: member}, gone, next_id, members.changes + 1)
 
 
 def update(members: Members, node: NodeId, **changes: object) -> Members:
     member = replace(members.here[node], **changes)  # type: ignore[arg-type]
-    return replace(members, here=members.here | {node: member})
+    told = members.changes + (not STANDING.isdisjoint(changes))
+    return Members(members.here | {node: member}, members.gone, members.next_id, told)
 
 
 def remove(members: Members, node: NodeId, state: MemberState, reason: str) -> Members:
+    """The member is gone; it may come back under its id until REMEMBER others went after it."""
     member = replace(members.here[node], state=state, reason=reason, connected=False)
     here = {n: m for n, m in members.here.items() if n != node}
-    return replace(members, here=here, gone=members.gone | {node: member})
+    return Members(here, members.gone | {node: member}, members.next_id, members.changes + 1)
+
+
+def forgettable(members: Members) -> tuple[NodeId, ...]:
+    """Those that went longest ago, when too many are remembered."""
+    return tuple(members.gone)[: max(0, len(members.gone) - REMEMBER)]
+
+
+def forget(members: Members, nodes: Container[NodeId]) -> Members:
+    return replace(members, gone={n: m for n, m in members.gone.items() if n not in nodes})
+
+
+def suspect(members: Members, node: NodeId, reason: str) -> Members:
+    member = members.here[node]
+    if member.state is MemberState.SUSPECT:
+        return members
+    return update(
+        members,
+        node,
+        state=MemberState.SUSPECT,
+        before=member.state,
+        reason_before=member.reason,
+        reason=reason,
+    )
+
+
+def trust(members: Members, node: NodeId) -> Members:
+    member = members.here[node]
+    if member.state is not MemberState.SUSPECT:
+        return members
+    return update(members, node, state=member.before, reason=member.reason_before)
+
+
+def lost(members: Members, node: NodeId, limits: MembersConfig, now: float) -> Members:
+    """Its stream of views broke."""
+    reason = "its connection broke"
+    members = update(members, node, connected=False, suspect_at=now, expire_at=now + limits.reconnect)
+    return suspect(members, node, reason)
+
+
+def orphaned(members: Members, limits: MembersConfig, now: float) -> Members:
+    """The coordinator was started again: nobody is connected, and everybody has time to come back."""
+    expire_at = now + max(limits.lease, RETURN + limits.reconnect)
+    for node in members.here:
+        members = update(
+            members,
+            node,
+            connected=False,
+            suspect_at=now + RETURN,
+            expire_at=expire_at,
+            heard_at=now,
+            moved_at=now,
+            stuck=0.0,
+        )
+    return members
+
+
+def awaited(members: Members, node: NodeId, now: float) -> Members:
+    """The run begins to wait for its trainer: its clock goes on where it stood."""
+    return update(members, node, moved_at=now - members.here[node].stuck)
+
+
+def unawaited(members: Members, node: NodeId, moved: bool, now: float) -> Members:
+    """The run no longer waits for its trainer; `moved`: because it did what it was waited for."""
+    return update(members, node, stuck=0.0 if moved else max(now - members.here[node].moved_at, 0.0))
 
 
 def heard(members: Members, node: NodeId, phase: str, step: tuple[int, int], now: float) -> Members:
@@ -80,16 +191,28 @@ def heard(members: Members, node: NodeId, phase: str, step: tuple[int, int], now
     return update(members, node, heard_at=now, phase=phase, step=step, moved_at=now if moved else member.moved_at)
 
 
-def overdue(
-    members: Members, limits: MembersConfig, awaited: Container[NodeId], now: float
-) -> list[tuple[NodeId, str]]:
-    """Members that are out by the clock, each with the reason; `awaited`: the run waits for their trainers."""
-    out = []
+def judge(members: Members, limits: MembersConfig, awaited: Container[NodeId], now: float) -> list[Event]:
+    """What the clock says of the members; `awaited`: the run waits for their trainers. The shell asks at every
+    tick and submits the answer: the journal holds verdicts, not heartbeats. Where nobody at all is connected, it
+    is rather the coordinator's own link that broke."""
+    verdicts: list[Event] = []
+    own_link = len(members.here) > 1 and not any(m.connected for m in members.here.values())
+    grace = RETURN if own_link else 0.0
     for node, m in members.here.items():
-        if not m.connected and now - m.lost_at > limits.reconnect:
-            out.append((node, f"its connection broke and did not come back within {limits.reconnect:g} s"))
-        elif now - m.heard_at > limits.lease:
-            out.append((node, f"silent for more than {limits.lease:g} s"))
+        silence = now - m.heard_at
+        if not m.connected and now > m.expire_at + grace:
+            why = m.reason if m.state is MemberState.SUSPECT else "it is not connected"
+            verdicts.append(Expired(node, m.life, f"{why} and it did not come back in time"))
+        elif silence > limits.lease:
+            verdicts.append(Expired(node, m.life, f"silent for more than {limits.lease:g} s"))
         elif node in awaited and now - m.moved_at > limits.stall:
-            out.append((node, f"its trainer made no progress for more than {limits.stall:g} s"))
-    return out
+            reason = f"its trainer made no progress for more than {limits.stall:g} s"
+            verdicts.append(Expired(node, m.life, reason))
+        elif m.state is not MemberState.SUSPECT:
+            if not m.connected and now > m.suspect_at:
+                verdicts.append(Suspected(node, m.life, "it is not connected"))
+            elif silence > limits.lease / 2:
+                verdicts.append(Suspected(node, m.life, f"it is silent for {silence:.0f} s"))
+        elif m.connected and silence <= limits.lease / 2:
+            verdicts.append(Trusted(node, m.life))
+    return verdicts

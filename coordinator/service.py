@@ -1,200 +1,226 @@
-"""The control plane over grpc.aio: turns calls into events and the state into each node's stream of views.
+"""The control plane over grpc.aio: turns calls into events, and the streams of views into streams of bytes.
 
-Refuses at the edge: wrong protocol, run, token or session, and anything out of bounds, with a sentence.
+Refuses at the edge, with a sentence: wrong protocol, run, token or session, what is out of bounds, what comes too
+often. Every call but `Watch` ends within `LONGEST`, whatever deadline it came with.
+
+A session is `secret.life`: the secret is the node's for good and brings it back under its id without a token, the
+life counts its joins, and only the latest one is a member's.
 """
 
 import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from math import isfinite
-from urllib.parse import unquote
+from typing import Any, NoReturn
 
 import grpc
 
 from atoll.comm.config import to_json
-from atoll.comm.errors import ConfigError, Refused
+from atoll.comm.errors import AtollError, ConfigError, Refused
 from atoll.comm.ids import NodeId
-from atoll.comm.invite import join_host_port, split_host_port
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.proto import atoll_pb2_grpc as rpc
+from atoll.coordinator import edge
 from atoll.coordinator import events as ev
-from atoll.coordinator.journal import Journal
-from atoll.coordinator.kernel import Kernel
-from atoll.coordinator.view import view
+from atoll.coordinator.journal import Journal, JournalFull
+from atoll.coordinator.kernel import Kernel, Stopped
+from atoll.coordinator.limits import Buckets, Rate
+from atoll.coordinator.membership import Member
+from atoll.coordinator.metrics import Metrics
+from atoll.coordinator.views import Views
 
+NAME = "atoll.v1.Coordinator"
 PROTOCOL = 1
-DIGEST = 16  # bytes
-MOST_LOSS = 1e6  # nats a token; sums of it stay finite
-MOST_PARAMETERS = 1 << 42
+LONGEST = 30.0  # seconds that a call may wait for the journal
+HEARTBEATS = Rate(20, 40)  # of one node
+REPORTS = Rate(200, 1000)  # of one node
+ENTRANCES = Rate(1, 20)  # of one node: streams of views and joins under its session
+STRANGERS = Rate(5, 50)  # of one address: calls that prove nothing, such as joins with a wrong token
+AWAY = "the coordinator is stopping for a while; try again"
+Code = grpc.StatusCode
 Context = grpc.aio.ServicerContext[object, object]
 
 
-@dataclass(frozen=True, slots=True)
-class Vitals:
-    """What a heartbeat says beyond liveness: shown, never decided upon."""
+class Service:
+    def __init__(
+        self, kernel: Kernel, views: Views, journal: Journal, metrics: Metrics, run: str, data_key: bytes
+    ) -> None:
+        self._kernel, self._views, self._journal, self._metrics = kernel, views, journal, metrics
+        self._run, self._key = run, data_key
+        members = kernel.state.members
+        self._secrets = {m.session: m.node for m in (*members.gone.values(), *members.here.values())}
+        self._joining = asyncio.Lock()  # ids and lives are given one at a time
+        self._heartbeats, self._reports = Buckets(HEARTBEATS), Buckets(REPORTS)
+        self._entrances, self._strangers = Buckets(ENTRANCES), Buckets(STRANGERS)
+        self.draining = False
 
-    tokens_per_s: float
-    loss: float
-    bytes_up: int
-    bytes_down: int
-    rss_bytes: int
-
-
-class Service(rpc.CoordinatorServicer):
-    def __init__(self, kernel: Kernel, journal: Journal, run: str, data_key: bytes) -> None:
-        self._kernel, self._journal, self._run, self._key = kernel, journal, run, data_key
-        self._joining = asyncio.Lock()  # ids are given one at a time
-        self._streams: dict[NodeId, int] = {}  # the number of each node's latest stream
-        self.vitals: dict[NodeId, Vitals] = {}
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The service as the generated code has it, but for its views, which are bytes already."""
+        unary = grpc.unary_unary_rpc_method_handler
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Join": unary(self.Join, pb.JoinRequest.FromString, pb.JoinReply.SerializeToString),
+            "Watch": grpc.unary_stream_rpc_method_handler(self.Watch, pb.WatchRequest.FromString),
+            "Heartbeat": unary(self.Heartbeat, pb.HeartbeatRequest.FromString, pb.Ack.SerializeToString),
+            "Report": unary(self.Report, pb.ReportRequest.FromString, pb.Ack.SerializeToString),
+        }
+        return grpc.method_handlers_generic_handler(NAME, methods)
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
+        if self.draining:
+            await self._abort(context, Code.UNAVAILABLE, AWAY)
         if request.protocol != PROTOCOL:
-            await self._refuse(
-                context, f"you speak protocol {request.protocol}, this run {PROTOCOL}: update atoll"
-            )
+            sentence = f"you speak protocol {request.protocol}, this run {PROTOCOL}: update atoll"
+            await self._abort(context, Code.FAILED_PRECONDITION, sentence)
         if request.run != self._run:
-            await self._refuse(
-                context, f"the URL names run {request.run!r}, this coordinator serves {self._run!r}"
-            )
-        name = "".join(c for c in request.name if c.isprintable())[:64].strip()
-        address = await self._address(request.address, context)
+            sentence = f"the URL names run {edge.name(request.run)!r}, this coordinator serves {self._run!r}"
+            await self._abort(context, Code.FAILED_PRECONDITION, sentence)
+        try:
+            address = edge.address(request.address, context.peer())
+        except (ValueError, ConfigError) as error:
+            await self._abort(context, Code.INVALID_ARGUMENT, str(error))
         async with self._joining:
-            node, session = self._returning(request.session)
-            if node is None:
-                try:
-                    await asyncio.to_thread(self._journal.redeem_token, request.token, time.time())
-                except Refused as error:
-                    await self._refuse(context, str(error), grpc.StatusCode.PERMISSION_DENIED)
-                node, session = NodeId(f"n{self._kernel.state.members.next_id}"), secrets.token_hex(16)
-            await self._kernel.submit(ev.Joined(node, name or node, address, session))
+            member = await self._admitted(request, address, context)
         config = self._kernel.state.config
         return pb.JoinReply(
-            node_id=node,
-            session=session,
+            node_id=member.node,
+            session=f"{member.session}.{member.life}",
             run=self._run,
             config=to_json(config),
             data_key=self._key,
-            heartbeat=min(1.0, config.members.lease / 4),
+            heartbeat=min(max(config.members.lease / 10, 0.2), 2.0),
             address=address,
         )
 
-    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.View]:
-        node = await self._node(request.session, context)
-        mine = self._streams[node] = self._streams.get(node, 0) + 1
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[bytes]:
+        member = self._member(request.session)
+        if member is None:
+            await self._stranger(request.session, context)
+            await self._abort(context, Code.UNAUTHENTICATED, self._unknown(request.session).reason)
+        await self._limit(self._entrances, member.node, context, "streams of views and joins")
+        stream = self._views.open(member.node, member.life)
         try:
-            await self._kernel.submit(ev.Connected(node))
-            version, last = -1, None
-            while mine == self._streams[node]:
-                version = await self._kernel.changed(version)
-                now = view(self._kernel.state, node)
-                if now != last:
-                    last = now
-                    yield _stamped(now, version)
-                if node not in self._kernel.state.members.here:
-                    return
+            await self._take(ev.Connected(member.node, member.life), context)
+            async for view in stream.views():
+                yield view
         finally:
-            if mine == self._streams[node]:
-                self._kernel.post(ev.Disconnected(node))
+            if self._views.close(stream):
+                self._kernel.post(ev.Disconnected(member.node, member.life))
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.Ack:
-        node = self._kernel.member_of(request.session)
-        if node is None:
+        member = self._member(request.session)
+        if member is None:
+            await self._stranger(request.session, context)
             return self._unknown(request.session)
-        self.vitals[node] = Vitals(
-            request.tokens_per_s, request.loss, request.bytes_up, request.bytes_down, request.rss_bytes
-        )
-        await self._kernel.submit(ev.Heard(node, request.phase[:20], request.round, request.inner_step))
-        return pb.Ack(known=True)
+        await self._limit(self._heartbeats, member.node, context, "heartbeats")
+        beat = edge.heard(member.node, member.life, request)
+        self._kernel.observed.heard(member.node, beat.phase, edge.vitals(request), self._kernel.clock())
+        self._kernel.beat(beat)
+        self._metrics.heartbeats.inc()
+        return self._ack(member.node)
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.Ack:
-        node = self._kernel.member_of(request.session)
-        if node is None:
+        member = self._member(request.session)
+        if member is None:
+            await self._stranger(request.session, context)
             return self._unknown(request.session)
+        await self._limit(self._reports, member.node, context, "reports")
         if request.fence.incarnation > self._kernel.state.incarnation:
-            await self._refuse(context, "this coordinator is older than the one you spoke to")
-        event = _event(node, request)
-        if event is None:
-            await self._refuse(context, "the report is empty or holds a number out of range")
-        else:
-            await self._kernel.submit(event)
-        if self._kernel.member_of(request.session) is None and not isinstance(event, ev.Leaving):
+            sentence = "this coordinator is older than the one you spoke to: it was put back to an earlier state"
+            await self._abort(context, Code.FAILED_PRECONDITION, sentence)
+        try:
+            event = edge.event(member.node, member.life, request)
+        except ValueError as error:
+            await self._abort(context, Code.INVALID_ARGUMENT, str(error))
+        await self._take(event, context)
+        self._metrics.reports.labels(request.WhichOneof("report")).inc()
+        if self._member(request.session) is None and not isinstance(event, ev.Leaving):
             return self._unknown(request.session)
-        return pb.Ack(known=True)
+        return self._ack(member.node)
 
-    def _returning(self, session: str) -> tuple[NodeId | None, str]:
-        """The node that had this session before; it may come back without a token."""
+    async def _admitted(self, request: pb.JoinRequest, address: str, context: Context) -> Member:
+        """The node as a member: one that was here before, or a new one in return for a token."""
         members = self._kernel.state.members
-        for member in (*members.here.values(), *members.gone.values()):
-            if session and member.session == session:
-                return member.node, session
-        return None, ""
+        before = self._holder(request.session)
+        if before is None:
+            await self._redeem(request.token, context)
+            node, secret, life = NodeId(f"n{members.next_id}"), secrets.token_hex(16), 1
+        else:
+            await self._limit(self._entrances, before.node, context, "streams of views and joins")
+            node, secret, life = before.node, before.session, before.life + 1
+        name = edge.name(request.name) or node
+        await self._take(ev.Joined(node, life, name, address, secret), context)
+        self._secrets[secret] = node
+        return self._kernel.state.members.here[node]
 
-    async def _node(self, session: str, context: Context) -> NodeId:
-        node = self._kernel.member_of(session)
-        if node is None:
-            reason = self._unknown(session).reason
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
-        assert node is not None
-        return node
+    async def _redeem(self, token: str, context: Context) -> None:
+        address = edge.host_of(context.peer())
+        if self._strangers.empty(address, time.monotonic()):
+            await self._too_many(context, f"calls without a valid token or session from {address}", STRANGERS)
+        try:
+            await asyncio.to_thread(self._journal.redeem_token, token, time.time())
+        except Refused as error:
+            self._strangers.take(address, time.monotonic())
+            await self._abort(context, Code.PERMISSION_DENIED, str(error))
+        except JournalFull as error:
+            await self._abort(context, Code.UNAVAILABLE, str(error))
+
+    def _holder(self, session: str) -> Member | None:
+        """The node that has or had this session, in whichever life."""
+        secret = session.partition(".")[0]
+        if (node := self._secrets.get(secret)) is None:
+            return None
+        members = self._kernel.state.members
+        member = members.here.get(node) or members.gone.get(node)
+        if member is None:
+            del self._secrets[secret]  # forgotten
+        return member
+
+    def _member(self, session: str) -> Member | None:
+        """The living member that holds this session now."""
+        secret, _, life = session.partition(".")
+        member = self._kernel.state.members.here.get(self._secrets.get(secret, NodeId("")))
+        return member if member is not None and str(member.life) == life else None
 
     def _unknown(self, session: str) -> pb.Ack:
-        node, _ = self._returning(session)
-        gone = self._kernel.state.members.gone.get(node) if node is not None else None
-        return pb.Ack(known=False, reason=gone.reason if gone is not None else "the session is not a member's")
+        before = self._holder(session)
+        if before is None:
+            reason = "the session is not a member's"
+        elif before.node in self._kernel.state.members.here:
+            reason = f"{before.node} has joined again since: this session is over"
+        else:
+            reason = before.reason
+        return pb.Ack(known=False, reason=reason)
 
-    async def _address(self, asked: str, context: Context) -> str:
-        """The data-plane address; a missing host is the one the connection came from."""
+    def _ack(self, node: NodeId) -> pb.Ack:
+        return pb.Ack(known=True, incarnation=self._kernel.state.incarnation, version=self._views.version(node))
+
+    async def _take(self, event: ev.Event, context: Context) -> None:
+        """Have the event made durable, or say why not; the node then sends it again."""
+        if self._kernel.trouble:
+            await self._abort(context, Code.UNAVAILABLE, self._kernel.trouble)
         try:
-            host, port = split_host_port(asked, "the data-plane address")
-        except ConfigError as error:
-            await self._refuse(context, str(error))
-        if host not in ("", "0.0.0.0", "::"):
-            return join_host_port(host, port)
-        kind, _, peer = context.peer().partition(":")
-        seen = unquote(peer).rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else "127.0.0.1"
-        return join_host_port(seen, port)
+            async with asyncio.timeout(LONGEST):
+                await self._kernel.submit(event)
+        except TimeoutError:
+            sentence = f"the journal took more than {LONGEST:g} s: it may have happened, say it again"
+            await self._abort(context, Code.UNAVAILABLE, sentence)
+        except Stopped:
+            await self._abort(context, Code.UNAVAILABLE, AWAY)
 
-    @staticmethod
-    async def _refuse(
-        context: Context, sentence: str, code: grpc.StatusCode = grpc.StatusCode.FAILED_PRECONDITION
-    ) -> None:
+    async def _stranger(self, session: str, context: Context) -> None:
+        """Let a caller without a session of this run pass, unless there were too many from its address."""
+        if self._holder(session) is None:
+            address = edge.host_of(context.peer())
+            await self._limit(self._strangers, address, context, "calls without a valid token or session")
+
+    async def _limit(self, buckets: Buckets, caller: str, context: Context, what: str) -> None:
+        if not buckets.take(caller, time.monotonic()):
+            await self._too_many(context, f"{what} from {caller}", buckets.rate)
+
+    async def _too_many(self, context: Context, what: str, rate: Rate) -> NoReturn:
+        sentence = f"more {what} than {rate.per_second:g} a second and {rate.burst} at once: wait, then try again"
+        await self._abort(context, Code.RESOURCE_EXHAUSTED, sentence)
+
+    async def _abort(self, context: Context, code: Code, sentence: str) -> NoReturn:
+        self._metrics.refused.labels(code.name).inc()
         await context.abort(code, sentence)
-
-
-def _stamped(view_: pb.View, version: int) -> pb.View:
-    stamped = pb.View()
-    stamped.CopyFrom(view_)
-    stamped.version = version
-    return stamped
-
-
-def _event(node: NodeId, request: pb.ReportRequest) -> ev.Event | None:
-    """The report as an event; None if it makes no sense."""
-    fence = request.fence
-    match request.WhichOneof("report"):
-        case "layout" if 0 < request.layout.numel <= MOST_PARAMETERS and len(request.layout.digest) == DIGEST:
-            return ev.LayoutKnown(node, request.layout.numel, request.layout.digest)
-        case "state_at" if len(request.state_at.digest) == DIGEST:
-            return ev.StateAt(node, request.state_at.round, request.state_at.digest)
-        case "ready" if abs(request.ready.loss) <= MOST_LOSS and isfinite(request.ready.delta_norm):
-            r = request.ready
-            return ev.BecameReady(
-                node, fence.round, r.steps, r.tokens, r.samples, r.loss, r.delta_norm, r.first_sample
-            )
-        case "seals" if all(len(s.digest) == DIGEST for s in request.seals.seals):
-            seals = tuple((s.chunk, s.digest) for s in request.seals.seals)
-            return ev.Sealed(node, fence.round, fence.attempt, seals)
-        case "held" if len(request.held.digest) == DIGEST:
-            h = request.held
-            return ev.Held(node, fence.round, fence.attempt, h.digest, h.bytes_up, h.bytes_down)
-        case "evaluated" if abs(request.evaluated.loss) <= MOST_LOSS:
-            return ev.Evaluated(node, request.evaluated.round, request.evaluated.loss)
-        case "unreachable":
-            lost = request.unreachable
-            return ev.PeerLost(node, NodeId(lost.node_id), fence.round, fence.attempt, lost.reason[:200])
-        case "leave":
-            return ev.Leaving(node, request.leave.reason[:200])
-        case _:
-            return None
+        raise AtollError(sentence)  # not reached

@@ -11,6 +11,7 @@ COLORS = {
     "recovering": "yellow",
     "synced": "cyan",
     "active": "green",
+    "suspect": "magenta",
     "left": "dim",
     "evicted": "red",
 }
@@ -29,7 +30,7 @@ def members_table(run: dict[str, Any]) -> Table:
         here = m["state"] not in ("left", "evicted")
         table.add_row(
             escape(f"{short(m['name'], 20)} ({m['node_id']})"),
-            f"[{COLORS[m['state']]}]{m['state']}[/]",
+            f"[{COLORS.get(m['state'], 'none')}]{m['state']}[/]",
             escape(m["phase"]) if here else "",
             str(m["inner_step"]) if here else "",
             f"{m['tokens_per_s']:,.0f}" if here else "",

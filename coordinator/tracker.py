@@ -108,7 +108,7 @@ def row(record: CommitRecord) -> dict[str, Any]:
         "members/contributors": len(record.contributors),
         "members/epoch": record.epoch,
         "reduce/attempts": record.attempts,
-        "reduce/digests_equal": int(record.digests_equal),
+        "reduce/digests_equal": int(record.digests_equal is not False),
     }
     if record.val_loss is not None:
         out["loss/val"] = record.val_loss

@@ -8,7 +8,7 @@ restarts the trainer.
     Hello(layout)        ------->
                          <-------    Attach(vectors)
                          <-------    Initialise | Train | Evaluate | Finish | Stop   (one at a time)
-    Initialised | Progress... Ready | Evaluated | Failed   ------->
+    Initialised | Progress... Reached... Ready | Evaluated | Failed   ------->
 """
 
 import asyncio
@@ -34,13 +34,17 @@ class Initialise(msgspec.Struct, tag=True, frozen=True):
 
 
 class Train(msgspec.Struct, tag=True, frozen=True):
-    """Load the anchor, take up to `steps` inner steps, write the local vector, answer `Ready`."""
+    """Load the anchor, take inner steps until told to finish or at the ceiling, write the local vector, answer
+    `Ready`; say `Reached` on the way."""
 
     round: int
-    steps: int
+    steps: int  # after which to say `Reached`
+    floor: int  # steps taken even when told to finish
+    ceiling: int  # steps taken at most; fewer if the lease does not hold so many
     tokens: int  # tokens committed by the run before this round: the clock of the LR schedule
     fleet: int  # active members, so that the clock can be interpolated within the round
-    first_sample: int  # samples first_sample, first_sample + 1, ... are this node's for the round
+    lease: tuple[tuple[int, int], ...]  # (first, count) ranges of samples to train on
+    resume: bool = False  # start from the local vector, which has work that was carried over
 
 
 class Evaluate(msgspec.Struct, tag=True, frozen=True):
@@ -50,7 +54,7 @@ class Evaluate(msgspec.Struct, tag=True, frozen=True):
 
 
 class Finish(msgspec.Struct, tag=True, frozen=True):
-    """Stop after the inner step at hand and answer `Ready` with what there is."""
+    """Stop after the inner step at hand, or at the floor, and answer `Ready` with what there is."""
 
     round: int
 
@@ -79,14 +83,19 @@ class Progress(msgspec.Struct, tag=True, frozen=True):
     tokens_per_s: float
 
 
+class Reached(msgspec.Struct, tag=True, frozen=True):
+    """The round's inner steps are taken; more follow."""
+
+    round: int
+
+
 class Ready(msgspec.Struct, tag=True, frozen=True):
     """The local vector is written."""
 
     round: int
     steps: int
-    tokens: int
     loss: float  # mean over the round's steps
-    samples: int  # used, from first_sample on
+    samples: int  # used, from the front of the order's lease
 
 
 class Evaluated(msgspec.Struct, tag=True, frozen=True):
@@ -101,7 +110,7 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
 
 
 ToTrainer = Attach | Initialise | Train | Evaluate | Finish | Stop
-ToDaemon = Hello | Initialised | Progress | Ready | Evaluated | Failed
+ToDaemon = Hello | Initialised | Progress | Reached | Ready | Evaluated | Failed
 
 _decode_to_trainer = msgspec.json.Decoder(ToTrainer)
 _decode_to_daemon = msgspec.json.Decoder(ToDaemon)

@@ -36,7 +36,13 @@ def node() -> None:
 )
 @click.option("--advertise", default="", help="HOST:PORT that peers dial, when it is not the one listened on.")
 @click.option("--name", default=socket.gethostname, show_default="the host's name", help="Shown to everybody.")
-@click.option("--patience", default=60.0, show_default=True, help="Seconds to try for a coordinator at first.")
+@click.option(
+    "--patience",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(0.0, 1e9),
+    help="Seconds to try for a coordinator at first.",
+)
 def join(
     url: str, overrides: tuple[str, ...], state_dir: Path, listen: str, advertise: str, name: str, patience: float
 ) -> None:

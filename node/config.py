@@ -38,8 +38,10 @@ class TrainerSpec:
 
 
 def check(config: NodeConfig) -> None:
-    if config.ranks < 1:
-        raise ConfigError(f"ranks is {config.ranks}: it must be 1 or more")
+    if not 1 <= config.ranks <= 1024:
+        raise ConfigError(f"ranks is {config.ranks}: it must be in 1 ... 1024")
+    if config.max_restarts < 0:
+        raise ConfigError(f"max_restarts is {config.max_restarts}: it must be 0 or more")
     if config.threads < 0:
         raise ConfigError(f"threads is {config.threads}: it must be 0 (automatic) or more")
     if config.model and ":" not in config.model:

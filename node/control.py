@@ -1,7 +1,9 @@
 """The node's side of the control plane: join, views, reports and heartbeats over one gRPC channel.
 
-Rides out a coordinator that is away: every call has a deadline and is tried again with jittered backoff.
-Reports leave in order and each is repeated until it is acknowledged.
+Rides out a coordinator that is away: every call has a deadline and is tried again with jittered backoff, of at
+most a few seconds, so that the node is back soon after the coordinator is. Reports leave in order and each is
+repeated until it is acknowledged. Acknowledgements say how new the node's view should be; a stream that silently
+fell behind is opened again.
 """
 
 import asyncio
@@ -24,7 +26,9 @@ log = logging.getLogger("atoll.node")
 T = TypeVar("T")
 PROTOCOL = 1
 DEADLINE = 10.0  # seconds for one call
-AWAY = 3600.0  # seconds that a member rides out without a coordinator
+BACKOFF = 2.0  # seconds between two tries at most; with what gRPC adds, less than the coordinator waits
+BEHIND = 3.0  # seconds that a stream may be behind the newest view
+AWAY = 24 * 3600.0  # seconds that a member rides out without a coordinator
 NO = {  # answers that trying again will not change
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -32,11 +36,12 @@ NO = {  # answers that trying again will not change
     grpc.StatusCode.UNIMPLEMENTED,
 }
 OPTIONS = [
-    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.initial_reconnect_backoff_ms", 500),
-    ("grpc.max_reconnect_backoff_ms", 5_000),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1_500),
 ]
 
 
@@ -59,6 +64,10 @@ class Control:
         self._stub = rpc.CoordinatorStub(self._channel)
         self._outbox: deque[pb.ReportRequest] = deque()
         self._posted = asyncio.Event()
+        self._seen = (0, 0)  # incarnation and version of the newest view
+        self._behind_since: float | None = None  # seconds
+        self._stream: grpc.aio.UnaryStreamCall[pb.WatchRequest, pb.View] | None = None
+        self._away_since: float | None = None  # seconds; when the coordinator stopped answering
         self.session = ""
 
     async def close(self) -> None:
@@ -77,17 +86,35 @@ class Control:
         reply = await self._insist(lambda: self._stub.Join(request, timeout=DEADLINE), patience)
         self.session = reply.session
         self._outbox.clear()  # reports of the lost session
+        self._seen, self._behind_since = (0, 0), None
         return reply
 
-    async def views(self) -> AsyncIterator[pb.View]:
-        """Views as they come; ends when the connection breaks. Raises `SessionLost`."""
-        call = self._stub.Watch(pb.WatchRequest(session=self.session))
+    async def watch(self) -> AsyncIterator[pb.View]:
+        """Views as they come, through as many streams as it takes. Raises `SessionLost`."""
+        pause = 0.1
+        while True:
+            async for view in self._views():
+                pause = 0.1
+                self._seen, self._behind_since = (view.incarnation, view.version), None
+                yield view
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, BACKOFF)
+
+    async def _views(self) -> AsyncIterator[pb.View]:
+        """The views of one stream; ends when it breaks."""
+        call = self._stream = self._stub.Watch(pb.WatchRequest(session=self.session), wait_for_ready=True)
         try:
             async for view in call:
+                self._heard()
                 yield view
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 raise SessionLost(error.details() or "") from None
+            self._missed(error)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._stream is call or (task is not None and task.cancelling()):
+                raise  # else it was `_compare` that gave the stream up
         finally:
             call.cancel()
 
@@ -119,10 +146,25 @@ class Control:
         beat.session = self.session
         try:
             ack = await self._stub.Heartbeat(beat, timeout=DEADLINE)
-        except grpc.aio.AioRpcError:
+        except grpc.aio.AioRpcError as error:
+            self._missed(error)
             return
+        self._heard()
         if not ack.known:
             raise SessionLost(ack.reason)
+        self._compare((ack.incarnation, ack.version))
+
+    def _compare(self, newest: tuple[int, int]) -> None:
+        """Give up a stream that has not brought the newest view for too long."""
+        now = time.monotonic()
+        if newest <= self._seen:
+            self._behind_since = None
+        elif self._behind_since is None:
+            self._behind_since = now
+        elif now - self._behind_since > BEHIND and self._stream is not None:
+            log.info("the stream of views fell behind: it is opened again")
+            self._behind_since, stream, self._stream = None, self._stream, None
+            stream.cancel()
 
     async def leave(self, reason: str) -> None:
         """Say good-bye; the node goes in any case."""
@@ -134,19 +176,33 @@ class Control:
 
     async def _insist(self, call: Callable[[], Awaitable[T]], patience: float) -> T:
         until = time.monotonic() + patience
-        pause = 0.5
+        pause = 0.25
         while True:
             try:
-                return await call()
+                answer = await call()
+                self._heard()
+                return answer
             except grpc.aio.AioRpcError as error:
                 if error.code() in NO:
                     raise Refused(error.details() or error.code().name) from None
-                where, why = self._invite.address, error.details() or error.code().name
+                self._missed(error)
                 left = until - time.monotonic()
                 if left <= 0:
+                    where, why = self._invite.address, error.details() or error.code().name
                     raise Unreachable(
                         f"no coordinator at {where} for {patience:g} s ({why}): is it running, is the port open?"
                     ) from None
-                log.warning(f"no coordinator at {where} ({why.splitlines()[0]}); next try in {pause:.1f} s")
-                await asyncio.sleep(min(pause * random.uniform(0.7, 1.3), left))
-                pause = min(pause * 2, 15.0)
+                await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), left))
+                pause = min(pause * 2, BACKOFF)
+
+    def _missed(self, error: grpc.aio.AioRpcError) -> None:
+        """Say once that the coordinator does not answer."""
+        if self._away_since is None:
+            self._away_since = time.monotonic()
+            why = (error.details() or error.code().name).splitlines()[0]
+            log.warning(f"no coordinator at {self._invite.address} ({why}): trying until it answers")
+
+    def _heard(self) -> None:
+        if self._away_since is not None:
+            log.info(f"the coordinator answers again after {time.monotonic() - self._away_since:.1f} s")
+            self._away_since = None

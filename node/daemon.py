@@ -41,6 +41,7 @@ from atoll.node.channel import (
     Initialise,
     Initialised,
     Progress,
+    Reached,
     Ready,
     ToDaemon,
     Train,
@@ -84,7 +85,7 @@ class RoundBuffers:
     """The encoded delta and the sealed mean of the round at hand."""
 
     encoded: EncodedVector | None = None
-    encoded_for: tuple[int, int] = (-1, -1)  # (round, first sample)
+    encoded_for: tuple[int, int] = (-1, -1)  # (round, front of the lease)
     sealed: SealedVector | None = None
     up: int = 0  # the data plane's counters when the round's first attempt began
     down: int = 0
@@ -149,12 +150,17 @@ class Daemon:
         memory = self._options.state_dir / "session"
         self._control.session = _remembered(memory, self._invite)
         reply = await self._control.join(self._identity, self._options.patience)
-        _remember(memory, self._invite, reply.session)
-        self._run, self._me = from_json(reply.config), NodeId(reply.node_id)
-        self._plane.identify(self._me, reply.data_key)
+        self._run = from_json(reply.config)
+        self._admitted(reply)
         self._joined = True
         log.info(f"joined run {reply.run} as {self._me}; peers reach this node at {reply.address}")
         return reply
+
+    def _admitted(self, reply: pb.JoinReply) -> None:
+        """Be the node that the coordinator says this is, now and when it starts again."""
+        self._me = NodeId(reply.node_id)
+        self._plane.identify(self._me, reply.data_key)
+        _remember(self._options.state_dir / "session", self._invite, reply.session)
 
     def _make_supervisor(self) -> Supervisor:
         cache = self._options.state_dir / "cache"
@@ -197,19 +203,16 @@ class Daemon:
             await self._rejoin()
 
     async def _rejoin(self) -> None:
-        reply = await self._control.join(self._identity, AWAY)
-        self._me = NodeId(reply.node_id)
-        self._plane.identify(self._me, reply.data_key)
+        self._admitted(await self._control.join(self._identity, AWAY))
         self._events.put_nowait(machine.Rejoined())
 
     async def _watch(self) -> None:
-        pause = 0.2
-        while True:
-            async for view in self._control.views():
-                pause = 0.2
-                self._events.put_nowait(machine.ViewArrived(view))
-            await asyncio.sleep(pause)  # the stream broke: the coordinator may be starting again
-            pause = min(pause * 2, 5.0)
+        draining = False
+        async for view in self._control.watch():
+            if view.draining and not draining:
+                log.info("the coordinator stops for a while: training goes on until it is back")
+            draining = view.draining
+            self._events.put_nowait(machine.ViewArrived(view))
 
     async def _heartbeats(self, period: float) -> None:
         me = psutil.Process()
@@ -254,12 +257,8 @@ class Daemon:
                 log.info("first member: initialises the model")
                 self._pulse.at = time.monotonic()
                 self._supervisor.send(Initialise(self._run.seed))
-            case machine.Train(order):
-                self._pulse = Pulse(time.monotonic(), 0, order.round, loss=self._pulse.loss)
-                self._round = RoundBuffers()  # what comes of these steps is encoded anew
-                log.info(f"round {order.round}: up to {order.steps} inner steps")
-                order_ = Train(order.round, order.steps, order.tokens, order.fleet, order.first_sample)
-                self._supervisor.send(order_)
+            case machine.Train(order, carried):
+                self._train(order, carried)
             case machine.Evaluate(round_):
                 self._pulse.at = time.monotonic()
                 self._supervisor.send(Evaluate(round_))
@@ -272,16 +271,18 @@ class Daemon:
                     self._reducing.cancel()
             case machine.Apply(round_):
                 self._spawn(self._apply(round_))
-            case machine.Recover(view, scratch):
-                self._spawn(self._recover(view, scratch))
+            case machine.Recover():
+                self._spawn(self._recover(effect))
             case machine.ReportLayout():
                 self._report_layout()
             case machine.ReportState(round_, digest):
-                self._report(0, 0, state_at=pb.StateAt(round=round_, digest=digest))
+                self._report(0, state_at=pb.StateAt(round=round_, digest=digest))
+            case machine.ReportReached(round_):
+                self._report(round_, reached=pb.Reached())
             case machine.ReportReady(ready):
                 self._spawn(self._report_ready(ready))
             case machine.ReportEvaluated(round_, loss):
-                self._report(round_, 0, evaluated=pb.Evaluated(round=round_, loss=loss))
+                self._report(round_, evaluated=pb.Evaluated(round=round_, loss=loss))
             case machine.RunFinished():
                 if not self._finished:
                     log.info("the run is finished")
@@ -290,17 +291,40 @@ class Daemon:
             case _:
                 assert_never(effect)
 
+    def _train(self, order: pb.Train, carried: int) -> None:
+        self._pulse = Pulse(time.monotonic(), 0, order.round, loss=self._pulse.loss)
+        self._round = RoundBuffers()  # what comes of these steps is encoded anew
+        more = f", on top of {carried} samples of before" if carried else ""
+        log.info(f"round {order.round}: {order.steps} inner steps{more}")
+        lease = beyond([(r.first, r.count) for r in order.lease], carried)
+        train = Train(
+            order.round,
+            order.steps,
+            order.floor,
+            order.ceiling,
+            order.tokens,
+            order.fleet,
+            lease,
+            resume=carried > 0,
+        )
+        self._supervisor.send(train)
+
     def _spawn(self, work: Any) -> None:
         self._tasks.create_task(work)
 
-    def _report(self, round_: int, attempt: int, **report: Any) -> None:
+    def _report(self, round_: int, **report: Any) -> None:
+        """Tell the coordinator something of a round."""
         view = self._node.view
         fence = pb.Fence(
             incarnation=view.incarnation if view is not None else 0,
             epoch=view.epoch if view is not None else 0,
             round=round_,
-            attempt=attempt,
         )
+        self._control.report(pb.ReportRequest(fence=fence, **report))
+
+    def _report_of(self, plan: Plan, **report: Any) -> None:
+        """Tell the coordinator something of an attempt."""
+        fence = pb.Fence(incarnation=plan.incarnation, epoch=plan.epoch, round=plan.round, attempt=plan.attempt)
         self._control.report(pb.ReportRequest(fence=fence, **report))
 
     # The trainer
@@ -314,8 +338,10 @@ class Daemon:
                 self._spawn(self._initialised())
             case Progress(round_, step, loss, tokens_per_s):
                 self._pulse = Pulse(time.monotonic(), step, round_, tokens_per_s, loss)
-            case Ready(round_, steps, tokens, loss, samples):
-                self._events.put_nowait(machine.TrainerReady(round_, steps, tokens, samples, loss))
+            case Reached(round_):
+                self._events.put_nowait(machine.TrainerReached(round_))
+            case Ready(round_, steps, loss, samples):
+                self._events.put_nowait(machine.TrainerReady(round_, steps, samples, loss))
             case Evaluated(round_, loss):
                 self._events.put_nowait(machine.TrainerEvaluated(round_, loss))
             case TrainerSaysNo(sentence):
@@ -345,7 +371,7 @@ class Daemon:
     def _report_layout(self) -> None:
         assert self._layout is not None
         digest = hashlib.blake2b(msgspec.json.encode(self._layout.layout), digest_size=16).digest()
-        self._report(0, 0, layout=pb.Layout(numel=self._layout.numel, digest=digest))
+        self._report(0, layout=pb.Layout(numel=self._layout.numel, digest=digest))
 
     async def _initialised(self) -> None:
         assert self._outer is not None
@@ -366,18 +392,17 @@ class Daemon:
         assert self._node.ready is not None
         self._reducing = self._tasks.create_task(self._reduce(plan, self._node.ready, self._reducing))
 
-    async def _reduce(self, plan: Plan, ready: machine.Ready, before: asyncio.Task[None] | None) -> None:
+    async def _reduce(self, plan: Plan, ready: machine.Work, before: asyncio.Task[None] | None) -> None:
         """One attempt: seals go to the ledger as they come, then that everything is here."""
         if before is not None:
             before.cancel()
         async with self._one_attempt:  # whoever was cancelled winds up first
             await self._attempt(plan, ready)
 
-    async def _attempt(self, plan: Plan, ready: machine.Ready) -> None:
+    async def _attempt(self, plan: Plan, ready: machine.Work) -> None:
         assert self._outer is not None
         encoded = await self._encoded(ready)
         self._round.sealed = None
-        attempt = (plan.round, plan.attempt)
         chunks, codec = self._outer.chunks, self._slots.codec
         try:
             sealed = await reduce(
@@ -392,44 +417,46 @@ class Daemon:
             )
         except PeerLost as lost:
             log.warning(f"round {plan.round}, attempt {plan.attempt}: {lost}")
-            self._report(*attempt, unreachable=pb.Unreachable(node_id=lost.node, reason=lost.sentence[:200]))
+            self._report_of(plan, unreachable=pb.Unreachable(node_id=lost.node, reason=lost.sentence[:200]))
             return
         except AtollError as error:
             log.warning(f"round {plan.round}, attempt {plan.attempt}: {error}")
             return  # nobody to blame: the coordinator's clock decides
         self._round.sealed = sealed
         up, down = self._plane.bytes_up - self._round.up, self._plane.bytes_down - self._round.down
-        self._events.put_nowait(machine.ReduceHeld(attempt, b"".join(sealed.digests)))
-        self._report(*attempt, held=pb.Held(digest=root(sealed.digests), bytes_up=up, bytes_down=down))
+        digest = root(sealed.digests)
+        self._events.put_nowait(machine.ReduceHeld((plan.round, plan.attempt), digest))
+        self._report_of(plan, held=pb.Held(digest=digest, bytes_up=up, bytes_down=down))
 
     async def _report_seal(self, plan: Plan, seal: Seal) -> None:
         seals = pb.Seals(seals=[pb.Seal(chunk=seal.chunk, digest=seal.digest)])
-        self._report(plan.round, plan.attempt, seals=seals)
+        self._report_of(plan, seals=seals)
 
-    async def _encoded(self, ready: machine.Ready) -> EncodedVector:
+    async def _encoded(self, ready: machine.Work) -> EncodedVector:
         """The round's delta, encoded once whatever the number of attempts."""
         assert self._outer is not None
-        key = (ready.round, ready.first_sample)
+        key = (ready.round, ready.front)
         async with self._encoding:
             if self._round.encoded is None or self._round.encoded_for != key:
-                self._round = RoundBuffers(up=self._plane.bytes_up, down=self._plane.bytes_down)
+                buffers = self._round = RoundBuffers(up=self._plane.bytes_up, down=self._plane.bytes_down)
                 vectors, chunks, codec = self._outer.vectors, self._outer.chunks, self._slots.codec
-                encoded = await self._compute(lambda: encode_delta(vectors.anchor, vectors.local, codec, chunks))
-                self._round.encoded, self._round.encoded_for = encoded, key
-            assert self._round.encoded is not None
+                encoded: EncodedVector = await self._compute(
+                    lambda: encode_delta(vectors.anchor, vectors.local, codec, chunks)
+                )
+                buffers.encoded, buffers.encoded_for = encoded, key
+                return encoded
             return self._round.encoded
 
-    async def _report_ready(self, ready: machine.Ready) -> None:
+    async def _report_ready(self, ready: machine.Work) -> None:
         encoded = await self._encoded(ready)
         report = pb.Ready(
             steps=ready.steps,
-            tokens=ready.tokens,
             samples=ready.samples,
             loss=ready.loss,
             delta_norm=encoded.norm,
-            first_sample=ready.first_sample,
+            front=ready.front,
         )
-        self._report(ready.round, 0, ready=report)
+        self._report(ready.round, ready=report)
 
     # The outer state
 
@@ -447,17 +474,15 @@ class Daemon:
         self._round = RoundBuffers()
         await self._settled()
 
-    async def _recover(self, view: pb.View, scratch: bool) -> None:
-        outer = self._outer
+    async def _recover(self, order: machine.Recover) -> None:
+        outer, view = self._outer, order.view
         assert outer is not None
-        if scratch:
-            outer.at = [-1] * outer.chunks.count
-        donors = [
-            Donor(NodeId(m.node_id), m.address)
-            for m in view.members
-            if m.node_id != self._me and m.state_round == view.committed and m.state in ("active", "synced")
-        ]
-        target = Target(Round(view.committed), view.state_digest, _rotated(donors, self._me))
+        if order.scratch:
+            outer.distrust()
+        if order.rebase:
+            await self._compute(outer.set_aside)
+        donors = tuple(Donor(NodeId(d.node_id), d.address) for d in view.donors)
+        target = Target(Round(view.committed), view.state_digest, donors)
         started, before = time.monotonic(), self._plane.bytes_down
         try:
             await recover(self._plane, outer, self._slots, target, self._worker, self._on_recovery)
@@ -559,10 +584,15 @@ def _remembered(memory: Path, invite: Invite) -> str:
     return session if whose == f"{invite.address} {invite.run}" else ""
 
 
-def _rotated(donors: list[Donor], me: NodeId) -> tuple[Donor, ...]:
-    """Joiners start with different donors."""
-    at = int(me[1:] or 0) % len(donors) if donors else 0
-    return tuple(donors[at:] + donors[:at])
+def beyond(lease: list[tuple[int, int]], used: int) -> tuple[tuple[int, int], ...]:
+    """What is left of the lease behind its first `used` samples."""
+    rest = []
+    for first, count in lease:
+        skipped = min(used, count)
+        if count > skipped:
+            rest.append((first + skipped, count - skipped))
+        used -= skipped
+    return tuple(rest)
 
 
 @contextlib.contextmanager

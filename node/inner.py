@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from atoll.comm.config import InnerConfig, RunConfig
 from atoll.comm.errors import ConfigError
-from atoll.node.channel import Evaluated, Progress, Ready, Train
+from atoll.comm.faults import hit
+from atoll.node.channel import Evaluated, Progress, Reached, Ready, Train
 from atoll.node.data import Array, Source
 from atoll.node.schedule import learning_rate
 
@@ -97,25 +98,44 @@ class Pace:
 
 
 def train(
-    learner: Learner, order: Train, interrupted: Callable[[], Interrupt], report: Callable[[Progress], None]
+    learner: Learner,
+    order: Train,
+    interrupted: Callable[[], Interrupt],
+    report: Callable[[Progress | Reached], None],
 ) -> Ready:
-    """Take up to `order.steps` steps, at least one; raise `Left` when the daemon is gone."""
+    """Take steps until told to finish, at the ceiling, or at the end of the lease; raise `Left` when the daemon
+    is gone."""
     config, team = learner.run.inner, learner.team
     step_tokens = config.batch_size * learner.run.model.seq_len
+    ceiling = min(order.ceiling, sum(count for _, count in order.lease) // config.batch_size)
     pace, loss_sum, steps, wish = Pace(), 0.0, 0, Interrupt.NONE
     learner.model.train()
-    while steps < order.steps and wish is Interrupt.NONE:
-        sequences = batch(learner, learner.source.train, order.first_sample + steps * config.batch_size)
+    while steps < ceiling and (wish is Interrupt.NONE or (wish is Interrupt.FINISH and steps < order.floor)):
+        hit("trainer.step")
+        sequences = batch(
+            learner, learner.source.train, samples(order.lease, steps * config.batch_size, config.batch_size)
+        )
         rate = learning_rate(config, order.tokens + steps * step_tokens * order.fleet)
         loss = step(learner, sequences, rate)
         mean_loss, heard = team.total(finite(loss) / team.size, float(interrupted()))
-        loss_sum, steps, wish = loss_sum + mean_loss, steps + 1, Interrupt(int(heard))
+        loss_sum, steps, wish = loss_sum + mean_loss, steps + 1, max(wish, Interrupt(int(heard)))
         if (speed := pace.tokens_per_s(step_tokens)) is not None:
             report(Progress(order.round, steps, mean_loss, speed))
+        if steps == order.steps:
+            report(Reached(order.round))
     if wish is Interrupt.LEAVE:
         raise Left
-    samples = steps * config.batch_size
-    return Ready(order.round, steps, steps * step_tokens, loss_sum / max(steps, 1), samples)
+    return Ready(order.round, steps, loss_sum / max(steps, 1), steps * config.batch_size)
+
+
+def samples(lease: Sequence[tuple[int, int]], skip: int, count: int) -> list[int]:
+    """The `count` samples of the lease behind its first `skip`; fewer at its end."""
+    found: list[int] = []
+    for first, size in lease:
+        start = min(skip, size)
+        found += range(first + start, first + min(size, start + count - len(found)))
+        skip -= start
+    return found
 
 
 def step(learner: Learner, sequences: Tensor, rate: float) -> float:
@@ -150,17 +170,18 @@ def evaluate(learner: Learner, round: int) -> Evaluated:
     learner.model.eval()
     loss = 0.0
     for number in range(config.data.val_batches):
-        sequences = batch(learner, learner.source.validation, number * config.inner.batch_size)
+        first = number * config.inner.batch_size
+        sequences = batch(learner, learner.source.validation, range(first, first + config.inner.batch_size))
         loss += finite(cross_entropy(learner.model, sequences).item())
     (total,) = team.total(loss / team.size)
     return Evaluated(round, total / config.data.val_batches)
 
 
-def batch(learner: Learner, sample: Callable[[int], Array], first: int) -> Tensor:
-    """This rank's sequences of the batch that starts at sample `first`: (share, seq_len + 1) int64."""
+def batch(learner: Learner, sample: Callable[[int], Array], indices: Sequence[int]) -> Tensor:
+    """This rank's sequences of the batch of the samples `indices`: (share, seq_len + 1) int64."""
     share = learner.team.share(learner.run.inner.batch_size)
-    mine = first + learner.team.rank * share
-    sequences: Sequence[Array] = [sample(index) for index in range(mine, mine + share)]
+    mine = learner.team.rank * share
+    sequences: Sequence[Array] = [sample(index) for index in indices[mine : mine + share]]
     return torch.from_numpy(np.stack(sequences)).to(learner.device)
 
 

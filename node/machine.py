@@ -5,6 +5,7 @@ are whole and idempotent, so nothing depends on having seen every one of them.
 
     trainer:  down -> idle -> (initialise | evaluate | train) -> idle
     state:    none -> moving (apply or recover) -> at round k -> moving -> at round k+1 ...
+    work:     train -> ready -> committed with the others, or left out: carried over and trained on
 """
 
 from dataclasses import dataclass, replace
@@ -14,25 +15,25 @@ from atoll.comm.proto import atoll_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """What the local vector holds beyond the anchor: steps on the first `samples` of the lease at `front`."""
+
+    round: int  # in which it was done
+    front: int
+    samples: int
+    steps: int = 0  # of this round
+    loss: float = 0.0  # mean over the samples
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """What the trainer is busy with."""
 
     kind: str  # initialise, train or evaluate
     round: int = 0
-    first_sample: int = 0
+    front: int = 0
+    base: Work | None = None  # what it started from, besides the anchor
     finishing: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The local vector holds the result of these inner steps."""
-
-    round: int
-    first_sample: int
-    steps: int
-    tokens: int
-    samples: int
-    loss: float
 
 
 Attempt = tuple[int, int]  # (round, attempt)
@@ -46,10 +47,12 @@ class Node:
     round: int = -1  # of the state it holds; -1: none
     digest: bytes = b""
     moving: bool = False  # the state is being applied to, or fetched
-    ready: Ready | None = None
+    ready: Work | None = None  # on the state it holds
+    carried: Work | None = None  # of rounds that left it out, rebased on the state it holds
+    reached: int = -1  # the round that has its inner steps here
     reducing: Attempt | None = None
     held: Attempt | None = None  # has every sealed chunk of it
-    held_digests: bytes = b""
+    held_root: bytes = b""
     evaluated: int = -1
 
     @property
@@ -87,11 +90,19 @@ class TrainerDown:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainerReached:
+    """The round's inner steps are taken; the trainer goes on."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class TrainerReady:
+    """The trainer stopped; the local vector is written."""
+
     round: int
     steps: int
-    tokens: int
-    samples: int
+    samples: int  # of this round
     loss: float
 
 
@@ -106,7 +117,7 @@ class ReduceHeld:
     """Every sealed chunk of the attempt is here."""
 
     attempt: Attempt
-    digests: bytes  # of the sealed chunks, 16 bytes each
+    root: bytes  # over the sealed chunks' digests
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +144,7 @@ Event = (
     ViewArrived
     | TrainerUp
     | TrainerDown
+    | TrainerReached
     | TrainerReady
     | TrainerEvaluated
     | ReduceHeld
@@ -152,7 +164,10 @@ class Initialise:
 
 @dataclass(frozen=True, slots=True)
 class Train:
+    """Take inner steps from the anchor, or from the local vector where work was carried over."""
+
     order: pb.Train
+    carried: int  # samples from the front of the lease that the local vector has; 0: start from the anchor
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +199,12 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """Bring the state to the view's committed round with the peers' help; from scratch if it cannot be trusted."""
+    """Bring the state to the view's committed round with the peers' help; from scratch if it cannot be trusted.
+    With `rebase` the local vector's distance from the anchor is kept."""
 
     view: pb.View
     scratch: bool
+    rebase: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +219,13 @@ class ReportState:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportReached:
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReportReady:
-    ready: Ready
+    ready: Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +250,7 @@ Effect = (
     | Recover
     | ReportLayout
     | ReportState
+    | ReportReached
     | ReportReady
     | ReportEvaluated
     | RunFinished
@@ -247,15 +270,9 @@ def step(node: Node, event: Event) -> tuple[Node, list[Effect]]:
 def _take(node: Node, event: Event, out: list[Effect]) -> Node:
     match event:
         case ViewArrived(view):
-            known = node.view is not None and _order(view) <= _order(node.view)
-            if known:
+            if node.view is not None and _order(view) <= _order(node.view):
                 return node
-            ready = node.ready
-            if ready is not None and view.HasField("train") and not view.ready and _is_for(ready, view.train):
-                out.append(ReportReady(ready))  # the coordinator has not heard it
-            lost = view.you == "recovering" and node.round == view.committed and not node.moving
-            if lost and view.state_digest and node.digest == view.state_digest:
-                out.append(ReportState(node.round, node.digest))  # nor this
+            _repeat(node, view, out)
             return replace(node, view=view)
         case TrainerUp():
             if not node.trainer_up:
@@ -263,35 +280,65 @@ def _take(node: Node, event: Event, out: list[Effect]) -> Node:
             return replace(node, trainer_up=True, task=None)
         case TrainerDown():
             moving = node.moving and not _initialising(node)
-            return replace(node, trainer_up=False, task=None, moving=moving)
-        case TrainerReady(round_, steps, tokens, samples, loss):
+            training = node.task is not None and node.task.kind == "train"
+            carried = None if training else node.carried  # it may have died while it wrote the local vector
+            return replace(node, trainer_up=False, task=None, moving=moving, carried=carried)
+        case TrainerReached(round_):
             if node.task is None or node.task.kind != "train" or node.task.round != round_:
                 return node
-            ready = Ready(round_, node.task.first_sample, steps, tokens, samples, loss)
-            if node.round == round_ - 1:
-                out.append(ReportReady(ready))
-            return replace(node, task=None, ready=ready)
+            out.append(ReportReached(round_))
+            return replace(node, reached=round_)
+        case TrainerReady(round_, steps, samples, loss):
+            if node.task is None or node.task.kind != "train" or node.task.round != round_:
+                return node
+            return _ready(node, node.task, steps, samples, loss, out)
         case TrainerEvaluated(round_, loss):
             out.append(ReportEvaluated(round_, loss))
             return replace(node, task=None, evaluated=round_)
-        case ReduceHeld(attempt, digests):
+        case ReduceHeld(attempt, root):
             if node.reducing != attempt:
                 return node
-            return replace(node, reducing=None, held=attempt, held_digests=digests)
+            return replace(node, reducing=None, held=attempt, held_root=root)
         case StateMoved(round_, digest):
             out.append(ReportState(round_, digest))
             task = None if _initialising(node) else node.task
-            return replace(node, moving=False, round=round_, digest=digest, task=task)
+            carried = node.ready or node.carried
+            return replace(node, moving=False, round=round_, digest=digest, task=task, ready=None, carried=carried)
         case MoveFailed(round_):
             return replace(node, moving=False, round=round_)
         case Rejoined():
             if node.trainer_up:
                 out.append(ReportLayout())
-            if node.round >= 0:
+            if node.round >= 0 and not node.moving:
                 out.append(ReportState(node.round, node.digest))
             return replace(node, view=None)
         case _:
             assert_never(event)
+
+
+def _repeat(node: Node, view: pb.View, out: list[Effect]) -> None:
+    """Say again what the coordinator should know by now and does not."""
+    counted = view.you == "active" and view.phase in ("inner", "collecting") and view.HasField("train")
+    if counted and node.ready is not None and not view.ready and _is_for(node.ready, view.train):
+        out.append(ReportReady(node.ready))
+    if counted and node.reached == view.train.round and not view.reached:
+        out.append(ReportReached(node.reached))
+    unheard = view.you == "recovering" and node.round == view.committed and not node.moving
+    if unheard and view.state_digest and node.digest == view.state_digest:
+        out.append(ReportState(node.round, node.digest))
+
+
+def _ready(node: Node, task: Task, steps: int, samples: int, loss: float, out: list[Effect]) -> Node:
+    """The trainer's steps on top of what was carried over."""
+    base = task.base or Work(task.round, task.front, 0)
+    total = base.samples + samples
+    if not total:
+        return replace(node, task=None, carried=None)
+    mean = (base.loss * base.samples + loss * samples) / total
+    ready = Work(task.round, task.front, total, steps, mean)
+    if node.round == task.round - 1:
+        out.append(ReportReady(ready))
+    return replace(node, task=None, ready=ready, carried=None)
 
 
 def _decide(node: Node, out: list[Effect]) -> Node:
@@ -309,37 +356,42 @@ def _decide(node: Node, out: list[Effect]) -> Node:
     if node.reducing is not None and (not view.HasField("plan") or node.reducing != _attempt(view.plan)):
         out.append(StopReduce())
         return replace(node, reducing=None)
-    if (moved := _move(node, view, out)) is not None:
-        return moved
-    if node.round != view.committed:
-        return _initialise(node, out) if view.initialise else node
+    if node.round != view.committed or _differs(node, view):
+        return _move(node, view, out)
     if view.HasField("plan") and (reducing := _reduce(node, view.plan, out)) is not None:
         return reducing
     return _occupy_trainer(node, view, out)
 
 
-def _move(node: Node, view: pb.View, out: list[Effect]) -> Node | None:
-    """Get to the committed state."""
-    if node.round == view.committed:
-        if view.you != "recovering" or not view.state_digest or node.digest == view.state_digest:
-            return None
-        out.append(Recover(view, scratch=True))
-        return replace(node, moving=True, round=-1, ready=None)
-    applicable = node.round == view.committed - 1 and node.held is not None and node.held[0] == view.committed
-    if applicable and node.held_digests == view.sealed_digests:
-        out.append(Apply(view.committed))
-        return replace(node, moving=True, ready=None, held=None)
-    if not view.has_state or not view.state_digest or not node.trainer_up:
-        return None  # nobody has it yet, the others are still applying; or the vectors are not there yet
-    out.append(Recover(view, scratch=False))
-    return replace(node, moving=True, ready=None, held=None)
+def _differs(node: Node, view: pb.View) -> bool:
+    return view.you == "recovering" and view.state_digest != b"" and node.digest != view.state_digest
+
+
+def _move(node: Node, view: pb.View, out: list[Effect]) -> Node:
+    """Get to the committed state; what was trained and not committed comes along."""
+    if node.task is not None:  # first the steps at hand are written down, on the state they started from
+        return _finish(node, node.task, out)
+    if view.initialise:
+        return _initialise(node, out)
+    if node.round == view.committed:  # and differs
+        out.append(Recover(view, scratch=True, rebase=False))
+        return replace(node, moving=True, round=-1, ready=None, carried=None, held=None)
+    if node.round == view.committed - 1 and node.held is not None and node.held[0] == view.committed:
+        if node.held_root == view.sealed:
+            out.append(Apply(view.committed))
+            return replace(node, moving=True, ready=None, carried=None, held=None)
+    if not view.has_state or not view.state_digest or not view.donors or not node.trainer_up:
+        return node  # nobody has it yet, the others are still applying; or the vectors are not there yet
+    rebase = node.ready is not None or node.carried is not None
+    out.append(Recover(view, scratch=False, rebase=rebase))
+    return replace(node, moving=True, held=None)
 
 
 def _initialise(node: Node, out: list[Effect]) -> Node:
-    if not node.trainer_up or node.task is not None:
+    if not node.trainer_up:
         return node
     out.append(Initialise())
-    return replace(node, task=Task("initialise"), moving=True)
+    return replace(node, task=Task("initialise"), moving=True, ready=None, carried=None)
 
 
 def _reduce(node: Node, plan: pb.Plan, out: list[Effect]) -> Node | None:
@@ -364,16 +416,25 @@ def _occupy_trainer(node: Node, view: pb.View, out: list[Effect]) -> Node:
         return node
     if node.ready is not None and _is_for(node.ready, view.train):
         return node
-    out.append(Train(view.train))
-    return replace(node, task=Task("train", view.train.round, view.train.first_sample), ready=None)
+    front = view.train.lease[0].first
+    base = node.carried if node.carried is not None and node.carried.front == front else None
+    out.append(Train(view.train, base.samples if base is not None else 0))
+    task = Task("train", view.train.round, front, base)
+    return replace(node, task=task, ready=None, carried=base, reached=-1)
 
 
 def _hurry(node: Node, task: Task, view: pb.View, out: list[Effect]) -> Node:
     """End inner steps that the run no longer waits for, or waits for longer than it should."""
-    if task.kind != "train" or task.finishing:
+    if task.kind != "train":
         return node
-    wanted = task.round == view.train.round and task.first_sample == view.train.first_sample
-    if wanted and not view.closing:
+    order = view.train
+    wanted = view.HasField("train") and task.round == order.round and task.front == order.lease[0].first
+    return node if wanted and not view.closing else _finish(node, task, out)
+
+
+def _finish(node: Node, task: Task, out: list[Effect]) -> Node:
+    """Have the trainer stop after the step at hand."""
+    if task.kind != "train" or task.finishing:
         return node
     out.append(FinishTraining(task.round))
     return replace(node, task=replace(task, finishing=True))
@@ -383,8 +444,8 @@ def _initialising(node: Node) -> bool:
     return node.task is not None and node.task.kind == "initialise"
 
 
-def _is_for(ready: Ready, order: pb.Train) -> bool:
-    return ready.round == order.round and ready.first_sample == order.first_sample
+def _is_for(work: Work, order: pb.Train) -> bool:
+    return work.round == order.round and work.front == order.lease[0].first
 
 
 def _attempt(plan: pb.Plan) -> Attempt:

@@ -30,6 +30,7 @@ class OuterState:
         self._delta = np.empty(chunks.size(0), np.float32)
         self._scratch = np.empty(chunks.size(0), np.float32)
         self._still = False
+        self._aside = False  # the local vector holds its distance from the anchor instead of parameters
 
     @property
     def round(self) -> int:
@@ -60,6 +61,17 @@ class OuterState:
         self.vectors.momentum[span] = both[size:]
         self.at[c] = round_
 
+    def set_aside(self) -> None:
+        """Before the anchor moves: what the local vector has beyond it is to be kept (`settle` rebases it)."""
+        if not self._aside:
+            np.subtract(self.vectors.local, self.vectors.anchor, out=self.vectors.local)
+            self._aside = True
+
+    def distrust(self) -> None:
+        """Nothing of the state is worth keeping: every chunk is to be fetched."""
+        self.at = [-1] * self.chunks.count
+        self._aside = False
+
     def keep(self, round_: int, payloads: list[bytes]) -> None:
         """Remember the sealed bytes of a committed round."""
         self._sealed[round_] = payloads
@@ -67,7 +79,11 @@ class OuterState:
             self._sealed.popitem(last=False)
 
     def settle(self) -> bytes:
-        """The state stands still until the next commit: digest it, open it to peers, return the root digest."""
+        """The state stands still until the next commit: digest it, open it to peers, return the root digest.
+        Work that was set aside now starts from the new anchor."""
+        if self._aside:
+            np.add(self.vectors.local, self.vectors.anchor, out=self.vectors.local)
+            self._aside = False
         self._digests = [self.chunk_digest(c) for c in range(self.chunks.count)]
         self._still = True
         return root(self._digests)

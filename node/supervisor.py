@@ -120,15 +120,16 @@ async def _kill(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(process.wait(), 3.0)
     with contextlib.suppress(psutil.Error):
-        parent = psutil.Process(process.pid)
-        family = [*parent.children(recursive=True), parent]
-        for member in family:
+        ranks = psutil.Process(process.pid).children(recursive=True)
+        for rank in ranks:
             with contextlib.suppress(psutil.Error):
-                member.send_signal(signal.SIGTERM)
-        await asyncio.to_thread(psutil.wait_procs, family, 5.0)
-        for member in family:
+                rank.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(psutil.wait_procs, ranks, 5.0)
+        for rank in ranks:
             with contextlib.suppress(psutil.Error):
-                member.kill()
+                rank.kill()
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
     await process.wait()
 
 

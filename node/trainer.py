@@ -269,7 +269,7 @@ def serve(commands: Commands, learner: Learner, layout: Layout) -> None:
                 commands.send(channel.Initialised())
             case channel.Train() as order:
                 assert vectors, "Train before Attach"
-                read_shards(learner.model, layout, vectors.anchor)
+                read_shards(learner.model, layout, vectors.local if order.resume else vectors.anchor)
                 try:
                     ready = train(learner, order, lambda: commands.interrupt(order.round), commands.send)
                 except Left:

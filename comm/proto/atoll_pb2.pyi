@@ -37,7 +37,7 @@ class JoinRequest(_message.Message):
     address: _builtins.str
     """data plane, host:port as peers can dial it; host empty: the one seen by the coordinator"""
     session: _builtins.str
-    """of an earlier join, to come back as the same node"""
+    """of an earlier join, to come back as the same node; the token is not needed then"""
     def __init__(
         self,
         *,
@@ -202,6 +202,7 @@ class ReportRequest(_message.Message):
     EVALUATED_FIELD_NUMBER: _builtins.int
     UNREACHABLE_FIELD_NUMBER: _builtins.int
     LEAVE_FIELD_NUMBER: _builtins.int
+    REACHED_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     @_builtins.property
     def fence(self) -> Global___Fence: ...
@@ -221,6 +222,8 @@ class ReportRequest(_message.Message):
     def unreachable(self) -> Global___Unreachable: ...
     @_builtins.property
     def leave(self) -> Global___Leave: ...
+    @_builtins.property
+    def reached(self) -> Global___Reached: ...
     def __init__(
         self,
         *,
@@ -234,12 +237,13 @@ class ReportRequest(_message.Message):
         evaluated: Global___Evaluated | None = ...,
         unreachable: Global___Unreachable | None = ...,
         leave: Global___Leave | None = ...,
+        reached: Global___Reached | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluated", b"evaluated", "fence", b"fence", "held", b"held", "layout", b"layout", "leave", b"leave", "ready", b"ready", "report", b"report", "seals", b"seals", "state_at", b"state_at", "unreachable", b"unreachable"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluated", b"evaluated", "fence", b"fence", "held", b"held", "layout", b"layout", "leave", b"leave", "reached", b"reached", "ready", b"ready", "report", b"report", "seals", b"seals", "state_at", b"state_at", "unreachable", b"unreachable"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluated", b"evaluated", "fence", b"fence", "held", b"held", "layout", b"layout", "leave", b"leave", "ready", b"ready", "report", b"report", "seals", b"seals", "session", b"session", "state_at", b"state_at", "unreachable", b"unreachable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluated", b"evaluated", "fence", b"fence", "held", b"held", "layout", b"layout", "leave", b"leave", "reached", b"reached", "ready", b"ready", "report", b"report", "seals", b"seals", "session", b"session", "state_at", b"state_at", "unreachable", b"unreachable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["layout", "state_at", "ready", "seals", "held", "evaluated", "unreachable", "leave"]  # noqa: Y015
+    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["layout", "state_at", "ready", "seals", "held", "evaluated", "unreachable", "leave", "reached"]  # noqa: Y015
     _WhichOneofArgType_report: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
 
@@ -294,37 +298,53 @@ class StateAt(_message.Message):
 Global___StateAt: _TypeAlias = StateAt  # noqa: Y015
 
 @_typing.final
+class Reached(_message.Message):
+    """the fence's round has its inner steps here; the node takes more until it is told to finish"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Reached: _TypeAlias = Reached  # noqa: Y015
+
+@_typing.final
 class Ready(_message.Message):
-    """local progress of the fence's round can be reduced"""
+    """the node stopped training, its delta can be reduced"""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STEPS_FIELD_NUMBER: _builtins.int
-    TOKENS_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     DELTA_NORM_FIELD_NUMBER: _builtins.int
-    FIRST_SAMPLE_FIELD_NUMBER: _builtins.int
+    FRONT_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
-    tokens: _builtins.int
+    """inner steps of the fence's round"""
     samples: _builtins.int
+    """from the front of the lease on, with those of rounds that left the node out"""
     loss: _builtins.float
     delta_norm: _builtins.float
-    first_sample: _builtins.int
-    """of the lease it was trained on"""
+    front: _builtins.int
+    """first sample of the lease it was trained on"""
     def __init__(
         self,
         *,
         steps: _builtins.int = ...,
-        tokens: _builtins.int = ...,
         samples: _builtins.int = ...,
         loss: _builtins.float = ...,
         delta_norm: _builtins.float = ...,
-        first_sample: _builtins.int = ...,
+        front: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta_norm", b"delta_norm", "first_sample", b"first_sample", "loss", b"loss", "samples", b"samples", "steps", b"steps", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta_norm", b"delta_norm", "front", b"front", "loss", b"loss", "samples", b"samples", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -476,53 +496,54 @@ class Ack(_message.Message):
 
     KNOWN_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     known: _builtins.bool
     """false: the session is no longer a member's; join again"""
     reason: _builtins.str
+    incarnation: _builtins.int
+    """of the coordinator"""
+    version: _builtins.int
+    """of the node's latest view: one that has an older one should open its stream again"""
     def __init__(
         self,
         *,
         known: _builtins.bool = ...,
         reason: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "known", b"known", "reason", b"reason", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Ack: _TypeAlias = Ack  # noqa: Y015
 
 @_typing.final
-class Member(_message.Message):
+class Donor(_message.Message):
+    """holds state_committed"""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_ID_FIELD_NUMBER: _builtins.int
-    NAME_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
-    STATE_FIELD_NUMBER: _builtins.int
-    STATE_ROUND_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
-    name: _builtins.str
     address: _builtins.str
-    state: _builtins.str
-    state_round: _builtins.int
     def __init__(
         self,
         *,
         node_id: _builtins.str = ...,
-        name: _builtins.str = ...,
         address: _builtins.str = ...,
-        state: _builtins.str = ...,
-        state_round: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "name", b"name", "node_id", b"node_id", "state", b"state", "state_round", b"state_round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "node_id", b"node_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Member: _TypeAlias = Member  # noqa: Y015
+Global___Donor: _TypeAlias = Donor  # noqa: Y015
 
 @_typing.final
 class PlanMember(_message.Message):
@@ -589,33 +610,68 @@ class Plan(_message.Message):
 Global___Plan: _TypeAlias = Plan  # noqa: Y015
 
 @_typing.final
+class Range(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    """sample"""
+    count: _builtins.int
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "first", b"first"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Range: _TypeAlias = Range  # noqa: Y015
+
+@_typing.final
 class Train(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
+    FLOOR_FIELD_NUMBER: _builtins.int
+    CEILING_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     FLEET_FIELD_NUMBER: _builtins.int
-    FIRST_SAMPLE_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     steps: _builtins.int
+    """inner steps after which the node says `Reached`"""
+    floor: _builtins.int
+    """inner steps that it takes even when told to finish"""
+    ceiling: _builtins.int
+    """inner steps that it takes at most"""
     tokens: _builtins.int
     """committed before this round"""
     fleet: _builtins.int
     """active members"""
-    first_sample: _builtins.int
+    @_builtins.property
+    def lease(self) -> _containers.RepeatedCompositeFieldContainer[Global___Range]:
+        """samples to train on, from the front"""
+
     def __init__(
         self,
         *,
         round: _builtins.int = ...,
         steps: _builtins.int = ...,
+        floor: _builtins.int = ...,
+        ceiling: _builtins.int = ...,
         tokens: _builtins.int = ...,
         fleet: _builtins.int = ...,
-        first_sample: _builtins.int = ...,
+        lease: _abc.Iterable[Global___Range] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_sample", b"first_sample", "fleet", b"fleet", "round", b"round", "steps", b"steps", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ceiling", b"ceiling", "fleet", b"fleet", "floor", b"floor", "lease", b"lease", "round", b"round", "steps", b"steps", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -623,6 +679,8 @@ Global___Train: _TypeAlias = Train  # noqa: Y015
 
 @_typing.final
 class View(_message.Message):
+    """The parts of a view come from several messages that were encoded on their own and put end to end."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     INCARNATION_FIELD_NUMBER: _builtins.int
@@ -633,20 +691,22 @@ class View(_message.Message):
     HAS_STATE_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
     STATE_DIGEST_FIELD_NUMBER: _builtins.int
-    SEALED_DIGESTS_FIELD_NUMBER: _builtins.int
-    MEMBERS_FIELD_NUMBER: _builtins.int
+    SEALED_FIELD_NUMBER: _builtins.int
+    DONORS_FIELD_NUMBER: _builtins.int
     YOU_FIELD_NUMBER: _builtins.int
     INITIALISE_FIELD_NUMBER: _builtins.int
     TRAIN_FIELD_NUMBER: _builtins.int
     CLOSING_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
-    READY_FIELD_NUMBER: _builtins.int
     EVALUATE_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    REACHED_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     epoch: _builtins.int
     version: _builtins.int
-    """grows within an incarnation"""
+    """of this node's views; grows within an incarnation"""
     phase: _builtins.str
     reason: _builtins.str
     has_state: _builtins.bool
@@ -655,8 +715,8 @@ class View(_message.Message):
     """round"""
     state_digest: _builtins.bytes
     """of state_committed; empty while members are still applying it"""
-    sealed_digests: _builtins.bytes
-    """of round `committed`, 16 bytes a chunk"""
+    sealed: _builtins.bytes
+    """root over the sealed chunks of round `committed`"""
     you: _builtins.str
     """this node's member state"""
     initialise: _builtins.bool
@@ -665,12 +725,18 @@ class View(_message.Message):
     """the round is closing: finish with what there is"""
     finished: _builtins.bool
     """the run is over"""
-    ready: _builtins.bool
-    """this node counts as ready in the round"""
     evaluate: _builtins.bool
     """this node measures the validation loss of state_committed"""
+    ready: _builtins.bool
+    """this node's contribution is in the ledger"""
+    reached: _builtins.bool
+    """this node counts as having its inner steps"""
+    draining: _builtins.bool
+    """the coordinator is about to stop for a while: train on, it comes back"""
     @_builtins.property
-    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
+    def donors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Donor]:
+        """for a node that lacks state_committed: some that have it"""
+
     @_builtins.property
     def train(self) -> Global___Train:
         """absent: nothing to train"""
@@ -690,20 +756,22 @@ class View(_message.Message):
         has_state: _builtins.bool = ...,
         committed: _builtins.int = ...,
         state_digest: _builtins.bytes = ...,
-        sealed_digests: _builtins.bytes = ...,
-        members: _abc.Iterable[Global___Member] | None = ...,
+        sealed: _builtins.bytes = ...,
+        donors: _abc.Iterable[Global___Donor] | None = ...,
         you: _builtins.str = ...,
         initialise: _builtins.bool = ...,
         train: Global___Train | None = ...,
         closing: _builtins.bool = ...,
         plan: Global___Plan | None = ...,
         finished: _builtins.bool = ...,
-        ready: _builtins.bool = ...,
         evaluate: _builtins.bool = ...,
+        ready: _builtins.bool = ...,
+        reached: _builtins.bool = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closing", b"closing", "committed", b"committed", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "members", b"members", "phase", b"phase", "plan", b"plan", "ready", b"ready", "reason", b"reason", "sealed_digests", b"sealed_digests", "state_digest", b"state_digest", "train", b"train", "version", b"version", "you", b"you"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closing", b"closing", "committed", b"committed", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "sealed", b"sealed", "state_digest", b"state_digest", "train", b"train", "version", b"version", "you", b"you"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,101 +1,10 @@
 """Runs of real processes: unequal nodes, a killed trainer, a killed daemon that comes back as the same node."""
 
-import json
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
-
 import psutil
 import pytest
+from e2e.harness import Run, until
 
 pytestmark = pytest.mark.e2e
-
-ROOT = Path(__file__).resolve().parents[2]
-ATOLL = [sys.executable, "-P", "-m", "atoll.comm.cli"]
-TINY = (
-    *("rounds.inner_steps=6", "rounds.grace=60", "members.start=2", "members.minimum=1", "wandb.mode=disabled"),
-    *(
-        "model.dim=32",
-        "model.layers=2",
-        "model.heads=2",
-        "model.kv_heads=1",
-        "model.ffn_dim=64",
-        "model.seq_len=32",
-    ),
-    "reduce.chunk=4096",
-)
-
-
-def until(what: str, look: Callable[[], Any], seconds: float = 90.0) -> Any:
-    """What `look` finds, once it finds something."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := look():
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"waited {seconds:g} s for {what}")
-
-
-class Run:
-    """A coordinator and its nodes, each a real process with its log in `folder`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.processes: list[subprocess.Popen[str]] = []
-
-    def spawn(self, log: str, *args: str) -> subprocess.Popen[str]:
-        with open(self.folder / log, "a") as out:
-            self.processes.append(subprocess.Popen([*ATOLL, *args], stdout=out, stderr=out, text=True))
-        return self.processes[-1]
-
-    def start(self, *overrides: str) -> None:
-        state, config = str(self.folder / "c"), str(ROOT / "configs/demo.yaml")
-        ports = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
-        self.spawn("c.log", "coordinator", "start", config, *TINY, *overrides, "--state-dir", state, *ports)
-        self.page = until("the coordinator's page", self._page)
-
-    def _page(self) -> str:
-        return next((w for w in self.log("c").split() if w.startswith("http://")), "")
-
-    def invite(self, uses: int) -> str:
-        command = [*ATOLL, "invite", "--state-dir", str(self.folder / "c"), "--uses", str(uses)]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    def join(self, url: str, name: str, *settings: str) -> subprocess.Popen[str]:
-        where = ("--state-dir", str(self.folder / name), "--listen", "127.0.0.1:0", "--name", name)
-        return self.spawn(f"{name}.log", "node", "join", url, *where, "threads=1", *settings)
-
-    def get(self, path: str) -> Any:
-        with urllib.request.urlopen(self.page + path, timeout=5) as answer:
-            return json.load(answer)
-
-    def committed(self) -> int:
-        return int(self.get("/api/run")["committed"])
-
-    def log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text()
-
-    def stop(self) -> None:
-        for process in self.processes:
-            if process.poll() is None:
-                process.terminate()
-        for process in self.processes:
-            process.wait(30)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    run = Run(tmp_path)
-    try:
-        yield run
-    finally:
-        run.stop()
-        for log in tmp_path.glob("*.log"):  # shown when the test fails
-            print(f"--- {log.name}\n{log.read_text()[-3000:]}")
 
 
 def kill(*processes: psutil.Process) -> None:

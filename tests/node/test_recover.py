@@ -163,3 +163,23 @@ def test_no_donor_is_told_at_once(tmp_path: Path) -> None:
     async def _(b: Peer) -> None:
         with pytest.raises(MovedOn, match="no member"):
             await bring(b, 1, b"x" * 16)
+
+
+def test_work_that_a_round_left_out_starts_from_the_new_anchor(tmp_path: Path) -> None:
+    @with_peers(tmp_path, "a", "b")
+    async def _(a: Peer, b: Peer) -> None:
+        a.initialise()
+        b.initialise()
+        vectors = b.outer.vectors
+        steps = np.random.default_rng(9).standard_normal(NUMEL, dtype=np.float32)
+        vectors.local[:] = vectors.anchor + steps
+        a.commit(1)
+        digest = a.commit(2)
+        b.outer.set_aside()
+        b.outer.set_aside()  # a second try after one that failed
+        await bring(b, 2, digest, a)
+        assert b.outer.settle() == digest
+        assert np.abs(vectors.local - (vectors.anchor + steps)).max() < 1e-5
+        before = vectors.local.copy()
+        b.outer.settle()
+        assert np.array_equal(vectors.local, before)  # rebased once

@@ -22,6 +22,8 @@ from atoll.comm.config import DataConfig, DataKind, InnerConfig, ModelConfig, Ru
 from atoll.node import channel
 from atoll.node.channel import DaemonEnd
 from atoll.node.config import Device, NodeConfig, TrainerSpec
+from atoll.node.daemon import beyond
+from atoll.node.inner import samples
 
 T = TypeVar("T")
 DEADLINE = 60.0  # seconds for anything a trainer does here
@@ -56,8 +58,9 @@ class Node:
             message = await asyncio.wait_for(self.end.receive(), DEADLINE)
             if isinstance(message, kind):
                 return message
-            assert isinstance(message, channel.Progress), message
-            self.progress.append(message)
+            assert isinstance(message, channel.Progress | channel.Reached), message
+            if isinstance(message, channel.Progress):
+                self.progress.append(message)
 
     async def working(self) -> None:
         """Return when the trainer has reported progress."""
@@ -115,14 +118,19 @@ def all_end(pidfds: list[int]) -> bool:
     return all(ended)
 
 
+def order(round: int, steps: int, tokens: int = 0, fleet: int = 1, first: int = 0) -> channel.Train:
+    """Exactly `steps` inner steps on the samples from `first` on."""
+    return channel.Train(round, steps, 1, steps, tokens, fleet, ((first, 4 * steps),))
+
+
 def test_one_rank_and_two_ranks_write_the_same_vectors(tmp_path: Path) -> None:
-    order = channel.Train(round=1, steps=8, tokens=256, fleet=3, first_sample=40)
+    eight = order(1, 8, tokens=256, fleet=3, first=40)
 
     async def round_of(ranks: int) -> tuple[channel.Hello, channel.Ready, channel.Evaluated, Node]:
         async with launched(tmp_path / str(ranks), small(), ranks) as node:
             hello = await node.attach()
             await node.ask(channel.Initialise(7), channel.Initialised)
-            ready = await node.ask(order, channel.Ready)
+            ready = await node.ask(eight, channel.Ready)
             evaluated = await node.ask(channel.Evaluate(1), channel.Evaluated)
             return hello, ready, evaluated, node
 
@@ -132,7 +140,6 @@ def test_one_rank_and_two_ranks_write_the_same_vectors(tmp_path: Path) -> None:
         assert one[0].numel == two[0].numel == small().model.n_params
         assert one[1].steps == two[1].steps == 8
         assert one[1].samples == two[1].samples == 8 * 4
-        assert one[1].tokens == two[1].tokens == 8 * 4 * 32
         assert math.isclose(one[1].loss, two[1].loss, abs_tol=1e-5)
         assert math.isclose(one[2].loss, two[2].loss, abs_tol=1e-5)
         assert one[3].anchor.tobytes() == two[3].anchor.tobytes()
@@ -151,7 +158,7 @@ def test_training_lowers_the_loss_of_the_anchor(tmp_path: Path) -> None:
             await node.attach()
             await node.ask(channel.Initialise(0), channel.Initialised)
             before = await node.ask(channel.Evaluate(0), channel.Evaluated)
-            ready = await node.ask(channel.Train(1, 100, 0, 1, 0), channel.Ready)
+            ready = await node.ask(order(1, 100), channel.Ready)
             unmoved = await node.ask(channel.Evaluate(0), channel.Evaluated)
             node.anchor[:] = node.local
             after = await node.ask(channel.Evaluate(1), channel.Evaluated)
@@ -171,11 +178,11 @@ def test_a_round_starts_from_the_anchor_also_after_an_evaluation(ranks: int, tmp
         async with launched(tmp_path / "node", small(), ranks) as node:
             await node.attach()
             await node.ask(channel.Initialise(0), channel.Initialised)
-            await node.ask(channel.Train(1, 2, 1000, 1, 0), channel.Ready)
+            await node.ask(order(1, 2, tokens=1000), channel.Ready)
             await node.ask(channel.Evaluate(1), channel.Evaluated)
             node.anchor[:] = np.random.default_rng(0).normal(0, 0.02, node.anchor.size)
             # At no committed tokens the learning rate is zero: the step changes nothing.
-            await node.ask(channel.Train(round=2, steps=1, tokens=0, fleet=1, first_sample=8), channel.Ready)
+            await node.ask(order(2, 1, first=8), channel.Ready)
             assert node.local.tobytes() == node.anchor.tobytes()
 
     asyncio.run(story())
@@ -186,7 +193,7 @@ def test_finish_ends_a_round_early_on_all_ranks(tmp_path: Path) -> None:
         async with launched(tmp_path / "node", small(), ranks=2) as node:
             await node.attach()
             await node.ask(channel.Initialise(0), channel.Initialised)
-            node.end.send(channel.Train(round=3, steps=FAR, tokens=0, fleet=1, first_sample=0))
+            node.end.send(order(3, FAR))
             await node.working()
             node.end.send(channel.Finish(round=2))  # of a round long past: ignored
             ready = await node.ask(channel.Finish(round=3), channel.Ready)
@@ -194,10 +201,56 @@ def test_finish_ends_a_round_early_on_all_ranks(tmp_path: Path) -> None:
             assert 1 <= ready.steps < FAR
             assert ready.samples == ready.steps * 4
             # The ranks are still in step: they can take another round.
-            again = await node.ask(channel.Train(4, 2, 0, 1, ready.samples), channel.Ready)
+            again = await node.ask(order(4, 2, first=ready.samples), channel.Ready)
             assert again.steps == 2
 
     asyncio.run(story())
+
+
+def test_the_floor_the_ceiling_and_the_lease_bound_a_round(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launched(tmp_path / "node", small()) as node:
+            await node.attach()
+            await node.ask(channel.Initialise(0), channel.Initialised)
+            node.end.send(channel.Train(1, 2, 4, 6, 0, 1, ((0, 400),)))
+            await node.answer(channel.Reached)  # and it goes on
+            ready = await node.answer(channel.Ready)
+            assert (ready.steps, ready.samples) == (6, 24)
+            node.end.send(channel.Train(2, 8, 4, FAR, 0, 1, ((24, 4 * FAR),)))
+            ready = await node.ask(channel.Finish(2), channel.Ready)
+            assert 4 <= ready.steps < FAR
+            short = await node.ask(channel.Train(3, 9, 1, FAR, 0, 1, ((0, 8), (40, 4), (80, 3))), channel.Ready)
+            assert (short.steps, short.samples) == (3, 12)
+            none = await node.ask(channel.Train(4, 9, 1, FAR, 0, 1, ()), channel.Ready)
+            assert (none.steps, none.samples) == (0, 0)
+
+    asyncio.run(story())
+
+
+def test_work_that_was_carried_over_is_trained_on_and_not_repeated(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launched(tmp_path / "node", small()) as node:
+            await node.attach()
+            await node.ask(channel.Initialise(0), channel.Initialised)
+            await node.ask(order(1, 5, tokens=1000), channel.Ready)
+            node.local[:] += 0.25  # the rebase: the anchor moved meanwhile
+            before = node.local.copy()
+            resumed = channel.Train(2, 1, 1, 1, 0, 1, ((20, 4),), resume=True)
+            await node.ask(resumed, channel.Ready)  # with a learning rate of zero
+            assert node.local.tobytes() == before.tobytes()
+            await node.ask(order(3, 1), channel.Ready)
+            assert node.local.tobytes() == node.anchor.tobytes()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("skip", range(10))
+def test_samples_come_from_the_front_of_the_lease(skip: int) -> None:
+    lease = ((5, 3), (20, 1), (30, 4))
+    everything = [5, 6, 7, 20, 30, 31, 32, 33]
+    for count in range(10):
+        assert samples(lease, skip, count) == everything[skip : skip + count]
+        assert samples(beyond(list(lease), skip), 0, count) == everything[skip : skip + count]
 
 
 def test_a_trainer_whose_channel_closes_ends_in_the_middle_of_a_round(tmp_path: Path) -> None:
@@ -205,7 +258,7 @@ def test_a_trainer_whose_channel_closes_ends_in_the_middle_of_a_round(tmp_path: 
         async with launched(tmp_path / "node", small(), ranks=2) as node:
             await node.attach()
             await node.ask(channel.Initialise(0), channel.Initialised)
-            node.end.send(channel.Train(1, FAR, 0, 1, 0))
+            node.end.send(order(1, FAR))
             await node.working()
             node.end.close()
             assert await asyncio.wait_for(node.process.wait(), DEADLINE) == 0
@@ -272,7 +325,7 @@ def test_bf16_and_your_own_model_train_too(tmp_path: Path, monkeypatch: pytest.M
             await trainer.attach()
             await trainer.ask(channel.Initialise(0), channel.Initialised)
             before = await trainer.ask(channel.Evaluate(0), channel.Evaluated)
-            await trainer.ask(channel.Train(1, 40, 1000, 1, 0), channel.Ready)
+            await trainer.ask(order(1, 40, tokens=1000), channel.Ready)
             trainer.anchor[:] = trainer.local
             return before.loss, (await trainer.ask(channel.Evaluate(1), channel.Evaluated)).loss
 

@@ -1,0 +1,103 @@
+"""What nodes send, checked where it enters: lengths, ranges, and nothing but finite numbers. Pure.
+
+A `ValueError` here is the sentence that the node gets as its answer.
+"""
+
+from math import isfinite
+from urllib.parse import unquote
+
+from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
+from atoll.comm.invite import join_host_port, split_host_port
+from atoll.comm.plan import Fence
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.coordinator import events as ev
+from atoll.coordinator.observed import Vitals
+
+DIGEST = 16  # bytes
+MOST_LOSS = 1e6  # nats a token; sums of it stay finite
+MOST_NORM = 1e30
+MOST_PARAMETERS = 1 << 42
+MOST_SAMPLES = 1 << 53
+MOST_TEXT = 255  # characters of an address, a reason, a session
+ANY_HOST = ("", "0.0.0.0", "::")
+
+
+def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:
+    """The report as an event."""
+    f = request.fence
+    fence = Fence(Incarnation(f.incarnation), Epoch(f.epoch), Round(f.round), f.attempt)
+    match request.WhichOneof("report"):
+        case "layout":
+            numel = _within("numel", request.layout.numel, 1, MOST_PARAMETERS)
+            return ev.LayoutKnown(node, life, int(numel), _digest(request.layout.digest))
+        case "state_at":
+            return ev.StateAt(node, life, request.state_at.round, _digest(request.state_at.digest))
+        case "reached":
+            return ev.Reached(node, life, fence.round)
+        case "ready":
+            r = request.ready
+            _within("samples", r.samples, 1, MOST_SAMPLES)
+            loss = _within("loss", r.loss, -MOST_LOSS, MOST_LOSS)
+            norm = _within("delta_norm", r.delta_norm, 0, MOST_NORM)
+            return ev.BecameReady(node, life, fence.round, r.front, r.samples, r.steps, loss, norm)
+        case "seals":
+            seals = tuple((s.chunk, _digest(s.digest)) for s in request.seals.seals)
+            return ev.Sealed(node, life, fence, seals)
+        case "held":
+            h = request.held
+            return ev.Held(node, life, fence, _digest(h.digest), h.bytes_up, h.bytes_down)
+        case "evaluated":
+            loss = _within("loss", request.evaluated.loss, -MOST_LOSS, MOST_LOSS)
+            return ev.Evaluated(node, life, request.evaluated.round, loss)
+        case "unreachable":
+            lost = request.unreachable
+            return ev.PeerLost(node, life, NodeId(text(lost.node_id)), fence, text(lost.reason))
+        case "leave":
+            return ev.Leaving(node, life, text(request.leave.reason))
+        case _:
+            raise ValueError("the report is empty, or of a kind that this coordinator does not know: update it")
+
+
+def heard(node: NodeId, life: int, request: pb.HeartbeatRequest) -> ev.Heard:
+    return ev.Heard(node, life, text(request.phase[:20]), request.round, request.inner_step)
+
+
+def vitals(request: pb.HeartbeatRequest) -> Vitals:
+    pace, loss = (v if isfinite(v) else 0.0 for v in (request.tokens_per_s, request.loss))
+    return Vitals(pace, loss, request.bytes_up, request.bytes_down, request.rss_bytes)
+
+
+def address(asked: str, peer: str) -> str:
+    """The data-plane address as others will dial it; a missing host is the one the connection came from. Raises
+    `ConfigError` too."""
+    host, port = split_host_port(asked[: MOST_TEXT + 1], "the data-plane address")
+    if len(asked) > MOST_TEXT or not 0 < port or not all(c.isalnum() or c in ".-:_%" for c in host):
+        raise ValueError(f"the data-plane address is {asked[:40]!r}: give HOST:PORT as other nodes can dial it")
+    return join_host_port(host_of(peer) if host in ANY_HOST else host, port)
+
+
+def host_of(peer: str) -> str:
+    """Where a gRPC connection came from."""
+    kind, _, rest = peer.partition(":")
+    return unquote(rest).rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else "127.0.0.1"
+
+
+def text(sent: str) -> str:
+    """What of a node's words is shown."""
+    return "".join(c for c in sent[:MOST_TEXT] if c.isprintable())
+
+
+def name(sent: str) -> str:
+    return text(sent)[:64].strip()
+
+
+def _digest(sent: bytes) -> bytes:
+    if len(sent) != DIGEST:
+        raise ValueError(f"a digest has {len(sent)} bytes, it must have {DIGEST}")
+    return sent
+
+
+def _within(what: str, value: float, low: float, high: float) -> float:
+    if not low <= value <= high:  # nor is NaN
+        raise ValueError(f"{what} is {value:g}: it must be from {low:g} to {high:g}")
+    return value

@@ -1,0 +1,228 @@
+"""Simulated members for `atoll bench coordinator`: one process speaks for many nodes, over real gRPC.
+
+They join, watch, send heartbeats, and report what members of a real round report, in about the time in which real
+ones would; only the data plane is left out. A view's arrival is noted when it comes, and the view is read a moment
+later: one member's reading does not delay what another one measures.
+"""
+
+import asyncio
+import hashlib
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+
+import grpc
+
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.proto import atoll_pb2_grpc as rpc
+
+SHARE = 50  # members on one connection
+AT_ONCE = 16  # joins
+READ = 0.05  # seconds from a view's arrival until its member acts on it
+SPREAD = 1.0  # seconds over which the members' reports of one kind come
+DEADLINE = 30.0  # seconds
+STEPS = 100  # inner steps of a round
+NUMEL = 65_536  # of one chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one load process has to do."""
+
+    address: str  # of the coordinator
+    run: str
+    token: str
+    members: int
+    chunks: int  # of the model, all processes' members together own them
+    rounds: int  # until so many are committed
+    period: float  # seconds from a train order until its inner steps are taken
+
+
+@dataclass
+class Result:
+    """What one load process saw; times are `time.monotonic`'s, which is the same for all processes."""
+
+    ready: dict[int, float] = field(default_factory=dict)  # round -> when the last Ready was sent
+    held: dict[int, float] = field(default_factory=dict)
+    planned: dict[int, dict[str, float]] = field(default_factory=dict)  # round -> when each node had the plan
+    ordered: dict[int, dict[str, float]] = field(default_factory=dict)  # round -> when each had the train order
+    heartbeats: list[float] = field(default_factory=list)  # when they were answered
+    reports: list[float] = field(default_factory=list)
+
+
+def simulate(task: Task, tell: Callable[[object], None]) -> None:
+    """Carry out `task`. `tell` hears None when a member has joined, the round that all were ordered to train, a
+    sentence when something failed, and the `Result`."""
+    asyncio.run(Load(task, tell).run())
+
+
+class Load:
+    """The members of one process."""
+
+    def __init__(self, task: Task, tell: Callable[[object], None]) -> None:
+        self.task, self.tell, self.result = task, tell, Result()
+        self.gate = asyncio.Semaphore(AT_ONCE)
+        self._done = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._owned: dict[tuple[int, int], dict[str, list[int]]] = {}
+        self._root = b""
+
+    async def run(self) -> None:
+        options = [("grpc.use_local_subchannel_pool", 1)]  # one connection for each channel
+        connections = -(-self.task.members // SHARE)
+        channels = [grpc.aio.insecure_channel(self.task.address, options) for _ in range(connections)]
+        members = [Member(self, channels[i % connections]) for i in range(self.task.members)]
+        for member in members:
+            self.start(member.live())
+        self.start(self._beat(members))
+        await self._done.wait()
+        for task in self._tasks:
+            task.cancel()
+        for channel in channels:
+            await channel.close()
+        self.tell(self.result)
+
+    def start(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            import sys, traceback
+            print("DBG", time.monotonic(), task.get_coro().__qualname__, repr(error), file=sys.stderr, flush=True)
+            details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+            self.tell(f"{type(error).__name__}: {details}")
+
+    def ordered(self, node: str, round_: int, at: float) -> None:
+        """A node has the train order of a round."""
+        arrivals = self.result.ordered.setdefault(round_, {})
+        arrivals[node] = at
+        if len(arrivals) == self.task.members:
+            self.tell(round_)
+            if round_ > self.task.rounds:
+                self._done.set()
+
+    def owned(self, plan: pb.Plan) -> dict[str, list[int]]:
+        """Each member's chunks: worked out once for all of them."""
+        attempt = plan.round, plan.attempt
+        if attempt not in self._owned:
+            chunks = defaultdict(list)
+            names = [member.node_id for member in plan.members]
+            for chunk, owner in enumerate(plan.owners):
+                chunks[names[owner]].append(chunk)
+            self._owned = {attempt: chunks}
+            self._root = digest(*(digest(c) for c in range(len(plan.owners))))
+        return self._owned[attempt]
+
+    @property
+    def root(self) -> bytes:
+        """Over the sealed chunks of the latest plan."""
+        return self._root
+
+    async def _beat(self, members: "list[Member]") -> None:
+        """Everybody's heartbeats, spread evenly over the interval."""
+        while True:
+            begun, joined = time.monotonic(), [m for m in members if m.session]
+            interval = joined[0].interval if joined else 0.1
+            for i, member in enumerate(joined):
+                await asyncio.sleep(begun + interval * i / len(joined) - time.monotonic())
+                self.start(member.beat())
+            await asyncio.sleep(begun + interval - time.monotonic())
+
+
+class Member:
+    """One node, as far as the coordinator can tell."""
+
+    def __init__(self, load: Load, channel: grpc.aio.Channel) -> None:
+        self._load, self._stub = load, rpc.CoordinatorStub(channel)
+        self._watch: grpc.aio.UnaryStreamMultiCallable[pb.WatchRequest, bytes]
+        self._watch = channel.unary_stream("/atoll.v1.Coordinator/Watch", pb.WatchRequest.SerializeToString)
+        self.session, self.interval, self._node = "", 1.0, ""
+        self._round = 0
+        self._done: dict[str, int] = {}  # the round in which it last said something of a kind
+
+    async def live(self) -> None:
+        """Join and follow the views until cancelled."""
+        load, task = self._load, self._load.task
+        request = pb.JoinRequest(protocol=1, run=task.run, token=task.token, name="member", address="127.0.0.1:9")
+        async with load.gate:
+            reply = await self._stub.Join(request, timeout=DEADLINE)
+        self.session, self._node, self.interval = reply.session, reply.node_id, reply.heartbeat
+        load.tell(None)
+        await self._report(0.0, layout=pb.Layout(numel=task.chunks * NUMEL, digest=digest("layout")))
+        loop = asyncio.get_running_loop()
+        async for raw in self._watch(pb.WatchRequest(session=self.session)):
+            loop.call_later(READ, self._read, raw, time.monotonic())
+        load.tell(f"the stream of views of {self._node} ended")
+
+    async def beat(self) -> None:
+        request = pb.HeartbeatRequest(
+            session=self.session, phase="inner", round=self._round, inner_step=int(time.monotonic()), loss=2.0
+        )
+        await self._stub.Heartbeat(request, timeout=DEADLINE)
+        self._load.result.heartbeats.append(time.monotonic())
+
+    def _read(self, raw: bytes, at: float) -> None:
+        view, load = pb.View.FromString(raw), self._load
+        train, committed = view.train.round, view.committed
+        if view.you == "active" and train and self._first("order", train):
+            self._round = train
+            load.ordered(self._node, train, at)
+            self._say(load.task.period + spread(), train, reached=pb.Reached())
+        if view.closing and train and self._first("closing", train):
+            ready = pb.Ready(steps=STEPS, samples=STEPS, loss=2.0, delta_norm=1.0, front=view.train.lease[0].first)
+            self._say(spread(), train, ready=ready)
+        if view.HasField("plan") and self._first("plan", view.plan.round):
+            load.result.planned.setdefault(view.plan.round, {})[self._node] = at
+            self._reduce(view.plan)
+        making = view.initialise and not committed
+        if (making or view.has_state or committed) and self._first("state", committed):
+            self._say(spread(), state_at=pb.StateAt(round=committed, digest=digest("state", committed)))
+        if view.evaluate and self._first("evaluate", committed):
+            self._say(spread(), evaluated=pb.Evaluated(round=committed, loss=3.0))
+
+    def _first(self, what: str, round_: int) -> bool:
+        first = self._done.get(what, -1) < round_
+        self._done[what] = max(self._done.get(what, -1), round_)
+        return first
+
+    def _reduce(self, plan: pb.Plan) -> None:
+        fence = pb.Fence(incarnation=plan.incarnation, epoch=plan.epoch, round=plan.round, attempt=plan.attempt)
+        owned = self._load.owned(plan).get(self._node, [])
+        wait = spread()
+        if owned:
+            seals = pb.Seals(seals=[pb.Seal(chunk=c, digest=digest(c)) for c in owned])
+            self._say(wait, plan.round, fence, seals=seals)
+        self._say(wait + 0.1 + spread(), plan.round, fence, held=pb.Held(digest=self._load.root, bytes_up=1))
+
+    def _say(self, delay: float, round_: int = 0, fence: pb.Fence | None = None, **report: object) -> None:
+        self._load.start(self._report(delay, round_, fence, **report))
+
+    async def _report(
+        self, delay: float, round_: int = 0, fence: pb.Fence | None = None, **report: object
+    ) -> None:
+        await asyncio.sleep(delay)
+        fence = fence or pb.Fence(round=round_)
+        request = pb.ReportRequest(session=self.session, fence=fence, **report)  # type: ignore[arg-type]
+        result = self._load.result
+        if "ready" in report:
+            result.ready[round_] = time.monotonic()
+        if "held" in report:
+            result.held[round_] = time.monotonic()
+        ack = await self._stub.Report(request, timeout=DEADLINE)
+        result.reports.append(time.monotonic())
+        if not ack.known:
+            self._load.tell(f"{self._node} is no member any more: {ack.reason}")
+
+
+def spread() -> float:
+    return random.uniform(0.0, SPREAD)
+
+
+def digest(*parts: object) -> bytes:
+    text = b"".join(part if isinstance(part, bytes) else str(part).encode() for part in parts)
+    return hashlib.blake2b(text, digest_size=16).digest()

@@ -1,0 +1,172 @@
+"""What the coordinator knows of the run: frozen dataclasses, and the few ways in which all parts change them."""
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from atoll.comm.config import RunConfig
+from atoll.comm.ids import NodeId
+from atoll.comm.plan import Fence
+from atoll.coordinator import leases as data
+from atoll.coordinator import membership as who
+from atoll.coordinator.events import CommitRecord, Effect, Held, Note
+from atoll.coordinator.leases import Leases
+from atoll.coordinator.ledger import Ledger, withdraw
+from atoll.coordinator.membership import Members, MemberState
+
+
+class Phase(StrEnum):
+    WAITING = "waiting"  # for members
+    INNER = "inner"  # everybody trains
+    COLLECTING = "collecting"  # the round closes: members finish their step and say what they have
+    REDUCING = "reducing"
+    FINISHED = "finished"
+
+
+TRAINING = (Phase.INNER, Phase.COLLECTING, Phase.REDUCING)
+Pair = tuple[NodeId, NodeId]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The attempt in force, beyond what the ledger knows of it."""
+
+    fence: Fence
+    opened_at: float  # seconds
+    held: dict[NodeId, Held] = field(default_factory=dict)
+    sealed_at: float = 0.0  # seconds; when the last chunk was sealed
+
+
+@dataclass(frozen=True, slots=True)
+class RoundState:
+    number: int = 1
+    phase: Phase = Phase.WAITING
+    reason: str = "no member yet"
+    started_at: float = 0.0  # seconds
+    participants: tuple[NodeId, ...] = ()
+    reached: frozenset[NodeId] = frozenset()  # have taken the round's inner steps
+    reached_at: float | None = None  # seconds; when they became a quorum
+    told_at: float | None = None  # seconds; when the members were told to finish
+    asked_at: float = 0.0  # seconds; the same, or later where not all could hear it then
+    planned_at: float | None = None  # seconds; when the first attempt was
+    story: str = ""  # why it closed, and why attempts failed: the commit record's reason
+    patient_until: float = 0.0  # seconds; nobody is left out before: the coordinator was away
+    paused_until: float = 0.0  # seconds; no attempt before: the last one failed and the next is no better
+    lost: tuple[Pair, ...] = ()  # whose connections broke in its attempts, once for each time
+    answers: tuple[float, ...] = ()  # seconds that members took to finish, when told
+    ledger: Ledger = Ledger()
+    plan: Plan | None = None
+    evaluator: NodeId | None = None  # measures the validation loss of the state this round starts from
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    config: RunConfig
+    incarnation: int = 0
+    epoch: int = 0
+    members: Members = Members()
+    layout: tuple[int, bytes] | None = None  # numel and digest of the run's flat vector
+    committed: int = 0  # the last committed round; 0: the initial state
+    digest: bytes = b""  # of state_committed; empty: no member has told yet
+    sealed: bytes = b""  # root over the sealed chunks of round `committed`
+    makers: tuple[NodeId, ...] = ()  # contributors of round `committed`: they can make its state by themselves
+    tokens: int = 0  # committed
+    initialiser: NodeId | None = None  # makes state_0, while nobody holds it
+    initial_val_loss: float | None = None
+    round: RoundState = RoundState()
+    leases: Leases = Leases()
+    pending: CommitRecord | None = None  # the last commit, until its digests and validation loss are in
+
+    @property
+    def holders(self) -> tuple[NodeId, ...]:
+        """Living members that hold state_committed."""
+        return tuple(n for n, m in self.members.here.items() if m.state_round == self.committed)
+
+    @property
+    def awaited(self) -> frozenset[NodeId]:
+        """Members whose trainers the run waits for."""
+        r = self.round
+        late: set[NodeId] = set()
+        if r.phase in (Phase.INNER, Phase.COLLECTING):
+            late = {n for n in r.participants if n not in r.ledger.contributions}
+        if r.phase is Phase.INNER:
+            late -= r.reached
+        late -= {n for n in late if self._fetches(n)}
+        return frozenset(late | {n for n in (self.initialiser, r.evaluator) if n is not None})
+
+    def _fetches(self, node: NodeId) -> bool:
+        """It cannot train yet: it fetches the state, or would if it could be had."""
+        if self.members.here[node].state_round == self.committed:
+            return False
+        return not (self.digest and self.holders) or self.members.here[node].phase in ("sync", "recovering")
+
+    @property
+    def lease(self) -> int:
+        """Samples that one node can use in one round."""
+        return self.config.rounds.most_steps * self.config.inner.batch_size
+
+    def name(self, node: NodeId) -> str:
+        member = self.members.here.get(node) or self.members.gone.get(node)
+        return member.name if member is not None else str(node)
+
+    def names(self, nodes: tuple[NodeId, ...] | list[NodeId]) -> str:
+        """Of a few members; of many, the first and how many more."""
+        shown = ", ".join(self.name(n) for n in nodes[:5])
+        return f"{shown} and {len(nodes) - 5} more" if len(nodes) > 5 else shown
+
+
+def count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def order(node: NodeId) -> int:
+    """Nodes in the order in which they first joined."""
+    return int(node[1:])
+
+
+def with_member(state: State, node: NodeId, /, **changes: object) -> State:
+    return replace(state, members=who.update(state.members, node, **changes))
+
+
+def with_round(state: State, **changes: object) -> State:
+    return replace(state, round=replace(state.round, **changes))  # type: ignore[arg-type]
+
+
+def with_standing(state: State, node: NodeId, standing: MemberState, reason: str, **changes: object) -> State:
+    """Change what a member is; one that is suspected stays so."""
+    if state.members.here[node].state is MemberState.SUSPECT:
+        return with_member(state, node, before=standing, **changes)
+    return with_member(state, node, state=standing, reason=reason, **changes)
+
+
+def drop_from_round(state: State, node: NodeId) -> State:
+    """Neither its contribution nor its vote counts in this round any more. It keeps its lease."""
+    r = state.round
+    return with_round(
+        state,
+        participants=tuple(n for n in r.participants if n != node),
+        reached=r.reached - {node},
+        ledger=withdraw(r.ledger, node) if node in r.ledger.contributions else r.ledger,
+        evaluator=None if r.evaluator == node else r.evaluator,
+    )
+
+
+def remove(state: State, node: NodeId, how: MemberState, reason: str, out: list[Effect]) -> State:
+    """The member is out. What it trained on is free again when it left for good; else it may come back with it."""
+    out.append(Note(f"{state.name(node)} {how}: {reason}", node))
+    state = drop_from_round(replace(state, members=who.remove(state.members, node, how, reason)), node)
+    if how is MemberState.LEFT:
+        state = replace(state, leases=data.release(state.leases, node))
+    forgotten = who.forgettable(state.members)
+    for old in forgotten:
+        state = replace(state, leases=data.release(state.leases, old))
+    if forgotten:
+        state = replace(state, members=who.forget(state.members, forgotten))
+    if state.committed == 0 and all(m.standing is MemberState.JOINING for m in state.members.here.values()):
+        state = replace(state, layout=None)  # nobody is left who has built this model
+    return state
+
+
+def most_common(votes: dict[NodeId, bytes]) -> tuple[bytes, int]:
+    """The value that most gave, and how many did."""
+    return Counter(votes.values()).most_common(1)[0] if votes else (b"", 0)

@@ -1,0 +1,75 @@
+"""Membership where a transcript would be too long: many members, and verdicts of drawn moments."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from atoll.comm.config import MembersConfig, RunConfig
+from atoll.comm.ids import NodeId
+from atoll.coordinator import events as ev
+from atoll.coordinator import membership
+from atoll.coordinator.machine import step
+from atoll.coordinator.membership import REMEMBER, MemberState
+from atoll.coordinator.state import State
+
+CONFIG = RunConfig(members=MembersConfig(lease=10.0, reconnect=2.0, stall=30.0))
+
+
+def joined(state: State, node: NodeId, now: float = 0.0) -> State:
+    for event in (ev.Joined(node, 1, str(node), f"{node}:1", f"session of {node}"), ev.Connected(node, 1)):
+        state, _ = step(state, event, now)
+    return state
+
+
+def test_who_went_longest_ago_is_forgotten_when_too_many_are_gone() -> None:
+    first = NodeId("n1")
+    state = joined(State(CONFIG), first)
+    for event in (ev.LayoutKnown(first, 1, 40, b"layout"), ev.StateAt(first, 1, 0, b"state")):
+        state, _ = step(state, event, 0.0)
+    lease = state.leases.held[first]
+    state, _ = step(state, ev.Expired(first, 1, "silent"), 1.0)
+    for i in range(2, REMEMBER + 2):
+        assert first in state.members.gone and state.leases.held == {first: lease}, "it may still come back"
+        node = NodeId(f"n{state.members.next_id}")
+        assert node == f"n{i}"
+        state, _ = step(joined(state, node), ev.Leaving(node, 1, "bye"), 1.0)
+    assert first not in state.members.gone and len(state.members.gone) == REMEMBER
+    assert state.leases.free == lease and not state.leases.held
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_verdict_that_was_taken_is_not_given_again(seed: int) -> None:
+    """So the journal has one line for each change of mind, not one a tick."""
+    rng = random.Random(seed)
+    state, now, awaited = State(CONFIG), 100.0, set[NodeId]()
+    for i in range(1, 9):
+        node = NodeId(f"n{i}")
+        state = joined(state, node)
+        member = replace(
+            state.members.here[node],
+            connected=rng.random() < 0.5,
+            heard_at=now - rng.uniform(0, 12),
+            moved_at=now - rng.uniform(0, 33),
+            suspect_at=now - rng.uniform(-3, 3),
+            expire_at=now - rng.uniform(-9, 1),
+            state=rng.choice([MemberState.SYNCED, MemberState.SUSPECT]),
+        )
+        awaited |= {node} if rng.random() < 0.5 else set()
+        state = replace(state, members=replace(state.members, here=state.members.here | {node: member}))
+    verdicts = membership.judge(state.members, CONFIG.members, awaited, now)
+    for verdict in verdicts:
+        state, effects = step(state, verdict, now)
+        assert effects, "and each is told"
+    assert not membership.judge(state.members, CONFIG.members, awaited, now)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_member_that_is_heard_and_moves_is_never_judged(seed: int) -> None:
+    rng = random.Random(seed)
+    state, now = joined(State(CONFIG), NodeId("n1")), 0.0
+    for i in range(200):
+        now += rng.uniform(0, 4.9)
+        node = NodeId("n1")
+        state, _ = step(state, ev.Heard(node, 1, "inner", 1, i), now)
+        assert not membership.judge(state.members, CONFIG.members, {node}, now)

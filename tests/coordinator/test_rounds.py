@@ -1,0 +1,220 @@
+"""Whatever members say, in whatever order, the run stays sound; and it goes on as soon as members behave.
+
+The coordinator's machine alone: events are drawn by a seed, many of them late, twice, about somebody else or lies.
+ATOLL_FUZZ_SEEDS=N runs N seeds from ATOLL_FUZZ_FIRST on.
+"""
+
+import os
+import random
+from dataclasses import replace
+
+import pytest
+
+from atoll.comm.config import (
+    DataConfig,
+    InnerConfig,
+    MembersConfig,
+    ModelConfig,
+    ReduceConfig,
+    RoundsConfig,
+    RunConfig,
+)
+from atoll.comm.digest import digest
+from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
+from atoll.comm.plan import Fence
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.coordinator import events as ev
+from atoll.coordinator import leases as data
+from atoll.coordinator import membership
+from atoll.coordinator.core import decode, encode
+from atoll.coordinator.machine import step
+from atoll.coordinator.membership import Member, MemberState
+from atoll.coordinator.state import Phase, State
+from atoll.coordinator.view import view
+
+FIRST, SEEDS = int(os.environ.get("ATOLL_FUZZ_FIRST", "0")), int(os.environ.get("ATOLL_FUZZ_SEEDS", "30"))
+NO_FENCE = Fence(Incarnation(1), Epoch(0), Round(1), 1)
+LAYOUT = digest(b"layout")
+
+
+def config(rng: random.Random) -> RunConfig:
+    minimum = rng.choice([1, 2, 3])
+    return RunConfig(
+        model=ModelConfig(seq_len=1),
+        inner=InnerConfig(batch_size=1),
+        rounds=RoundsConfig(
+            inner_steps=10, quorum=rng.choice([0.3, 0.5, 1.0]), grace=0.5, collect=20.0, reduce_timeout=30.0
+        ),
+        members=MembersConfig(
+            start=minimum + rng.choice([0, 1]), minimum=minimum, lease=10.0, reconnect=2.0, stall=30.0
+        ),
+        reduce=ReduceConfig(block=1, chunk=10),
+        data=DataConfig(eval_every=rng.choice([1, 2])),
+    )
+
+
+def durable(state: State) -> State:
+    """Without what heartbeats move: they are not in the journal."""
+
+    def quiet(members: dict[NodeId, Member]) -> dict[NodeId, Member]:
+        return {
+            n: replace(m, heard_at=0.0, moved_at=0.0, stuck=0.0, phase="", step=(0, 0)) for n, m in members.items()
+        }
+
+    here, gone = quiet(state.members.here), quiet(state.members.gone)
+    return replace(state, members=replace(state.members, here=here, gone=gone))
+
+
+class Fuzz:
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.config, self.now = config(self.rng), 0.0
+        self.state = State(self.config)
+        self.journal: list[tuple[float, ev.Event]] = []
+        self.fences: list[Fence] = []
+        self.consumed: set[int] = set()
+        self.feed(ev.Started(1))
+
+    def feed(self, event: ev.Event) -> None:
+        before = self.state
+        self.state, effects = step(before, event, self.now)
+        if not isinstance(event, ev.Heard) and (effects or self.state != before):
+            self.journal.append((self.now, event))
+        self.check(before)
+
+    def check(self, before: State) -> None:
+        state, r = self.state, self.state.round
+        assert state.committed - before.committed in (0, 1)
+        assert set(r.ledger.contributions) | r.reached <= set(r.participants) <= set(state.members.here)
+        assert all(state.members.here[n].standing is MemberState.ACTIVE for n in r.participants)
+        assert (r.plan is not None) == (r.phase is Phase.REDUCING)
+        if r.plan is not None:
+            assert set(r.ledger.members) <= set(r.ledger.contributions)
+            if r.plan.fence not in self.fences[-1:]:
+                assert all(fence < r.plan.fence for fence in self.fences)
+                self.fences.append(r.plan.fence)
+        leased = [(*state.leases.free, *(range_ for lease in state.leases.held.values() for range_ in lease))]
+        samples = [s for ranges in leased for first, count in ranges for s in range(first, first + count)]
+        assert len(samples) == len(set(samples)) and not self.consumed & set(samples)
+        used = set(range(state.leases.next)) - set(samples) - self.consumed
+        assert not used or state.committed > before.committed, "only a commit consumes"
+        self.consumed |= used
+
+    def tick(self, seconds: float, heard: float = 1.0) -> None:
+        self.now += seconds
+        for node, m in self.state.members.here.items():
+            if m.connected and self.rng.random() < heard:
+                self.feed(ev.Heard(node, m.life, "inner", 0, self.rng.randint(0, 3)))
+        for verdict in membership.judge(self.state.members, self.config.members, self.state.awaited, self.now):
+            self.feed(verdict)
+        self.feed(ev.Tick())
+
+    def restart(self) -> None:
+        replayed = State(self.config)
+        for at, event in self.journal:
+            replayed, _ = step(replayed, event, at)
+        assert durable(replayed) == durable(self.state)
+        assert decode(encode(self.state), self.config) == self.state
+        self.state = replayed
+        self.feed(ev.Started(self.state.incarnation + 1))
+
+    def join(self, node: NodeId, life: int) -> None:
+        self.feed(ev.Joined(node, life, str(node), f"{node}:1", f"session of {node}"))
+        if self.rng.random() < 0.9:
+            self.feed(ev.Connected(node, life))
+            self.feed(ev.LayoutKnown(node, life, 40, LAYOUT))
+
+    def anything(self) -> None:
+        """One event, most of them such as they might come."""
+        rng, members, r = self.rng, self.state.members, self.state.round
+        if not members.here or (rng.random() < 0.03 and len(members.here) < 6):
+            return self.join(NodeId(f"n{members.next_id}"), 1)
+        if rng.random() < 0.01:
+            known = members.here | members.gone
+            node = rng.choice(list(known))
+            return self.join(node, known[node].life + 1)
+        if rng.random() < 0.15:
+            return self.tick(rng.choice([0.25, 0.25, 0.25, 1.0]), heard=0.95)
+        if rng.random() < 0.003:
+            return self.restart()
+        planned = [n for n in r.ledger.members if n in members.here] if r.plan is not None else []
+        node = rng.choice(planned if planned and rng.random() < 0.7 else list(members.here))
+        life = members.here[node].life - (rng.random() < 0.01)
+        fence = rng.choice(self.fences) if self.fences and rng.random() < 0.1 else NO_FENCE
+        fence = r.plan.fence if r.plan is not None and rng.random() < 0.9 else fence
+        lease = self.state.leases.held.get(node, ())
+        front = data.front(lease) if lease and rng.random() < 0.95 else rng.randint(0, 99)
+        samples = rng.randint(1, 20) if rng.random() < 0.99 else rng.randint(-2, 200)
+        round_ = r.number if rng.random() < 0.9 else rng.randint(0, 5)
+        committed = self.state.committed if rng.random() < 0.9 else rng.randint(0, 9)
+        flipped = b"" if rng.random() < 0.98 else b"flipped"
+        root = r.ledger.root if r.ledger.complete and rng.random() < 0.99 else b""
+        seals = tuple((c, digest(b"%d" % c)) for c in range(-1, 6) if rng.random() < 0.9)
+        usual: list[ev.Event] = [
+            ev.StateAt(node, life, committed, digest(b"state %d" % committed + flipped)),
+            ev.Reached(node, life, round_),
+            ev.BecameReady(node, life, round_, front, samples, rng.randint(0, 20), 1.0, 1.0),
+            ev.Evaluated(node, life, committed, 1.0),
+        ]
+        reducing: list[ev.Event] = [
+            ev.Sealed(node, life, fence, seals),
+            ev.Held(node, life, fence, root, 1, 1),
+        ]
+        faults: list[ev.Event] = [
+            ev.Connected(node, life),
+            ev.Disconnected(node, life),
+            ev.Leaving(node, life, "bye"),
+            ev.LayoutKnown(node, life, 40, LAYOUT if self.state.layout is None else digest(b"other")),
+            ev.PeerLost(node, life, rng.choice(list(members.here)), fence, "reset"),
+        ]
+        draw = rng.random()
+        self.feed(rng.choice(faults if draw < 0.02 else reducing if planned and draw < 0.6 else usual))
+
+    def behave(self) -> None:
+        """Everybody does what its view says; who was lost comes back, with the state if it held it."""
+        members = self.state.members
+        for node, m in list(members.gone.items())[-6:]:
+            if m.state is MemberState.EVICTED and len(self.state.members.here) < 6:
+                self.join(node, m.life + 1)
+        while len(self.state.members.here) < 4:
+            self.join(NodeId(f"n{self.state.members.next_id}"), 1)
+        for node in list(self.state.members.here):
+            if node in self.state.members.here:
+                for answer in answers(view(self.state, node), self.state, node):
+                    self.feed(answer)
+        self.tick(0.25)
+
+
+def answers(v: pb.View, state: State, node: NodeId) -> list[ev.Event]:
+    """What a node that does its work says to its view."""
+    r, m = state.round, state.members.here[node]
+    life, lease = m.life, state.leases.held.get(node, ())
+    said: list[ev.Event] = [] if m.connected else [ev.Connected(node, life)]
+    said += [ev.LayoutKnown(node, life, 40, LAYOUT)] if m.standing is MemberState.JOINING else []
+    if v.initialise:
+        said.append(ev.StateAt(node, life, 0, digest(b"state 0 of " + node.encode())))
+    elif m.state_round != v.committed and (v.committed or v.has_state):
+        said.append(ev.StateAt(node, life, v.committed, v.state_digest or digest(b"state %d" % v.committed)))
+    if v.evaluate:
+        said.append(ev.Evaluated(node, life, v.committed, 1.0))
+    if v.train.lease and m.state_round == v.committed and not v.ready:
+        said += [] if v.reached else [ev.Reached(node, life, v.train.round)]
+        said += [ev.BecameReady(node, life, r.number, data.front(lease), 1, 1, 1.0, 1.0)] if v.closing else []
+    if v.HasField("plan") and r.plan is not None:
+        said.append(ev.Sealed(node, life, r.plan.fence, tuple((c, digest(b"%d" % c)) for c in range(4))))
+        if r.ledger.complete:
+            said.append(ev.Held(node, life, r.plan.fence, r.ledger.root, 1, 1))
+    return said
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS))
+def test_the_run_stays_sound_whatever_members_say_and_goes_on_when_they_behave(seed: int) -> None:
+    fuzz = Fuzz(seed)
+    for _ in range(fuzz.rng.choice([30, 100, 300, 1000])):
+        fuzz.anything()
+    before = fuzz.state.committed
+    for _ in range(4 * 120):
+        fuzz.behave()
+        if fuzz.state.committed >= before + 3:
+            return
+    pytest.fail(f"no three rounds in two minutes: {fuzz.state.round}")

@@ -1,0 +1,156 @@
+"""A coordinator and its nodes as real processes, each with its log in a folder of its own."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+ATOLL = [sys.executable, "-P", "-m", "atoll.comm.cli"]
+AN_HOUR_AHEAD = (
+    "import time; t = time.time; time.time = lambda: t() + 3600; from atoll.comm.cli import main; main()"
+)
+TINY = (
+    *("rounds.inner_steps=6", "rounds.total=0", "members.start=2", "members.minimum=1", "wandb.mode=disabled"),
+    *(
+        "model.dim=32",
+        "model.layers=2",
+        "model.heads=2",
+        "model.kv_heads=1",
+        "model.ffn_dim=64",
+        "model.seq_len=32",
+    ),
+    "reduce.chunk=4096",
+)
+
+
+def until(what: str, look: Callable[[], Any], seconds: float = 90.0) -> Any:
+    """What `look` finds, once it finds something."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := look():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"waited {seconds:g} s for {what}")
+
+
+class Run:
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
+        self.folder, self.host = folder, host
+        self.processes: list[subprocess.Popen[str]] = []
+        self.nodes: dict[str, subprocess.Popen[str]] = {}
+        self.coordinator: subprocess.Popen[str]
+        self.page = ""
+        self._start: tuple[str, ...] = ()
+        self._ports = ("--listen", f"{host}:0", "--http", "127.0.0.1:0")
+
+    def spawn(self, log: str, command: list[str], faults: str = "") -> subprocess.Popen[str]:
+        environment = os.environ | ({"ATOLL_FAULTS": faults} if faults else {})
+        with open(self.folder / log, "a") as out:
+            process = subprocess.Popen(command, stdout=out, stderr=out, text=True, env=environment)
+        self.processes.append(process)
+        return process
+
+    def start(self, *overrides: str, faults: str = "") -> None:
+        """Start the coordinator; its ports are free ones."""
+        config = str(ROOT / "configs/demo.yaml")
+        self._start = (config, *TINY, *overrides, "--state-dir", str(self.folder / "c"))
+        self.restart(faults)
+        self.page = until("the coordinator's page", self._url)
+        join = next(w for w in self.log("c").split() if w.startswith(f"{self.host}:")).strip(",")
+        self._ports = ("--listen", join, "--http", self.page.removeprefix("http://"))
+
+    def restart(self, faults: str = "") -> None:
+        """Start it again with the same command."""
+        command = [*ATOLL, "coordinator", "start", *self._start, *self._ports]
+        self.coordinator = self.spawn("c.log", command, faults)
+
+    def _url(self) -> str:
+        assert self.coordinator.poll() is None, self.log("c")
+        return next((w for w in self.log("c").split() if w.startswith("http://")), "")
+
+    def invite(self, uses: int) -> str:
+        command = [*ATOLL, "invite", "--state-dir", str(self.folder / "c"), "--uses", str(uses)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    def join(
+        self,
+        url: str,
+        name: str,
+        *settings: str,
+        faults: str = "",
+        through: tuple[str, ...] = (),
+        program: str = "",
+        host: str = "127.0.0.1",
+    ) -> subprocess.Popen[str]:
+        """Start a node daemon; `through` is a command that starts it, `program` Python to run instead."""
+        where = ("--state-dir", str(self.folder / name), "--listen", f"{host}:0", "--name", name)
+        atoll = [sys.executable, "-P", "-c", program] if program else ATOLL
+        command = [*through, *atoll, "node", "join", url, *where, "threads=1", *settings]
+        self.nodes[name] = self.spawn(f"{name}.log", command, faults)
+        return self.nodes[name]
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.page + path, timeout=5) as answer:
+            return json.load(answer)
+
+    def run(self) -> dict[str, Any]:
+        """`/api/run`, or nothing while the coordinator is away."""
+        try:
+            found: dict[str, Any] = self.get("/api/run")
+        except (urllib.error.URLError, OSError, ValueError):
+            return {}
+        return found
+
+    def committed(self) -> int:
+        return int(self.run().get("committed", 0))
+
+    def rounds(self, since: int = 0) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.get(f"/api/rounds?since={since}")
+        return found
+
+    def contributors(self) -> int:
+        """Of the latest commit that is on record; 0: there is none."""
+        records = self.rounds(max(self.committed() - 2, 0)) if self.run() else []
+        return len(records[-1]["contributors"]) if records else 0
+
+    def member(self, name: str) -> dict[str, Any]:
+        return next((m for m in self.run().get("members", []) if m["name"] == name), {})
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def family(self, name: str) -> list[psutil.Process]:
+        """The node's daemon, launcher and ranks."""
+        daemon = psutil.Process(self.nodes[name].pid)
+        return [daemon, *daemon.children(recursive=True)]
+
+    def kill(self, *names: str) -> None:
+        """SIGKILL whole nodes at once."""
+        for process in [p for name in names for p in self.family(name)]:
+            process.kill()
+
+    def whole(self, rounds: int) -> None:
+        """Every round up to `rounds` was committed once, by nodes that agree."""
+        records = self.rounds()
+        assert [r["round"] for r in records][:rounds] == list(range(1, rounds + 1))
+        tokens = 0
+        for record in records:
+            assert record["digests_equal"], record
+            tokens += sum(record["contributors"].values())
+            assert record["tokens"] == tokens, record
+
+    def stop(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.terminate()
+        for process in self.processes:
+            process.wait(30)

@@ -1,0 +1,297 @@
+"""What goes wrong in a seed: a few kinds of faults, drawn for the seed, at drawn moments."""
+
+from typing import TYPE_CHECKING
+
+from sim.engine import Call
+from sim.truth import root
+
+if TYPE_CHECKING:
+    from sim.node import Node
+    from sim.world import World
+
+CRASHES = (
+    "before the write",
+    "in the write",
+    "after the write",
+    "before the effects",
+    "in the snapshot",
+    "at once",
+)
+LIES = ("seal", "bytes", "held", "owner", "seal again")
+SPEEDS = (1.0, 1.0, 1.0, 0.9, 0.7, 0.5, 0.2)  # of trainers
+
+
+class Faults:
+    def __init__(self, world: "World") -> None:
+        self.world, self.rng = world, world.rng
+        self._over = False
+        self._undo: list[Call] = []
+        kinds: list[Call] = [
+            self.crash,
+            self.crash,
+            self.crash_trainer,
+            self.hang_trainer,
+            self.sicken,
+            self.stop,
+            self.leave,
+            self.join,
+            self.break_connection,
+            self.halve,
+            self.flip_bit,
+            self.lie,
+            self.partition,
+            self.partition,
+            self.deafen,
+            self.crash_coordinator,
+            self.crash_coordinator,
+            self.fill_disk,
+            self.weather,
+        ]
+        self._kinds = self.rng.sample(kinds, self.rng.randint(3, 8))
+        self._every = self.rng.choice([1.0, 2.0, 4.0])  # seconds, on average
+
+    def begin(self) -> None:
+        self.world.network.loss = self.rng.choice([0.0, 0.01, 0.03])
+        self.world.network.doubled = self.rng.choice([0.0, 0.02, 0.1])
+        self.world.network.slow = self.rng.choice([0.0, 0.005, 0.03])
+        self._schedule()
+
+    def end(self) -> None:
+        """Everything works again, but for what is gone for ever."""
+        self._over = True
+        network = self.world.network
+        network.loss = network.doubled = network.slow = 0.0
+        for undo in self._undo:
+            undo()
+        for host in self.world.hosts.values():
+            host.lies.clear()
+        self.world.service.crash_at = ""
+
+    def _schedule(self) -> None:
+        self.world.engine.after(self.rng.expovariate(1 / self._every), self._strike)
+
+    def _strike(self) -> None:
+        if not self._over:
+            self.rng.choice(self._kinds)()
+            self._schedule()
+
+    def undo_after(self, seconds: float, undo: Call) -> None:
+        """Undo it after so many seconds, or when the faults end."""
+        done = False
+
+        def once() -> None:
+            nonlocal done
+            if not done:
+                done = True
+                undo()
+
+        self._undo.append(once)
+        self.world.engine.after(seconds, once)
+
+    # Nodes
+
+    def crash(self) -> None:
+        node = self._victim()
+        if node is None or not self.may_go([node]):
+            return
+        host = node.host_
+        self.world.kill(node, silent=self.rng.random() < 0.3)
+        fate = self.rng.random()
+        if fate < 0.15 and self._may_stay_away(1):
+            host.gone = True
+        else:
+            if fate < 0.25:
+                host.session = ""
+            self.undo_after(
+                self.rng.choice([0.2, self.rng.uniform(0, 3), self.rng.uniform(0, 15)]),
+                lambda: self._up(host.name),
+            )
+
+    def _up(self, name: str) -> None:
+        world = self.world
+        if not world.nodes[name].alive:
+            world.start(world.hosts[name])
+
+    def crash_trainer(self) -> None:
+        if (node := self._victim()) is not None:
+            node.say("loses its trainer")
+            node.trainer.die()
+
+    def hang_trainer(self, node: "Node | None" = None) -> None:
+        if (node := node or self._victim()) is not None:
+            node.say("has a trainer that hangs")
+            node.trainer.hang()
+
+    def sicken(self) -> None:
+        """A trainer hangs for ever, under a daemon that does not see it: nothing that its run may wait for."""
+        sick = sum(h.sick for h in self.world.hosts.values())
+        if not sick and (node := self._victim()) is not None and self._may_stay_away(1):
+            node.host_.sick = True
+            self.hang_trainer(node)
+
+    def stop(self) -> None:
+        """SIGSTOP, and after a while SIGCONT."""
+        if (node := self._victim()) is not None:
+            node.say("is stopped")
+            node.stop()
+            self.undo_after(self.rng.choice([0.5, self.rng.uniform(0, 4), self.rng.uniform(3, 12)]), node.resume)
+
+    def leave(self) -> None:
+        node = self._victim()
+        if node is None or node.control.joining or not self.may_go([node]) or not self._may_stay_away(1):
+            return
+        node.say("leaves")
+        node.control.leave("its operator stopped it")
+        self.world.kill(node)
+        if self.rng.random() < 0.5:
+            name = node.host
+            self.undo_after(self.rng.uniform(0, 10), lambda: self._up(name))
+        else:
+            node.host_.gone = True
+
+    def join(self) -> None:
+        if len(self.world.living) < 12:
+            self.world.add_host(self.rng.choice(SPEEDS))
+
+    def halve(self) -> None:
+        """Half of all nodes vanish at once."""
+        living = self.world.living
+        half = self.rng.sample(living, len(living) // 2)
+        if not self.may_go(half):
+            return
+        for node in half:
+            self.world.kill(node, silent=True)
+            name = node.host
+            self.undo_after(self.rng.uniform(1, 20), lambda name=name: self._up(name))
+
+    def flip_bit(self) -> None:
+        world = self.world
+        node = self._victim()
+        wrong = any(self._wrong(n) for n in world.living)
+        if (
+            node is not None
+            and not wrong
+            and len(world.durable.round.participants) >= 3
+            and world.durable.committed
+        ):
+            node.say("will compute a wrong bit")
+            node.flip = True
+
+    def lie(self) -> None:
+        node = self._victim()
+        if node is not None and len(self.world.durable.round.participants) >= 3:
+            lie = self.rng.choice(LIES)
+            node.say(f"will lie: {lie}")
+            node.host_.lies.append(lie)
+
+    # The network
+
+    def break_connection(self) -> None:
+        """Between two members of an attempt, seen by one of them or both."""
+        busy = [n for n in self.world.living if n.plane.attempt is not None]
+        if not busy:
+            return
+        node = self.rng.choice(busy)
+        attempt = node.plane.attempt
+        assert attempt is not None
+        i = self.rng.randrange(len(attempt.members))
+        other = self.world.at(attempt.addresses[i])
+        if i == attempt.me or other is None or not other.alive:
+            return
+        node.say(f"and {other.me} lose their connection")
+        node.later(self.rng.uniform(0, 0.3), node.plane.broken, attempt.fence, other.me, "reset")
+        if self.rng.random() < 0.5:
+            other.later(self.rng.uniform(0, 0.3), other.plane.broken, attempt.fence, node.me, "reset")
+
+    def partition(self) -> None:
+        world, rng = self.world, self.rng
+        places = ["coordinator", *(n.host for n in world.living)]
+        here = set(rng.sample(places, rng.randint(1, max(1, len(places) // 2))))
+        there = [p for p in places if p not in here]
+        if rng.random() < 0.5:
+            there = rng.sample(there, rng.randint(1, len(there)))
+        one_way = rng.random() < 0.3
+        cut = {(a, b) for a in here for b in there} | (set() if one_way else {(b, a) for a in here for b in there})
+        world.say(f"cut: {sorted(here)} {'to' if one_way else 'and'} {sorted(there)}")
+        world.network.cut |= cut
+
+        def heal() -> None:
+            world.network.cut -= cut
+            world.say(f"healed: {sorted(here)} and {sorted(there)}")
+
+        self.undo_after(rng.choice([0.5, rng.uniform(0, 4), rng.uniform(2, 12)]), heal)
+
+    def deafen(self) -> None:
+        """A stream of views silently stops."""
+        streams = list(self.world.service.streams.values())
+        if streams:
+            stream = self.rng.choice(streams)
+            stream.deaf = True
+            self.world.say(f"the stream of {stream.node} is half-open")
+
+    def weather(self) -> None:
+        network = self.world.network
+        before = network.loss, network.doubled, network.slow
+        network.loss, network.doubled, network.slow = 0.2, 0.2, 0.2
+
+        def calm() -> None:
+            network.loss, network.doubled, network.slow = (0.0, 0.0, 0.0) if self._over else before
+
+        self.undo_after(self.rng.uniform(0.5, 3), calm)
+
+    # The coordinator
+
+    def crash_coordinator(self) -> None:
+        how = self.rng.choice(CRASHES)
+        if how == "at once":
+            self.world.coordinator_dies(how)
+        else:
+            self.world.service.crash_at = how
+
+    def fill_disk(self) -> None:
+        service = self.world.service
+        if not service.alive:
+            return
+        self.world.say("the disk is full")
+        database = service.journal._db
+        database.execute("vacuum")
+        database.execute("pragma max_page_count = 1")
+
+        def empty() -> None:
+            if service.alive:
+                self.world.say("the disk has room")
+                database.execute("pragma max_page_count = 1000000")
+
+        self.undo_after(self.rng.uniform(0.5, 6), empty)
+
+    # Who may be hit
+
+    def _victim(self) -> "Node | None":
+        living = [n for n in self.world.living if not n.stopped]
+        return self.rng.choice(living) if living else None
+
+    def may_go(self, nodes: list["Node"]) -> bool:
+        """Whether the run's state survives without them: nobody can bring back what nobody holds."""
+        world, state = self.world, self.world.durable
+        rest = [n for n in world.living if n not in nodes]
+        if not rest or any(self._wrong(n) for n in world.living):  # two may have voted for two states
+            return False
+        if state.round.plan is not None and not any(n.me in state.round.ledger.members for n in rest):
+            return False
+        return state.committed == 0 or any(self._keeps(n) for n in rest)
+
+    def _wrong(self, node: "Node") -> bool:
+        return node.flip or (node.me in self.world.truth.flipped and node.state[1] not in self.world.truth.states)
+
+    def _keeps(self, node: "Node") -> bool:
+        k, truth = self.world.durable.committed, self.world.truth
+        round_, state = node.state
+        if node.flip:
+            return False
+        if round_ == k:
+            return len(truth.states) <= k or truth.states[k] == state
+        return round_ == k - 1 and bool(node.plane.held) and root(node.plane.held) == truth.roots[k - 1]
+
+    def _may_stay_away(self, count: int) -> bool:
+        staying = [h for h in self.world.hosts.values() if not (h.gone or h.sick)]
+        return len(staying) - count >= max(self.world.config.members.start, 3)

@@ -1,0 +1,373 @@
+"""What must hold at every moment of every run. Each is a function with the promise as its docstring; `check_*` say
+when it is looked at."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import TYPE_CHECKING
+
+from atoll.comm.ids import NodeId
+from atoll.comm.plan import Fence
+from atoll.coordinator import events as ev
+from atoll.coordinator.core import Batch
+from atoll.coordinator.events import CommitRecord
+from atoll.coordinator.membership import Member, MemberState
+from atoll.coordinator.state import State
+from sim.truth import Mean, next_state, root
+
+if TYPE_CHECKING:
+    from sim.node import Node
+    from sim.service import Service
+    from sim.world import World
+
+
+class Violation(AssertionError):
+    pass
+
+
+def hold(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise Violation(sentence)
+
+
+# After every write of the coordinator
+
+
+def check_written(world: "World", before: State, batch: Batch) -> None:
+    after = batch.state
+    never_backwards(before, batch)
+    epochs_name_memberships(before, after)
+    members_said_what_is_believed(world, before, after)
+    plan = after.round.plan
+    if plan is not None:
+        attempts_end_in_time(world, batch)
+        if plan is not before.round.plan or after.round.ledger is not before.round.ledger:
+            fences_grow(world, plan.fence)
+            the_ledger_has_what_members_said(world, after)
+    if after.committed != before.committed:
+        check_commit(world, before, batch)
+    if after.digest != before.digest or after.committed != before.committed:
+        the_digest_is_the_logs(world, after)
+    if after.leases is not before.leases or after.members.gone is not before.members.gone:
+        every_sample_has_one_place(world, after)
+    if after.members is not before.members or after.digest != before.digest:
+        members_have_the_runs_state(after)
+        for node in world.nodes.values():
+            active_nodes_have_the_logs_state(world, node)
+    for record in batch.records:
+        published_once_in_order(world, record)
+
+
+def check_commit(world: "World", before: State, batch: Batch) -> None:
+    after = batch.state
+    rounds_commit_once_and_in_order(world, before, after)
+    record = next(r for r in (after.pending, *batch.records) if r is not None and r.round == after.committed)
+    commits_come_from_the_plan_in_force(world, record)
+    everyone_holds_what_is_committed(world, record)
+    records_say_what_the_bytes_contain(world, record)
+    commits_have_enough_members(world, record)
+    no_sample_counts_twice(world, record)
+    world.truth.roots.append(after.sealed)
+    world.truth.states.append(next_state(world.truth.states[-1], after.sealed))
+
+
+def rounds_commit_once_and_in_order(world: "World", before: State, after: State) -> None:
+    """At most one commit a round number, and no number is left out."""
+    hold(
+        after.committed == before.committed + 1 == len(world.truth.roots) + 1,
+        f"round {after.committed} is committed after round {before.committed} of {len(world.truth.roots)}",
+    )
+
+
+def commits_come_from_the_plan_in_force(world: "World", record: CommitRecord) -> None:
+    """Only the newest attempt of a round can commit."""
+    newest = max(a for r, a in world.truth.fences if r == record.round)
+    hold(record.attempts == newest, f"round {record.round} is committed by attempt {record.attempts} of {newest}")
+
+
+def everyone_holds_what_is_committed(world: "World", record: CommitRecord) -> None:
+    """A commit's contributors have all its sealed bytes, and the same ones."""
+    for node in record.contributors:
+        held = _held(world, record, node)
+        hold(bool(held), f"round {record.round} is committed, but {node} does not hold its bytes")
+        same = any(root(payloads).hex() == record.sealed_digest for payloads in held)
+        hold(same, f"{node} holds other bytes of round {record.round} than were committed")
+
+
+def records_say_what_the_bytes_contain(world: "World", record: CommitRecord) -> None:
+    """Weights, contributors and tokens of the record are those of the contributions in the sealed bytes."""
+    sample, base = world.config.model.seq_len, world.truth.states[record.round - 1]
+    for mean in _means(world, record):
+        real = {c.node: float(len(c.samples) * sample) for c in mean.contributions}
+        hold(real == record.contributors, f"round {record.round} has {real}, its record says {record.contributors}")
+        hold(list(real.values()) == list(mean.weights), f"round {record.round} was weighed {mean.weights} for {real}")
+        for c in mean.contributions:
+            right = c.base == base or c.node in world.truth.flipped
+            hold(right, f"{c.node} contributed to round {record.round} steps on another state")
+    before = len(world.truth.consumed) * sample
+    hold(record.tokens == before + int(sum(record.contributors.values())), f"the run's tokens are wrong: {record}")
+
+
+def commits_have_enough_members(world: "World", record: CommitRecord) -> None:
+    """A round never commits with fewer members than the run needs."""
+    need = world.config.members.minimum
+    hold(len(record.contributors) >= need, f"round {record.round} is committed by {record.contributors}")
+
+
+def no_sample_counts_twice(world: "World", record: CommitRecord) -> None:
+    """A sample is consumed by one commit only."""
+    samples = [s for c in _means(world, record)[0].contributions for s in c.samples]
+    used = [s for s in samples if s in world.truth.consumed]
+    hold(not used, f"round {record.round} consumes samples that were consumed before: {used}")
+    hold(len(set(samples)) == len(samples), f"round {record.round} consumes a sample twice")
+    world.truth.consumed.update(samples)
+
+
+def every_sample_has_one_place(world: "World", state: State) -> None:
+    """Every sample given out so far is consumed, free, or in one lease, and who left for good has none."""
+    leases, consumed = state.leases, world.truth.consumed
+    end, size = 0, 0
+    for first, count in sorted([*leases.free, *(r for lease in leases.held.values() for r in lease)]):
+        hold(first >= end and count > 0, f"sample {first} is in two leases, or a lease is empty: {leases}")
+        hold(consumed.isdisjoint(range(first, first + count)), f"{first}..{first + count - 1} was consumed before")
+        end, size = first + count, size + count
+    hold(end <= leases.next, f"samples beyond {leases.next} are leased")
+    lost = leases.next - size - len(consumed)
+    hold(lost == 0, f"{lost} samples are neither consumed, free nor leased")
+    for node in leases.held:
+        member = state.members.gone.get(node)
+        left = member is not None and member.state is MemberState.LEFT
+        hold(not left, f"{node} left with the lease {leases.held[node]}")
+
+
+def fences_grow(world: "World", fence: Fence) -> None:
+    """Each attempt's fence is above all earlier ones."""
+    fences = world.truth.fences
+    if fences.get((fence.round, fence.attempt)) != fence:
+        newest = max(fences.values(), default=None)
+        hold(newest is None or fence > newest, f"{fence} is planned after {newest}")
+        one_plan_an_attempt(world, fence)
+
+
+def one_plan_an_attempt(world: "World", fence: Fence) -> None:
+    """At most one plan is in force for (round, attempt), whoever saw it."""
+    known = world.truth.fences.setdefault((fence.round, fence.attempt), fence)
+    hold(known == fence, f"attempt {fence.attempt} of round {fence.round} is {known} and {fence}")
+
+
+def one_result_an_attempt(world: "World", fence: Fence, chunk: int, payload: bytes) -> None:
+    """No two different sealed results for one (round, attempt)."""
+    known = world.truth.sealed.setdefault((fence.round, fence.attempt, chunk), payload)
+    hold(known == payload, f"chunk {chunk} of {fence} was sealed twice, with different bytes")
+
+
+def attempts_end_in_time(world: "World", batch: Batch) -> None:
+    """No attempt is in force for longer than it may."""
+    plan, limit = batch.state.round.plan, world.config.rounds.reduce_timeout
+    assert plan is not None
+    took = batch.now - plan.opened_at
+    hold(took < limit + 1.0, f"{plan.fence} is in force for {took:.1f} s of {limit:g}")
+
+
+def members_said_what_is_believed(world: "World", before: State, after: State) -> None:
+    """What is believed of a member, this life of it has said: the state that it holds, and that it left."""
+    said = world.truth.said
+    for node, m in after.members.here.items():
+        if m is not before.members.here.get(node) and m.state_round >= 0:
+            hold(
+                ev.StateAt(node, m.life, m.state_round, m.state_digest) in said,
+                f"{node} is believed to hold state {m.state_round} ({m.state_digest.hex()}) in life {m.life}",
+            )
+    for node in after.members.gone.keys() - before.members.gone.keys():
+        m = after.members.gone[node]
+        if m.state is MemberState.LEFT:
+            left = any(isinstance(e, ev.Leaving) and (e.node, e.life) == (node, m.life) for e in said)
+            hold(left, f"{node} is said to have left in life {m.life}")
+
+
+def the_ledger_has_what_members_said(world: "World", state: State) -> None:
+    """Contributions, seals and held bytes are of this round, this attempt and its owners, as first said."""
+    truth, r = world.truth, state.round
+    assert r.plan is not None
+    here = state.members.here
+    for node, c in r.ledger.contributions.items():
+        front = state.leases.held[node][0][0]
+        ready = ev.BecameReady(node, here[node].life, r.number, front, c.samples, c.steps, c.loss, c.norm)
+        hold(ready in truth.said, f"{node} never said {ready}")
+    for chunk, seal in r.ledger.sealed.items():
+        owner = r.ledger.owners[chunk]
+        first = truth.seals.get((owner, r.plan.fence, chunk))
+        hold(seal == first, f"chunk {chunk} of {r.plan.fence} is sealed otherwise than {owner} did first")
+    for node, held in r.plan.held.items():
+        right = held.fence == r.plan.fence and (node not in here or held.life == here[node].life)
+        hold(held in truth.said and right, f"{node} never said {held}")
+
+
+def the_digest_is_the_logs(world: "World", state: State) -> None:
+    """The digest that the run goes by is the one that its log gives."""
+    states = world.truth.states
+    if state.digest and state.committed == 0:
+        states[:] = [state.digest]
+    if not state.digest or state.digest == states[-1]:
+        return
+    contributors = state.pending.contributors if state.pending is not None else {}
+    living = [m for n, m in state.members.here.items() if n in contributors and m.state is not MemberState.SUSPECT]
+    voters = [m for m in living if m.state is MemberState.ACTIVE or m.state_round == state.committed]
+    wrong = [m for m in voters if m.state_round == state.committed and m.state_digest != states[-1]]
+    no_majority = 2 * len(wrong) >= len(voters) and {m.node for m in wrong} <= world.truth.flipped
+    hold(no_majority, f"state {state.committed} is not what the log gives")
+    states[-1] = state.digest  # where no majority is right, the wrong bit is the run's, the same for everybody
+
+
+def members_have_the_runs_state(state: State) -> None:
+    """Whoever counts has told the run's digest of the state that it holds."""
+    for member in state.members.here.values():
+        if member.standing in (MemberState.ACTIVE, MemberState.SYNCED) and member.state_round == state.committed:
+            same = not state.digest or member.state_digest == state.digest
+            hold(same, f"{member.node} is {member.standing} with another state than the run's")
+
+
+def published_once_in_order(world: "World", record: CommitRecord) -> None:
+    """A commit record is published once, in order, with its members' digests equal or the differing ones named."""
+    truth = world.truth
+    due = truth.published[-1] + 1 if truth.published else 1
+    hold(record.round == due, f"the record of round {record.round} is published instead of {due}")
+    truth.published.append(record.round)
+    for node, state in record.digests.items():
+        said = any(
+            isinstance(e, ev.StateAt) and (e.node, e.round, e.digest.hex()) == (node, record.round, state)
+            for e in truth.said
+        )
+        hold(said, f"{node} never said that it has {state} in round {record.round}")
+    equal = set(record.digests.values()) <= {record.state_digest}
+    hold(record.digests_equal == equal or not record.digests, f"digests_equal is wrong: {record}")
+    if record.state_digest and len(truth.states) > record.round:
+        same = record.state_digest == truth.states[record.round].hex()
+        hold(same, f"the record of round {record.round} has another digest than the run")
+
+
+def never_backwards(before: State, batch: Batch) -> None:
+    """Epoch, committed rounds and tokens never go back, and each start of the coordinator is a new incarnation."""
+    after = batch.state
+    starts = sum(isinstance(event, ev.Started) for _, event in batch.entries)
+    hold(after.incarnation == before.incarnation + starts, f"incarnation {after.incarnation} after {starts} starts")
+    for what in ("epoch", "committed", "tokens"):
+        old, new = getattr(before, what), getattr(after, what)
+        hold(new >= old, f"{what} went back from {old} to {new}")
+
+
+def epochs_name_memberships(before: State, after: State) -> None:
+    """No two memberships in a row have the same epoch."""
+    same = before.members.here is after.members.here or before.members.generation == after.members.generation
+    hold(same or after.epoch > before.epoch, f"epoch {after.epoch} names two memberships")
+
+
+def _held(world: "World", record: CommitRecord, node: NodeId) -> list[tuple[bytes, ...]]:
+    """What each life of the node holds of the commit's attempt."""
+    fence = world.truth.fences[record.round, record.attempts]
+    return [p for (life, other), p in world.truth.held.items() if other == fence and life[0] == node]
+
+
+def _means(world: "World", record: CommitRecord) -> list[Mean]:
+    return [world.truth.means[p] for p in _held(world, record, next(iter(record.contributors)))[0]]
+
+
+# After every event, at a restart, and whenever something leaves the coordinator
+
+
+def only_durable_states_are_shown(world: "World", service: "Service") -> None:
+    """The coordinator's state, which views and answers show, is durable."""
+    shown = service.state
+    hold(shown is world.durable or shown is world.durable_before, "a state is shown that is not durable")
+
+
+def replay_gives_what_was_durable(world: "World", replayed: State) -> None:
+    """A restart finds exactly the state that was durable: nothing more, nothing less."""
+    mine, theirs = durable(world.durable), durable(replayed)
+    hold(mine == theirs, f"the replayed state is not the durable one: {'; '.join(differences(theirs, mine))}")
+
+
+def differences(a: object, b: object, where: str = "state") -> Iterator[str]:
+    """Where two states differ."""
+    if a == b:
+        return
+    if is_dataclass(a) and type(a) is type(b):
+        for f in fields(a):
+            yield from differences(getattr(a, f.name), getattr(b, f.name), f"{where}.{f.name}")
+    elif isinstance(a, dict) and isinstance(b, dict):
+        for key in a | b:
+            yield from differences(a.get(key), b.get(key), f"{where}[{key}]")
+    else:
+        yield f"{where}: {a} instead of {b}"
+
+
+def durable(state: State) -> State:
+    """Without what heartbeats move: they are not in the journal."""
+
+    def still(members: dict[NodeId, Member]) -> dict[NodeId, Member]:
+        return {n: replace(m, heard_at=0.0, moved_at=0.0, stuck=0.0, phase="", step=(0, 0)) for n, m in members.items()}
+
+    members = replace(state.members, here=still(state.members.here), gone=still(state.members.gone))
+    return replace(state, members=members)
+
+
+# At the nodes
+
+
+def active_nodes_have_the_logs_state(world: "World", node: "Node") -> None:
+    """The state of every active member is the log's, bit by bit."""
+    round_, state = node.state
+    states = world.truth.states
+    if 0 <= round_ < len(states) and state != states[round_] and node.still and node.alive and world.durable.digest:
+        member = world.durable.members.here.get(node.me)
+        if member is not None and member.state is MemberState.ACTIVE and member.life == node.control.life:
+            told = member.state_round == round_ == world.durable.committed
+            hold(not told, f"{node.me} is active with another state {round_} than the log's")
+
+
+def states_go_forward(world: "World", node: "Node", round_: int) -> None:
+    """A node that had a state never goes back to an older one."""
+    hold(round_ >= node.furthest, f"{node.me} goes back from state {node.furthest} to {round_}")
+    node.furthest = round_
+
+
+def sealed_bytes_are_the_logs(world: "World", node: "Node", round_: int, sealed: bytes) -> None:
+    """Nodes step with the bytes that were committed, and no others."""
+    roots = world.truth.roots
+    hold(round_ <= len(roots), f"{node.me} applies round {round_} before it is committed")
+    hold(roots[round_ - 1] == sealed, f"{node.me} applies other bytes of round {round_} than were committed")
+
+
+def carried_work_is_the_front_of_the_lease(world: "World", node: "Node", lease: list[int], carried: int) -> None:
+    """What a node believes to carry is what its local vector holds: the front of its lease, once."""
+    hold(carried == len(node.local), f"{node.me} carries {carried} samples, its vector has {len(node.local)}")
+    hold(node.local == lease[:carried], f"{node.me} carries {node.local}, its lease begins {lease[:carried]}")
+
+
+def only_committed_work_is_dropped(world: "World", node: "Node", samples: list[int], why: str) -> None:
+    """A node throws no work away but what was committed."""
+    lost = [s for s in samples if s not in world.truth.consumed]
+    hold(not lost, f"{node.me} throws away its steps on {lost}: {why}")
+
+
+def every_step_counts_once(world: "World", node: "Node") -> None:
+    """Every sample that a node took steps on is committed once or will be, unless the work died with a trainer."""
+    twice = Counter(node.steps)
+    for sample in node.lost:
+        twice[sample] -= 1
+    for sample, count in twice.items():
+        hold(count <= 1, f"{node.me} took steps on sample {sample} {count} times for nothing")
+        kept = count < 1 or sample in world.truth.consumed or sample in node.local
+        hold(kept, f"the steps of {node.me} on sample {sample} are neither committed nor kept")
+
+
+# At the end of a run
+
+
+def the_run_goes_on(world: "World", rounds: int, seconds: float) -> None:
+    """When the faults end, rounds commit again and every living node is active again, by itself."""
+    goal = world.durable.committed + rounds
+    hold(
+        world.until(lambda: world.durable.committed >= goal and not world.unwell(), seconds),
+        f"after {seconds:g} s without faults {world.ailing(goal)}",
+    )

@@ -1,0 +1,67 @@
+"""Run the simulation with one line of atoll changed, in this process:
+
+    python tests/sim/mutant.py FILE OLD NEW FIRST SEEDS
+
+Prints the first seed that notices, and what it says; exits 1 if none of them does.
+"""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def mutate(file: str, old: str, new: str) -> str:
+    """The file's text with the fragment changed, which must be there exactly once."""
+    text = (ROOT / file).read_text()
+    if text.count(old) != 1:
+        raise SystemExit(f"{file} has {text.count(old)} times {old!r}: the mutation needs another fragment")
+    return text.replace(old, new)
+
+
+class Mutated(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
+    """Finds one module, with its changed text."""
+
+    def __init__(self, module: str, file: str, text: str) -> None:
+        self._module, self._file, self._text = module, file, text
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        return importlib.util.spec_from_loader(name, self) if name == self._module else None
+
+    def get_filename(self, fullname: str) -> str:
+        return self._file
+
+    def get_data(self, path: str) -> bytes:
+        return self._text.encode()
+
+
+def main(file: str, old: str, new: str, first: str, seeds: str) -> int:
+    prefix = "" if file.startswith("tests/") else "atoll."
+    module = prefix + file.removesuffix(".py").removeprefix("tests/").replace("/", ".")
+    sys.meta_path.insert(0, Mutated(module, str(ROOT / file), mutate(file, old, new)))
+    from sim.world import World
+
+    for seed in range(int(first), int(first) + int(seeds)):
+        world = World(seed)
+        try:
+            world.run()
+        except Exception as error:
+            world.close()
+            names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+            place = names[-2] if names[-1] == "hold" else names[-1]
+            print(f"seed {seed}: {place}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+            return 0
+    print(f"{seeds} seeds did not notice")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,243 @@
+"""A simulated node: the real machine, and around it what the daemon does for it, with lists of samples for tensors.
+
+The outer state is a round and a digest. The local vector is the list of samples whose steps it has beyond the
+state `base`; a contribution is a copy of it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, assert_never
+
+from atoll.comm.ids import NodeId
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.coordinator import events as ev
+from atoll.node import machine
+from sim.control import Control
+from sim.engine import Process
+from sim.plane import Plane
+from sim.trainer import Trainer
+from sim.truth import Contribution, Life, digest, next_state, root
+
+if TYPE_CHECKING:
+    from sim.world import World
+
+
+@dataclass(slots=True)
+class Host:
+    """A machine: what outlives the processes on it."""
+
+    name: str
+    speed: float  # of its trainer; 1: the fastest
+    offset: float  # seconds that its clock is off
+    session: str = ""  # remembered on its disk
+    gone: bool = False  # for ever
+    sick: bool = False  # its trainer hangs, for ever, and its daemon does not see it
+    lies: list[str] = field(default_factory=list)  # what it will lie about, once each
+
+    def lies_about(self, what: str) -> bool:
+        if what not in self.lies:
+            return False
+        self.lies.remove(what)
+        return True
+
+
+class Node(Process):
+    """One life of the daemon on a host."""
+
+    def __init__(self, world: "World", host: Host) -> None:
+        super().__init__(world.engine, host.name)
+        self.world, self.host_ = world, host
+        self.machine = machine.Node()
+        self.control, self.trainer, self.plane = Control(self), Trainer(self), Plane(self)
+        self.state = -1, b""  # round and digest of what anchor and momentum hold
+        self.still = False  # peers may fetch it
+        self.flip = False  # the next state that it computes has a wrong bit
+        self.local: list[int] = []
+        self.base = b""  # digest of the state that `local` is beyond
+        self.finished = False
+        self.furthest = -1  # the newest state that it had
+        self.lost: list[int] = []  # samples whose steps were lost with a trainer, or with a state that was wrong
+        self.steps: list[int] = []  # samples that it took steps on, in order
+
+    @property
+    def me(self) -> NodeId:
+        return self.control.me
+
+    @property
+    def session(self) -> Life:
+        return self.control.session
+
+    @property
+    def clock(self) -> float:
+        """Seconds on its own clock."""
+        return self.engine.now + self.host_.offset
+
+    @property
+    def step_time(self) -> float:
+        """Seconds that one inner step takes."""
+        return self.world.step_time / self.host_.speed
+
+    @property
+    def progress(self) -> tuple[str, int, int]:
+        """For the heartbeat: phase, round, inner step."""
+        task = self.machine.task
+        return self.machine.phase, task.round if task is not None else 0, self.trainer.steps
+
+    def say(self, sentence: str) -> None:
+        if self.world.tracing:
+            self.world.say(f"{self.host} {self.me}.{self.control.life} {sentence}")
+
+    def feed(self, event: machine.Event) -> None:
+        self.machine, effects = machine.step(self.machine, event)
+        if self.world.tracing:
+            self.say(f"{told(event)} -> {', '.join(map(told, effects)) or 'nothing'}")
+        for effect in effects:
+            self._act(effect)
+        self.world.moved(self)
+
+    def report(self, event: Callable[[NodeId, int], ev.Event]) -> None:
+        said = event(*self.session)
+        self.world.truth.hear(said)
+        self.control.report(said)
+
+    def _act(self, effect: machine.Effect) -> None:
+        match effect:
+            case machine.Initialise():
+                self.trainer.busy(0.1, self._initialised)
+            case machine.Train(order, carried):
+                self._train(order, carried)
+            case machine.Evaluate(round_):
+                self.trainer.busy(0.1, lambda: self.feed(machine.TrainerEvaluated(round_, 2.0)))
+            case machine.FinishTraining(round_):
+                self.trainer.finish(round_)
+            case machine.StartReduce(plan):
+                self.world.planned(plan)
+                self.plane.begin(plan, Contribution(self.me, tuple(self.local), self.base))
+            case machine.StopReduce():
+                self.plane.cancel()
+            case machine.Apply(round_):
+                self.still = False
+                self.later(self.world.apply_time, self._apply, round_)
+            case machine.Recover(_, scratch, rebase):
+                self._recover(effect, scratch, rebase)
+            case machine.ReportLayout():
+                self.report(lambda n, life: ev.LayoutKnown(n, life, self.world.numel, digest("layout")))
+            case machine.ReportState(round_, state):
+                self.report(lambda n, life: ev.StateAt(n, life, round_, state))
+            case machine.ReportReached(round_):
+                self.report(lambda n, life: ev.Reached(n, life, round_))
+            case machine.ReportReady(work):
+                self.later(self.world.encode_time, self._report_ready, work)
+            case machine.ReportEvaluated(round_, loss):
+                self.report(lambda n, life: ev.Evaluated(n, life, round_, loss))
+            case machine.RunFinished():
+                self.finished = True
+            case _:
+                assert_never(effect)
+
+    # Training
+
+    def _train(self, order: pb.Train, carried: int) -> None:
+        lease = [s for r in order.lease for s in range(r.first, r.first + r.count)]
+        if not carried:
+            self.drop(self.local, "training starts from the anchor")
+            self.local, self.base = [], self.state[1]
+        self.world.resumed(self, lease, carried)
+        self.trainer.train(order, lease[carried:])
+
+    def trained(self, samples: list[int]) -> None:
+        """The trainer wrote the local vector."""
+        self.local = self.local + samples
+        self.steps += samples
+
+    def trainer_died(self, training: bool) -> None:
+        """It may have died while it wrote the local vector."""
+        if training:
+            self.lost += self.local
+            self.local = []
+
+    def drop(self, samples: list[int], why: str) -> None:
+        """Its steps on the samples will not be committed from here; unless they were, that is for a reason."""
+        if samples:
+            self.world.dropped(self, samples, why)
+
+    def _report_ready(self, work: machine.Work) -> None:
+        self.report(
+            lambda n, life: ev.BecameReady(
+                n, life, work.round, work.front, work.samples, work.steps, work.loss, 1.0
+            )
+        )
+
+    # The outer state
+
+    def _initialised(self) -> None:
+        self.drop_for_good()
+        self._settle(0, digest("initial", self.host, self.engine.now))
+
+    def _apply(self, round_: int) -> None:
+        sealed = root(self.plane.held)
+        self.world.applies(self, round_, sealed)
+        self._settle(round_, next_state(self.state[1], sealed))
+
+    def _recover(self, order: machine.Recover, scratch: bool, rebase: bool) -> None:
+        self.still = False
+        if scratch:
+            self.state = -1, b""
+        if not rebase:
+            self.drop_for_good() if scratch else self.drop(self.local, "it recovers without keeping its work")
+            self.local = []
+        self.plane.recover(order)
+
+    def drop_for_good(self) -> None:
+        """The state under its work was not the run's."""
+        self.lost += self.local
+        self.local = []
+
+    def recovered(self, order: machine.Recover) -> None:
+        self._settle(order.view.committed, order.view.state_digest)
+
+    def not_recovered(self) -> None:
+        if self.world.rng.random() < 0.3:
+            self.state = -1, b""  # some chunks are of another round now
+        self.feed(machine.MoveFailed(self.state[0]))
+
+    def _settle(self, round_: int, state: bytes) -> None:
+        if self.flip:
+            self.flip = False
+            state = digest("flipped", state)
+            self.world.truth.flipped.add(self.me)
+        self.state, self.still, self.base = (round_, state), True, state
+        self.world.settled(self, round_)
+        self.feed(machine.StateMoved(round_, state))
+
+    def state_of(self, round_: int) -> bytes:
+        """What peers may fetch; empty if it does not have it."""
+        return self.state[1] if self.still and self.state[0] == round_ else b""
+
+
+def told(event: object) -> str:
+    """An event or an effect on one line."""
+    match event:
+        case machine.ViewArrived(view):
+            parts = [f"{view.incarnation}.{view.version} epoch {view.epoch} {view.phase} {view.you}"]
+            parts += [
+                f"committed {view.committed} digest {view.state_digest.hex()[:6]} sealed {view.sealed.hex()[:6]}"
+            ]
+            if view.HasField("train"):
+                lease = "+".join(f"{r.first}..{r.first + r.count - 1}" for r in view.train.lease)
+                parts.append(f"train {view.train.round} on {lease}")
+            if view.HasField("plan"):
+                members = " ".join(m.node_id for m in view.plan.members)
+                parts.append(f"plan {view.plan.round}/{view.plan.attempt} of {members}")
+            flags = "initialise evaluate ready reached closing has_state finished"
+            parts += [flag for flag in flags.split() if getattr(view, flag)]
+            return f"View({', '.join(parts)})"
+        case machine.Recover(view, scratch, rebase):
+            donors = " ".join(d.node_id for d in view.donors)
+            return f"Recover({view.committed}, {scratch=}, {rebase=}, from {donors})"
+        case machine.Train(order, carried):
+            return f"Train({order.round}, {carried=})"
+        case machine.StartReduce(plan):
+            return f"StartReduce({plan.round}/{plan.attempt})"
+        case _:
+            return str(event)

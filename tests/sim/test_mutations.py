@@ -1,0 +1,322 @@
+"""The simulation bites: every rule of the protocol, when it is taken out, is missed by some seed.
+
+    name: file, the line as it is, the line as it must not be, the first seed to try
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+MUTANT = Path(__file__).with_name("mutant.py")
+SEEDS = 300
+
+
+@dataclass(frozen=True)
+class Mutation:
+    name: str
+    file: str
+    old: str
+    new: str
+    first: int = 0  # seed
+
+
+C, N = "coordinator/", "node/"
+MUTATIONS = [
+    # The ledger
+    Mutation(
+        "the last seal wins",
+        C + "ledger.py",
+        "            sealed.setdefault(chunk, digest)",
+        "            sealed[chunk] = digest",
+    ),
+    Mutation(
+        "anybody may seal a chunk",
+        C + "ledger.py",
+        "if 0 <= chunk < len(ledger.owners) and ledger.owners[chunk] == node:",
+        "if 0 <= chunk < len(ledger.owners):",
+    ),
+    Mutation(
+        "seals of other attempts count",
+        C + "attempts.py",
+        "if r.plan is None or r.plan.fence != event.fence:\n        return state\n    ledger",
+        "if r.plan is None:\n        return state\n    ledger",
+    ),
+    Mutation(
+        "held bytes of other attempts count",
+        C + "attempts.py",
+        "if r.plan is None or r.plan.fence != event.fence or event.node not in r.ledger.members:",
+        "if r.plan is None or event.node not in r.ledger.members:",
+    ),
+    Mutation(
+        "an attempt number is used twice",
+        C + "ledger.py",
+        "Ledger(ledger.contributions, ledger.attempt + 1, members, owners)",
+        "Ledger(ledger.contributions, max(ledger.attempt, 1), members, owners)",
+    ),
+    Mutation(
+        "the weight counts one sample less",
+        C + "ledger.py",
+        "float(ledger.contributions[n].samples * sample)",
+        "float((ledger.contributions[n].samples - 1) * sample)",
+    ),
+    # Rounds
+    Mutation(
+        "a contribution to another round counts",
+        C + "rounds.py",
+        "if event.round != r.number or node not in r.participants",
+        "if node not in r.participants",
+    ),
+    Mutation(
+        "a contribution from another lease counts",
+        C + "rounds.py",
+        "if not lease or event.front != data.front(lease) or",
+        "if not lease or",
+    ),
+    Mutation(
+        "a contribution beyond another state counts",
+        C + "rounds.py",
+        " or state.members.here[node].state_round != state.committed:",
+        ":",
+    ),
+    Mutation(
+        "one that lost its work still counts",
+        C + "machine.py",
+        "        state = drop_from_round(state, node)\n    members = who.join",
+        "        pass\n    members = who.join",
+    ),
+    Mutation(
+        "the round does not wait for a quorum",
+        C + "rounds.py",
+        "if len(able) < max(need, state.config.members.minimum):",
+        "if not able:",
+    ),
+    Mutation(
+        "the round waits for suspects",
+        C + "rounds.py",
+        "waited_for = [n for n in late if state.members.trusted(n)]",
+        "waited_for = late",
+    ),
+    # The commit
+    Mutation(
+        "a round commits before all hold it",
+        C + "attempts.py",
+        "if not ledger.complete or len(plan_.held) < len(members):",
+        "if not ledger.complete or not plan_.held:",
+    ),
+    Mutation(
+        "a round commits whatever its members hold",
+        C + "attempts.py",
+        "if liar := _liar(state):",
+        "if (liar := _liar(state)) and False:",
+    ),
+    Mutation(
+        "an attempt may take for ever",
+        C + "attempts.py",
+        "if now - plan_.opened_at > state.config.rounds.reduce_timeout:",
+        "if now - plan_.opened_at > 1e9:",
+    ),
+    Mutation(
+        "an attempt goes on without those that were lost",
+        C + "attempts.py",
+        "if gone := [n for n in members if n not in ledger.contributions]:",
+        "if gone := [n for n in members if n not in ledger.contributions and False]:",
+    ),
+    Mutation(
+        "commits do not consume",
+        C + "attempts.py",
+        "leases = data.consume(leases, node, ledger.contributions[node].samples)",
+        "leases = data.consume(leases, node, 0)",
+    ),
+    Mutation(
+        "a record is dropped when the next round commits",
+        C + "attempts.py",
+        "def _commit(state: State, now: float, out: list[Effect]) -> State:\n    state = publish(state, out)",
+        "def _commit(state: State, now: float, out: list[Effect]) -> State:\n    publish(state, [])",
+    ),
+    Mutation(
+        "a record is published twice",
+        C + "roster.py",
+        "    out.append(Publish(record))\n    return replace(state, pending=None)",
+        "    out.append(Publish(record))\n    return state",
+    ),
+    # Leases
+    Mutation(
+        "a lease is not released when its node leaves",
+        C + "state.py",
+        "if how is MemberState.LEFT:\n        state = replace(state, leases=data.release(state.leases, node))",
+        "if how is MemberState.LEFT:\n        pass",
+    ),
+    Mutation(
+        "a released lease stays with its node too",
+        C + "leases.py",
+        "    held = {n: r for n, r in leases.held.items() if n != node}\n    return replace(leases, held=held, free=",
+        "    held = leases.held\n    return replace(leases, held=held, free=",
+    ),
+    # States and digests
+    Mutation(
+        "the first to tell names the digest",
+        C + "roster.py",
+        "if not votes or (2 * votes <= len(voters) and len(told) < len(voters)):",
+        "if not votes:",
+    ),
+    Mutation(
+        "digests are not compared",
+        C + "roster.py",
+        "        if member.state_digest != state.digest:",
+        "        if False:",
+    ),
+    Mutation(
+        "who lost the state has a vote on its digest",
+        C + "roster.py",
+        " if m.state is MemberState.ACTIVE or m.state_round == held]",
+        "]",
+    ),
+    Mutation(
+        "an older word on a member's state counts",
+        C + "roster.py",
+        "if not state.members.here[node].state_round <= round_ <= state.committed:",
+        "if not round_ <= state.committed:",
+    ),
+    # Lives, incarnations, epochs
+    Mutation(
+        "earlier lives are heard",
+        C + "machine.py",
+        "return event.node not in state.members.here or member is None or event.life != member.life",
+        "return event.node not in state.members.here or member is None",
+    ),
+    Mutation(
+        "the incarnation is not taken over",
+        C + "machine.py",
+        "state = replace(state, incarnation=incarnation, members=members)",
+        "state = replace(state, members=members)",
+    ),
+    Mutation(
+        "epochs do not change",
+        C + "machine.py",
+        "return replace(state, epoch=state.epoch + 1)",
+        "return state",
+    ),
+    Mutation(
+        "a hung trainer is waited for",
+        C + "membership.py",
+        "elif node in awaited and now - m.moved_at > limits.stall:",
+        "elif node in awaited and now - m.moved_at > 1e9:",
+    ),
+    Mutation(
+        "the silent stay",
+        C + "membership.py",
+        "elif silence > limits.lease:",
+        "elif silence > 1e9:",
+    ),
+    # The journal
+    Mutation(
+        "what is decided shows before it is written",
+        C + "core.py",
+        "        return Batch(now, state, entries, effects)",
+        "        self.state = state\n        return Batch(now, state, entries, effects)",
+    ),
+    Mutation(
+        "the last event of a batch is not written",
+        C + "core.py",
+        "self._journal.append(batch.entries, ",
+        "self._journal.append(batch.entries[:-1], ",
+    ),
+    Mutation(
+        "a restart forgets the snapshot's time",
+        C + "core.py",
+        "self.state, self.last = decode(found.body, config), found.at",
+        "self.state, self.last = decode(found.body, config), 0.0",
+    ),
+    # The node
+    Mutation(
+        "a node applies without comparing the root",
+        N + "machine.py",
+        "        if node.held_root == view.sealed:",
+        "        if True:",
+    ),
+    Mutation(
+        "a node takes in older views",
+        N + "machine.py",
+        "if node.view is not None and _order(view) <= _order(node.view):",
+        "if False:",
+    ),
+    Mutation(
+        "carried work is kept whatever the lease",
+        N + "machine.py",
+        "base = node.carried if node.carried is not None and node.carried.front == front else None",
+        "base = node.carried",
+    ),
+    Mutation(
+        "work is not carried over",
+        N + "machine.py",
+        "            carried = node.ready or node.carried\n            return replace(node, moving=False, round=round_,",
+        "            carried = None\n            return replace(node, moving=False, round=round_,",
+    ),
+    Mutation(
+        "a lost Ready is not said again",
+        N + "machine.py",
+        "    if counted and node.ready is not None and not view.ready and _is_for(node.ready, view.train):",
+        "    if False:",
+    ),
+    Mutation(
+        "a lost Reached is not said again",
+        N + "machine.py",
+        "    if counted and node.reached == view.train.round and not view.reached:",
+        "    if False:",
+    ),
+    Mutation(
+        "a lost StateAt is not said again",
+        N + "machine.py",
+        "    if unheard and view.state_digest and node.digest == view.state_digest:",
+        "    if False:",
+    ),
+    Mutation(
+        "a node that rejoins does not say what it holds",
+        N + "machine.py",
+        "            if node.round >= 0 and not node.moving:\n                out.append(ReportState",
+        "            if False:\n                out.append(ReportState",
+    ),
+    Mutation(
+        "a wrong state is kept",
+        N + "machine.py",
+        "if node.round != view.committed or _differs(node, view):",
+        "if node.round != view.committed:",
+    ),
+    Mutation(
+        "an overtaken attempt goes on",
+        N + "machine.py",
+        "        out.append(StopReduce())\n        return replace(node, reducing=None)\n    if node.round",
+        "        return node\n    if node.round",
+    ),
+]
+
+
+def run(mutation: Mutation) -> tuple[int, str]:
+    """Exit code and output of the seeds until one notices."""
+    args = [mutation.file, mutation.old, mutation.new, str(mutation.first), str(SEEDS)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(MUTANT.parent.parent), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, "-P", str(MUTANT), *args], capture_output=True, text=True, timeout=900, env=env
+    )
+    return done.returncode, (done.stdout + done.stderr).strip()
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> Iterator[dict[Mutation, Future[tuple[int, str]]]]:
+    """Every mutation, under way on all cores."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield {mutation: pool.submit(run, mutation) for mutation in MUTATIONS}
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
+def test_a_seed_notices_that(mutation: Mutation, verdicts: dict[Mutation, Future[tuple[int, str]]]) -> None:
+    code, said = verdicts[mutation].result()
+    print(said)
+    assert code == 0, said

@@ -1,0 +1,116 @@
+"""Measured on the virtual clock: what the fleet gets done, and how soon it gets over a death."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from atoll.comm.config import InnerConfig, MembersConfig, ReduceConfig, RoundsConfig, RunConfig
+from atoll.coordinator.membership import MemberState
+from atoll.coordinator.state import Phase
+from sim.node import Node
+from sim.world import CHUNK, World
+
+CONFIG = RunConfig(
+    inner=InnerConfig(batch_size=4),
+    rounds=RoundsConfig(inner_steps=100),
+    members=MembersConfig(start=4, minimum=2),
+    reduce=ReduceConfig(block=1, chunk=CHUNK),
+)
+
+
+@contextmanager
+def world(config: RunConfig, speeds: list[float]) -> Iterator[World]:
+    """A world without faults, in its first round."""
+    world = World(0, config, speeds)
+    try:
+        assert world.until(lambda: world.durable.round.phase is Phase.INNER, 60.0)
+        yield world
+    finally:
+        world.close()
+
+
+def members(count: int, minimum: int = 2) -> RunConfig:
+    return replace(CONFIG, members=replace(CONFIG.members, start=count, minimum=minimum))
+
+
+def committed(world: World, rounds: int, limit: float) -> None:
+    """Wait for so many rounds more."""
+    goal = world.durable.committed + rounds
+    assert world.until(lambda: world.durable.committed >= goal, limit), world.ailing(goal)
+
+
+def middle_of_a_round(world: World) -> None:
+    committed(world, 1, 30.0)
+    world.until(lambda: False, 5.0)
+
+
+def test_unequal_machines_together_do_95_percent_of_what_each_does_alone() -> None:
+    speeds = [1.0, 1.0, 1.0, 0.3]
+    with world(CONFIG, speeds) as w:
+        w.seal_time, w.encode_time, w.apply_time = 0.1, 0.05, 0.05
+        w.network.latency.update(dict.fromkeys(w.network.latency, 0.005))
+        committed(w, 1, 60.0)
+        began, before = w.engine.now, w.durable.tokens
+        committed(w, 30, 600.0)
+        rate = (w.durable.tokens - before) / (w.engine.now - began)
+        alone = sum(speeds) / w.step_time * CONFIG.inner.batch_size * CONFIG.model.seq_len
+        assert rate >= 0.95 * alone, f"{rate / alone:.1%} of what the machines do alone"
+
+
+def test_when_half_of_all_nodes_vanish_the_others_commit_the_round() -> None:
+    with world(members(8), [1.0] * 8) as w:
+        middle_of_a_round(w)
+        for node in w.living[:4]:
+            w.kill(node, silent=True)
+        before = w.durable.tokens
+        committed(w, 1, 30.0)
+        assert w.durable.tokens - before >= 4 * CONFIG.rounds.inner_steps * CONFIG.inner.batch_size
+        committed(w, 3, 60.0)
+
+
+def test_below_the_minimum_the_run_waits_and_says_why_and_goes_on_when_they_are_back() -> None:
+    with world(members(8, minimum=6), [1.0] * 8) as w:
+        middle_of_a_round(w)
+        before = w.durable.committed
+        gone = w.living[:4]
+        for node in gone:
+            w.kill(node, silent=True)
+        w.until(lambda: False, 60.0)
+        assert w.durable.committed == before
+        assert w.durable.round.reason.startswith("4 of the 6 members")
+        for node in gone:
+            w.start(node.host_)
+        committed(w, 3, 60.0)
+        assert not w.unwell()
+
+
+def test_while_the_coordinator_is_away_nodes_train_up_to_the_ceiling_and_then_commit_once() -> None:
+    with world(members(4), [1.0] * 4) as w:
+        middle_of_a_round(w)
+        before, tokens = w.durable.committed, w.durable.tokens
+        w.coordinator_dies("at once", away=600.0)
+        w.until(lambda: w.service.alive, 700.0)
+        assert [n.trainer.steps for n in w.living] == [CONFIG.rounds.most_steps] * 4
+        committed(w, 1, 20.0)
+        assert w.durable.committed == before + 1
+        sample = CONFIG.inner.batch_size * CONFIG.model.seq_len
+        assert w.durable.tokens - tokens == 4 * CONFIG.rounds.most_steps * sample
+        assert not w.unwell()
+
+
+def standing(world: World, node: Node) -> MemberState:
+    members = world.durable.members
+    return (members.here.get(node.me) or members.gone[node.me]).state
+
+
+@pytest.mark.parametrize(
+    ("silent", "limit"), [(False, 3.0), (True, CONFIG.members.lease + 1.5)], ids=["broken", "silent"]
+)
+def test_a_dead_node_is_out_in_seconds_and_a_silent_one_within_its_lease(silent: bool, limit: float) -> None:
+    with world(members(4), [1.0] * 4) as w:
+        middle_of_a_round(w)
+        victim = w.living[0]
+        w.kill(victim, silent)
+        assert w.until(lambda: standing(w, victim) is MemberState.EVICTED, limit)

@@ -1,0 +1,277 @@
+"""One simulated run: a coordinator, hosts and a network, and what becomes of them under the faults of a seed.
+
+World(seed).run()      raises `invariants.Violation` with the first invariant that does not hold
+"""
+
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from atoll.comm.config import DataConfig, InnerConfig, MembersConfig, ReduceConfig, RoundsConfig, RunConfig
+from atoll.comm.plan import Fence
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.coordinator.core import Batch, Core
+from atoll.coordinator.events import Note, Publish
+from atoll.coordinator.journal import Journal
+from atoll.coordinator.membership import MemberState
+from atoll.coordinator.state import State
+from sim import invariants
+from sim.engine import Engine, Network
+from sim.faults import SPEEDS, Faults
+from sim.node import Host, Node
+from sim.plane import fence_of
+from sim.service import Service, copy
+from sim.truth import Mean, Truth, digest
+
+CHUNK = 10  # elements
+MEMORY = "/dev/shm"
+ROUNDS = 20  # that every seed commits at least
+STORM = 12  # rounds that commit under faults
+CALM = 80.0  # seconds in which a run without faults must have recovered
+SLOWEST = 8.0  # seconds that a round may take then
+
+
+class World:
+    """Everything there is, and the only place that knows all of it."""
+
+    step_time, seal_time, encode_time, apply_time = 0.1, 0.02, 0.01, 0.02  # seconds
+
+    def __init__(self, seed: int, config: RunConfig | None = None, speeds: Sequence[float] = ()) -> None:
+        """What is not given is drawn."""
+        self.seed, self.rng = seed, random.Random(seed)
+        self.tracing = bool(os.environ.get("ATOLL_SIM_TRACE"))
+        self.engine = Engine()
+        self.network = Network(self.engine, self.rng)
+        self.network.latency["coordinator"] = 0.01
+        self.truth = Truth()
+        self.faults = Faults(self)
+        self.hosts: dict[str, Host] = {}
+        self.nodes: dict[str, Node] = {}  # the latest process on each host
+        speeds = speeds or [self.rng.choice(SPEEDS) for _ in range(self.rng.randint(4, 9))]
+        self.config = config or a_config(self.rng, len(speeds))
+        self.numel = CHUNK * self.rng.randint(2, 5) - 3
+        self.folder = Path(tempfile.mkdtemp(prefix="atoll-sim-", dir=MEMORY if Path(MEMORY).is_dir() else None))
+        self.lives = 0  # of the coordinator
+        self.durable = self.durable_before = State(self.config)
+        self.service = self._coordinator(self.folder / "0")
+        for speed in speeds:
+            self.add_host(speed)
+
+    # Its parts
+
+    def _coordinator(self, folder: Path) -> Service:
+        service = Service(self, folder, snapshot_every=self.rng.choice([10, 40, 150]))
+        invariants.replay_gives_what_was_durable(self, service.state)
+        self.durable = self.durable_before = service.state
+        service.start()
+        return service
+
+    def add_host(self, speed: float) -> Host:
+        name = f"m{len(self.hosts) + 1}"
+        offset = self.rng.choice([0.0, 0.0, 3600.0, -3600.0])
+        host = self.hosts[name] = Host(name, speed, offset)
+        self.network.latency[name] = self.rng.uniform(0.002, 0.05)
+        self.start(host)
+        return host
+
+    def start(self, host: Host) -> None:
+        """Start the daemon on a host, with nothing but its session."""
+        if not host.gone:
+            node = self.nodes[host.name] = Node(self, host)
+            node.later(self.rng.uniform(0, 0.5), node.control.join)
+
+    def kill(self, node: Node, silent: bool = False) -> None:
+        """Its process is gone; its peers' connections break, at some time, or never when its host is gone too."""
+        if not node.alive:
+            return
+        node.alive = False
+        self.say(f"{node.host} {node.me} is killed")
+        if silent:
+            return
+        number = node.control._stream
+        self.engine.after(
+            self.rng.uniform(0.01, 0.3), self.service.wake, self.service.closed, number, *node.session
+        )
+        for other in self.nodes.values():
+            attempt = other.plane.attempt
+            if other is not node and attempt is not None:
+                args = attempt.fence, node.me, "the connection broke"
+                self.engine.after(self.rng.uniform(0.01, 0.5), other.wake, other.plane.broken, *args)
+
+    def at(self, host: str) -> Node | None:
+        return self.nodes.get(host)
+
+    @property
+    def living(self) -> list[Node]:
+        return [n for n in self.nodes.values() if n.alive]
+
+    def coordinator_dies(self, how: str, harm: Callable[[Path], None] | None = None, away: float = -1.0) -> None:
+        service = self.service
+        if not service.alive:
+            return
+        self.say(f"the coordinator dies {how}")
+        self.lives += 1
+        folder = self.folder / str(self.lives)
+        copy(service.folder, folder)
+        if harm is not None:
+            harm(folder)
+        service.die()
+        shutil.rmtree(service.folder)
+        for stream in service.streams.values():
+            if not stream.deaf:
+                self.network.send(service, stream.client.node, stream.client.broke, stream.number)
+        if away < 0:
+            away = self.rng.choice(
+                [0.1, 0.1, self.rng.uniform(0, 5), self.rng.uniform(0, 5), self.rng.uniform(0, 30)]
+            )
+            away = away if self.rng.random() < 0.97 else 120.0
+        self.faults.undo_after(away, lambda: self._coordinator_returns(folder))
+
+    def _coordinator_returns(self, folder: Path) -> None:
+        self.say("the coordinator starts")
+        self.service = self._coordinator(folder)
+
+    # What happens is told here, and held against the invariants
+
+    def say(self, sentence: str) -> None:
+        if self.tracing:
+            print(f"{self.engine.now:9.3f} {sentence}")
+
+    def written(self, before: State, batch: Batch) -> None:
+        """The batch is on the disk."""
+        if self.tracing:
+            for _, event in batch.entries:
+                self.say(f"coordinator <- {event}")
+        self.durable_before, self.durable = self.durable, batch.state
+        invariants.check_written(self, before, batch)
+
+    def adopted(self, service: Service, batch: Batch) -> None:
+        for effect in batch.effects:
+            if self.tracing and isinstance(effect, Note):
+                self.say(f"coordinator: {effect.sentence}")
+            elif self.tracing and isinstance(effect, Publish):
+                self.say(f"coordinator: published {effect.record}")
+        if self.rng.random() < 0.003:
+            journal = Journal(service.folder, lock=False)
+            invariants.replay_gives_what_was_durable(self, Core(self.config, journal).state)
+            journal.close()
+
+    def moved(self, node: Node) -> None:
+        invariants.active_nodes_have_the_logs_state(self, node)
+
+    def planned(self, plan: pb.Plan) -> None:
+        invariants.one_plan_an_attempt(self, fence_of(plan))
+
+    def sealed(self, fence: Fence, mean: Mean) -> bytes:
+        """An owner computed the mean of a chunk; its payload."""
+        payload = digest(mean.chunk, mean.contributions, mean.weights)
+        self.truth.means[payload] = mean
+        invariants.one_result_an_attempt(self, fence, mean.chunk, payload)
+        return payload
+
+    def forged(self, payload: bytes) -> bytes:
+        """A lying owner's other bytes for the same chunk."""
+        forged = digest("forged", payload)
+        self.truth.means[forged] = self.truth.means[payload]
+        return forged
+
+    def admitted(self, node: Node) -> None:
+        self.say(f"{node.host} is {node.me}.{node.control.life}")
+
+    def resumed(self, node: Node, lease: list[int], carried: int) -> None:
+        invariants.carried_work_is_the_front_of_the_lease(self, node, lease, carried)
+
+    def dropped(self, node: Node, samples: list[int], why: str) -> None:
+        invariants.only_committed_work_is_dropped(self, node, samples, why)
+
+    def settled(self, node: Node, round_: int) -> None:
+        invariants.states_go_forward(self, node, round_)
+
+    def applies(self, node: Node, round_: int, sealed: bytes) -> None:
+        invariants.sealed_bytes_are_the_logs(self, node, round_, sealed)
+
+    # The story of a seed
+
+    def run(self) -> None:
+        """Faults until enough rounds are committed, then none; then everybody must be back, and rounds commit."""
+        try:
+            faults = self.faults
+            faults.begin()
+            self.until(lambda: self.durable.committed >= STORM, 300.0)
+            faults.end()
+            self.say(f"the faults end after round {self.durable.committed}")
+            rounds = max(3, ROUNDS - self.durable.committed)
+            invariants.the_run_goes_on(self, rounds, CALM + SLOWEST * rounds)
+            for node in self.living:
+                invariants.every_step_counts_once(self, node)
+        finally:
+            self.close()
+
+    def until(self, over: Callable[[], bool], limit: float) -> bool:
+        """Let things happen until `over`; False if it did not come within `limit` seconds."""
+        limit += self.engine.now
+        step, engine = self.engine.step, self.engine
+        durable: State | None = None
+        while engine.now < limit:
+            step()
+            if self.service.alive:
+                invariants.only_durable_states_are_shown(self, self.service)
+            if self.durable is not durable:
+                durable = self.durable
+                if over():
+                    return True
+        return over()
+
+    def unwell(self) -> list[Node]:
+        """Living nodes that should be active members and are not."""
+        active = self.durable.members.of(MemberState.ACTIVE)
+        return [n for n in self.living if (n.me not in active or n.control.joining) and not n.host_.sick]
+
+    def ailing(self, goal: int) -> str:
+        """What is wrong, for the report of a stuck run."""
+        state = self.durable
+        out = [f"{n.host} ({n.me}, {state.members.here.get(n.me)})" for n in self.unwell()]
+        return (
+            f"{state.committed} of {goal} rounds are committed, round {state.round.number} is {state.round.phase} "
+            f"({state.round.reason}); not active: {', '.join(out) or 'nobody'}"
+        )
+
+    def close(self) -> None:
+        if self.service.alive:
+            self.service.die()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def a_config(rng: random.Random, hosts: int) -> RunConfig:
+    minimum = rng.choice([1, 2, 2, 3])
+    return RunConfig(
+        inner=InnerConfig(batch_size=2),
+        data=DataConfig(eval_every=rng.choice([1, 2])),
+        rounds=RoundsConfig(
+            inner_steps=8,
+            floor=rng.choice([1, 2]),
+            quorum=rng.choice([0.3, 0.5, 0.5, 0.7, 1.0]),
+            grace=rng.choice([0.0, 0.25, 1.0]),
+            collect=4.0,
+            reduce_timeout=5.0,
+        ),
+        members=MembersConfig(
+            start=max(minimum, rng.randint(1, hosts)), minimum=minimum, lease=6.0, reconnect=1.0, stall=5.0
+        ),
+        reduce=ReduceConfig(block=1, chunk=CHUNK),
+    )
+
+
+def violations(seeds: Iterable[int]) -> list[str]:
+    """What the seeds' runs violate, each with the command that runs it again."""
+    found = []
+    for seed in seeds:
+        try:
+            World(seed).run()
+        except Exception as error:
+            again = f"ATOLL_SIM_FIRST={seed} ATOLL_SIM_SEEDS=1 ATOLL_SIM_TRACE=1 pytest -s tests/sim/test_simulation.py"
+            found.append(f"{type(error).__name__}: {error}\n    {again}")
+    return found
