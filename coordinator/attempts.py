@@ -11,6 +11,7 @@ from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Fence
 from atoll.coordinator import leases as data
 from atoll.coordinator import ledger as book
+from atoll.coordinator import membership as who
 from atoll.coordinator.events import CommitRecord, Effect, Held, Note, PeerLost, Sealed
 from atoll.coordinator.membership import MemberState
 from atoll.coordinator.roster import publish
@@ -24,7 +25,6 @@ from atoll.coordinator.state import (
     count,
     order,
     remove,
-    with_member,
     with_round,
 )
 
@@ -63,12 +63,12 @@ def plan(state: State, members: tuple[NodeId, ...], now: float, out: list[Effect
     r, chunks = state.round, -(-state.layout[0] // state.config.reduce.chunk)
     ledger = book.reopen(r.ledger, members, chunks)
     fence = Fence(Incarnation(state.incarnation), Epoch(state.epoch), Round(r.number), ledger.attempt)
-    reason = f"{count(len(members), 'member')} reduce"
+    reason = f"{len(members)} members reduce" if len(members) > 1 else "1 member reduces"
     if r.planned_at is not None:
         without = [n for n in r.participants if n not in members]
         reason = f"attempt {ledger.attempt} among {count(len(members), 'member')}"
         reason += f", without {state.names(without)}" if without else ""
-        out.append(Note(f"round {r.number}: {reason}"))
+        out.append(Note(f"round {r.number}: {reason}; {r.story.rpartition('; ')[2]}"))
     return with_round(
         state,
         phase=Phase.REDUCING,
@@ -133,7 +133,7 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
     plan_, members, ledger = r.plan, r.ledger.members, r.ledger
     assert plan_ is not None
     if gone := [n for n in members if n not in ledger.contributions]:
-        return _fail(state, f"{state.names(gone)} was lost", now)
+        return _fail(state, f"{state.names(gone)} {'is' if len(gone) == 1 else 'are'} gone", now)
     if now - plan_.opened_at > state.config.rounds.reduce_timeout:
         slow = {ledger.owners[c] for c in ledger.unsealed} or {n for n in members if n not in plan_.held}
         late = sorted(slow, key=order)
@@ -176,13 +176,11 @@ def _commit(state: State, now: float, out: list[Effect]) -> State:
     r, ledger = state.round, state.round.ledger
     assert r.plan is not None and r.told_at is not None and r.planned_at is not None
     weights = book.weights(ledger, state.config.model.seq_len)
-    leases = state.leases
-    for node in ledger.members:
-        leases = data.consume(leases, node, ledger.contributions[node].samples)
-    for node in r.participants:
-        if node in state.members.here:
-            missed = 0 if node in weights else min(state.members.here[node].missed + 1, MOST_MISSED)
-            state = with_member(state, node, missed=missed)
+    leases = data.consume_each(state.leases, {n: ledger.contributions[n].samples for n in ledger.members})
+    here = state.members.here
+    missed = {n: min(here[n].missed + 1, MOST_MISSED) for n in r.participants if n in here}
+    missed |= dict.fromkeys((n for n in weights if n in missed), 0)
+    members = who.update_each(state.members, {n: {"missed": rounds} for n, rounds in missed.items()})
     record = CommitRecord(
         round=r.number,
         epoch=state.epoch,
@@ -204,6 +202,7 @@ def _commit(state: State, now: float, out: list[Effect]) -> State:
     )
     return replace(
         state,
+        members=members,
         committed=r.number,
         digest=b"",
         sealed=ledger.root,

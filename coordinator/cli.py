@@ -16,6 +16,7 @@ from atoll.comm.config import load_run, to_yaml
 from atoll.comm.errors import ConfigError, Unreachable
 
 STATE_DIR = Path("~/.atoll/coordinator")
+FEW = 50  # members that `atoll status` shows
 
 
 @click.group()
@@ -77,23 +78,24 @@ def invite(state_dir: Path, uses: int, expires: str, name: str, as_json: bool) -
 
 @click.command()
 @click.argument("http_url")
+@click.option("--all", "all_", is_flag=True, help="Every member, however many there are.")
 @click.option("--json", "as_json", is_flag=True)
-def status(http_url: str, as_json: bool) -> None:
-    """Show the run behind HTTP_URL (the coordinator's page) as a table."""
+def status(http_url: str, all_: bool, as_json: bool) -> None:
+    """Show the run behind HTTP_URL (the coordinator's page) as a table: members in trouble stand on top."""
     run = fetch(http_url.rstrip("/") + "/api/run")
     if as_json:
         click.echo(json.dumps(run))
         return
     from rich.console import Console
 
-    from atoll.coordinator.tables import members_table
+    from atoll.coordinator.tables import members_table, summary, worth_a_look
 
-    loss = "" if run["val_loss"] is None else f", validation loss {run['val_loss']:.3f}"
-    click.echo(
-        f"run {run['run_id']}: round {run['round']} {run['phase']} ({run['phase_reason']}), "
-        f"{run['tokens']:,} tokens{loss}"
-    )
-    Console().print(members_table(run))
+    click.echo(summary(run))
+    members = worth_a_look(run["members"])
+    shown = members if all_ else members[:FEW]
+    Console().print(members_table(run | {"members": shown}))
+    if len(shown) < len(members):
+        click.echo(f"and {len(members) - len(shown)} more: --all shows them")
 
 
 def duration(text: str) -> float:

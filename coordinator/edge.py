@@ -82,9 +82,16 @@ def host_of(peer: str) -> str:
     return unquote(rest).rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else "127.0.0.1"
 
 
+def secret(session: str) -> str:
+    """The secret that a new node chose for itself: 32 or more hexadecimal digits; empty if it did not."""
+    chosen = session.partition(".")[0]
+    return chosen if 32 <= len(chosen) <= 64 and all(c in "0123456789abcdef" for c in chosen) else ""
+
+
 def text(sent: str) -> str:
     """What of a node's words is shown."""
-    return "".join(c for c in sent[:MOST_TEXT] if c.isprintable())
+    sent = sent[:MOST_TEXT]
+    return sent if sent.isprintable() else "".join(c for c in sent if c.isprintable())
 
 
 def name(sent: str) -> str:

@@ -17,9 +17,8 @@ from starlette.routing import Route
 
 from atoll.coordinator.goodput import shares
 from atoll.coordinator.journal import Journal
-from atoll.coordinator.kernel import Kernel
+from atoll.coordinator.kernel import STOPPING, Kernel
 from atoll.coordinator.membership import Member
-from atoll.coordinator.metrics import Metrics
 from atoll.coordinator.observed import Vitals
 from atoll.coordinator.state import Phase, State
 
@@ -29,15 +28,16 @@ GONE = 50  # members that are gone, listed at most...
 DAY = 86_400.0  # seconds: ...and those of the last day
 
 
-def app(kernel: Kernel, journal: Journal, metrics: Metrics, run: str) -> Starlette:
-    metrics.registry.register(_Run(kernel))
+def app(kernel: Kernel, journal: Journal, run: str) -> Starlette:
+    kernel.metrics.registry.register(_Run(kernel))
     answer, made_at = b"", -FRESH  # of /api/run: with a thousand members it is made once for all who ask
 
     async def page(_: Request) -> Response:
         return HTMLResponse(PAGE.read_text())
 
     async def healthz(_: Request) -> Response:
-        return PlainTextResponse(f"{kernel.trouble or 'ok'}\n", status_code=503 if kernel.trouble else 200)
+        wrong = kernel.trouble or (STOPPING if kernel.draining else "")
+        return PlainTextResponse(f"{wrong or 'ok'}\n", status_code=503 if wrong else 200)
 
     async def api_run(_: Request) -> Response:
         nonlocal answer, made_at
@@ -46,14 +46,16 @@ def app(kernel: Kernel, journal: Journal, metrics: Metrics, run: str) -> Starlet
         return Response(answer, media_type="application/json")
 
     async def api_rounds(request: Request) -> Response:
-        since = request.query_params.get("since", "0")
-        if not since.isdecimal() or len(since) > 18:
-            return PlainTextResponse(f"since={since[:40]!r} is not a round number\n", status_code=400)
-        body = await asyncio.to_thread(lambda: msgspec.json.encode(journal.rounds(int(since))))
+        query = request.query_params
+        for name in ("since", "limit"):
+            if (given := query.get(name, "0")) and not given.isdecimal() or len(given) > 18:
+                return PlainTextResponse(f"{name}={given[:40]!r} is not a number\n", status_code=400)
+        since, limit, fields = int(query.get("since", "0")), int(query.get("limit", "0")), query.get("fields", "")
+        body = await asyncio.to_thread(_rounds, journal, since, limit, fields.split(",") if fields else [])
         return Response(body, media_type="application/json")
 
     async def metrics_(_: Request) -> Response:
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(kernel.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     routes = {
         "/": page,
@@ -63,6 +65,14 @@ def app(kernel: Kernel, journal: Journal, metrics: Metrics, run: str) -> Starlet
         "/metrics": metrics_,
     }
     return Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()])
+
+
+def _rounds(journal: Journal, since: int, limit: int, fields: list[str]) -> bytes:
+    """Commit records after `since`, the first `limit` of them if not 0, whole or some fields of each."""
+    records = journal.rounds(since, limit)
+    if not fields:
+        return msgspec.json.encode(records)
+    return msgspec.json.encode([{f: getattr(record, f, None) for f in fields} for record in records])
 
 
 def snapshot(kernel: Kernel, run: str) -> dict[str, Any]:
@@ -84,6 +94,7 @@ def snapshot(kernel: Kernel, run: str) -> dict[str, Any]:
         "goodput": shares(seconds),
         "goodput_seconds": seconds,
         "awaited": waited_for(state),
+        "draining": kernel.draining,
         "members": [
             _member(m, kernel.observed.vitals.get(m.node, Vitals()), state, now) for m in _listed(state, now)
         ],

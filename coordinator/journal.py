@@ -165,11 +165,11 @@ class Journal:
         """How many events a restart would replay."""
         return int(self._rows("select coalesce(max(seq), 0) from events")[0][0])
 
-    def rounds(self, since: int = 0) -> list[CommitRecord]:
-        """Complete commit records of the rounds after `since`."""
+    def rounds(self, since: int = 0, limit: int = 0) -> list[CommitRecord]:
+        """Complete commit records of the rounds after `since`; the first `limit` of them, 0: all."""
         records = []
-        query = "select round, body, digest from rounds where round > ? order by round"
-        for number, body, digest in self._rows(query, (since,)):
+        query = "select round, body, digest from rounds where round > ? order by round limit ?"
+        for number, body, digest in self._rows(query, (since, limit or -1)):
             self._check(f"the record of round {number}", digest, number, body)
             records.append(self._decode(f"the record of round {number}", body, CommitRecord))
         return records
@@ -190,20 +190,24 @@ class Journal:
             self._db.execute("insert into tokens values (?, ?, ?, ?)", (_hash(token), name, uses, expires))
         return token
 
+    def check_token(self, token: str, wall: float) -> str:
+        """Whether `token` is good for a join; return the name it was issued for. Raises `Refused`."""
+        rows = self._rows("select name, uses, expires from tokens where hash = ?", (_hash(token),))
+        if not rows:
+            raise Refused("the token in the join URL is not one of this run's: ask the operator for an invite")
+        name, uses, expires = rows[0]
+        if wall > expires:
+            raise Refused("the token in the join URL has expired: ask the operator for a new invite")
+        if uses < 1:
+            raise Refused("the token in the join URL is used up: ask the operator for a new invite")
+        return str(name)
+
     def redeem_token(self, token: str, wall: float) -> str:
         """Use up one join of `token`; return the name it was issued for. Raises `Refused`."""
         with self._transaction():
-            query = "select name, uses, expires from tokens where hash = ?"
-            row = self._db.execute(query, (_hash(token),)).fetchone()
-            if row is None:
-                raise Refused("the token in the join URL is not one of this run's: ask the operator for an invite")
-            name, uses, expires = row
-            if wall > expires:
-                raise Refused("the token in the join URL has expired: ask the operator for a new invite")
-            if uses < 1:
-                raise Refused("the token in the join URL is used up: ask the operator for a new invite")
+            name = self.check_token(token, wall)
             self._db.execute("update tokens set uses = uses - 1 where hash = ?", (_hash(token),))
-        return str(name)
+        return name
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -26,18 +26,20 @@ from atoll.coordinator.core import Batch, Core
 from atoll.coordinator.events import CommitRecord, Effect, Event, Heard, Note, Publish, Started, Tick
 from atoll.coordinator.journal import Journal, JournalFull
 from atoll.coordinator.metrics import Metrics
-from atoll.coordinator.milestone import milestone
+from atoll.coordinator.milestone import milestones
 from atoll.coordinator.observed import Observed
 from atoll.coordinator.state import State
 
 log = logging.getLogger("atoll.coordinator")
 TICK = 0.25  # seconds
 NOTES = 200  # kept for the page
+GATHER = 0.01  # seconds between two writes: the events of many nodes share one
 MOST = 250  # events in a batch, so that heartbeats are answered in between
 RETRY = 1.0  # seconds between two tries to write on a disk that is full
 SAVE = 10.0  # seconds between two saves of what was observed
 AWAY = 2.0  # seconds without a tick after which the coordinator, not its members, was silent
 TOLD = 0.1  # seconds that a batch's answers and views take to leave; only for tests that let it crash then
+STOPPING = "the coordinator is stopping for a while; try again"
 Waiting = asyncio.Future[None] | None
 
 
@@ -66,7 +68,7 @@ class Kernel:
     ) -> None:
         """Rebuild the state from the journal; `run` begins the next incarnation. `tell` hears of every effect,
         `healthy` when the journal stops taking writes and when it takes them again."""
-        self._journal, self._metrics, self._tell, self._healthy = journal, metrics, tell, healthy
+        self._journal, self.metrics, self._tell, self._healthy = journal, metrics, tell, healthy
         self._core = Core(config, journal)
         self.clock = Clock(self._core.last)
         self.notes = deque(journal.notes(NOTES), NOTES)
@@ -75,6 +77,7 @@ class Kernel:
         past = [record.val_loss for record in recent if record.val_loss is not None]
         self.last_val_loss: float | None = past[-1] if past else None
         self.trouble = ""  # why nothing can be written now
+        self.draining = False  # the process is about to end
         self.on_change: list[Callable[[], None]] = []  # called after every change of the state, heartbeats aside
         self._queue: deque[tuple[Event, Waiting]] = deque()
         self._beats: dict[NodeId, Heard] = {}
@@ -88,11 +91,14 @@ class Kernel:
 
     async def run(self) -> None:
         """Serve until `stop`; raises what the journal says when it is damaged."""
+        gathered = 0.0  # seconds; when the next write is due
         with suppress(Stopped):
             await self._commit([(Started(self.state.incarnation + 1), None)])
             while not self._stop.is_set():
                 await self._arrival(self._looked + TICK - self.clock())
                 if self._queue:
+                    await asyncio.sleep(gathered - time.monotonic())
+                    gathered = time.monotonic() + GATHER
                     most = min(len(self._queue), MOST)
                     await self._commit([self._queue.popleft() for _ in range(most)])
                 if self.clock() >= self._looked + TICK:
@@ -159,24 +165,24 @@ class Kernel:
         self._enter_beats(now)
         waited_for = [(event, done) for event, done in arrived if done is None or not done.cancelled()]
         batch = self._core.prepare([event for event, _ in waited_for], now)
-        point = f"coordinator.{milestone(self.state, batch.state)}" if faults.FAULTS else ""
-        faults.hit(f"{point}.before-write")
+        points = milestones(self.state, batch.state, [e for e, _ in waited_for]) if faults.FAULTS else []
+        _hit(points, "before-write")
         if batch.entries or batch.effects:
             await self._durably(partial(self._write, batch))
-        faults.hit(f"{point}.written")
+        _hit(points, "written")
         self._adopt(batch)
         for _, done in waited_for:
             if done is not None and not done.done():
                 done.set_result(None)
-        if faults.FAULTS:
-            asyncio.get_running_loop().call_later(TOLD, faults.hit, f"{point}.told")
+        if points:
+            asyncio.get_running_loop().call_later(TOLD, _hit, points, "told")
 
     def _write(self, batch: Batch) -> None:
         """In a thread. The snapshot is of the state before the batch, which is what the journal has."""
         self._core.snapshot_if_due()
-        with self._metrics.writes.time():
+        with self.metrics.writes.time():
             self._core.write(batch)
-        self._metrics.events_since_snapshot.set(self._journal.events_since_snapshot)
+        self.metrics.events_since_snapshot.set(self._journal.events_since_snapshot)
 
     def _save(self, observed: str) -> Callable[[], None]:
         self._saved = self.clock()
@@ -223,6 +229,11 @@ class Kernel:
             self._changed = asyncio.Event()
             for changed in self.on_change:
                 changed()
+
+
+def _hit(points: list[str], when: str) -> None:
+    for point in points:
+        faults.hit(f"coordinator.{point}.{when}")
 
 
 def _observed(journal: Journal) -> Observed:

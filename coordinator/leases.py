@@ -6,6 +6,7 @@ front of its lease, so progress that a round left out can count in a later one. 
 a consumed sample is never leased again, so no two leases ever have the same work behind the same front.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from atoll.comm.ids import NodeId
@@ -32,35 +33,49 @@ def front(lease: Lease) -> int:
 
 def grant(leases: Leases, node: NodeId, count: int) -> Leases:
     """Top the node's lease up to at least `count` samples, returned ranges first."""
-    lease, free, next_ = leases.held.get(node, ()), leases.free, leases.next
-    missing = count - size(lease)
-    if missing <= 0:
-        return leases
-    while missing and free:
-        (first, some), *others = free
-        taken = min(some, missing)
-        lease = (*lease, (first, taken))
-        free = ((first + taken, some - taken), *others) if some > taken else tuple(others)
-        missing -= taken
-    if missing:
-        lease = (*lease, (next_, missing))
-        next_ += missing
-    return Leases(next_, free, leases.held | {node: _joined(lease)})
+    return grant_each(leases, {node: count})
+
+
+def grant_each(leases: Leases, counts: Mapping[NodeId, int]) -> Leases:
+    """`grant` for many nodes, one after the other."""
+    held, free, next_ = dict(leases.held), leases.free, leases.next
+    for node, count in counts.items():
+        lease = held.get(node, ())
+        if (missing := count - size(lease)) <= 0:
+            continue
+        while missing and free:
+            (first, some), *others = free
+            taken = min(some, missing)
+            lease = (*lease, (first, taken))
+            free = ((first + taken, some - taken), *others) if some > taken else tuple(others)
+            missing -= taken
+        if missing:
+            lease = (*lease, (next_, missing))
+            next_ += missing
+        held[node] = _joined(lease)
+    return Leases(next_, free, held)
 
 
 def consume(leases: Leases, node: NodeId, used: int) -> Leases:
     """A commit included the first `used` samples of the node's lease. ValueError if it has fewer."""
-    rest = list(leases.held.get(node, ()))
-    left = used
-    while left > 0 and rest:
-        first, count = rest.pop(0)
-        if count > left:
-            rest.insert(0, (first + left, count - left))
-        left -= min(count, left)
-    if left or used < 0:
-        raise ValueError(f"{node} used {used} samples of a lease of {size(leases.held.get(node, ()))}")
-    held = {n: lease for n, lease in leases.held.items() if n != node}
-    return replace(leases, held=held | {node: tuple(rest)} if rest else held)
+    return consume_each(leases, {node: used})
+
+
+def consume_each(leases: Leases, used: Mapping[NodeId, int]) -> Leases:
+    """`consume` for many nodes."""
+    held = dict(leases.held)
+    for node, left in used.items():
+        rest = list(held.pop(node, ()))
+        if not 0 <= left <= size(leases.held.get(node, ())):
+            raise ValueError(f"{node} used {left} sample(s) of a lease of {size(leases.held.get(node, ()))}")
+        while left > 0:
+            first, count = rest.pop(0)
+            if count > left:
+                rest.insert(0, (first + left, count - left))
+            left -= min(count, left)
+        if rest:
+            held[node] = tuple(rest)
+    return replace(leases, held=held)
 
 
 def release(leases: Leases, node: NodeId) -> Leases:

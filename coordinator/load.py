@@ -18,9 +18,9 @@ import grpc
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as rpc
 
-SHARE = 50  # members on one connection
+SHARE = 10  # members on one connection
 AT_ONCE = 16  # joins
-READ = 0.05  # seconds from a view's arrival until its member acts on it
+READ = 0.25  # seconds from a view's arrival until its member acts on it
 SPREAD = 1.0  # seconds over which the members' reports of one kind come
 DEADLINE = 30.0  # seconds
 STEPS = 100  # inner steps of a round
@@ -92,8 +92,6 @@ class Load:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            import sys, traceback
-            print("DBG", time.monotonic(), task.get_coro().__qualname__, repr(error), file=sys.stderr, flush=True)
             details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
             self.tell(f"{type(error).__name__}: {details}")
 

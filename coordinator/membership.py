@@ -8,7 +8,8 @@
                                                                   |
                             does not come back, or hangs -------> evicted          says good-bye --> left
 
-No round waits for a suspect once a quorum is there, and no new plan names it. Times are the coordinator's.
+No round waits for a suspect once a quorum is there, and no plan names it where enough others are left. Times are
+the coordinator's.
 """
 
 from collections.abc import Container
@@ -71,6 +72,7 @@ class Members:
     gone: dict[NodeId, Member] = field(default_factory=dict)  # the latest last
     next_id: int = 1
     changes: int = 0  # grows when somebody comes or goes, and when what one is or holds changes
+    suspects: frozenset[NodeId] = frozenset()  # of those that are here
 
     def of(self, *states: MemberState) -> tuple[NodeId, ...]:
         return tuple(n for n, m in self.here.items() if m.state in states)
@@ -105,20 +107,31 @@ def join(members: Members, node: NodeId, life: int, name: str, address: str, ses
     )
     gone = {n: m for n, m in members.gone.items() if n != node}
     next_id = max(members.next_id, int(node[1:]) + 1)
-    return Members(members.here | {node: member}, gone, next_id, members.changes + 1)
+    suspects = members.suspects - {node}
+    return Members(members.here | {node: member}, gone, next_id, members.changes + 1, suspects)
 
 
 def update(members: Members, node: NodeId, **changes: object) -> Members:
-    member = replace(members.here[node], **changes)  # type: ignore[arg-type]
-    told = members.changes + (not STANDING.isdisjoint(changes))
-    return Members(members.here | {node: member}, members.gone, members.next_id, told)
+    return update_each(members, {node: changes})
+
+
+def update_each(members: Members, changes: dict[NodeId, dict[str, object]]) -> Members:
+    """`update` for many members."""
+    here, told, suspects = dict(members.here), members.changes, members.suspects
+    for node, new in changes.items():
+        member = here[node] = replace(here[node], **new)  # type: ignore[arg-type]
+        if not STANDING.isdisjoint(new):
+            told += 1
+            suspects = suspects | {node} if member.state is MemberState.SUSPECT else suspects - {node}
+    return Members(here, members.gone, members.next_id, told, suspects)
 
 
 def remove(members: Members, node: NodeId, state: MemberState, reason: str) -> Members:
     """The member is gone; it may come back under its id until REMEMBER others went after it."""
     member = replace(members.here[node], state=state, reason=reason, connected=False)
     here = {n: m for n, m in members.here.items() if n != node}
-    return Members(here, members.gone | {node: member}, members.next_id, members.changes + 1)
+    suspects = members.suspects - {node}
+    return Members(here, members.gone | {node: member}, members.next_id, members.changes + 1, suspects)
 
 
 def forgettable(members: Members) -> tuple[NodeId, ...]:
@@ -153,9 +166,12 @@ def trust(members: Members, node: NodeId) -> Members:
 
 def lost(members: Members, node: NodeId, limits: MembersConfig, now: float) -> Members:
     """Its stream of views broke."""
-    reason = "its connection broke"
     members = update(members, node, connected=False, suspect_at=now, expire_at=now + limits.reconnect)
-    return suspect(members, node, reason)
+    members = suspect(members, node, "its connection broke")
+    if len(members.here) > 1 and not any(m.connected for m in members.here.values()):
+        for other, m in members.here.items():  # it is rather the coordinator's own link that broke
+            members = update(members, other, expire_at=max(m.expire_at, now + RETURN + limits.reconnect))
+    return members
 
 
 def orphaned(members: Members, limits: MembersConfig, now: float) -> Members:
@@ -193,14 +209,11 @@ def heard(members: Members, node: NodeId, phase: str, step: tuple[int, int], now
 
 def judge(members: Members, limits: MembersConfig, awaited: Container[NodeId], now: float) -> list[Event]:
     """What the clock says of the members; `awaited`: the run waits for their trainers. The shell asks at every
-    tick and submits the answer: the journal holds verdicts, not heartbeats. Where nobody at all is connected, it
-    is rather the coordinator's own link that broke."""
+    tick and submits the answer: the journal holds verdicts, not heartbeats."""
     verdicts: list[Event] = []
-    own_link = len(members.here) > 1 and not any(m.connected for m in members.here.values())
-    grace = RETURN if own_link else 0.0
     for node, m in members.here.items():
         silence = now - m.heard_at
-        if not m.connected and now > m.expire_at + grace:
+        if not m.connected and now > m.expire_at:
             why = m.reason if m.state is MemberState.SUSPECT else "it is not connected"
             verdicts.append(Expired(node, m.life, f"{why} and it did not come back in time"))
         elif silence > limits.lease:

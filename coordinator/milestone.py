@@ -1,30 +1,33 @@
-"""Which transition a batch of events made: the names of the points at which tests with real processes let the
+"""What a batch of events brought about: the names of the points at which tests with real processes let the
 coordinator crash. Pure."""
 
+from collections.abc import Iterable
+
+from atoll.coordinator import events as ev
 from atoll.coordinator.state import Phase, State
 
+SAID = {
+    ev.Joined: "join",
+    ev.StateAt: "state",
+    ev.Reached: "reached",
+    ev.BecameReady: "ready",
+    ev.Sealed: "seal",
+    ev.Held: "held",
+}
 
-def milestone(before: State, after: State) -> str:
-    """The most important one; empty: none of them."""
-    return next((name for name, happened in _transitions(before, after) if happened), "")
 
-
-def _transitions(before: State, after: State) -> list[tuple[str, bool]]:
+def milestones(before: State, after: State, events: Iterable[ev.Event]) -> list[str]:
+    """What members said, and what came of it."""
     b, a = before.round, after.round
     attempt = (a.number, a.ledger.attempt) > (b.number, b.ledger.attempt) and a.plan is not None
-    here, joined = before.members.here, after.members.here
-    return [
-        ("commit", after.committed > before.committed),
-        ("retry", a.number == b.number and b.plan is not None and (attempt or a.plan is None)),
-        ("plan", attempt),
-        ("sealed-all", a.ledger.complete and not b.ledger.complete),
-        ("closing", a.phase is Phase.COLLECTING and b.phase is Phase.INNER),
-        ("round-start", a.phase is Phase.INNER and b.phase is Phase.WAITING),
-        ("published", before.pending is not None and after.pending is None),
-        ("held", len(a.plan.held if a.plan else ()) > len(b.plan.held if b.plan else ())),
-        ("seal", len(a.ledger.sealed) > len(b.ledger.sealed)),
-        ("ready", len(a.ledger.contributions) > len(b.ledger.contributions)),
-        ("reached", len(a.reached) > len(b.reached)),
-        ("state", any(n in here and here[n].state_digest != m.state_digest for n, m in joined.items())),
-        ("join", any(n not in here or here[n].life != m.life for n, m in joined.items())),
-    ]
+    decided = {
+        "closing": b.phase is Phase.INNER and (a.phase is not Phase.INNER or a.number > b.number),
+        "plan": attempt,
+        "retry": a.number == b.number and b.plan is not None and (attempt or a.plan is None),
+        "sealed-all": not b.ledger.complete and (a.ledger.complete or after.committed > before.committed),
+        "commit": after.committed > before.committed,
+        "round-start": a.phase is Phase.INNER and (b.phase is Phase.WAITING or a.number > b.number),
+        "published": before.pending is not None and after.pending != before.pending,
+    }
+    said = {name for kind, name in SAID.items() if any(isinstance(event, kind) for event in events)}
+    return [*said, *(name for name, happened in decided.items() if happened)]

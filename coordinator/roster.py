@@ -14,7 +14,6 @@ from atoll.coordinator.state import (
     TRAINING,
     Phase,
     State,
-    drop_from_round,
     most_common,
     remove,
     with_member,
@@ -63,7 +62,7 @@ def evaluated(state: State, node: NodeId, round_: int, loss: float) -> State:
 
 def choose_initialiser(state: State) -> State:
     """Somebody must make state_0; who was asked stays asked while it lives."""
-    if state.committed or state.holders:
+    if state.committed or state.held:
         return state if state.initialiser is None else replace(state, initialiser=None)
     standing = {n: m.standing for n, m in state.members.here.items()}
     if state.digest:
@@ -98,9 +97,10 @@ def settle_digests(state: State, out: list[Effect]) -> State:
             equal = len(set(digests.values())) == 1
             record = replace(pending, state_digest=state.digest.hex(), digests=digests, digests_equal=equal)
             state = replace(state, pending=record)
-    joining = MemberState.JOINING  # first it says which model it has
-    holders = [m for m in here.values() if m.state_round == state.committed and m.standing is not joining]
+    holders = [m for m in here.values() if m.state_round == state.committed]
     for member in holders:
+        if member.state is not MemberState.ACTIVE and member.standing is MemberState.JOINING:
+            continue  # first it says which model it has
         if member.state_digest != state.digest:
             state = _diverged(state, member.node, out)
         elif member.state is not MemberState.ACTIVE and member.standing is MemberState.RECOVERING:
@@ -121,10 +121,14 @@ def _voters(state: State) -> tuple[NodeId, ...]:
 
 
 def _diverged(state: State, node: NodeId, out: list[Effect]) -> State:
-    reason = f"its state of round {state.committed} differs from the run's: it fetches it again"
-    out.append(Note(f"{state.name(node)}: {reason}", node))
-    state = with_standing(state, node, MemberState.RECOVERING, reason, state_round=-1)
-    return drop_from_round(state, node)
+    """It fetches the state again. If it trained from its own, it must come back in a new life: what it said of
+    those steps may still arrive."""
+    differs = f"its state of round {state.committed} differs from the run's"
+    if state.members.here[node].standing is not MemberState.RECOVERING:
+        return remove(state, node, MemberState.EVICTED, differs, out)
+    reason = f"fetches the state of round {state.committed} again: its own differs from the run's"
+    out.append(Note(f"{state.name(node)} {reason}", node))
+    return with_standing(state, node, MemberState.RECOVERING, reason, state_round=-1)
 
 
 def _synced(state: State, node: NodeId, out: list[Effect]) -> State:
@@ -133,7 +137,7 @@ def _synced(state: State, node: NodeId, out: list[Effect]) -> State:
     out.append(Note(f"{state.name(node)} has the state of round {state.committed}", node))
     trains = state.round.phase in TRAINING
     reason = "trains; counted from the next round boundary on" if trains else "waits for the first round"
-    state = with_standing(state, node, MemberState.SYNCED, reason, missed=int(trains))
+    state = with_standing(state, node, MemberState.SYNCED, reason)
     return replace(state, leases=data.grant(state.leases, node, state.lease))
 
 
@@ -152,7 +156,7 @@ def publish(state: State, out: list[Effect]) -> State:
             digests_equal=len(set(told.values())) == 1 if told else None,
         )
     out.append(Publish(record))
-    return replace(state, pending=None)
+    return with_round(replace(state, pending=None), evaluator=None)
 
 
 def publish_last(state: State, now: float, out: list[Effect]) -> State:

@@ -12,6 +12,7 @@ from statistics import median
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator import leases as data
+from atoll.coordinator import membership as who
 from atoll.coordinator.events import BecameReady, Effect, Note
 from atoll.coordinator.ledger import Contribution, contribute
 from atoll.coordinator.membership import MemberState
@@ -46,17 +47,19 @@ def start_if_enough(state: State, now: float, out: list[Effect]) -> State:
 def stateless(state: State) -> str:
     """The reason to wait when nobody has, or can make, the state of the last round; empty: somebody can."""
     here = state.members.here
-    if not state.committed or state.holders or any(n in here for n in state.makers):
+    if not state.committed or state.held:
         return ""
-    lost = state.names([n for n, m in state.members.gone.items() if m.state_round == state.committed])
-    who_had = f" ({lost} had it)" if lost else ""
-    return f"no living member holds the state of round {state.committed}: waiting for one to return{who_had}"
+    if any(n in here and here[n].standing is MemberState.ACTIVE for n in state.makers):
+        return ""
+    k, names = state.committed, state.names(state.makers)
+    return f"no living member holds the state of round {k}: waits for one that made it to return ({names})"
 
 
 def too_few(state: State, ready: int, need: int) -> str:
     """The reason to wait when only so many of the needed members are ready, with what the others are doing."""
     others = [m for m in state.members.here.values() if m.state not in (MemberState.SYNCED, MemberState.ACTIVE)]
-    doing = "".join(f"; {m.name} is {m.state}" for m in others[:3])
+    suspect = MemberState.SUSPECT
+    doing = "".join(f"; {m.name} is {'suspected' if m.state is suspect else m.state}" for m in others[:3])
     return (
         f"{ready} of the {count(need, 'member')} that the run needs {'is' if ready == 1 else 'are'} ready{doing}"
     )
@@ -84,24 +87,28 @@ def _start(state: State, members: tuple[NodeId, ...], now: float, out: list[Effe
 
 
 def _training(state: State, members: int) -> str:
-    return f"{count(members, 'member')} at {count(state.config.rounds.inner_steps, 'inner step')} each"
+    steps = count(state.config.rounds.inner_steps, "inner step")
+    return f"{members} members at {steps} each" if members > 1 else f"1 member at {steps}"
 
 
 def _enter(state: State, nodes: tuple[NodeId, ...], now: float, out: list[Effect]) -> State:
     """Make `nodes` active members with leases for the round, and for what they may have carried over. So may
     suspects that are heard again before the next one."""
-    leases = state.leases
+    entering, rounds = frozenset(nodes), dict[NodeId, int]()  # of samples
     for node, member in state.members.here.items():
-        if node in nodes:
-            leases = data.grant(leases, node, state.lease * (1 + member.missed))
+        if node in entering:
+            trained = member.state is MemberState.SYNCED and state.committed > 0  # while it was not counted yet
+            rounds[node] = 1 + max(member.missed, trained)
         elif member.standing is MemberState.ACTIVE and node not in state.round.participants:
-            leases = data.grant(leases, node, state.lease * (1 + min(member.missed + 1, MOST_MISSED)))
+            rounds[node] = 1 + min(member.missed + 1, MOST_MISSED)
     for node in nodes:
         member = state.members.here[node]
         if member.state is not MemberState.ACTIVE:
             out.append(Note(f"{member.name} is active from round {state.committed + 1} on", node))
-        state = with_member(state, node, state=MemberState.ACTIVE, reason="", entered_at=now)
-    return replace(state, leases=leases)
+    active = {"state": MemberState.ACTIVE, "reason": "", "entered_at": now}
+    members = who.update_each(state.members, dict.fromkeys(nodes, active))
+    leases = data.grant_each(state.leases, {n: state.lease * k for n, k in rounds.items()})
+    return replace(state, members=members, leases=leases)
 
 
 def _evaluated_before(state: State) -> bool:
@@ -141,6 +148,8 @@ def ready(state: State, event: BecameReady, now: float, out: list[Effect]) -> St
 
 
 def _paced(state: State, node: NodeId, steps: int, now: float) -> State:
+    if state.round.patient_until:
+        return state  # the coordinator was away: how much of the time went into steps cannot be told
     took = now - state.members.here[node].entered_at
     return with_member(state, node, pace=steps / took) if took > 0 and steps > 0 else state
 
@@ -152,7 +161,7 @@ def close_if_due(state: State, now: float, out: list[Effect]) -> State:
         return refill(state, now, out)
     if nobody := stateless(state):
         return with_round(state, reason=nobody)
-    done = [n for n in trusted if n in r.reached]
+    done = r.reached.intersection(trusted)
     if len(done) < quorum(state):
         return with_round(state, reason=_training(state, len(r.participants)), reached_at=None)
     if r.reached_at is None:
@@ -160,15 +169,17 @@ def close_if_due(state: State, now: float, out: list[Effect]) -> State:
     late = [n for n in trusted if n not in r.reached and n not in r.ledger.contributions]
     h = count(rounds.inner_steps, "inner step")
     if not late:
-        missing = [n for n in r.participants if n not in trusted]
-        but = f" but {state.names(missing)}, out of reach" if missing else ""
-        return _close(state, now, f"every member has its {h}{but}")
+        away = [n for n in r.participants if n not in trusted]
+        short = [n for n in trusted if n not in r.reached]
+        but = f" but {state.names(away)}, out of reach," if away else ""
+        why = f"{state.names(short)} stopped short of {h}" if short else f"every member{but} has its {h}"
+        return _close(state, now, why)
     if now < max(grace_ends(state, late), r.patient_until):
         return with_round(
             state,
-            reason=f"{len(done)} of {count(len(trusted), 'member')} have their {h}; waits for {state.names(late)}",
+            reason=f"{len(done)} of {count(len(trusted), 'member')} reached {h}; waits for {state.names(late)}",
         )
-    out.append(Note(f"round {r.number} closes: {state.names(late)} should send what they have"))
+    out.append(Note(f"round {r.number} closes: {state.names(late)} should send what is there"))
     return _close(state, now, f"a quorum has its {h}; {state.names(late)} had less")
 
 
@@ -176,14 +187,15 @@ def grace_ends(state: State, late: list[NodeId]) -> float:
     """When the round no longer waits for `late`: those whose pace makes it within the grace have made it."""
     r, rounds, here = state.round, state.config.rounds, state.members.here
     assert r.reached_at is not None
-    most = r.reached_at + rounds.grace * _inner_time(state)
+    inner = _inner_time(state)
+    most = r.reached_at + rounds.grace * inner
     soon = []
     for node in late:
         pace, missed = here[node].pace, here[node].missed
         expected = here[node].entered_at + rounds.inner_steps / pace if pace else most
         if expected <= most and (pace or not missed):
             soon.append(expected)
-    return min(most, max(soon) + 0.1 * _inner_time(state)) if soon else r.reached_at
+    return min(most, max(soon) + 0.1 * inner) if soon else r.reached_at
 
 
 def _inner_time(state: State) -> float:
@@ -200,17 +212,19 @@ def _close(state: State, now: float, why: str) -> State:
 def collected(state: State, now: float, out: list[Effect]) -> tuple[NodeId, ...]:
     """COLLECTING: the members of the reduce once they are known, else none."""
     r = state.round
-    able = tuple(n for n in _trusted(state) if n in r.ledger.contributions)
+    contributions = r.ledger.contributions
+    able = tuple(n for n in _trusted(state) if n in contributions)
     n = len(r.participants)
     need = max(ceil(state.config.rounds.quorum * n), min(2, n))  # what one alone commits would die with it
-    late = [n for n in r.participants if n not in able]
-    waited_for = [n for n in late if state.members.trusted(n)]
     if len(able) < max(need, state.config.members.minimum):
         return ()
-    if waited_for and now < max(collect_ends(state, waited_for), r.patient_until):
+    waited_for = [n for n in _trusted(state) if n not in contributions]
+    soonest = r.asked_at + min(SOONEST, state.config.rounds.collect)
+    if waited_for and (now < soonest or now < max(collect_ends(state, waited_for), r.patient_until)):
         return ()
-    if late:
-        out.append(Note(f"round {r.number} goes on without {state.names(late)}; their work counts in the next"))
+    if late := [n for n in r.participants if n not in contributions or not state.members.trusted(n)]:
+        work = "its" if len(late) == 1 else "their"
+        out.append(Note(f"round {r.number} goes on without {state.names(late)}; {work} work counts in the next"))
     return able
 
 
@@ -218,7 +232,7 @@ def collecting(state: State) -> str:
     """Whom a round that closes is waiting for."""
     r = state.round
     late = [n for n in _trusted(state) if n not in r.ledger.contributions]
-    return f"waits for {state.names(late)} to send what they have" if late else r.story
+    return f"waits for what {state.names(late)} {'has' if len(late) == 1 else 'have'}" if late else r.story
 
 
 def collect_ends(state: State, late: list[NodeId]) -> float:
@@ -236,7 +250,7 @@ def quorum(state: State) -> int:
     """So many members make the round close when they have their inner steps. Who stopped short of them is not
     counted: nothing more will come of it."""
     r = state.round
-    stopped = [n for n in r.participants if n in r.ledger.contributions and n not in r.reached]
+    stopped = r.ledger.contributions.keys() - r.reached
     return ceil(state.config.rounds.quorum * (len(r.participants) - len(stopped)))
 
 
@@ -250,13 +264,16 @@ def refill(state: State, now: float, out: list[Effect]) -> State:
     if not entering:
         return with_round(state, reason=too_few(state, len(_trusted(state)), state.config.members.minimum))
     state = _enter(state, entering, now, out)
-    return with_round(
+    state = with_round(
         state,
         participants=tuple(sorted((*r.participants, *entering), key=order)),
         reached_at=None,
         asked_at=now,
+        story=f"{r.story}; {state.names(entering)} entered later" if r.story else "",
     )
+    return with_round(state, reason=collecting(state)) if r.phase is Phase.COLLECTING else state
 
 
-def _trusted(state: State) -> list[NodeId]:
-    return [n for n in state.round.participants if state.members.trusted(n)]
+def _trusted(state: State) -> tuple[NodeId, ...]:
+    members, participants = state.members, state.round.participants
+    return tuple(n for n in participants if members.trusted(n)) if members.suspects else participants

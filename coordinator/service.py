@@ -4,13 +4,15 @@ Refuses at the edge, with a sentence: wrong protocol, run, token or session, wha
 often. Every call but `Watch` ends within `LONGEST`, whatever deadline it came with.
 
 A session is `secret.life`: the secret is the node's for good and brings it back under its id without a token, the
-life counts its joins, and only the latest one is a member's.
+life counts its joins, and only the latest one is a member's. A node may choose its secret itself and send it with
+its first join: should the answer be lost, the same join brings it back as the same node.
 """
 
 import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import grpc
@@ -22,7 +24,7 @@ from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator import edge
 from atoll.coordinator import events as ev
 from atoll.coordinator.journal import Journal, JournalFull
-from atoll.coordinator.kernel import Kernel, Stopped
+from atoll.coordinator.kernel import STOPPING, Kernel, Stopped
 from atoll.coordinator.limits import Buckets, Rate
 from atoll.coordinator.membership import Member
 from atoll.coordinator.metrics import Metrics
@@ -30,12 +32,12 @@ from atoll.coordinator.views import Views
 
 NAME = "atoll.v1.Coordinator"
 PROTOCOL = 1
+BEATS = 7  # heartbeats in a lease: a member that misses three of them is suspected
 LONGEST = 30.0  # seconds that a call may wait for the journal
 HEARTBEATS = Rate(20, 40)  # of one node
 REPORTS = Rate(200, 1000)  # of one node
 ENTRANCES = Rate(1, 20)  # of one node: streams of views and joins under its session
 STRANGERS = Rate(5, 50)  # of one address: calls that prove nothing, such as joins with a wrong token
-AWAY = "the coordinator is stopping for a while; try again"
 Code = grpc.StatusCode
 Context = grpc.aio.ServicerContext[object, object]
 
@@ -51,7 +53,6 @@ class Service:
         self._joining = asyncio.Lock()  # ids and lives are given one at a time
         self._heartbeats, self._reports = Buckets(HEARTBEATS), Buckets(REPORTS)
         self._entrances, self._strangers = Buckets(ENTRANCES), Buckets(STRANGERS)
-        self.draining = False
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The service as the generated code has it, but for its views, which are bytes already."""
@@ -65,8 +66,8 @@ class Service:
         return grpc.method_handlers_generic_handler(NAME, methods)
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
-        if self.draining:
-            await self._abort(context, Code.UNAVAILABLE, AWAY)
+        if self._kernel.draining:
+            await self._abort(context, Code.UNAVAILABLE, STOPPING)
         if request.protocol != PROTOCOL:
             sentence = f"you speak protocol {request.protocol}, this run {PROTOCOL}: update atoll"
             await self._abort(context, Code.FAILED_PRECONDITION, sentence)
@@ -86,7 +87,7 @@ class Service:
             run=self._run,
             config=to_json(config),
             data_key=self._key,
-            heartbeat=min(max(config.members.lease / 10, 0.2), 2.0),
+            heartbeat=min(max(config.members.lease / BEATS, 0.2), 3.0),
             address=address,
         )
 
@@ -137,26 +138,30 @@ class Service:
         return self._ack(member.node)
 
     async def _admitted(self, request: pb.JoinRequest, address: str, context: Context) -> Member:
-        """The node as a member: one that was here before, or a new one in return for a token."""
+        """The node as a member: one that was here before, or a new one in return for a token. A crash between
+        the join and the use of the token leaves a token that is good for one node more, not one too few."""
         members = self._kernel.state.members
         before = self._holder(request.session)
         if before is None:
-            await self._redeem(request.token, context)
-            node, secret, life = NodeId(f"n{members.next_id}"), secrets.token_hex(16), 1
+            await self._check_token(request.token, context)
+            node, secret, life = NodeId(f"n{members.next_id}"), edge.secret(request.session), 1
         else:
             await self._limit(self._entrances, before.node, context, "streams of views and joins")
             node, secret, life = before.node, before.session, before.life + 1
-        name = edge.name(request.name) or node
-        await self._take(ev.Joined(node, life, name, address, secret), context)
+        secret = secret or secrets.token_hex(16)
+        await self._take(ev.Joined(node, life, edge.name(request.name) or node, address, secret), context)
         self._secrets[secret] = node
+        if before is None:
+            with suppress(Refused, JournalFull):
+                await asyncio.to_thread(self._journal.redeem_token, request.token, time.time())
         return self._kernel.state.members.here[node]
 
-    async def _redeem(self, token: str, context: Context) -> None:
+    async def _check_token(self, token: str, context: Context) -> None:
         address = edge.host_of(context.peer())
         if self._strangers.empty(address, time.monotonic()):
             await self._too_many(context, f"calls without a valid token or session from {address}", STRANGERS)
         try:
-            await asyncio.to_thread(self._journal.redeem_token, token, time.time())
+            await asyncio.to_thread(self._journal.check_token, token, time.time())
         except Refused as error:
             self._strangers.take(address, time.monotonic())
             await self._abort(context, Code.PERMISSION_DENIED, str(error))
@@ -204,11 +209,14 @@ class Service:
             sentence = f"the journal took more than {LONGEST:g} s: it may have happened, say it again"
             await self._abort(context, Code.UNAVAILABLE, sentence)
         except Stopped:
-            await self._abort(context, Code.UNAVAILABLE, AWAY)
+            await self._abort(context, Code.UNAVAILABLE, STOPPING)
 
     async def _stranger(self, session: str, context: Context) -> None:
-        """Let a caller without a session of this run pass, unless there were too many from its address."""
-        if self._holder(session) is None:
+        """Let a caller without a member's session pass, unless there were too many from its address, or from the
+        node that it was."""
+        if (before := self._holder(session)) is not None:
+            await self._limit(self._entrances, f"an earlier life of {before.node}", context, "calls")
+        else:
             address = edge.host_of(context.peer())
             await self._limit(self._strangers, address, context, "calls without a valid token or session")
 

@@ -83,6 +83,11 @@ class State:
         return tuple(n for n, m in self.members.here.items() if m.state_round == self.committed)
 
     @property
+    def held(self) -> bool:
+        """Some living member holds state_committed."""
+        return any(m.state_round == self.committed for m in self.members.here.values())
+
+    @property
     def awaited(self) -> frozenset[NodeId]:
         """Members whose trainers the run waits for."""
         r = self.round
@@ -91,14 +96,14 @@ class State:
             late = {n for n in r.participants if n not in r.ledger.contributions}
         if r.phase is Phase.INNER:
             late -= r.reached
-        late -= {n for n in late if self._fetches(n)}
+        late -= self._fetching(late) if late else set()
         return frozenset(late | {n for n in (self.initialiser, r.evaluator) if n is not None})
 
-    def _fetches(self, node: NodeId) -> bool:
-        """It cannot train yet: it fetches the state, or would if it could be had."""
-        if self.members.here[node].state_round == self.committed:
-            return False
-        return not (self.digest and self.holders) or self.members.here[node].phase in ("sync", "recovering")
+    def _fetching(self, nodes: set[NodeId]) -> set[NodeId]:
+        """Those that cannot train yet: they fetch the state, or would if it could be had."""
+        here, there = self.members.here, bool(self.digest) and self.held
+        lack = {n for n in nodes if here[n].state_round != self.committed}
+        return {n for n in lack if not there or here[n].phase in ("sync", "recovering")}
 
     @property
     def lease(self) -> int:

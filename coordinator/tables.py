@@ -1,20 +1,45 @@
 """How the run looks in a terminal."""
 
 import shutil
+from collections import Counter
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
-COLORS = {
+COLORS = {  # in the order in which a long list needs to be looked at
+    "suspect": "magenta",
     "joining": "yellow",
     "recovering": "yellow",
+    "evicted": "red",
     "synced": "cyan",
     "active": "green",
-    "suspect": "magenta",
     "left": "dim",
-    "evicted": "red",
 }
+
+
+def summary(run: dict[str, Any]) -> str:
+    """The run in a few lines."""
+    loss = "" if run["val_loss"] is None else f", validation loss {run['val_loss']:.3f}"
+    total = f" of {run['rounds_total']}" if run["rounds_total"] else ""
+    lines = [
+        f"run {run['run_id']}: round {run['round']}{total} {run['phase']} ({run['phase_reason']}), "
+        f"{run['tokens']:,} tokens{loss}"
+    ]
+    states = Counter(m["state"] for m in run["members"])
+    lines.append(", ".join(f"{states[state]:,} {state}" for state in COLORS if states[state]) or "no member")
+    if late := run["awaited"]:
+        more = f" and {len(late) - 5} more" if len(late) > 5 else ""
+        lines.append(f"the round waits for {', '.join(late[:5])}{more}")
+    if run["draining"]:
+        lines.append("the coordinator is stopping for a while")
+    return "\n".join(lines)
+
+
+def worth_a_look(members: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those in trouble first, then by age."""
+    order = list(COLORS)
+    return sorted(members, key=lambda m: (order.index(m["state"]), int(m["node_id"][1:])))
 
 
 def members_table(run: dict[str, Any]) -> Table:
@@ -30,8 +55,8 @@ def members_table(run: dict[str, Any]) -> Table:
         here = m["state"] not in ("left", "evicted")
         table.add_row(
             escape(f"{short(m['name'], 20)} ({m['node_id']})"),
-            f"[{COLORS.get(m['state'], 'none')}]{m['state']}[/]",
-            escape(m["phase"]) if here else "",
+            f"[{COLORS[m['state']]}]{m['state']}[/]",
+            escape(doing(m)) if here else "",
             str(m["inner_step"]) if here else "",
             f"{m['tokens_per_s']:,.0f}" if here else "",
             f"{m['loss']:.3f}" if here and m["loss"] else "",
@@ -39,6 +64,13 @@ def members_table(run: dict[str, Any]) -> Table:
             escape(short(m["reason"], 60 if wide else 28)),
         )
     return table
+
+
+def doing(m: dict[str, Any]) -> str:
+    """What a member says it is doing, and how far it is in the round."""
+    if m["ready"]:
+        return f"{m['phase']}, ready"
+    return f"{m['phase']}, has its steps" if m["reached"] else str(m["phase"])
 
 
 def short(text: str, most: int) -> str:

@@ -8,7 +8,9 @@ import logging
 import os
 import queue
 import threading
+from collections.abc import Iterable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -17,16 +19,15 @@ from atoll.comm.config import RunConfig, WandbMode
 from atoll.coordinator.events import CommitRecord, Effect, Note, Publish
 
 log = logging.getLogger("atoll.coordinator")
+SERIES = 64  # members that have series of their own; of more, the least, the median and the most are logged
 
 
 class Tracker:
     """Takes effects in `tell`, from any thread; `close` flushes."""
 
-    def __init__(self, config: RunConfig, directory: Path, past: list[CommitRecord]) -> None:
-        self._config, self._directory = config, directory
+    def __init__(self, config: RunConfig, directory: Path, past: Iterable[CommitRecord]) -> None:
+        self._config, self._directory, self._past = config, directory, past
         self._queue: queue.SimpleQueue[Effect | None] = queue.SimpleQueue()
-        for record in past:
-            self._queue.put(Publish(record))
         self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
         self.mode = _mode(config)
         if self.mode is not WandbMode.DISABLED:
@@ -49,22 +50,24 @@ class Tracker:
             log.warning(f"wandb is off for this run, it could not start: {error}")
             return
         step = 0
+        for record in self._past:
+            step = record.round
+            self._log(run, row(record))
         while (effect := self._queue.get()) is not None:
-            try:
-                if isinstance(effect, Publish):
-                    step = effect.record.round
-                    run.log(row(effect.record))
-                elif isinstance(effect, Note):
-                    run.log(
-                        {
-                            "event/round": step,
-                            "event/sentence": effect.sentence,
-                            "event/node": effect.node or "",
-                        }
-                    )
-            except Exception as error:
-                log.warning(f"wandb did not take a row: {error}")
+            match effect:
+                case Publish(record) if record.round > step:
+                    step = record.round
+                    self._log(run, row(record))
+                case Note(sentence, node):
+                    self._log(run, {"event/round": step, "event/sentence": sentence, "event/node": node or ""})
         _finish(run)
+
+    @staticmethod
+    def _log(run: Any, row: dict[str, Any]) -> None:
+        try:
+            run.log(row)
+        except Exception as error:
+            log.warning(f"wandb did not take a row: {error}")
 
     def _open(self) -> Any:
         os.environ.setdefault("WANDB_SILENT", "true")
@@ -113,10 +116,15 @@ def row(record: CommitRecord) -> dict[str, Any]:
     if record.val_loss is not None:
         out["loss/val"] = record.val_loss
     out |= {f"seconds/{phase}": seconds for phase, seconds in record.seconds.items()}
-    for node, weight in record.contributors.items():
-        out[f"tokens/{node}"] = weight
-        out[f"bytes_up/{node}"] = record.bytes_up.get(node, 0)
-        out[f"bytes_down/{node}"] = record.bytes_down.get(node, 0)
+    for name, values in (
+        ("tokens", record.contributors),
+        ("bytes_up", record.bytes_up),
+        ("bytes_down", record.bytes_down),
+    ):
+        of: dict[str, float] = {str(node): values.get(node, 0) for node in record.contributors}
+        if len(of) > SERIES:
+            of = {"least": min(of.values()), "median": median(of.values()), "most": max(of.values())}
+        out |= {f"{name}/{which}": value for which, value in of.items()}
     return out
 
 

@@ -1,13 +1,14 @@
 """What one node must know of the run, as the message that its stream carries. Pure.
 
 Most of it is the same for all nodes and encoded once: protobuf messages put end to end merge, so a view is the
-shared bytes with the node's own behind them. `Own` is what tells whether a node needs a new view.
+shared bytes with the node's own behind them. `touched` and `news` say which nodes need a new one.
 """
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from atoll.comm.ids import NodeId
+from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.leases import Lease
 from atoll.coordinator.ledger import weights
@@ -22,10 +23,13 @@ class Shared:
     """The parts that are the same for every node that gets them."""
 
     head: bytes
+    facts: bytes  # the head without its reason, which changes with every report
     train: bytes
     plan: bytes
+    fence: Fence | None  # of the plan
     planned: frozenset[NodeId]  # who gets the plan
     donors: tuple[tuple[str, str], ...]  # (node, address)
+    known: tuple[int, int]  # what the donors follow from
 
 
 class Own(NamedTuple):
@@ -45,30 +49,54 @@ class Own(NamedTuple):
 def shared(state: State, before: Shared | None = None, draining: bool = False) -> Shared:
     """Encode what all nodes are told; what did not change since `before` is the same object."""
     r = state.round
-    head = pb.View(
+    facts = pb.View(
         incarnation=state.incarnation,
         epoch=state.epoch,
         phase=r.phase,
-        reason=r.reason,
-        has_state=bool(state.holders),
+        has_state=state.held,
         committed=state.committed,
         state_digest=state.digest,
         sealed=state.sealed,
         finished=r.phase is Phase.FINISHED and state.pending is None,
         draining=draining,
     ).SerializeToString()
+    head = facts + pb.View(reason=r.reason).SerializeToString()
     train = _train(state) if r.phase in TRAINING else b""
-    plan = _plan(state) if r.plan is not None else b""
+    fence = r.plan.fence if r.plan is not None else None
+    if before is not None and before.fence == fence:
+        plan = before.plan
+    else:
+        plan = _plan(state) if r.plan is not None else b""
     planned = frozenset(r.ledger.members) if r.plan is not None else frozenset[NodeId]()
-    here = state.members.here
-    able = [n for n in state.holders if state.members.trusted(n)]
-    able = able[: 1 << len(able).bit_length() >> 1]  # so that the list is new a few times, not with every holder
-    donors = tuple((str(n), here[n].address) for n in able)
+    known = state.committed, state.members.changes
+    donors = before.donors if before is not None and before.known == known else _donors(state)
     if before is not None:
         head = before.head if before.head == head else head
+        facts = before.facts if before.facts == facts else facts
         train = before.train if before.train == train else train
-        plan = before.plan if before.plan == plan else plan
-    return Shared(head, train, plan, planned, donors)
+        donors = before.donors if before.donors == donors else donors
+    return Shared(head, facts, train, plan, fence, planned, donors, known)
+
+
+def touched(before: State, after: State) -> set[NodeId] | None:
+    """The nodes whose own part may differ, where nothing but the reason of what they share does; None: all."""
+    a, b = after.round, before.round
+    if (after.initialiser, a.evaluator, a.participants) != (before.initialiser, b.evaluator, b.participants):
+        return None
+    nodes = {*(a.reached ^ b.reached), *(a.ledger.contributions.keys() ^ b.ledger.contributions.keys())}
+    for now, was in (
+        (after.members.here, before.members.here),
+        (after.leases.held, before.leases.held),
+    ):
+        if now is not was:
+            nodes.update(n for n in now if was.get(n) is not now[n])
+            nodes.update(was.keys() - now.keys())
+    return nodes
+
+
+def news(mine: Own, was: Own) -> bool:
+    """Whether the node must hear of it now. That its report was taken it knows from the answer."""
+    return mine != was._replace(ready=was.ready or mine.ready, reached=was.reached or mine.reached)
 
 
 def own(state: State, common: Shared, node: NodeId) -> Own:
@@ -115,6 +143,13 @@ def view(state: State, node: NodeId, version: int = 0) -> pb.View:
     """The whole of what `node` must know now."""
     common = shared(state)
     return pb.View.FromString(encode(common, own(state, common, node), version))
+
+
+def _donors(state: State) -> tuple[tuple[str, str], ...]:
+    here = state.members.here
+    able = [n for n in state.holders if state.members.trusted(n)]
+    able = able[: 1 << len(able).bit_length() >> 1]  # so that the list is new a few times, not with every holder
+    return tuple((str(n), here[n].address) for n in able)
 
 
 def _choose(donors: tuple[tuple[str, str], ...], node: NodeId) -> tuple[tuple[str, str], ...]:

@@ -5,17 +5,21 @@ changed are woken. A stream holds nothing but its latest view: a slow reader ski
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator import view
+from atoll.coordinator.kernel import Kernel
 from atoll.coordinator.metrics import Metrics
 from atoll.coordinator.state import State
 from atoll.coordinator.view import Own, Shared
 
-PAUSE = 0.02  # seconds between two dispatches: about 50 a second, however many events there are
-SLICE = 20  # views that are sent before calls that came in meanwhile are taken
-EASE = 0.0003  # seconds more for every view that a dispatch sent: the views of many joins are sent as one
+PAUSE = 0.01  # seconds between two dispatches, however many events there are
+EASE = 0.0001  # seconds more for each view that the last one sent: the views of many joins become one
+SLICE = 20  # views that are sent before calls that came in meanwhile are served
+REASON = 2.0  # seconds after which a view is sent for nothing but its phase's reason
 
 
 class Stream:
@@ -59,13 +63,16 @@ class Stream:
 class Views:
     """Every node's stream. Versions count the dispatches of this incarnation."""
 
-    def __init__(self, state: Callable[[], State], metrics: Metrics) -> None:
-        self._state, self._metrics = state, metrics
+    def __init__(self, kernel: Kernel, metrics: Metrics) -> None:
+        self._kernel, self._metrics = kernel, metrics
         self._streams: dict[NodeId, Stream] = {}
-        self._common: Shared | None = None
+        self._fresh: set[NodeId] = set()  # streams without a view
+        self._seen = kernel.state
+        self._common = view.shared(self._seen)
         self._version = 0
+        self._headed_at = 0.0  # seconds; when the head was last sent to all
+        self._later: asyncio.TimerHandle | None = None  # will send it for its reason
         self._due = asyncio.Event()
-        self._draining = False
 
     def open(self, node: NodeId, life: int) -> Stream:
         """The node's stream from now on; an earlier one ends."""
@@ -73,6 +80,7 @@ class Views:
             before.end()
         stream = self._streams[node] = Stream(node, life)
         self._metrics.streams.set(len(self._streams))
+        self._fresh.add(node)
         self.changed()
         return stream
 
@@ -95,20 +103,16 @@ class Views:
         """The state changed, or a stream is new."""
         self._due.set()
 
-    async def drain(self, within: float) -> None:
-        """Tell every node that the coordinator will be away; returns when they were told, or `within` seconds."""
-        self._draining = True
-        self.changed()
-        deadline = asyncio.get_running_loop().time() + within
-        await asyncio.sleep(PAUSE)
-        while not self._told() and asyncio.get_running_loop().time() < deadline:
+    async def told(self, within: float) -> None:
+        """Wait until every node was sent its latest view, at most `within` seconds."""
+        deadline = time.monotonic() + within
+        while time.monotonic() < deadline:
             await asyncio.sleep(PAUSE)
-
-    def _told(self) -> bool:
-        return not self._due.is_set() and all(stream.idle for stream in self._streams.values())
+            if not self._due.is_set() and all(stream.idle for stream in self._streams.values()):
+                return
 
     def end(self) -> None:
-        """End every stream; whose broke is nobody's fault."""
+        """End every stream; that they break is nobody's fault."""
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.end()
@@ -124,28 +128,50 @@ class Views:
 
     async def _dispatch(self) -> int:
         """Show every stream its view if that changed; how many did."""
-        state = self._state()
-        common = self._common = view.shared(state, self._common, self._draining)
+        state, sent = self._kernel.state, 0
+        common, nodes = self._prepare(state)
         self._version += 1
-        sent = 0
-        for stream in list(self._streams.values()):
-            member = state.members.here.get(stream.node)
-            if member is not None and member.life != stream.life:
-                stream.end()
-                continue
-            mine = view.own(state, common, stream.node)
-            if stream.view is None or _differ(common, mine, *stream.view):
-                stream.show(common, mine, self._version)
+        for node in nodes:
+            if (stream := self._streams.get(node)) is not None and self._show(stream, state, common):
                 sent += 1
                 if sent % SLICE == 0:
                     await asyncio.sleep(0)
-            if member is None:
-                stream.end()
         self._metrics.views.inc(sent)
         return sent
+
+    def _prepare(self, state: State) -> tuple[Shared, Iterable[NodeId]]:
+        """What all share, and the nodes that may have a new view."""
+        old, seen, fresh = self._common, self._seen, self._fresh
+        new = view.shared(state, old, self._kernel.draining)
+        if new.head is not old.head:
+            now = asyncio.get_running_loop().time()
+            if new.facts is old.facts and now < self._headed_at + REASON:
+                new = replace(new, head=old.head)
+                if not self._later:
+                    self._later = asyncio.get_running_loop().call_at(self._headed_at + REASON, self.changed)
+            else:
+                self._headed_at, self._later = now, None
+        self._common, self._seen, self._fresh = new, state, set()
+        nodes = view.touched(seen, state)
+        same = (new.head, new.train, new.plan, new.donors) == (old.head, old.train, old.plan, old.donors)
+        return new, nodes | fresh if nodes is not None and same else list(self._streams)
+
+    def _show(self, stream: Stream, state: State, common: Shared) -> bool:
+        """Give the stream its view, if there is anything new in it."""
+        member = state.members.here.get(stream.node)
+        if member is not None and member.life != stream.life:
+            stream.end()  # another process speaks for the node
+            return False
+        mine = view.own(state, common, stream.node)
+        new = stream.view is None or _differ(common, mine, *stream.view)
+        if new:
+            stream.show(common, mine, self._version)
+        if member is None:
+            stream.end()
+        return new
 
 
 def _differ(common: Shared, mine: Own, old: Shared, was: Own, _: int) -> bool:
     train = bool(mine.lease) and common.train is not old.train
     plan = mine.planned and common.plan is not old.plan
-    return mine != was or common.head is not old.head or train or plan
+    return common.head is not old.head or train or plan or view.news(mine, was)

@@ -19,6 +19,7 @@ lost NAME PEER [attempt=1]  NAME's connection to PEER broke
 disconnect NAME... / connect NAME... / leave NAME...
 silent NAME... / talk NAME...      no heartbeats any more / again
 hang NAME... / move NAME...        heartbeats, but no progress / again
+phase NAME... WORD                 what its heartbeats say it is doing
 earlier COMMAND             COMMAND as a message of the node's earlier life
 wait SECONDS                time passes, in ticks of a quarter second; who is connected sends heartbeats
 restart [SECONDS]           the coordinator is started again after a while, with nothing but its journal
@@ -68,7 +69,7 @@ class Run:
     def __init__(self) -> None:
         self.config, self.state, self.now = CONFIG, State(CONFIG), 0.0
         self.journal: list[tuple[float, ev.Event]] = []
-        self.quiet, self.hung = set[NodeId](), set[NodeId]()
+        self.quiet, self.hung, self.phases = set[NodeId](), set[NodeId](), dict[NodeId, str]()
         self.lives_ago = 0
         self.said: list[str] = []
         self.passing = ""  # what was said of the round at this command and moment
@@ -173,6 +174,8 @@ class Run:
                 (self.quiet if verb == "silent" else self.hung).update(map(self.node, words))
             case "talk" | "move":
                 (self.quiet if verb == "talk" else self.hung).difference_update(map(self.node, words))
+            case "phase":
+                self.phases.update(dict.fromkeys(map(self.node, words[:-1]), words[-1]))
             case "layout" | "evaluated" | "lost":
                 self.feed(self.event(verb, words[0], words[1:], options))
             case "state":
@@ -254,7 +257,7 @@ class Run:
             for node, m in self.state.members.here.items():
                 if m.connected and node not in self.quiet:
                     step_ = m.step[1] if node in self.hung else m.step[1] + 1
-                    self.feed(ev.Heard(node, m.life, m.phase, 0, step_))
+                    self.feed(ev.Heard(node, m.life, self.phases.get(node, m.phase), 0, step_))
             for verdict in membership.judge(
                 self.state.members, self.state.config.members, self.state.awaited, self.now
             ):
@@ -335,7 +338,7 @@ def published(record: ev.CommitRecord, name: Callable[[NodeId], str]) -> str:
     loss = "no validation loss" if record.val_loss is None else f"validation loss {record.val_loss:g}"
     differs = [name(n) for n, d in record.digests.items() if d != record.state_digest]
     same = "the same state everywhere" if record.digests_equal else f"another state on {', '.join(differs)}"
-    same = same if record.digests else f"digests_equal={record.digests_equal} though nobody told its state"
+    same = "nobody told its state" if record.digests_equal is None else same
     attempts = f"{record.attempts} attempt{'s' if record.attempts > 1 else ''}"
     return f"=> record of round {record.round}: {record.tokens} tokens so far, {attempts}, {loss}, {same}"
 

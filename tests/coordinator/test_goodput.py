@@ -3,7 +3,7 @@
 import random
 
 from atoll.comm.ids import NodeId
-from atoll.coordinator.goodput import Meter
+from atoll.coordinator.goodput import Meter, shares
 
 A, B = NodeId("n1"), NodeId("n2")
 
@@ -37,14 +37,35 @@ def test_who_left_is_not_counted_as_down() -> None:
     assert sum(meter.seconds(100).values()) == 5
 
 
-def test_work_left_out_of_a_commit_is_lost() -> None:
+def test_work_that_a_commit_left_out_counts_in_a_later_one() -> None:
     meter = Meter()
     meter.phase(A, "inner", 0)
     meter.phase(B, "inner", 0)
-    meter.phase(B, "waiting", 8)
     meter.committed([A], 10)
-    seconds = meter.seconds(10)
-    assert (seconds["inner"], seconds["lost"], seconds["waiting"]) == (10, 8, 2)
+    meter.committed([A, B], 20)
+    meter.gone(B, left=False, now=24)
+    seconds = meter.seconds(24)
+    assert (seconds["inner"], seconds["lost"]) == (24 + 20, 4)
+
+
+def test_work_that_was_left_out_is_lost_when_the_state_turns_out_to_differ() -> None:
+    meter = Meter()
+    meter.phase(A, "inner", 0)
+    meter.phase(B, "inner", 0)
+    meter.committed([A], 10)
+    meter.diverged(B, 12)
+    seconds = meter.seconds(12)
+    assert (seconds["inner"], seconds["lost"]) == (12, 12)
+
+
+def test_a_forgotten_nodes_seconds_stay() -> None:
+    meter = Meter()
+    meter.phase(A, "inner", 0)
+    meter.committed([A], 10)
+    meter.gone(A, left=False, now=14)
+    meter.forget(A, 20)
+    assert not meter.accounts
+    assert meter.seconds(100) == {"inner": 10, "lost": 4, "down": 6, "sync": 0, "recovering": 0, "waiting": 0}
 
 
 def test_whatever_happens_the_buckets_add_up_to_the_wall_time() -> None:
@@ -52,14 +73,16 @@ def test_whatever_happens_the_buckets_add_up_to_the_wall_time() -> None:
     meter.phase(A, "starting", 0)
     for _ in range(500):
         now += rng.random()
-        match rng.randrange(4):
+        match rng.randrange(5):
             case 0:
                 meter.phase(A, rng.choice(["inner", "sync", "waiting", "recovering", "starting"]), now)
             case 1:
                 meter.committed([A], now)
             case 2:
                 meter.gone(A, False, now)
+            case 3:
+                meter.diverged(A, now)
             case _:
                 meter.returned(A, now)
         assert abs(sum(meter.seconds(now).values()) - now) < 1e-6
-    assert abs(sum(meter.shares(now).values()) - 1) < 1e-9
+    assert abs(sum(shares(meter.seconds(now)).values()) - 1) < 1e-9

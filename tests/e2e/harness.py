@@ -117,6 +117,11 @@ class Run:
         found: list[dict[str, Any]] = self.get(f"/api/rounds?since={since}")
         return found
 
+    def commit_after(self, committed: int) -> float:
+        """Wait until a round after `committed` is committed; return when, in monotonic seconds."""
+        until(f"a commit after round {committed}", lambda: self.committed() > committed)
+        return time.monotonic()
+
     def contributors(self) -> int:
         """Of the latest commit that is on record; 0: there is none."""
         records = self.rounds(max(self.committed() - 2, 0)) if self.run() else []

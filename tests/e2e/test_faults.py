@@ -7,6 +7,7 @@ ATOLL_CHAOS_TIMES=N dies N times at each point; with `-s` the delays are shown.
 import os
 import signal
 import time
+from itertools import pairwise
 from statistics import median
 
 import pytest
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.e2e
 
 TIMES = int(os.environ.get("ATOLL_CHAOS_TIMES", "1"))
 POINTS = (
+    "round-start.told",
     "reached.before-write",
     "closing.told",
     "ready.written",
@@ -28,6 +30,7 @@ POINTS = (
     "commit.written",
     "commit.told",
     "state.written",
+    "published.before-write",
 )
 
 
@@ -36,9 +39,8 @@ def test_a_coordinator_that_dies_at_any_point_commits_every_round_once(run: Run)
     run.start("rounds.inner_steps=40")
     url = run.invite(2)
     nodes = [run.join(url, "one"), run.join(url, "two")]
-    until("a commit", lambda: run.committed() >= 1)
-    moments = [until("a commit", lambda k=k: run.committed() > k and time.monotonic()) for k in range(1, 4)]
-    usual = median(b - a for a, b in zip(moments, moments[1:], strict=False))
+    moments = [run.commit_after(k) for k in range(4)]
+    usual = median(b - a for a, b in pairwise(moments[1:]))
     run.coordinator.kill()
     for death in deaths:
         run.coordinator.wait()
@@ -46,9 +48,8 @@ def test_a_coordinator_that_dies_at_any_point_commits_every_round_once(run: Run)
         assert run.coordinator.wait(60) == -signal.SIGKILL, death
         died = time.monotonic()
         run.restart()
-        before = until("the coordinator", lambda: run.run().get("committed"))
-        until("the next commit", lambda before=before: run.committed() > before)
-        print(f"{death}: the next commit {time.monotonic() - died:.2f} s later; usual between two: {usual:.2f} s")
+        late = run.commit_after(until("the coordinator", run.committed)) - died
+        print(f"{death}: the next commit {late:.2f} s later; usual between two: {usual:.2f} s")
         run.coordinator.kill()
     run.coordinator.wait()
     run.restart()

@@ -1,15 +1,16 @@
-"""A node's side of the control plane, as `atoll.node.control` and the daemon run it: join, a stream of views, reports
-in order and each until it is acknowledged, heartbeats; and a stream that fell behind is opened again."""
+"""A node's side of the control plane, as `atoll.node.control` and the daemon run it: join, a stream of views,
+reports in order and each until it is acknowledged, heartbeats; and a stream that fell behind is opened again."""
 
 import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from sim.engine import Call
+
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator import events as ev
 from atoll.node import machine
-from sim.engine import Call
 
 if TYPE_CHECKING:
     from sim.node import Node
@@ -29,7 +30,7 @@ class Control:
         self.left = False
         self._numbers = itertools.count(1)
         self._ticket = 0  # of the latest join, stream, report: older ones' answers do not count
-        self._stream = 0
+        self.stream = 0  # number of the open one; 0: none
         self._sent = 0
         self._outbox: deque[ev.Event] = deque()
         self._seen = (0, 0)  # incarnation and version of the newest view
@@ -46,7 +47,7 @@ class Control:
         if self.left or not self.joining:
             return
         self._ticket = next(self._numbers)
-        host = self.node.host_
+        host = self.node.host
         self._call(self._service.join, self._ticket, host.session, host.name, host.name)
         self._pause = self._again(self._pause, self._rejoin_if, self._ticket)
 
@@ -59,7 +60,7 @@ class Control:
             return
         first = self.me == ""
         self.me, self.life, self.joining = node, life, False
-        self.node.host_.session = session
+        self.node.host.session = session
         self._outbox.clear()
         self._seen, self._behind_since, self._pause = (0, 0), None, 0.25
         self.world.admitted(self.node)
@@ -82,15 +83,15 @@ class Control:
     def watch(self) -> None:
         if self.joining or self.left:
             return
-        self._stream = next(self._numbers)
+        self.stream = next(self._numbers)
         self._behind_since = None
         if self._service.alive:
-            self._call(self._service.watch, self._stream, *self.session)
+            self._call(self._service.watch, self.stream, *self.session)
         else:
-            self.broke(self._stream)
+            self.broke(self.stream)
 
     def saw(self, number: int, encoded: bytes) -> None:
-        if number != self._stream:
+        if number != self.stream:
             return
         view = pb.View.FromString(encoded)
         self._pause_watch = 0.25
@@ -99,24 +100,24 @@ class Control:
         self.node.feed(machine.ViewArrived(view))
 
     def broke(self, number: int) -> None:
-        if number == self._stream:
-            self._stream = 0
+        if number == self.stream:
+            self.stream = 0
             pause, self._pause_watch = self._pause_watch, min(2 * self._pause_watch, BACKOFF)
             self.node.later(pause * self.world.rng.uniform(0.5, 1.0), self._watch_if, self.session)
 
     def _watch_if(self, session: tuple[NodeId, int]) -> None:
-        if not self._stream and session == self.session:
+        if not self.stream and session == self.session:
             self.watch()
 
     def refused(self, number: int) -> None:
-        if number == self._stream:
+        if number == self.stream:
             self.lost()
 
     def _hang_up(self) -> None:
         """Close the stream; the coordinator notices, at some time or never."""
-        if self._stream:
-            self._call(self._service.closed, self._stream, *self.session, client=False)
-            self._stream = 0
+        if self.stream:
+            self._call(self._service.closed, self.stream, *self.session, client=False)
+            self.stream = 0
 
     # Heartbeats
 

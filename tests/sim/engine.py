@@ -32,8 +32,8 @@ class Engine:
 class Process:
     """One life of a program on a host. What reaches it while it is stopped waits until it continues."""
 
-    def __init__(self, engine: Engine, host: str) -> None:
-        self.engine, self.host = engine, host
+    def __init__(self, engine: Engine, place: str) -> None:
+        self.engine, self.place = engine, place
         self.alive = True
         self._waiting: list[tuple[Call, tuple[Any, ...]]] = []
         self._stopped_at: float | None = None  # seconds
@@ -88,7 +88,7 @@ class Network:
     def send(self, source: Process, to: Process, call: Call, *args: Any) -> None:
         """One message: an outcome, or a part of a call, that its sender must be able to repeat."""
         fate = self.rng.random()
-        if (source.host, to.host) in self.cut or fate < self.loss:
+        if (source.place, to.place) in self.cut or fate < self.loss:
             return
         self.engine.after(self.delay(source, to), to.wake, call, *args)
         if fate > 1 - self.doubled:
@@ -97,7 +97,7 @@ class Network:
     def carry(self, source: Process, to: Process, broken: Call, call: Call, *args: Any) -> None:
         """Data on a connection: it arrives, or the connection breaks and `broken` tells the sender, or neither."""
         fate = self.rng.random()
-        if (source.host, to.host) in self.cut:
+        if (source.place, to.place) in self.cut:
             if fate < 0.7:
                 self.engine.after(self.rng.uniform(1, 5), source.wake, broken)
         elif fate < self.loss:  # sent again by TCP
@@ -107,6 +107,6 @@ class Network:
 
     def delay(self, source: Process, to: Process) -> float:
         """Seconds that a message takes."""
-        usual = self.latency[source.host] + self.latency[to.host]
+        usual = self.latency[source.place] + self.latency[to.place]
         luck = self.rng.random()
         return self.rng.uniform(0.5, 4.0) if luck < self.slow else usual * (1 + luck)

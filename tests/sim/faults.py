@@ -15,9 +15,10 @@ CRASHES = (
     "after the write",
     "before the effects",
     "in the snapshot",
+    "after the snapshot",
     "at once",
 )
-LIES = ("seal", "bytes", "held", "owner", "seal again")
+LIES = ("seal", "bytes", "held", "owner", "seal again", "front", "samples")
 SPEEDS = (1.0, 1.0, 1.0, 0.9, 0.7, 0.5, 0.2)  # of trainers
 
 
@@ -44,6 +45,9 @@ class Faults:
             self.deafen,
             self.crash_coordinator,
             self.crash_coordinator,
+            self.stop_coordinator,
+            self.at_commit,
+            self.at_commit,
             self.fill_disk,
             self.weather,
         ]
@@ -94,7 +98,7 @@ class Faults:
         node = self._victim()
         if node is None or not self.may_go([node]):
             return
-        host = node.host_
+        host = node.host
         self.world.kill(node, silent=self.rng.random() < 0.3)
         fate = self.rng.random()
         if fate < 0.15 and self._may_stay_away(1):
@@ -126,7 +130,7 @@ class Faults:
         """A trainer hangs for ever, under a daemon that does not see it: nothing that its run may wait for."""
         sick = sum(h.sick for h in self.world.hosts.values())
         if not sick and (node := self._victim()) is not None and self._may_stay_away(1):
-            node.host_.sick = True
+            node.host.sick = True
             self.hang_trainer(node)
 
     def stop(self) -> None:
@@ -144,10 +148,10 @@ class Faults:
         node.control.leave("its operator stopped it")
         self.world.kill(node)
         if self.rng.random() < 0.5:
-            name = node.host
+            name = node.place
             self.undo_after(self.rng.uniform(0, 10), lambda: self._up(name))
         else:
-            node.host_.gone = True
+            node.host.gone = True
 
     def join(self) -> None:
         if len(self.world.living) < 12:
@@ -161,19 +165,15 @@ class Faults:
             return
         for node in half:
             self.world.kill(node, silent=True)
-            name = node.host
+            name = node.place
             self.undo_after(self.rng.uniform(1, 20), lambda name=name: self._up(name))
 
     def flip_bit(self) -> None:
-        world = self.world
-        node = self._victim()
-        wrong = any(self._wrong(n) for n in world.living)
-        if (
-            node is not None
-            and not wrong
-            and len(world.durable.round.participants) >= 3
-            and world.durable.committed
-        ):
+        """Where two others have the state: nobody could tell which of two is right."""
+        node, living = self._victim(), self.world.living
+        if node is None or not self.world.durable.committed or any(self._wrong(n) for n in living):
+            return
+        if sum(self._keeps(n) for n in living if n is not node) >= 2:
             node.say("will compute a wrong bit")
             node.flip = True
 
@@ -182,7 +182,7 @@ class Faults:
         if node is not None and len(self.world.durable.round.participants) >= 3:
             lie = self.rng.choice(LIES)
             node.say(f"will lie: {lie}")
-            node.host_.lies.append(lie)
+            node.host.lies.append(lie)
 
     # The network
 
@@ -205,21 +205,26 @@ class Faults:
 
     def partition(self) -> None:
         world, rng = self.world, self.rng
-        places = ["coordinator", *(n.host for n in world.living)]
+        places = ["coordinator", *(n.place for n in world.living)]
         here = set(rng.sample(places, rng.randint(1, max(1, len(places) // 2))))
         there = [p for p in places if p not in here]
         if rng.random() < 0.5:
             there = rng.sample(there, rng.randint(1, len(there)))
         one_way = rng.random() < 0.3
         cut = {(a, b) for a in here for b in there} | (set() if one_way else {(b, a) for a in here for b in there})
-        world.say(f"cut: {sorted(here)} {'to' if one_way else 'and'} {sorted(there)}")
+        self._cut(cut, rng.choice([0.5, rng.uniform(0, 4), rng.uniform(2, 12)]))
+
+    def _cut(self, cut: set[tuple[str, str]], seconds: float) -> None:
+        world = self.world
+        said = ", ".join(f"{a}->{b}" for a, b in sorted(cut))
+        world.say(f"cut: {said}")
         world.network.cut |= cut
 
         def heal() -> None:
             world.network.cut -= cut
-            world.say(f"healed: {sorted(here)} and {sorted(there)}")
+            world.say(f"healed: {said}")
 
-        self.undo_after(rng.choice([0.5, rng.uniform(0, 4), rng.uniform(2, 12)]), heal)
+        self.undo_after(seconds, heal)
 
     def deafen(self) -> None:
         """A stream of views silently stops."""
@@ -248,6 +253,13 @@ class Faults:
         else:
             self.world.service.crash_at = how
 
+    def stop_coordinator(self) -> None:
+        """SIGSTOP, and after a while SIGCONT."""
+        service = self.world.service
+        self.world.say("the coordinator is stopped")
+        service.stop()
+        self.undo_after(self.rng.uniform(0.5, 12), service.resume)
+
     def fill_disk(self) -> None:
         service = self.world.service
         if not service.alive:
@@ -263,6 +275,33 @@ class Faults:
                 database.execute("pragma max_page_count = 1000000")
 
         self.undo_after(self.rng.uniform(0.5, 6), empty)
+
+    # The moment that matters most
+
+    def at_commit(self) -> None:
+        """Something happens as soon as the next round is committed."""
+        happens = self.rng.choice([self._sever_one, self._sever_all, self._crash_some, self.crash_coordinator])
+        soon = self.rng.choice([0.0, self.rng.uniform(0, 0.15)])
+        self.world.on_commit.append(
+            lambda: self.world.engine.after(soon, lambda: None if self._over else happens())
+        )
+
+    def _sever_one(self) -> None:
+        if (node := self._victim()) is not None:
+            self._cut({("coordinator", node.place), (node.place, "coordinator")}, self.rng.uniform(3, 10))
+
+    def _sever_all(self) -> None:
+        hosts = self.world.hosts
+        self._cut({(a, b) for h in hosts for a, b in ((h, "coordinator"), ("coordinator", h))}, 10.0)
+
+    def _crash_some(self) -> None:
+        """More than half of the members, and they are back at once."""
+        members = [n for n in self.world.living if n.me in self.world.durable.makers]
+        some = self.rng.sample(members, max(0, len(members) - self.rng.randint(1, 2)))
+        if some and self.may_go(some):
+            for node in some:
+                self.world.kill(node, silent=True)
+                self.undo_after(self.rng.uniform(0.1, 0.5), lambda name=node.place: self._up(name))
 
     # Who may be hit
 

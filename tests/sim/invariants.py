@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING
 
+from sim.truth import Mean, next_state, root
+
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence
 from atoll.coordinator import events as ev
 from atoll.coordinator.core import Batch
 from atoll.coordinator.events import CommitRecord
-from atoll.coordinator.membership import Member, MemberState
-from atoll.coordinator.state import State
-from sim.truth import Mean, next_state, root
+from atoll.coordinator.membership import RETURN, Member, MemberState
+from atoll.coordinator.state import Phase, State
 
 if TYPE_CHECKING:
     from sim.node import Node
@@ -35,7 +36,10 @@ def hold(condition: bool, sentence: str) -> None:
 
 def check_written(world: "World", before: State, batch: Batch) -> None:
     after = batch.state
-    never_backwards(before, batch)
+    never_backwards(world, before, batch)
+    if len(batch.entries) == 1:  # else the quorum may be lost again by the next one
+        rounds_close_at_a_quorum(before, after)
+    no_round_waits_for_suspects(after)
     epochs_name_memberships(before, after)
     members_said_what_is_believed(world, before, after)
     plan = after.round.plan
@@ -99,13 +103,38 @@ def records_say_what_the_bytes_contain(world: "World", record: CommitRecord) -> 
     sample, base = world.config.model.seq_len, world.truth.states[record.round - 1]
     for mean in _means(world, record):
         real = {c.node: float(len(c.samples) * sample) for c in mean.contributions}
-        hold(real == record.contributors, f"round {record.round} has {real}, its record says {record.contributors}")
-        hold(list(real.values()) == list(mean.weights), f"round {record.round} was weighed {mean.weights} for {real}")
+        hold(
+            real == record.contributors, f"round {record.round} has {real}, its record says {record.contributors}"
+        )
+        hold(
+            list(real.values()) == list(mean.weights),
+            f"round {record.round} was weighed {mean.weights} for {real}",
+        )
         for c in mean.contributions:
             right = c.base == base or c.node in world.truth.flipped
             hold(right, f"{c.node} contributed to round {record.round} steps on another state")
     before = len(world.truth.consumed) * sample
     hold(record.tokens == before + int(sum(record.contributors.values())), f"the run's tokens are wrong: {record}")
+
+
+def rounds_close_at_a_quorum(before: State, after: State) -> None:
+    """A round is closed when its quorum has its inner steps, or has stopped."""
+    r = after.round
+    if r.phase is Phase.COLLECTING and before.round.phase is Phase.INNER:
+        done, need = r.reached | r.ledger.contributions.keys(), after.config.rounds.quorum * len(r.participants)
+        hold(len(done) >= need, f"round {r.number} closes with {len(done)} of {len(r.participants)} members")
+
+
+def no_round_waits_for_suspects(state: State) -> None:
+    """A round that closes and has its quorum waits only for members that may still answer."""
+    r = state.round
+    if r.phase is not Phase.COLLECTING or r.planned_at is not None:
+        return
+    trusted = [n for n in r.participants if state.members.trusted(n)]
+    ready = [n for n in trusted if n in r.ledger.contributions]
+    need = max(state.config.rounds.quorum * len(r.participants), min(2, len(r.participants)))
+    enough = len(ready) >= max(need, state.config.members.minimum)
+    hold(not enough or len(ready) < len(trusted), f"round {r.number} has all that it can wait for, and waits")
 
 
 def commits_have_enough_members(world: "World", record: CommitRecord) -> None:
@@ -173,11 +202,14 @@ def members_said_what_is_believed(world: "World", before: State, after: State) -
     """What is believed of a member, this life of it has said: the state that it holds, and that it left."""
     said = world.truth.said
     for node, m in after.members.here.items():
-        if m is not before.members.here.get(node) and m.state_round >= 0:
-            hold(
-                ev.StateAt(node, m.life, m.state_round, m.state_digest) in said,
-                f"{node} is believed to hold state {m.state_round} ({m.state_digest.hex()}) in life {m.life}",
-            )
+        b = before.members.here.get(node)
+        if m is b or m.state_round < 0:
+            continue
+        state = f"state {m.state_round} ({m.state_digest.hex()})"
+        told = ev.StateAt(node, m.life, m.state_round, m.state_digest) in said
+        hold(told, f"{node} is believed to hold {state} in life {m.life}")
+        old = b is not None and b.life == m.life and b.state_round > m.state_round
+        hold(not old, f"{node} is believed to have gone back to {state}")
     for node in after.members.gone.keys() - before.members.gone.keys():
         m = after.members.gone[node]
         if m.state is MemberState.LEFT:
@@ -220,7 +252,9 @@ def the_digest_is_the_logs(world: "World", state: State) -> None:
 
 
 def members_have_the_runs_state(state: State) -> None:
-    """Whoever counts has told the run's digest of the state that it holds."""
+    """Whoever counts has told the run's digest of the state that it holds; and suspects are known as such."""
+    suspects = {n for n, m in state.members.here.items() if m.state is MemberState.SUSPECT}
+    hold(state.members.suspects == suspects, f"{suspects} are suspects, known are {state.members.suspects}")
     for member in state.members.here.values():
         if member.standing in (MemberState.ACTIVE, MemberState.SYNCED) and member.state_round == state.committed:
             same = not state.digest or member.state_digest == state.digest
@@ -246,11 +280,15 @@ def published_once_in_order(world: "World", record: CommitRecord) -> None:
         hold(same, f"the record of round {record.round} has another digest than the run")
 
 
-def never_backwards(before: State, batch: Batch) -> None:
-    """Epoch, committed rounds and tokens never go back, and each start of the coordinator is a new incarnation."""
+def never_backwards(world: "World", before: State, batch: Batch) -> None:
+    """Time, epoch, rounds and tokens never go back, and each start of the coordinator is a new incarnation."""
     after = batch.state
+    hold(batch.now >= world.last, f"the clock went back from {world.last} to {batch.now}")
+    world.last = batch.now if batch.entries else world.last
     starts = sum(isinstance(event, ev.Started) for _, event in batch.entries)
-    hold(after.incarnation == before.incarnation + starts, f"incarnation {after.incarnation} after {starts} starts")
+    hold(
+        after.incarnation == before.incarnation + starts, f"incarnation {after.incarnation} after {starts} starts"
+    )
     for what in ("epoch", "committed", "tokens"):
         old, new = getattr(before, what), getattr(after, what)
         hold(new >= old, f"{what} went back from {old} to {new}")
@@ -272,7 +310,7 @@ def _means(world: "World", record: CommitRecord) -> list[Mean]:
     return [world.truth.means[p] for p in _held(world, record, next(iter(record.contributors)))[0]]
 
 
-# After every event, at a restart, and whenever something leaves the coordinator
+# After every event, every tick, at a restart
 
 
 def only_durable_states_are_shown(world: "World", service: "Service") -> None:
@@ -305,10 +343,23 @@ def durable(state: State) -> State:
     """Without what heartbeats move: they are not in the journal."""
 
     def still(members: dict[NodeId, Member]) -> dict[NodeId, Member]:
-        return {n: replace(m, heard_at=0.0, moved_at=0.0, stuck=0.0, phase="", step=(0, 0)) for n, m in members.items()}
+        return {
+            n: replace(m, heard_at=0.0, moved_at=0.0, stuck=0.0, phase="", step=(0, 0)) for n, m in members.items()
+        }
 
     members = replace(state.members, here=still(state.members.here), gone=still(state.members.gone))
     return replace(state, members=members)
+
+
+def the_late_are_out(state: State, then: State, now: float) -> None:
+    """Who was silent for its lease, hung while it was waited for, or did not come back is out at the next tick."""
+    limits, back = state.config.members, RETURN
+    for node, m in then.members.here.items():
+        late = now - m.heard_at > limits.lease or (not m.connected and now > m.expire_at + back)
+        hung = node in then.awaited and now - m.moved_at > limits.stall
+        here = state.members.here.get(node)
+        out = here is None or here.life > m.life or here.heard_at > m.heard_at or here.connected > m.connected
+        hold(out or not (late or hung), f"{node} is a member though it is {'late' if late else 'hung'}")
 
 
 # At the nodes
@@ -318,7 +369,13 @@ def active_nodes_have_the_logs_state(world: "World", node: "Node") -> None:
     """The state of every active member is the log's, bit by bit."""
     round_, state = node.state
     states = world.truth.states
-    if 0 <= round_ < len(states) and state != states[round_] and node.still and node.alive and world.durable.digest:
+    if (
+        0 <= round_ < len(states)
+        and state != states[round_]
+        and node.still
+        and node.alive
+        and world.durable.digest
+    ):
         member = world.durable.members.here.get(node.me)
         if member is not None and member.state is MemberState.ACTIVE and member.life == node.control.life:
             told = member.state_round == round_ == world.durable.committed
@@ -364,6 +421,15 @@ def every_step_counts_once(world: "World", node: "Node") -> None:
 # At the end of a run
 
 
+def the_journal_has_every_record(world: "World") -> None:
+    """What was published is in the journal, once and in order."""
+    kept = [record.round for record in world.service.journal.rounds()]
+    hold(
+        kept == world.truth.published,
+        f"the journal has the records {kept}, published were {world.truth.published}",
+    )
+
+
 def the_run_goes_on(world: "World", rounds: int, seconds: float) -> None:
     """When the faults end, rounds commit again and every living node is active again, by itself."""
     goal = world.durable.committed + rounds
@@ -371,3 +437,15 @@ def the_run_goes_on(world: "World", rounds: int, seconds: float) -> None:
         world.until(lambda: world.durable.committed >= goal and not world.unwell(), seconds),
         f"after {seconds:g} s without faults {world.ailing(goal)}",
     )
+
+
+def the_run_ends(world: "World", seconds: float) -> None:
+    """When the faults end, a run of so many rounds commits them all, publishes them, and every node leaves."""
+    total = world.config.rounds.total
+
+    def over() -> bool:
+        state = world.durable
+        return state.committed == total and state.pending is None and all(n.host.sick for n in world.living)
+
+    hold(world.until(over, seconds), f"after {seconds:g} s without faults {world.ailing(total)}")
+    hold(world.truth.published == list(range(1, total + 1)), f"published were {world.truth.published} of {total}")

@@ -11,6 +11,7 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -25,16 +26,11 @@ def mutate(file: str, old: str, new: str) -> str:
     return text.replace(old, new)
 
 
-class Mutated(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
-    """Finds one module, with its changed text."""
+class Mutated(importlib.abc.SourceLoader):
+    """Loads a module from its changed text."""
 
-    def __init__(self, module: str, file: str, text: str) -> None:
-        self._module, self._file, self._text = module, file, text
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        return importlib.util.spec_from_loader(name, self) if name == self._module else None
+    def __init__(self, file: str, text: str) -> None:
+        self._file, self._text = file, text
 
     def get_filename(self, fullname: str) -> str:
         return self._file
@@ -43,10 +39,22 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
         return self._text.encode()
 
 
+@dataclass(frozen=True)
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds one module."""
+
+    module: str
+    loader: Mutated
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        return importlib.util.spec_from_loader(name, self.loader) if name == self.module else None
+
+
 def main(file: str, old: str, new: str, first: str, seeds: str) -> int:
-    prefix = "" if file.startswith("tests/") else "atoll."
-    module = prefix + file.removesuffix(".py").removeprefix("tests/").replace("/", ".")
-    sys.meta_path.insert(0, Mutated(module, str(ROOT / file), mutate(file, old, new)))
+    module = "atoll." + file.removesuffix(".py").replace("/", ".")
+    sys.meta_path.insert(0, Finder(module, Mutated(str(ROOT / file), mutate(file, old, new))))
     from sim.world import World
 
     for seed in range(int(first), int(first) + int(seeds)):

@@ -1,4 +1,4 @@
-"""A simulated node: the real machine, and around it what the daemon does for it, with lists of samples for tensors.
+"""A simulated node: the real machine, and around it what the daemon does, with lists of samples for tensors.
 
 The outer state is a round and a digest. The local vector is the list of samples whose steps it has beyond the
 state `base`; a contribution is a copy of it.
@@ -8,15 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
-from atoll.comm.ids import NodeId
-from atoll.comm.proto import atoll_pb2 as pb
-from atoll.coordinator import events as ev
-from atoll.node import machine
 from sim.control import Control
 from sim.engine import Process
 from sim.plane import Plane
 from sim.trainer import Trainer
 from sim.truth import Contribution, Life, digest, next_state, root
+
+from atoll.comm.ids import NodeId
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.coordinator import events as ev
+from atoll.node import machine
 
 if TYPE_CHECKING:
     from sim.world import World
@@ -46,7 +47,7 @@ class Node(Process):
 
     def __init__(self, world: "World", host: Host) -> None:
         super().__init__(world.engine, host.name)
-        self.world, self.host_ = world, host
+        self.world, self.host = world, host
         self.machine = machine.Node()
         self.control, self.trainer, self.plane = Control(self), Trainer(self), Plane(self)
         self.state = -1, b""  # round and digest of what anchor and momentum hold
@@ -54,7 +55,6 @@ class Node(Process):
         self.flip = False  # the next state that it computes has a wrong bit
         self.local: list[int] = []
         self.base = b""  # digest of the state that `local` is beyond
-        self.finished = False
         self.furthest = -1  # the newest state that it had
         self.lost: list[int] = []  # samples whose steps were lost with a trainer, or with a state that was wrong
         self.steps: list[int] = []  # samples that it took steps on, in order
@@ -70,12 +70,12 @@ class Node(Process):
     @property
     def clock(self) -> float:
         """Seconds on its own clock."""
-        return self.engine.now + self.host_.offset
+        return self.engine.now + self.host.offset
 
     @property
     def step_time(self) -> float:
         """Seconds that one inner step takes."""
-        return self.world.step_time / self.host_.speed
+        return self.world.step_time / self.host.speed
 
     @property
     def progress(self) -> tuple[str, int, int]:
@@ -85,7 +85,7 @@ class Node(Process):
 
     def say(self, sentence: str) -> None:
         if self.world.tracing:
-            self.world.say(f"{self.host} {self.me}.{self.control.life} {sentence}")
+            self.world.say(f"{self.place} {self.me}.{self.control.life} {sentence}")
 
     def feed(self, event: machine.Event) -> None:
         self.machine, effects = machine.step(self.machine, event)
@@ -131,7 +131,7 @@ class Node(Process):
             case machine.ReportEvaluated(round_, loss):
                 self.report(lambda n, life: ev.Evaluated(n, life, round_, loss))
             case machine.RunFinished():
-                self.finished = True
+                self.world.over(self)
             case _:
                 assert_never(effect)
 
@@ -162,17 +162,18 @@ class Node(Process):
             self.world.dropped(self, samples, why)
 
     def _report_ready(self, work: machine.Work) -> None:
+        lies_about = self.host.lies_about
+        front = work.front + lies_about("front")
+        samples = work.samples + 1000 * lies_about("samples")
         self.report(
-            lambda n, life: ev.BecameReady(
-                n, life, work.round, work.front, work.samples, work.steps, work.loss, 1.0
-            )
+            lambda n, life: ev.BecameReady(n, life, work.round, front, samples, work.steps, work.loss, 1.0)
         )
 
     # The outer state
 
     def _initialised(self) -> None:
         self.drop_for_good()
-        self._settle(0, digest("initial", self.host, self.engine.now))
+        self._settle(0, self.world.initial_state(self))
 
     def _apply(self, round_: int) -> None:
         sealed = root(self.plane.held)

@@ -1,5 +1,5 @@
-"""A node's data plane, as `atoll.comm.plane` and `atoll.comm.reduce` behave: one attempt of a reduce at a time, fenced;
-a member that fails is reported; and the state for those who lack it.
+"""A node's data plane, as `atoll.comm.plane` and `atoll.comm.reduce` behave: one attempt of a reduce at a time,
+fenced; a member that fails is reported; and the state for those who lack it.
 
     contribution (member -> owners)  ->  mean, sealed (owner)  ->  result (owner -> members)  ->  held
 """
@@ -7,12 +7,13 @@ a member that fails is reported; and the state for those who lack it.
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sim.truth import Contribution, Mean, digest, root
+
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator import events as ev
 from atoll.node import machine
-from sim.truth import Contribution, Mean, digest, root
 
 if TYPE_CHECKING:
     from sim.node import Node
@@ -46,7 +47,7 @@ class Plane:
         self.attempt: Attempt | None = None
         self.newest: Fence | None = None
         self.held: tuple[bytes, ...] = ()  # the payloads of the last attempt that was completed here
-        self._early: list[tuple[Fence, NodeId, "Node", Contribution]] = []
+        self._early: list[tuple[Fence, NodeId, Node, Contribution]] = []
         self._asked = 0  # number of the latest request to a donor
 
     # The reduce
@@ -141,7 +142,7 @@ class Plane:
             payloads[c] = self.world.sealed(attempt.fence, Mean(c, ordered, tuple(attempt.weights)))
         attempt.payloads |= payloads
         self._tell(attempt, payloads)
-        two_faced = self.node.host_.lies_about("bytes")
+        two_faced = self.node.host.lies_about("bytes")
         for i in range(len(attempt.members)):
             if i != attempt.me:
                 other = {c: self.world.forged(p) for c, p in payloads.items()} if two_faced and i % 2 else payloads
@@ -150,7 +151,7 @@ class Plane:
 
     def _tell(self, attempt: Attempt, payloads: dict[int, bytes]) -> None:
         """The ledger: the digests of these chunks; or what a liar says."""
-        lies_about, told = self.node.host_.lies_about, payloads
+        lies_about, told = self.node.host.lies_about, payloads
         if lies_about("seal"):
             told = {c: digest("a lie", p) for c, p in payloads.items()}
         if lies_about("owner"):
@@ -169,7 +170,7 @@ class Plane:
         self.held = tuple(attempt.payloads[c] for c in range(len(attempt.owners)))
         self.world.truth.held[self.node.session, attempt.fence] = self.held
         mine = root(self.held)
-        told = digest("a lie", mine) if self.node.host_.lies_about("held") else mine
+        told = digest("a lie", mine) if self.node.host.lies_about("held") else mine
         self.node.feed(machine.ReduceHeld((attempt.fence.round, attempt.fence.attempt), mine))
         self.node.report(lambda n, life: ev.Held(n, life, attempt.fence, told, 1000, 1000))
 

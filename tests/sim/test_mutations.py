@@ -1,6 +1,6 @@
 """The simulation bites: every rule of the protocol, when it is taken out, is missed by some seed.
 
-    name: file, the line as it is, the line as it must not be, the first seed to try
+name: file, the line as it is, the line as it must not be, the first seed to try
 """
 
 import os
@@ -65,6 +65,12 @@ MUTATIONS = [
         "float(ledger.contributions[n].samples * sample)",
         "float((ledger.contributions[n].samples - 1) * sample)",
     ),
+    Mutation(
+        "the contribution of a lost member stays",
+        C + "ledger.py",
+        "return replace(ledger, contributions={n: c for n, c in ledger.contributions.items() if n != node})",
+        "return ledger",
+    ),
     # Rounds
     Mutation(
         "a contribution to another round counts",
@@ -77,12 +83,6 @@ MUTATIONS = [
         C + "rounds.py",
         "if not lease or event.front != data.front(lease) or",
         "if not lease or",
-    ),
-    Mutation(
-        "a contribution beyond another state counts",
-        C + "rounds.py",
-        " or state.members.here[node].state_round != state.committed:",
-        ":",
     ),
     Mutation(
         "one that lost its work still counts",
@@ -101,6 +101,18 @@ MUTATIONS = [
         C + "rounds.py",
         "waited_for = [n for n in late if state.members.trusted(n)]",
         "waited_for = late",
+    ),
+    Mutation(
+        "a round closes without a quorum",
+        C + "rounds.py",
+        "    if len(done) < quorum(state):",
+        "    if not done:",
+    ),
+    Mutation(
+        "an attempt may have too few members",
+        C + "attempts.py",
+        "return members if len(members) >= need and now >= r.paused_until else ()",
+        "return members if now >= r.paused_until else ()",
     ),
     # The commit
     Mutation(
@@ -130,8 +142,20 @@ MUTATIONS = [
     Mutation(
         "commits do not consume",
         C + "attempts.py",
-        "leases = data.consume(leases, node, ledger.contributions[node].samples)",
-        "leases = data.consume(leases, node, 0)",
+        "data.consume_each(state.leases, {n: ledger.contributions[n].samples for n in ledger.members})",
+        "data.consume_each(state.leases, {})",
+    ),
+    Mutation(
+        "a round number is left out",
+        C + "attempts.py",
+        "        committed=r.number,",
+        "        committed=r.number + 1,",
+    ),
+    Mutation(
+        "a record names another attempt",
+        C + "attempts.py",
+        "        attempts=ledger.attempt,",
+        "        attempts=1,",
     ),
     Mutation(
         "a record is dropped when the next round commits",
@@ -142,8 +166,8 @@ MUTATIONS = [
     Mutation(
         "a record is published twice",
         C + "roster.py",
-        "    out.append(Publish(record))\n    return replace(state, pending=None)",
-        "    out.append(Publish(record))\n    return state",
+        "return with_round(replace(state, pending=None), evaluator=None)",
+        "return with_round(state, evaluator=None)",
     ),
     # Leases
     Mutation(
@@ -155,8 +179,14 @@ MUTATIONS = [
     Mutation(
         "a released lease stays with its node too",
         C + "leases.py",
-        "    held = {n: r for n, r in leases.held.items() if n != node}\n    return replace(leases, held=held, free=",
-        "    held = leases.held\n    return replace(leases, held=held, free=",
+        "if n != node}\n    return replace(leases, held=held, free=",
+        "}\n    return replace(leases, held=held, free=",
+    ),
+    Mutation(
+        "free samples are leased twice",
+        C + "leases.py",
+        "free = ((first + taken, some - taken), *others) if some > taken else tuple(others)",
+        "free = tuple(others) if len(others) > 1 else free",
     ),
     # States and digests
     Mutation(
@@ -203,6 +233,12 @@ MUTATIONS = [
         "return state",
     ),
     Mutation(
+        "the fence counts members for the epoch",
+        C + "attempts.py",
+        "Epoch(state.epoch)",
+        "Epoch(len(members))",
+    ),
+    Mutation(
         "a hung trainer is waited for",
         C + "membership.py",
         "elif node in awaited and now - m.moved_at > limits.stall:",
@@ -222,6 +258,12 @@ MUTATIONS = [
         "        self.state = state\n        return Batch(now, state, entries, effects)",
     ),
     Mutation(
+        "a plan is shown to all",
+        C + "view.py",
+        "planned=node in common.planned",
+        "planned=bool(common.planned)",
+    ),
+    Mutation(
         "the last event of a batch is not written",
         C + "core.py",
         "self._journal.append(batch.entries, ",
@@ -232,6 +274,18 @@ MUTATIONS = [
         C + "core.py",
         "self.state, self.last = decode(found.body, config), found.at",
         "self.state, self.last = decode(found.body, config), 0.0",
+    ),
+    Mutation(
+        "a snapshot leaves the events that it stands for",
+        C + "journal.py",
+        'self._db.execute("delete from events")',
+        'self._db.execute("select 1")',
+    ),
+    Mutation(
+        "commit records are not kept",
+        C + "core.py",
+        "batch.records, batch.notes",
+        "[], batch.notes",
     ),
     # The node
     Mutation(
@@ -255,8 +309,8 @@ MUTATIONS = [
     Mutation(
         "work is not carried over",
         N + "machine.py",
-        "            carried = node.ready or node.carried\n            return replace(node, moving=False, round=round_,",
-        "            carried = None\n            return replace(node, moving=False, round=round_,",
+        "carried = node.ready or node.carried\n            return replace(node, moving=False",
+        "carried = None\n            return replace(node, moving=False",
     ),
     Mutation(
         "a lost Ready is not said again",
@@ -265,16 +319,11 @@ MUTATIONS = [
         "    if False:",
     ),
     Mutation(
-        "a lost Reached is not said again",
-        N + "machine.py",
-        "    if counted and node.reached == view.train.round and not view.reached:",
-        "    if False:",
-    ),
-    Mutation(
         "a lost StateAt is not said again",
         N + "machine.py",
         "    if unheard and view.state_digest and node.digest == view.state_digest:",
         "    if False:",
+        first=80,
     ),
     Mutation(
         "a node that rejoins does not say what it holds",
@@ -289,6 +338,18 @@ MUTATIONS = [
         "if node.round != view.committed:",
     ),
     Mutation(
+        "a node says the run's digest for its own",
+        N + "machine.py",
+        "out.append(ReportState(round_, digest))\n            task",
+        "out.append(ReportState(round_, (node.view and node.view.state_digest) or digest))\n            task",
+    ),
+    Mutation(
+        "a trainer that died while it wrote keeps what it carried",
+        N + "machine.py",
+        "carried = None if training else node.carried",
+        "carried = node.carried",
+    ),
+    Mutation(
         "an overtaken attempt goes on",
         N + "machine.py",
         "        out.append(StopReduce())\n        return replace(node, reducing=None)\n    if node.round",
@@ -300,7 +361,10 @@ MUTATIONS = [
 def run(mutation: Mutation) -> tuple[int, str]:
     """Exit code and output of the seeds until one notices."""
     args = [mutation.file, mutation.old, mutation.new, str(mutation.first), str(SEEDS)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(MUTANT.parent.parent), os.environ.get("PYTHONPATH", "")])}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(MUTANT.parent.parent), os.environ.get("PYTHONPATH", "")]),
+    }
     done = subprocess.run(
         [sys.executable, "-P", str(MUTANT), *args], capture_output=True, text=True, timeout=900, env=env
     )

@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from sim.node import Node
+from sim.world import CHUNK, World
 
 from atoll.comm.config import InnerConfig, MembersConfig, ReduceConfig, RoundsConfig, RunConfig
 from atoll.coordinator.membership import MemberState
 from atoll.coordinator.state import Phase
-from sim.node import Node
-from sim.world import CHUNK, World
 
 CONFIG = RunConfig(
     inner=InnerConfig(batch_size=4),
@@ -81,7 +81,7 @@ def test_below_the_minimum_the_run_waits_and_says_why_and_goes_on_when_they_are_
         assert w.durable.committed == before
         assert w.durable.round.reason.startswith("4 of the 6 members")
         for node in gone:
-            w.start(node.host_)
+            w.start(node.host)
         committed(w, 3, 60.0)
         assert not w.unwell()
 

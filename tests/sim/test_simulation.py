@@ -9,7 +9,6 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
 
 import pytest
-
 from sim.world import violations
 
 FIRST, SEEDS = int(os.environ.get("ATOLL_SIM_FIRST", "0")), int(os.environ.get("ATOLL_SIM_SEEDS", "300"))

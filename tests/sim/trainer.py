@@ -2,9 +2,10 @@
 
 from typing import TYPE_CHECKING
 
+from sim.engine import Call
+
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node import machine
-from sim.engine import Call
 
 if TYPE_CHECKING:
     from sim.node import Node
@@ -52,7 +53,7 @@ class Trainer:
     def end_if_hung(self) -> None:
         """The daemon's watchdog."""
         self._count()
-        if self.node.host_.sick:
+        if self.node.host.sick:
             return
         stall = self.node.world.config.members.stall
         if self.up and self.node.machine.task is not None and self.node.clock - self._moved > 0.7 * stall:
@@ -63,7 +64,7 @@ class Trainer:
         """Initialise or evaluate."""
         self._moved = self.node.clock
         self._life += 1
-        self.node.later(seconds / self.node.host_.speed, self._done, self._life, done)
+        self.node.later(seconds / self.node.host.speed, self._done, self._life, done)
 
     def _done(self, life: int, done: Call) -> None:
         if life == self._life and self.up and not self._hung:

@@ -1,0 +1,84 @@
+"""Nothing that a node sends gets past the edge unless it makes sense."""
+
+import math
+from typing import Any
+
+import pytest
+
+from atoll.comm.errors import ConfigError
+from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
+from atoll.comm.plan import Fence
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.coordinator import edge
+from atoll.coordinator import events as ev
+
+ADA, DIGEST = NodeId("n1"), b"d" * 16
+FENCE = pb.Fence(incarnation=2, epoch=3, round=4, attempt=5)
+MINE = Fence(Incarnation(2), Epoch(3), Round(4), 5)
+
+
+def event(**report: Any) -> ev.Event:
+    return edge.event(ADA, 7, pb.ReportRequest(fence=FENCE, **report))
+
+
+def test_every_report_becomes_its_event() -> None:
+    ready = pb.Ready(steps=9, samples=36, loss=2.5, delta_norm=0.5, front=40)
+    assert event(layout=pb.Layout(numel=5, digest=DIGEST)) == ev.LayoutKnown(ADA, 7, 5, DIGEST)
+    assert event(state_at=pb.StateAt(round=8, digest=DIGEST)) == ev.StateAt(ADA, 7, 8, DIGEST)
+    assert event(reached=pb.Reached()) == ev.Reached(ADA, 7, 4)
+    assert event(ready=ready) == ev.BecameReady(ADA, 7, 4, 40, 36, 9, 2.5, 0.5)
+    seals = pb.Seals(seals=[pb.Seal(chunk=3, digest=DIGEST)])
+    assert event(seals=seals) == ev.Sealed(ADA, 7, MINE, ((3, DIGEST),))
+    assert event(held=pb.Held(digest=DIGEST, bytes_up=1, bytes_down=2)) == ev.Held(ADA, 7, MINE, DIGEST, 1, 2)
+    assert event(evaluated=pb.Evaluated(round=8, loss=3.0)) == ev.Evaluated(ADA, 7, 8, 3.0)
+    lost = pb.Unreachable(node_id="n2", reason="reset\x1b[31m\n")
+    assert event(unreachable=lost) == ev.PeerLost(ADA, 7, NodeId("n2"), MINE, "reset[31m")
+    assert event(leave=pb.Leave(reason="bye")) == ev.Leaving(ADA, 7, "bye")
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {},
+        {"layout": pb.Layout(numel=0, digest=DIGEST)},
+        {"layout": pb.Layout(numel=1 << 43, digest=DIGEST)},
+        {"state_at": pb.StateAt(round=1, digest=b"short")},
+        {"ready": pb.Ready(samples=0, loss=1.0, delta_norm=1.0)},
+        {"ready": pb.Ready(samples=1 << 60, loss=1.0, delta_norm=1.0)},
+        {"ready": pb.Ready(samples=1, loss=math.nan, delta_norm=1.0)},
+        {"ready": pb.Ready(samples=1, loss=1.0, delta_norm=math.inf)},
+        {"ready": pb.Ready(samples=1, loss=1.0, delta_norm=-1.0)},
+        {"seals": pb.Seals(seals=[pb.Seal(chunk=1, digest=b"")])},
+        {"held": pb.Held(digest=b"x" * 17)},
+        {"evaluated": pb.Evaluated(round=1, loss=-math.inf)},
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_a_sentence(report: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must|update"):
+        event(**report)
+
+
+def test_a_missing_host_is_the_one_that_the_connection_came_from() -> None:
+    assert edge.address(":4700", "ipv4:10.1.2.3:5555") == "10.1.2.3:4700"
+    assert edge.address("0.0.0.0:4700", "ipv6:%5Bfe80::1%5D:5555") == "[fe80::1]:4700"
+    assert edge.address("reef.example.org:4700", "ipv4:10.1.2.3:5555") == "reef.example.org:4700"
+
+
+@pytest.mark.parametrize(
+    "asked", ["", "4700", "host:", "host:0", "host:70000", "a b:1", "x" * 300 + ":1", "$(ls):1"]
+)
+def test_an_address_that_nobody_can_dial_is_refused(asked: str) -> None:
+    with pytest.raises((ValueError, ConfigError)):
+        edge.address(asked, "ipv4:10.1.2.3:5555")
+
+
+def test_numbers_of_a_heartbeat_are_finite_and_its_words_printable() -> None:
+    beat = pb.HeartbeatRequest(phase="in\nner" + "x" * 99, tokens_per_s=math.nan, loss=math.inf, bytes_up=3)
+    assert edge.vitals(beat).tokens_per_s == edge.vitals(beat).loss == 0.0
+    assert edge.heard(ADA, 1, beat).phase.startswith("innerx") and len(edge.heard(ADA, 1, beat).phase) < 21
+
+
+def test_a_nodes_own_secret_is_long_or_not_taken() -> None:
+    assert edge.secret("a" * 32) == edge.secret("a" * 32 + ".9") == "a" * 32
+    for weak in ("", "a" * 31, "a" * 65, "A" * 32, "z" * 40):
+        assert edge.secret(weak) == ""

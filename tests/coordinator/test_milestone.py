@@ -1,0 +1,57 @@
+"""The points at which the coordinator can be made to crash follow what happened."""
+
+from dataclasses import replace
+
+from scenario import CONFIG
+
+from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
+from atoll.comm.plan import Fence
+from atoll.coordinator import events as ev
+from atoll.coordinator.events import CommitRecord
+from atoll.coordinator.ledger import Ledger
+from atoll.coordinator.milestone import milestones
+from atoll.coordinator.state import Phase, Plan, RoundState, State
+
+ADA = NodeId("n1")
+WAITING = State(CONFIG)
+FENCE = Fence(Incarnation(1), Epoch(1), Round(1), 1)
+OPEN = Ledger(attempt=1, members=(ADA,), owners=(ADA,))
+RECORD = CommitRecord(1, 1, 1, (), {}, 1, 1.0, {}, {}, {}, "", "")
+
+
+def at(phase: Phase, number: int = 1, ledger: Ledger = OPEN, planned: bool = False, committed: int = 0) -> State:
+    plan = Plan(FENCE._replace(attempt=ledger.attempt), 0.0) if planned else None
+    return replace(WAITING, committed=committed, round=RoundState(number, phase, ledger=ledger, plan=plan))
+
+
+INNER = at(Phase.INNER, ledger=Ledger())
+COLLECTING = at(Phase.COLLECTING, ledger=Ledger())
+REDUCING = at(Phase.REDUCING, planned=True)
+SEALED = at(Phase.REDUCING, ledger=replace(OPEN, sealed={0: b"d"}), planned=True)
+AGAIN = at(Phase.REDUCING, ledger=replace(OPEN, attempt=2), planned=True)
+NEXT = replace(at(Phase.INNER, 2, Ledger(), committed=1), pending=RECORD)
+
+
+def test_every_step_of_a_round_has_its_point() -> None:
+    assert milestones(WAITING, INNER, []) == ["round-start"]
+    assert milestones(INNER, COLLECTING, []) == ["closing"]
+    assert milestones(COLLECTING, REDUCING, []) == ["plan"]
+    assert milestones(REDUCING, SEALED, []) == ["sealed-all"]
+    assert set(milestones(REDUCING, AGAIN, [])) == {"plan", "retry"}
+    assert milestones(REDUCING, COLLECTING, []) == ["retry"]
+    assert set(milestones(SEALED, NEXT, [])) == {"commit", "round-start"}
+    assert milestones(NEXT, replace(NEXT, pending=None), []) == ["published"]
+    assert milestones(INNER, INNER, []) == []
+
+
+def test_what_members_said_has_its_point() -> None:
+    said = [
+        ev.Joined(ADA, 1, "ada", "ada:1", "s"),
+        ev.StateAt(ADA, 1, 0, b"d"),
+        ev.Reached(ADA, 1, 1),
+        ev.BecameReady(ADA, 1, 1, 0, 1, 1, 1.0, 1.0),
+        ev.Sealed(ADA, 1, FENCE, ()),
+        ev.Held(ADA, 1, FENCE, b"d", 0, 0),
+        ev.Tick(),
+    ]
+    assert set(milestones(INNER, INNER, said)) == {"join", "state", "reached", "ready", "seal", "held"}
