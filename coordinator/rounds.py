@@ -143,7 +143,7 @@ def ready(state: State, event: BecameReady, now: float, out: list[Effect]) -> St
     entry = Contribution(event.samples, event.steps, event.loss, event.norm)
     answers = r.answers if r.told_at is None else (*r.answers, now - r.asked_at)
     full = event.steps >= state.config.rounds.inner_steps or event.samples == data.size(lease)
-    done = r.reached | {node} if full else r.reached
+    done = r.reached | {node} if full and node not in r.reached else r.reached
     return with_round(state, ledger=contribute(r.ledger, node, entry), answers=answers, reached=done)
 
 
@@ -211,16 +211,16 @@ def _close(state: State, now: float, why: str) -> State:
 
 def collected(state: State, now: float, out: list[Effect]) -> tuple[NodeId, ...]:
     """COLLECTING: the members of the reduce once they are known, else none."""
-    r = state.round
-    contributions = r.ledger.contributions
-    able = tuple(n for n in _trusted(state) if n in contributions)
+    r, trusted, contributions = state.round, _trusted(state), state.round.ledger.contributions
+    waited_for = [n for n in trusted if n not in contributions]
+    if waited_for and now < r.asked_at + min(SOONEST, state.config.rounds.collect):
+        return ()
+    able = tuple(n for n in trusted if n in contributions)
     n = len(r.participants)
     need = max(ceil(state.config.rounds.quorum * n), min(2, n))  # what one alone commits would die with it
     if len(able) < max(need, state.config.members.minimum):
         return ()
-    waited_for = [n for n in _trusted(state) if n not in contributions]
-    soonest = r.asked_at + min(SOONEST, state.config.rounds.collect)
-    if waited_for and (now < soonest or now < max(collect_ends(state, waited_for), r.patient_until)):
+    if waited_for and now < max(collect_ends(state, waited_for), r.patient_until):
         return ()
     if late := [n for n in r.participants if n not in contributions or not state.members.trusted(n)]:
         work = "its" if len(late) == 1 else "their"

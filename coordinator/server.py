@@ -58,8 +58,8 @@ async def _serve(
     host, port = http_socket.getsockname()[:2]
     http_url = f"http://{join_host_port(host, port)}"
     journal.set_meta("http", http_url)
-    log.info(f"run {config.name}: nodes join at {address}, page at {http_url}")
     stop, at_once = _signals()
+    log.info(f"run {config.name}: nodes join at {address}, page at {http_url}")
     stopping = asyncio.create_task(stop.wait())
     parts = [asyncio.create_task(part) for part in (plane.run(), page._serve([http_socket]))]
     try:

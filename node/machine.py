@@ -324,7 +324,8 @@ def _repeat(node: Node, view: pb.View, out: list[Effect]) -> None:
     if counted and node.reached == view.train.round and not view.reached:
         out.append(ReportReached(node.reached))
     unheard = view.you == "recovering" and node.round == view.committed and not node.moving
-    if unheard and view.state_digest and node.digest == view.state_digest:
+    known = view.state_digest != b"" and node.digest == view.state_digest
+    if unheard and (known or view.initialise):  # it may have state_0 that it is to make: everybody was away
         out.append(ReportState(node.round, node.digest))
 
 
@@ -336,8 +337,8 @@ def _ready(node: Node, task: Task, steps: int, samples: int, loss: float, out: l
         return replace(node, task=None, carried=None)
     mean = (base.loss * base.samples + loss * samples) / total
     ready = Work(task.round, task.front, total, steps, mean)
-    if node.round == task.round - 1:
-        out.append(ReportReady(ready))
+    if node.view is not None and not _differs(node, node.view) and node.round == task.round - 1:
+        out.append(ReportReady(ready))  # else a later view asks for it, if it can be used
     return replace(node, task=None, ready=ready, carried=None)
 
 

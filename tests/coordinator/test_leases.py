@@ -86,5 +86,5 @@ def test_a_front_stays_until_a_commit_consumes_it(seed: int) -> None:
 @pytest.mark.parametrize("used", [11, -1])
 def test_what_was_not_leased_cannot_be_consumed(used: int) -> None:
     node = NodeId("n1")
-    with pytest.raises(ValueError, match=f"used {used} samples of a lease of 10"):
+    with pytest.raises(ValueError, match=rf"used {used} sample\(s\) of a lease of 10"):
         data.consume(data.grant(Leases(), node, 10), node, used)

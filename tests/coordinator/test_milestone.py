@@ -45,7 +45,7 @@ def test_every_step_of_a_round_has_its_point() -> None:
 
 
 def test_what_members_said_has_its_point() -> None:
-    said = [
+    said: list[ev.Event] = [
         ev.Joined(ADA, 1, "ada", "ada:1", "s"),
         ev.StateAt(ADA, 1, 0, b"d"),
         ev.Reached(ADA, 1, 1),

@@ -1,12 +1,16 @@
 """Who gets a view, and which one."""
 
 import asyncio
+import random
 
+import pytest
 from scenario import CONFIG
 
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.coordinator import events as ev
 from atoll.coordinator import view
+from atoll.coordinator.machine import step
 from atoll.coordinator.state import State
 from atoll.coordinator.views import Stream
 
@@ -28,3 +32,66 @@ def test_a_slow_reader_gets_the_latest_view_and_none_of_those_in_between() -> No
         return [*versions, *[pb.View.FromString(raw).version async for raw in views]]
 
     assert asyncio.run(story()) == [3, 7, 9]
+
+
+def draw(rng: random.Random, state: State, node: NodeId) -> ev.Event:
+    """Something that `node` may say in this state, or that is said of it."""
+    life, r, lease = 1, state.round, state.leases.held.get(node, ())
+    member = state.members.here.get(node) or state.members.gone.get(node)
+    life = member.life if member is not None else 0
+    said: list[ev.Event] = [
+        ev.Joined(node, life + 1, str(node), f"{node}:1", f"session of {node}"),
+        ev.Connected(node, life),
+        ev.Disconnected(node, life),
+        ev.Suspected(node, life, "silent"),
+        ev.Trusted(node, life),
+        ev.Expired(node, life, "silent"),
+        ev.Leaving(node, life, "bye"),
+    ]
+    usual: list[ev.Event] = [
+        ev.LayoutKnown(node, life, 40, b"layout"),
+        ev.StateAt(node, life, state.committed, b"state"),
+        ev.Reached(node, life, r.number),
+        ev.Evaluated(node, life, state.committed, 3.0),
+        ev.Tick(),
+    ]
+    if lease:
+        usual.append(ev.BecameReady(node, life, r.number, lease[0][0], 1, rng.choice((4, 10)), 2.0, 1.0))
+    if r.plan is not None:
+        owned = tuple((c, bytes(16)) for c, owner in enumerate(r.ledger.owners) if owner == node)
+        root = r.ledger.root if r.ledger.complete else bytes(16)
+        usual += [ev.Sealed(node, life, r.plan.fence, owned), ev.Held(node, life, r.plan.fence, root, 1, 1)]
+    return rng.choice(usual if rng.random() < 0.97 else said)
+
+
+def parts(common: view.Shared) -> tuple[object, ...]:
+    return common.facts, common.train, common.plan, common.donors
+
+
+def play(seed: int) -> int:
+    """Draw events, and hold what is worked out for a few nodes against all; return how many rounds committed."""
+    rng, now = random.Random(seed), 0.0
+    nodes = [NodeId(f"n{i}") for i in range(1, 5)]
+    state, _ = step(State(CONFIG), ev.Started(1), now)
+    for node in nodes:
+        for event in (ev.Joined(node, 1, str(node), f"{node}:1", f"session of {node}"), ev.Connected(node, 1)):
+            state, _ = step(state, event, now)
+    common = view.shared(state)
+    own = {node: view.own(state, common, node) for node in nodes}
+    for _ in range(400):
+        now += rng.choice((0.0, 0.1, 1.0))
+        before, old, was = state, common, own
+        for _ in range(rng.randrange(1, 4)):
+            state, _ = step(state, draw(rng, state, rng.choice(nodes)), now)
+        common = view.shared(state, old)
+        assert parts(common) == parts(view.shared(state))
+        own = {node: view.own(state, common, node) for node in nodes}
+        touched = view.touched(before, state)
+        if touched is not None and parts(common) == parts(old):
+            assert {node for node in nodes if own[node] != was[node]} <= touched
+    return state.committed
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 10))
+def test_who_is_not_touched_by_an_event_needs_no_new_view(seed: int) -> None:
+    assert sum(play(k) for k in range(seed, seed + 10)) > 0

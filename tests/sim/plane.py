@@ -198,10 +198,10 @@ class Plane:
 
     def _ask(self, order: machine.Recover, i: int) -> None:
         donors = order.view.donors
+        self._asked += 1
         if i >= len(donors):
             self.node.later(0.2, self.node.not_recovered)
             return
-        self._asked += 1
         process = self.world.at(donors[i].address)
         if process is not None and process.alive and process.me == donors[i].node_id:
             call = process.plane.give

@@ -95,15 +95,12 @@ class World:
         self.say(f"{node.place} {node.me} is killed")
         if silent:
             return
-        number = node.control.stream
-        self.engine.after(
-            self.rng.uniform(0.01, 0.3), self.service.wake, self.service.closed, number, *node.session
-        )
+        self.network.send(node, self.service, self.service.closed, node.control.stream, *node.session)
         for other in self.nodes.values():
             attempt = other.plane.attempt
             if other is not node and attempt is not None:
-                args = attempt.fence, node.me, "the connection broke"
-                self.engine.after(self.rng.uniform(0.01, 0.5), other.wake, other.plane.broken, *args)
+                broke = other.plane.broken, attempt.fence, node.me, "the connection broke"
+                self.network.send(node, other, *broke)
 
     def at(self, host: str) -> Node | None:
         return self.nodes.get(host)
@@ -128,10 +125,8 @@ class World:
             if not stream.deaf:
                 self.network.send(service, stream.client.node, stream.client.broke, stream.number)
         if away < 0:
-            away = self.rng.choice(
-                [0.1, 0.1, self.rng.uniform(0, 5), self.rng.uniform(0, 5), self.rng.uniform(0, 30)]
-            )
-            away = away if self.rng.random() < 0.97 else 120.0
+            some = self.rng.choice([0.1, 5.0, 5.0, 30.0])
+            away = self.rng.uniform(0, some) if self.rng.random() < 0.97 else 120.0
         self.faults.undo_after(away, lambda: self._coordinator_returns(folder))
 
     def _coordinator_returns(self, folder: Path) -> None:

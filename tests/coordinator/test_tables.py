@@ -1,0 +1,57 @@
+"""What an operator sees first is what needs a look."""
+
+from typing import Any
+
+from rich.console import Console
+
+from atoll.coordinator.tables import COLORS, members_table, summary, worth_a_look
+
+
+def member(number: int, state: str, **fields: Any) -> dict[str, Any]:
+    known = {"phase": "inner", "inner_step": 3, "tokens_per_s": 9.0, "loss": 2.0, "bytes_up": 1, "bytes_down": 2}
+    more = {"reached": False, "ready": False, "reason": ""}
+    return {"node_id": f"n{number}", "name": f"m{number}", "state": state, **known, **more, **fields}
+
+
+RUN: dict[str, Any] = {
+    "run_id": "reef",
+    "round": 7,
+    "rounds_total": 9,
+    "phase": "collecting",
+    "phase_reason": "a quorum has its steps",
+    "tokens": 12345,
+    "val_loss": 2.5,
+    "draining": False,
+    "awaited": [f"m{i}" for i in range(1, 8)],
+    "members": [
+        member(10, "active", ready=True),
+        member(2, "active", reached=True),
+        member(3, "suspect", reason="silent for 5 s"),
+        member(4, "evicted"),
+        member(1, "left"),
+        member(5, "recovering"),
+    ],
+}
+
+
+def test_the_summary_says_how_many_are_what_and_whom_the_round_waits_for() -> None:
+    assert summary(RUN).splitlines() == [
+        "run reef: round 7 of 9 collecting (a quorum has its steps), 12,345 tokens, validation loss 2.500",
+        "1 suspect, 1 recovering, 1 evicted, 2 active, 1 left",
+        "the round waits for m1, m2, m3, m4, m5 and 2 more",
+    ]
+    assert "stopping" in summary(RUN | {"draining": True})
+
+
+def test_members_in_trouble_come_first_and_the_others_by_age() -> None:
+    assert [m["node_id"] for m in worth_a_look(RUN["members"])] == ["n3", "n5", "n4", "n2", "n10", "n1"]
+
+
+def test_every_state_of_a_member_has_a_row() -> None:
+    console = Console(width=140, record=True, file=None, quiet=False)
+    run = {"members": [member(i, state) for i, state in enumerate(COLORS, 1)] + RUN["members"]}
+    with console.capture() as captured:
+        console.print(members_table(run))
+    text = captured.get()
+    for word in (*COLORS, "inner, ready", "inner, has its steps", "silent for 5 s"):
+        assert word in text, word
