@@ -6,9 +6,7 @@ import secrets
 from collections.abc import Callable
 
 import grpc
-from grpc_health.v1 import health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
-from grpc_health.v1.health import SERVICE_NAME as HEALTH
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_reflection.v1alpha.reflection import SERVICE_NAME as REFLECTION
 from grpc_reflection.v1alpha.reflection import enable_server_reflection
@@ -48,7 +46,7 @@ CHANNEL = {
 class ControlPlane:
     def __init__(self, config: RunConfig, journal: Journal, tell: Callable[[Effect], None]) -> None:
         """Rebuild the run from its journal. `tell` hears of every effect."""
-        self.metrics, self.health = Metrics(), HealthServicer()
+        self.metrics, self.health = Metrics(), health.aio.HealthServicer()
         self.kernel = Kernel(config, journal, self.metrics, tell, self._show_health)
         self.views = Views(self.kernel, self.metrics)
         self.kernel.on_change.append(self.views.changed)
@@ -56,7 +54,7 @@ class ControlPlane:
         self._server = grpc.aio.server(maximum_concurrent_rpcs=MOST_CALLS, options=list(CHANNEL.items()))
         self._server.add_generic_rpc_handlers((service.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
-        enable_server_reflection((NAME, HEALTH, REFLECTION), self._server)
+        enable_server_reflection((NAME, health.SERVICE_NAME, REFLECTION), self._server)
 
     def listen(self, address: str) -> int:
         """Bind `address`, host:port; return the port. Raises `ResourceError`."""

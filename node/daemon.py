@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import secrets
 import signal
 import time
 from collections.abc import Callable
@@ -148,7 +149,9 @@ class Daemon:
         address = self._options.advertise or join_host_port(listening, port)
         self._identity = Identity(self._options.name, address)
         memory = self._options.state_dir / "session"
-        self._control.session = _remembered(memory, self._invite)
+        # Chosen here and remembered first: if the answer is lost, the next try is the same node's.
+        self._control.session = _remembered(memory, self._invite) or secrets.token_hex(16)
+        _remember(memory, self._invite, self._control.session)
         reply = await self._control.join(self._identity, self._options.patience)
         self._run = from_json(reply.config)
         self._admitted(reply)
