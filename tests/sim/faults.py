@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from sim.engine import Call
-from sim.truth import root
+from sim.truth import next_state, root
 
 if TYPE_CHECKING:
     from sim.node import Node
@@ -323,13 +323,13 @@ class Faults:
         return node.flip or (node.me in self.world.truth.flipped and node.state[1] not in self.world.truth.states)
 
     def _keeps(self, node: "Node") -> bool:
-        k, truth = self.world.durable.committed, self.world.truth
-        round_, state = node.state
+        """It has the run's state, or can make it from what it holds."""
+        k, truth, (round_, state) = self.world.durable.committed, self.world.truth, node.state
         if node.flip:
             return False
-        if round_ == k:
-            return len(truth.states) <= k or truth.states[k] == state
-        return round_ == k - 1 and bool(node.plane.held) and root(node.plane.held) == truth.roots[k - 1]
+        if round_ == k - 1 and node.plane.held and root(node.plane.held) == truth.roots[k - 1]:
+            round_, state = k, next_state(state, truth.roots[k - 1])
+        return round_ == k and state == truth.states[k]
 
     def _may_stay_away(self, count: int) -> bool:
         staying = [h for h in self.world.hosts.values() if not (h.gone or h.sick)]

@@ -99,8 +99,8 @@ MUTATIONS = [
     Mutation(
         "the round waits for suspects",
         C + "rounds.py",
-        "waited_for = [n for n in late if state.members.trusted(n)]",
-        "waited_for = late",
+        "waited_for = [n for n in trusted if n not in contributions]",
+        "waited_for = [n for n in r.participants if n not in contributions]",
     ),
     Mutation(
         "a round closes without a quorum",
@@ -317,13 +317,6 @@ MUTATIONS = [
         N + "machine.py",
         "    if counted and node.ready is not None and not view.ready and _is_for(node.ready, view.train):",
         "    if False:",
-    ),
-    Mutation(
-        "a lost StateAt is not said again",
-        N + "machine.py",
-        "    if unheard and view.state_digest and node.digest == view.state_digest:",
-        "    if False:",
-        first=80,
     ),
     Mutation(
         "a node that rejoins does not say what it holds",
