@@ -7,7 +7,7 @@ export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: install demo test chaos check format proto clean
+.PHONY: install demo test chaos bench check format proto clean
 
 install: .venv/installed
 
@@ -30,6 +30,10 @@ test: .venv/installed-dev
 # Real processes, killed and stopped many times: about 20 minutes.
 chaos: .venv/installed-dev
 	ATOLL_CHAOS_TIMES=5 ATOLL_SIM_SEEDS=2000 $(BIN)/pytest -s -m "chaos or not chaos" tests/e2e tests/sim
+
+# docs/performance.md: about 10 minutes. Emulated links need root; without it their rows say so.
+bench: .venv/installed-dev
+	PYTHONPATH=tests $(BIN)/python -m bench
 
 check: .venv/installed-dev
 	$(BIN)/ruff format --check .

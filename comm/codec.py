@@ -1,40 +1,74 @@
-"""How a chunk of fp32 travels: as it is, or as one byte an element and a scale for each block.
+"""How a chunk of fp32 travels: as it is, rounded to bf16, or as small integers and a scale for each block.
 
 A contributor encodes a chunk once; its owner decodes, averages, and encodes the mean once. What is sealed
 is the encoded bytes, so everybody decodes the same numbers. Both directions use only operations that IEEE
 arithmetic rounds once: the same input gives the same bytes on every processor.
 
-Wire formats of n elements, little-endian:
+Wire formats of n elements in m = ceil(n / block) blocks of consecutive elements, of which the last may be
+shorter; all numbers are little-endian:
 
-    fp32    4n bytes                 the elements
-    int8    4 ceil(n / block) bytes  fp32 scales, one for each block of consecutive elements
-            n bytes                  int8 values q in [-127, 127]; element i is q[i] * scale[i // block]
+    fp32    4n bytes       the elements
 
-Bytes that came from elsewhere are checked by `check`, which `decode` calls: what passes decodes to finite
-numbers.
+    bf16    2n bytes       the upper halves of the elements' fp32 bits, rounded to nearest even; what would
+                           be rounded to infinity is the largest finite number
+
+    int8    scales         as below, levels = 127
+            n bytes        q of each element, in two's complement
+
+    int4    scales         as below, levels = 7
+            ceil(n / 2)    q of two elements a byte, in two's complement. Of a block of k elements (k is even
+            bytes          but in the last block), h = ceil(k / 2): byte i of the block's h bytes holds element i
+                           in its low four bits and element h + i in its high ones, 0 if there is none
+
+    scales, fp32: 4m bytes s of each block, fp32
+    scales, fp16: 4 bytes  the largest s of the chunk, fp32
+                  2m bytes each block's share of it, fp16 in [0, 1]; s is the fp32 product of the two
+
+An element is q * s in fp32, with q in [-levels, levels]. The encoder takes absmax / levels of a block as its
+s, and rounds a share up: so no element is clipped. The error of an element is at most s / 2, and s / 2**15 for
+rounding errors on the way. A block of zeros has s = 0.
+
+Bytes that came from elsewhere are checked by `check`, which `decode` and `accumulate` call: what passes decodes
+to finite numbers.
 """
 
-from typing import Any, Protocol, assert_never
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.comm.config import CodecName
+from atoll.comm.config import CodecName, ScaleName
 from atoll.comm.errors import AtollError, PeerError
+from atoll.comm.octets import U8 as U8
+from atoll.comm.octets import Octets as Octets
+from atoll.comm.octets import view as view
+
+if TYPE_CHECKING:
+    from atoll.comm import kernels
+else:
+
+    class _OnFirstUse:
+        """The module `kernels`, imported when a kernel is called: numba takes a second, and only nodes need it."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(import_module("atoll.comm.kernels"), name)
+
+    kernels = _OnFirstUse()
 
 F32 = NDArray[np.float32]
-U8 = NDArray[np.uint8]
-Octets = bytes | bytearray | memoryview | U8
+U16 = NDArray[np.uint16]
 
-LEVELS = np.float32(127)
-_LARGEST = np.float32(np.finfo(np.float32).max)
-# The largest scale whose 127-fold is finite; one step below the quotient, which may have been rounded up.
-MAX_SCALE = np.nextafter(_LARGEST / LEVELS, np.float32(0))
-_SUBNORMAL = np.finfo(np.float32).smallest_normal  # below it, fp32 has fewer than 24 bits
+LARGEST = np.float32(np.finfo(np.float32).max)
+ONE = 0x3C00  # 1.0 in fp16
 
 
 class NonFinite(AtollError):
     """A vector to encode holds NaN or infinity: training diverged on this node."""
+
+    def __init__(self, sentence: str, element: int = -1) -> None:
+        super().__init__(sentence)
+        self.element = element  # index of the first one in the vector; -1: not told
 
 
 class Malformed(PeerError):
@@ -42,6 +76,8 @@ class Malformed(PeerError):
 
 
 class Codec(Protocol):
+    """Arrays are contiguous; none needs to be aligned. What `out` holds after an error has no meaning."""
+
     def size(self, numel: int) -> int:
         """Bytes of `numel` encoded elements: always the same, so a length is checked before it is read."""
 
@@ -54,6 +90,9 @@ class Codec(Protocol):
     def decode(self, payload: Octets, out: F32) -> None:
         """Check `payload` and write its elements into `out` (n,)."""
 
+    def accumulate(self, payload: Octets, weight: np.float32, out: F32) -> None:
+        """Check `payload` and do `out += weight * decoded`, the product and the sum each rounded once."""
+
 
 class Fp32:
     def size(self, numel: int) -> int:
@@ -61,8 +100,8 @@ class Fp32:
 
     def encode(self, x: F32, out: U8) -> None:
         _same_length(self.size(x.size), out)
-        if not np.isfinite(x).all():
-            raise NonFinite("the vector to encode holds NaN or infinity")
+        if not kernels.is_finite(x):
+            raise _non_finite(x)
         np.copyto(out.view("<f4"), x)
 
     def check(self, payload: Octets, numel: int) -> None:
@@ -71,90 +110,199 @@ class Fp32:
     def decode(self, payload: Octets, out: F32) -> None:
         np.copyto(out, self._elements(payload, out.size))
 
+    def accumulate(self, payload: Octets, weight: np.float32, out: F32) -> None:
+        kernels.add_fp32(self._elements(payload, out.size), np.float32(weight), out)
+
     def _elements(self, payload: Octets, numel: int) -> F32:
         x: F32 = _octets(payload, self.size(numel)).view("<f4")
-        if not np.isfinite(x).all():
+        if not kernels.is_finite(x):
             raise Malformed("it holds values that are not finite")
         return x
 
 
-class Int8:
-    """absmax / 127 is a block's scale, values are rounded to nearest: the error is at most scale / 2."""
-
-    def __init__(self, block: int) -> None:
-        if block < 1:
-            raise ValueError(f"a block of {block} elements")
-        self.block = block
+class Bf16:
+    """The error of an element is at most 2**-9 of it, or 2**-134 if it is subnormal."""
 
     def size(self, numel: int) -> int:
-        return 4 * self._blocks(numel) + numel
+        return 2 * numel
 
     def encode(self, x: F32, out: U8) -> None:
         _same_length(self.size(x.size), out)
-        scales, values = self._parts(out, x.size)
-        whole = x.size // self.block
-        edge = whole * self.block
-        if whole:
-            _quantise(x[:edge].reshape(whole, -1), scales[:whole], values[:edge].reshape(whole, -1))
-        if edge < x.size:
-            _quantise(x[None, edge:], scales[whole:], values[None, edge:])
+        if not kernels.to_bf16(x, out.view("<u2")):
+            raise _non_finite(x)
 
     def check(self, payload: Octets, numel: int) -> None:
-        scales, values = self._parts(_octets(payload, self.size(numel)), numel)
-        if not ((scales >= 0) & (scales <= MAX_SCALE)).all():  # NaN compares false
-            raise Malformed("it holds scales that are negative or not finite")
-        if numel and values.min() < -LEVELS:
-            raise Malformed("it holds the value -128, which no encoder writes")
+        self._halves(payload, numel)
 
     def decode(self, payload: Octets, out: F32) -> None:
-        self.check(payload, out.size)
-        scales, values = self._parts(_octets(payload, self.size(out.size)), out.size)
-        whole = out.size // self.block
-        edge = whole * self.block
-        np.copyto(out, values)
-        if whole:
-            out[:edge].reshape(whole, -1)[...] *= scales[:whole, None]
-        out[edge:] *= scales[whole:]
+        kernels.from_bf16(self._halves(payload, out.size), out)
+
+    def accumulate(self, payload: Octets, weight: np.float32, out: F32) -> None:
+        kernels.add_bf16(self._halves(payload, out.size), np.float32(weight), out)
+
+    def _halves(self, payload: Octets, numel: int) -> U16:
+        halves: U16 = _octets(payload, self.size(numel)).view("<u2")
+        if not kernels.is_finite_bf16(halves):
+            raise Malformed("it holds values that are not finite")
+        return halves
+
+
+class Int8:
+    def __init__(self, block: int, scales: ScaleName = ScaleName.FP32) -> None:
+        self.block, self.scales = block, scales
+        self._header = _Header(block, 127, scales)
+
+    def size(self, numel: int) -> int:
+        return self._header.size(numel) + numel
+
+    def encode(self, x: F32, out: U8) -> None:
+        _same_length(self.size(x.size), out)
+        header, values = self._header.split(out, x.size)
+        kernels.to_int8(x, self.block, self._header.write(x, header), values)
+
+    def check(self, payload: Octets, numel: int) -> None:
+        self._checked(payload, numel)
+
+    def decode(self, payload: Octets, out: F32) -> None:
+        scales, values = self._checked(payload, out.size)
+        kernels.from_int8(values, self.block, scales, out)
+
+    def accumulate(self, payload: Octets, weight: np.float32, out: F32) -> None:
+        scales, values = self._checked(payload, out.size)
+        kernels.add_int8(values, self.block, scales, np.float32(weight), out)
+
+    def _checked(self, payload: Octets, numel: int) -> tuple[F32, U8]:
+        header, values = self._header.split(_octets(payload, self.size(numel)), numel)
+        scales = self._header.read(header, numel)
+        if self._header.overflow(scales) and (values == 0x80).any():
+            raise Malformed("it holds the value -128, which no encoder writes, under scales too large for it")
+        return scales, values
+
+
+class Int4:
+    def __init__(self, block: int, scales: ScaleName = ScaleName.FP32) -> None:
+        if block % 2:
+            raise ValueError(f"a block of {block} elements, two a byte: it must be even")
+        self.block, self.scales = block, scales
+        self._header = _Header(block, 7, scales)
+
+    def size(self, numel: int) -> int:
+        return self._header.size(numel) + -(-numel // 2)
+
+    def encode(self, x: F32, out: U8) -> None:
+        _same_length(self.size(x.size), out)
+        header, values = self._header.split(out, x.size)
+        kernels.to_int4(x, self.block, self._header.write(x, header), values)
+
+    def check(self, payload: Octets, numel: int) -> None:
+        self._checked(payload, numel)
+
+    def decode(self, payload: Octets, out: F32) -> None:
+        scales, values = self._checked(payload, out.size)
+        kernels.from_int4(values, self.block, scales, out)
+
+    def accumulate(self, payload: Octets, weight: np.float32, out: F32) -> None:
+        scales, values = self._checked(payload, out.size)
+        kernels.add_int4(values, self.block, scales, np.float32(weight), out)
+
+    def _checked(self, payload: Octets, numel: int) -> tuple[F32, U8]:
+        header, values = self._header.split(_octets(payload, self.size(numel)), numel)
+        scales = self._header.read(header, numel)
+        if self._header.overflow(scales) and ((values & 15 == 8) | (values >> 4 == 8)).any():
+            raise Malformed("it holds the value -8, which no encoder writes, under scales too large for it")
+        return scales, values
+
+
+class _Header:
+    """The scales that precede the integers: `levels` steps of a block's scale reach its absmax."""
+
+    def __init__(self, block: int, levels: int, scales: ScaleName) -> None:
+        if block < 1:
+            raise ValueError(f"a block of {block} elements")
+        self._block, self._levels, self._scales = block, np.float32(levels), scales
+        self._overflow = LARGEST / np.float32(levels + 1)
+        # Times `levels` it is finite; one step below the quotient, which may have been rounded up.
+        self._largest = np.nextafter(LARGEST / self._levels, np.float32(0))
+
+    def size(self, numel: int) -> int:
+        match self._scales:
+            case ScaleName.FP32:
+                return 4 * self._blocks(numel)
+            case ScaleName.FP16:
+                return 4 + 2 * self._blocks(numel)
+            case _:
+                assert_never(self._scales)
+
+    def split(self, octets: U8, numel: int) -> tuple[U8, U8]:
+        """The header and the values."""
+        edge = self.size(numel)
+        return octets[:edge], octets[edge:]
+
+    def write(self, x: F32, header: U8) -> F32:
+        """Write the header of `x`; returns the scale of each block."""
+        scales: F32 = np.empty(self._blocks(x.size), np.float32)
+        if not kernels.scales_of(x, self._block, self._levels, self._largest, scales):
+            raise _non_finite(x)
+        match self._scales:
+            case ScaleName.FP32:
+                header.view("<f4")[:] = scales
+            case ScaleName.FP16:
+                largest = scales.max(initial=np.float32(0))
+                header[:4].view("<f4")[0] = largest
+                kernels.to_shares(scales, largest, header[4:].view("<u2"))
+            case _:
+                assert_never(self._scales)
+        return scales
+
+    def read(self, header: U8, numel: int) -> F32:
+        """The scale of each block; `Malformed` if one is not a number from 0 to the largest allowed."""
+        match self._scales:
+            case ScaleName.FP32:
+                scales: F32 = header.view("<f4").astype(np.float32)
+                self._within(scales)
+            case ScaleName.FP16:
+                largest = header[:4].view("<f4").astype(np.float32)
+                self._within(largest)
+                shares: U16 = header[4:].view("<u2")
+                if shares.max(initial=np.uint16(0)) > ONE:
+                    raise Malformed("it holds shares of a scale that are not in [0, 1]")
+                scales = np.empty(shares.size, np.float32)
+                kernels.from_shares(shares, largest[0], scales)
+            case _:
+                assert_never(self._scales)
+        return scales
+
+    def overflow(self, scales: F32) -> bool:
+        """Whether -levels - 1, an integer that the bits of a value have place for, may decode to infinity."""
+        return bool(scales.max(initial=np.float32(0)) > self._overflow)
+
+    def _within(self, scales: F32) -> None:
+        """Compared as bits, so that NaN, infinity, and what is negative, even -0.0, are beyond the limit."""
+        if scales.view(np.uint32).max(initial=np.uint32(0)) > self._largest.view(np.uint32):
+            raise Malformed("it holds scales that are negative or not finite")
 
     def _blocks(self, numel: int) -> int:
-        return -(-numel // self.block)
-
-    def _parts(self, octets: U8, numel: int) -> tuple[F32, NDArray[np.int8]]:
-        edge = 4 * self._blocks(numel)
-        return octets[:edge].view("<f4"), octets[edge:].view(np.int8)
+        return -(-numel // self._block)
 
 
-def make(name: CodecName, block: int) -> Codec:
-    """The codec of a run's config; `block` is ignored by codecs that have no scales."""
+def make(name: CodecName, block: int, scales: ScaleName = ScaleName.FP16) -> Codec:
+    """The codec of a run's config; `block` and `scales` are ignored by codecs that have no scales."""
     match name:
         case CodecName.FP32:
             return Fp32()
+        case CodecName.BF16:
+            return Bf16()
         case CodecName.INT8:
-            return Int8(block)
+            return Int8(block, scales)
+        case CodecName.INT4:
+            return Int4(block, scales)
         case _:
             assert_never(name)
 
 
-def _quantise(x: F32, scales: F32, values: NDArray[np.int8]) -> None:
-    """Rows of `x` (rows, width) to `scales` (rows,) and `values` (rows, width)."""
-    absmax = np.abs(np.maximum(x.max(axis=1), -x.min(axis=1)))  # NaN propagates; -0.0 would be another scale
-    if not np.isfinite(absmax).all():
-        raise NonFinite("the vector to encode holds NaN or infinity")
-    scale = np.minimum(absmax / LEVELS, MAX_SCALE)
-    # A subnormal scale may be rounded down by up to a half of itself, which would clip the block: round it up.
-    short = (scale < _SUBNORMAL) & (scale * LEVELS < absmax)
-    scale[short] = np.nextafter(scale[short], np.float32(1))
-    scales[...] = scale
-    scale[scale == 0] = 1  # a block of zeros: its values are 0 / 1
-    # Divided, not multiplied by the inverse, which overflows for subnormal scales.
-    quotient = x / scale[:, None]
-    np.rint(quotient, out=quotient)
-    np.copyto(values, quotient, casting="unsafe")  # within [-127, 127] by the choice of the scale
-
-
-def view(data: Octets | NDArray[Any]) -> memoryview:
-    """The bytes of a contiguous buffer, not copied."""
-    return memoryview(data.data if isinstance(data, np.ndarray) else data).cast("B")
+def _non_finite(x: F32) -> NonFinite:
+    element = int(np.argmin(np.isfinite(x)))
+    return NonFinite(f"element {element} of the vector to encode is {x[element]}", element)
 
 
 def _same_length(size: int, out: U8) -> None:

@@ -1,23 +1,25 @@
 """128-bit digests: two replicas are the same when these are.
 
-blake2b, because it is in the standard library, needs no state, and nobody can make two chunks with one
-digest: a chunk fetched from a stranger is the ledger's chunk when its digest is the ledger's.
+BLAKE3 (an eighth of blake2b's time, and Python's lock is free meanwhile), cut to 16 bytes: nobody can make a chunk
+with a given digest, so a chunk fetched from a stranger is the ledger's chunk when its digest is the ledger's.
 """
 
-import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from numpy.typing import NDArray
+from blake3 import blake3
 
-from atoll.comm.codec import Octets, view
+from atoll.comm.octets import Octets, view
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 SIZE = 16  # bytes
 
 
-def digest(data: Octets | NDArray[Any]) -> bytes:
+def digest(data: "Octets | NDArray[Any]") -> bytes:
     """The 16 bytes that stand for the contiguous bytes of `data`."""
-    return hashlib.blake2b(view(data), digest_size=SIZE).digest()
+    return blake3(view(data)).digest(length=SIZE)
 
 
 def root(digests: Sequence[bytes]) -> bytes:

@@ -1,35 +1,35 @@
-"""The data plane of one node: it accepts reduce streams and answers fetches, on one port.
+"""The data plane of one node: it accepts links and answers fetches, on one port.
 
-    a stream of an attempt          waits until this node begins that attempt too (its payload unread, so the
-                                    sender is held back), then belongs to the attempt; refused if the attempt
-                                    is over or has been overtaken, or if its sender is not in the plan
+    a link                          belongs to the reduces, this round's and the next ones' (`peers`)
     requests for chunks             answered from the node's `Shelf`, any number on one connection
     anything else                   closed, with a sentence, before anything is allocated for it
 
 No peer can crash the node from here. Peers are those who know the run's key; that a node's bytes are right
-is for digests to say.
+is for digests to say. With TLS, a node shows a certificate that it made for itself, and is dialled under the
+pin that the coordinator has of it.
 """
 
 import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from enum import Enum
 from types import TracebackType
 from typing import Protocol, Self
 
 from atoll.comm import compress, wire
-from atoll.comm.codec import Malformed, Octets, view
+from atoll.comm.codec import Malformed
 from atoll.comm.errors import PeerError, ResourceError
 from atoll.comm.ids import NodeId, Round, RunId
-from atoll.comm.plan import BadPlan, Fence, Plan
-from atoll.comm.wire import Broken, Closed, Header, Kind, Link, Meter
+from atoll.comm.link import Broken, Cap, Closed, Link, Meter, reason
+from atoll.comm.octets import Octets, view
+from atoll.comm.peers import Peers
+from atoll.comm.wire import Header, Kind
 
 log = logging.getLogger("atoll.plane")
 
-PATIENCE = 20.0  # seconds a stream may wait for this node to begin its attempt
 IDLE = 60.0  # seconds between two requests on one connection
 MAX_LINKS = 1024  # accepted connections
 
@@ -68,58 +68,50 @@ class Shelf(Protocol):
         """The digest of each chunk of `state(round)`."""
 
 
-class Arrivals:
-    """The incoming streams of the attempt that this node has begun."""
-
-    def __init__(self, plan: Plan, me: NodeId) -> None:
-        self.fence = plan.fence
-        self._links = {m.node: asyncio.Queue[Link](1) for m in plan.members if m.node != me}
-        self._seen: set[NodeId] = set()
-        self.over = asyncio.Event()
-        self.verdict = Kind.ABORT
-
-    async def link(self, node: NodeId) -> Link:
-        """Wait for the stream of `node`."""
-        return await self._links[node].get()
-
-    def add(self, node: NodeId, link: Link) -> None:
-        if node not in self._links:
-            raise Broken(f"{node} is not in the plan of round {self.fence.round}, attempt {self.fence.attempt}")
-        if node in self._seen:
-            raise Broken(f"{node} already has a stream in this attempt")
-        self._seen.add(node)
-        self._links[node].put_nowait(link)
-
-
 class DataPlane:
     """`start` it, `close` it. One for a node and run."""
 
-    def __init__(self, run: RunId, node: NodeId, key: bytes, shelf: Shelf) -> None:
+    def __init__(
+        self,
+        run: RunId,
+        node: NodeId,
+        key: bytes,
+        shelf: Shelf,
+        caps: tuple[float, float] = (0, 0),
+        streams: int = 0,
+    ) -> None:
         self.run, self.node = run, node
         self._key, self._shelf = key, shelf
         self._meter = Meter()
+        self._up, self._down = (Cap(rate) for rate in caps)
         self._address = ""
-        self._links: set[Link] = set()  # accepted ones
-        self._newest: Fence | None = None  # of all attempts begun
-        self._arrivals: Arrivals | None = None  # of the attempt under way
-        self._begun = asyncio.Event()  # set, and replaced, whenever an attempt begins
+        self._accepted: set[Link] = set()
         self._serving: asyncio.Task[None] | None = None
+        self.peers = Peers(self._dial_link, self._meter, streams)
 
     @classmethod
-    async def start(cls, listen: str, run: RunId, node: NodeId, key: bytes, shelf: Shelf) -> Self:
+    async def start(
+        cls,
+        listen: str,
+        run: RunId,
+        node: NodeId,
+        key: bytes,
+        shelf: Shelf,
+        caps: tuple[float, float] = (0, 0),
+        streams: int = 0,
+    ) -> Self:
         """Listen on "host:port"; port 0 lets the kernel choose. `ResourceError` if that cannot be had.
 
-        With an empty key everybody is refused until `identify` brings the real one.
+        With an empty key everybody is refused until `identify` brings the real one. `caps`: bytes a second up and
+        down, 0: as much as there is. `streams` to each peer, 0: as many as measurements say.
         """
         if max(len(run.encode()), len(node.encode())) > 255:
             raise ValueError("the ids of a run and of a node have at most 255 bytes")
-        plane = cls(run, node, key, shelf)
+        plane = cls(run, node, key, shelf, caps, streams)
         sock = await _listen(listen)
         host, port = sock.getsockname()[:2]
         plane._address = wire.format_address(host, port)
-        ready = asyncio.Event()
-        plane._serving = asyncio.create_task(plane._serve(sock, ready), name=f"data plane of {node}")
-        await ready.wait()
+        plane._serving = asyncio.create_task(plane._serve(sock), name=f"data plane of {node}")
         return plane
 
     def identify(self, node: NodeId, key: bytes) -> None:
@@ -142,7 +134,8 @@ class DataPlane:
         return self._meter.down
 
     async def close(self) -> None:
-        """Close the port and all accepted connections. Cancel a reduce before: it would blame its peers."""
+        """Close the port and all connections."""
+        await self.peers.close()
         if self._serving is not None:
             self._serving.cancel()
             with suppress(asyncio.CancelledError):
@@ -155,18 +148,27 @@ class DataPlane:
         try:
             host, port = wire.parse_address(address)
             async with asyncio.timeout(wire.HANDSHAKE):
-                reader, writer = await asyncio.open_connection(host, port)
+                sock = await _connect(host, port)
         except ValueError as error:
             raise Broken(str(error)) from None
         except TimeoutError:
             raise Broken(f"no connection to {address} within {wire.HANDSHAKE:g} s") from None
         except OSError as error:
-            raise Broken(f"no connection to {address}: {wire.reason(error)}") from None
-        link = Link(reader, writer, self._meter)
+            raise Broken(f"no connection to {address}: {reason(error)}") from None
+        link = Link(sock, self._meter, self._up, self._down)
         try:
             await wire.greet(link, self.run, self.node, node, self._key)
         except BaseException:
-            link.abort()
+            link.close()
+            raise
+        return link
+
+    async def _dial_link(self, node: NodeId, address: str) -> Link:
+        link = await self.dial(node, address)
+        try:
+            await wire.send(link, wire.unfenced(Kind.LINK))
+        except BaseException:
+            link.close()
             raise
         return link
 
@@ -177,95 +179,54 @@ class DataPlane:
         async with Fetcher(self, node, address) as fetcher:
             return await fetcher.fetch(item, round, chunk, size, deadline)
 
-    # The attempt under way
-
-    @contextmanager
-    def attempt(self, plan: Plan) -> Iterator[Arrivals]:
-        """Receive the streams of `plan`; they are told DONE if the body returns, ABORT if it raises."""
-        if self._arrivals is not None:
-            raise RuntimeError(f"{plan}: another attempt is still under way")
-        if self._newest is not None and plan.fence <= self._newest:
-            raise BadPlan(f"{plan}: an attempt that is as new has already begun")
-        arrivals = self._arrivals = Arrivals(plan, self.node)
-        self._newest = plan.fence
-        self._begun.set()
-        self._begun = asyncio.Event()
-        try:
-            yield arrivals
-            arrivals.verdict = Kind.DONE
-        finally:
-            self._arrivals = None
-            arrivals.over.set()
-
     # Accepting side
 
-    async def _serve(self, sock: socket.socket, ready: asyncio.Event) -> None:
-        """Own the server and a task for each accepted connection."""
-        async with asyncio.TaskGroup() as group:
-
-            def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                if len(self._links) >= MAX_LINKS:
-                    writer.transport.abort()
-                    return
-                link = Link(reader, writer, self._meter)
-                self._links.add(link)
-                group.create_task(self._accept(link))
-
-            server = await asyncio.start_server(accepted, sock=sock)
-            ready.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                server.close()
+    async def _serve(self, sock: socket.socket) -> None:
+        """Own the port and a task for each accepted connection."""
+        loop = asyncio.get_running_loop()
+        with sock:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    try:
+                        accepted, _ = await loop.sock_accept(sock)
+                    except OSError as error:  # out of descriptors, or the stranger has gone already
+                        log.warning("a connection could not be accepted: %s", reason(error))
+                        await asyncio.sleep(0.1)
+                        continue
+                    if len(self._accepted) >= MAX_LINKS:
+                        accepted.close()
+                        continue
+                    link = Link(accepted, self._meter, self._up, self._down)
+                    self._accepted.add(link)
+                    group.create_task(self._accept(link))
 
     async def _accept(self, link: Link) -> None:
         who = "a stranger"
         try:
             node = await wire.welcome(link, self.run, self.node, self._key)
             who = node
-            first = await link.receive(IDLE)
-            if first.kind is Kind.OPEN:
-                await self._admit(node, first, link)
+            first = await wire.receive(link, IDLE)
+            if first.kind is Kind.LINK:
+                await self.peers.adopt(node, link)
             else:
                 await self._answer_all(first, link)
         except Closed:
             pass
         except Broken as error:
             log.warning("closed a connection from %s: %s", who, error)
-            await link.farewell(Kind.REFUSED, str(error))
+            await wire.farewell(link, Kind.REFUSED, str(error))
         except Exception:
             log.exception("closed a connection from %s because of a fault of this node", who)
         finally:
-            self._links.discard(link)
-            link.abort()
-
-    async def _admit(self, node: NodeId, first: Header, link: Link) -> None:
-        """Hand a stream to its attempt, and say farewell when that is over."""
-        if first.length:
-            raise Broken("the first frame of a stream has a payload")
-        arrivals = await self._begins(first.fence)
-        arrivals.add(node, link)
-        await arrivals.over.wait()
-        await link.farewell(arrivals.verdict)
-
-    async def _begins(self, fence: Fence) -> Arrivals:
-        """Wait until the attempt of `fence` is under way here; `Broken` if it is over or does not come."""
-        try:
-            async with asyncio.timeout(PATIENCE):
-                while self._newest is None or self._newest < fence:
-                    await self._begun.wait()
-        except TimeoutError:
-            raise Broken(f"attempt {_short(fence)} did not begin here within {PATIENCE:g} s") from None
-        if self._arrivals is None or self._arrivals.fence != fence:
-            raise Broken(f"attempt {_short(fence)} is over, the newest one here is {_short(self._newest)}")
-        return self._arrivals
+            self._accepted.discard(link)
+            link.close()
 
     async def _answer_all(self, request: Header, link: Link) -> None:
         while True:
             if request.length:
                 raise Broken("a request with a payload")
             await self._answer(request, link)
-            request = await link.receive(IDLE)
+            request = await wire.receive(link, IDLE)
 
     async def _answer(self, request: Header, link: Link) -> None:
         round, chunk = request.fence.round, request.chunk
@@ -280,14 +241,14 @@ class DataPlane:
             case _:
                 raise Broken(f"a frame of kind {request.kind.name} where a stream or a request begins")
         if found is None:
-            await link.send(wire.unfenced(Kind.MISSING, round, chunk))
+            await wire.send(link, wire.unfenced(Kind.MISSING, round, chunk))
             return
-        kind, data = Kind.DATA, view(found)
+        data, smaller = view(found), False
         if request.kind is Kind.GET_STATE:
             packed = await asyncio.to_thread(compress.pack, data)
-            if len(packed) < len(data):
-                kind, data = Kind.PACKED, view(packed)
-        await link.send(wire.unfenced(kind, round, chunk, len(data)), data)
+            if smaller := len(packed) < len(data):
+                data = view(packed)
+        await wire.send(link, wire.unfenced(Kind.DATA, round, chunk, len(data), smaller), data)
 
 
 class Fetcher:
@@ -335,25 +296,25 @@ class Fetcher:
         if self._link is None:
             self._link = await self._plane.dial(self.node, self.address)
         link = self._link
-        await link.send(wire.unfenced(item.value, round, chunk))
-        answer = await link.receive(None)
+        await wire.send(link, wire.unfenced(item.value, round, chunk))
+        answer = await wire.receive(link, None)
         match answer.kind:
-            case Kind.DATA if answer.length == size:
+            case Kind.DATA if answer.length == size and not answer.packed:
                 return await link.read(size)
-            case Kind.PACKED if answer.length < size and item is Item.STATE:
+            case Kind.DATA if answer.length < size and answer.packed and item is Item.STATE:
                 return await asyncio.to_thread(compress.unpack, await link.read(answer.length), size)
-            case Kind.DATA | Kind.PACKED:
+            case Kind.DATA:
                 raise Broken(f"it offers {answer.length} bytes where {size} were expected")
             case Kind.MISSING if answer.length == 0:
                 raise Missing(f"{self.node} does not have {item.name.lower()} of round {round}, chunk {chunk}")
             case Kind.REFUSED:
-                raise Broken(f"it refused: {await link.sentence(answer)}")
+                raise Broken(f"it refused: {await wire.sentence(link, answer)}")
             case _:
                 raise Broken(f"it answered with a frame of kind {answer.kind.name}")
 
     def _hang_up(self) -> None:
         if self._link is not None:
-            self._link.abort()
+            self._link.close()
             self._link = None
 
 
@@ -368,15 +329,30 @@ async def _listen(listen: str) -> socket.socket:
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         family, _, _, _, address = found[0]
-        return socket.create_server(address, family=family, backlog=128)
+        sock = socket.create_server(address, family=family, backlog=128)
+        sock.setblocking(False)
+        return sock
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             where = f"port {port} on {host or 'this machine'}"
             raise ResourceError(f"{where} is in use: choose another with --listen") from None
-        raise ResourceError(
-            f"cannot listen on {listen}: {wire.reason(error)}; choose another with --listen"
-        ) from None
+        raise ResourceError(f"cannot listen on {listen}: {reason(error)}; choose another with --listen") from None
 
 
-def _short(fence: Fence | None) -> str:
-    return "none" if fence is None else f"{fence.attempt} of round {fence.round} (incarnation {fence.incarnation})"
+async def _connect(host: str, port: int) -> socket.socket:
+    """A connection to the first address of `host` that takes it."""
+    loop = asyncio.get_running_loop()
+    failure: OSError = OSError(errno.EHOSTUNREACH, "no address")
+    for family, kind, proto, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        sock = socket.socket(family, kind, proto)
+        sock.setblocking(False)
+        try:
+            await loop.sock_connect(sock, address)
+            return sock
+        except OSError as error:
+            sock.close()
+            failure = error
+        except BaseException:
+            sock.close()
+            raise
+    raise failure

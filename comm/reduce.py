@@ -1,396 +1,472 @@
-"""One attempt of one round's all-reduce among the members of a plan.
+"""The all-reduce of one round among the members of a plan.
 
     encode_delta     each member, once a round: anchor - local, chunk by chunk, encoded
-    reduce           each member, once an attempt:
+    Reduction        each member, from the round's first plan to its commit:
 
         contributions   member --chunk--> its owner
         merge           owner: decode, weigh, sum in plan order, encode the mean once, digest it: sealed
         results         owner --sealed chunk--> every other member
 
-Two hops and two quantisations however many members there are. Everybody ends with the same sealed bytes,
-or the attempt fails for him and the coordinator starts another among the survivors, with the same encoded
-inputs, which nothing here writes to.
+Two hops and two quantisations however many members there are. When a member is lost, the coordinator's next plan
+gives the chunks that it owned and had not sealed to others; everything else goes on. Inputs are never written to,
+and nothing is applied before the commit.
 
-The mean of chunk c is, in fp32, each operation rounded once and in this order,
+The mean of chunk c is, in fp32, each operation rounded once and in this order, over what arrived,
 
-    mean = share[0] * x[0];  mean += share[1] * x[1];  ...      x[i] = decode(contribution of members[i])
-    share[i] = fp32(weight[i] / (weight[0] + weight[1] + ...))  the sum and the quotient in fp64
+    mean = 0;  mean += share[i] * x[i], i in plan order         x[i] = decode(contribution of members[i])
+    share[i] = fp32(weight[i] / (sum of the weights that arrived))          the sum and the quotient in fp64
 
-Each member dials each other member once, and sends on that connection only. The accepting side writes a
-last word on it: done; gave the attempt up; or what was wrong with the stream. So a member that gives up
-because of a third one is not taken for dead: the others wait for evidence of their own, or for the
-coordinator's next attempt to cancel them.
+Which ones these were is in the ledger. This file binds what decides (`exchange`) to what carries (`peers`), and
+does the arithmetic, in threads.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import os
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Never
+from dataclasses import dataclass
+from functools import cache
+from statistics import median
+from typing import Protocol, assert_never
 
 import numpy as np
 
+from atoll.comm import compress, exchange
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import F32, U8, Codec, Malformed, NonFinite
+from atoll.comm.codec import F32, Codec, Malformed, NonFinite
 from atoll.comm.digest import digest
-from atoll.comm.errors import Unreachable
+from atoll.comm.exchange import Exchange, Verdict
 from atoll.comm.ids import NodeId
-from atoll.comm.plan import BadPlan, Plan, PlanMember
-from atoll.comm.plane import PATIENCE, Arrivals, DataPlane, PeerLost
-from atoll.comm.wire import Broken, Header, Kind, Link
+from atoll.comm.link import Broken
+from atoll.comm.octets import U8
+from atoll.comm.peers import Peers, Waiting
+from atoll.comm.plan import BadPlan, Fence, Plan, PlanMember
+from atoll.comm.wire import Header, Kind
 
-ARRIVAL = PATIENCE + 10  # seconds after which a member that opened no stream is lost
-GRACE = 1.0  # seconds between a member's broken stream and its last word that it is well
-
-
-@dataclass(frozen=True)
-class Slots:
-    """Where each encoded chunk lies in one buffer of `total` bytes."""
-
-    chunks: Chunks
-    codec: Codec
-
-    @property
-    def total(self) -> int:
-        return self.start(self.chunks.count - 1) + self.size(self.chunks.count - 1)
-
-    def size(self, c: int) -> int:
-        return self.codec.size(self.chunks.size(c))
-
-    def start(self, c: int) -> int:
-        return c * self.codec.size(self.chunks.chunk)
-
-    def slot(self, c: int) -> slice:
-        return slice(self.start(c), self.start(c) + self.size(c))
+TICK = 0.3  # seconds between two looks at the clock
+ASK = 1.5  # seconds of silence after which a peer is asked what it has
+SILENT = 5.0  # seconds of silence after which a peer is lost
+SLOW = 20.0  # seconds that the next chunk of a peer may take at least
+SPREADS = 8  # median absolute deviations beyond the median after which a chunk is late
+PULLS = 4  # sealed chunks of one late owner that others are asked for at once
+WINDOW = 0.5  # of an encoded vector: contributions that an owner holds at once at most
 
 
 @dataclass(frozen=True)
 class EncodedVector:
     """A member's delta, encoded; read-only, the same for every attempt of the round."""
 
-    buffer: U8  # (slots.total,)
-    slots: Slots
+    chunks: tuple[U8, ...]
     norm: float  # l2 norm of the delta before it was encoded
-
-    def chunk(self, c: int) -> U8:
-        return self.buffer[self.slots.slot(c)]
 
 
 @dataclass(frozen=True)
 class SealedVector:
-    """The mean delta, encoded: the same bytes on every member; read-only."""
+    """The mean delta, encoded: the same bytes on every member."""
 
-    buffer: U8  # (slots.total,)
-    slots: Slots
-    digests: list[bytes]  # (chunks,)
-
-    def chunk(self, c: int) -> U8:
-        return self.buffer[self.slots.slot(c)]
+    chunks: tuple[U8, ...]
+    digests: tuple[bytes, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Seal:
     """What an owner reports to the ledger."""
 
     chunk: int
+    since: int  # the attempt in which it got the chunk
     digest: bytes
+    inputs: tuple[int, ...]  # places in the plan of those whose contributions are in it
 
 
-OnSeal = Callable[[Seal], Awaitable[None]]
+class Outcome(Protocol):
+    """To whom a reduction tells what the coordinator must know. Called in the event loop."""
+
+    def sealed(self, plan: Plan, seal: Seal) -> None: ...
+
+    def orphans(self, plan: Plan, here: tuple[tuple[int, bytes], ...]) -> None:
+        """Sealed chunks without an owner that are here."""
+
+    def lost(self, plan: Plan, node: NodeId, sentence: str) -> None:
+        """A member cannot be reached, or does not do its part."""
+
+    def held(self, plan: Plan, root: bytes) -> None:
+        """Every sealed chunk is here."""
+
+
+@cache
+def workers() -> Executor:
+    """Threads for encoding and merging: half of the processor's cores, the trainer has the others."""
+    return ThreadPoolExecutor(threads(), "codec")
+
+
+def threads() -> int:
+    return max(1, min(8, len(os.sched_getaffinity(0)) // 2))
 
 
 def encode_delta(anchor: F32, local: F32, codec: Codec, chunks: Chunks) -> EncodedVector:
-    """Encode `anchor - local`, both (numel,) fp32. Heavy: call it in a worker thread.
+    """Encode `anchor - local`, both (numel,) fp32, with all `workers`. Call it in another thread.
 
-    `NonFinite` names the first chunk that holds NaN or infinity.
+    `NonFinite` says which element is NaN or infinite.
     """
     if anchor.shape != (chunks.numel,) or local.shape != (chunks.numel,):
         raise ValueError(f"vectors of shapes {anchor.shape} and {local.shape} for {chunks.numel} elements")
-    slots = Slots(chunks, codec)
-    buffer = np.empty(slots.total, np.uint8)
-    scratch = np.empty(min(chunks.chunk, chunks.numel), np.float32)
-    squares = 0.0
-    for c in range(chunks.count):
-        span = chunks.span(c)
-        delta = scratch[: chunks.size(c)]
-        with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what comes of it
-            np.subtract(anchor[span], local[span], out=delta)
-        try:
-            codec.encode(delta, buffer[slots.slot(c)])
-        except NonFinite:
-            raise NonFinite(f"the delta holds NaN or infinity in chunk {c}: training diverged") from None
-        squares += float(np.square(delta, dtype=np.float64).sum())
+    buffer = np.empty(sum(codec.size(chunks.size(c)) for c in range(chunks.count)), np.uint8)
+    ends = np.cumsum([codec.size(chunks.size(c)) for c in range(chunks.count)])
+    encoded = [buffer[end - codec.size(chunks.size(c)) : end] for c, end in enumerate(ends)]
+
+    def encode(first: int) -> float:
+        scratch = np.empty(min(chunks.chunk, chunks.numel), np.float32)
+        squares = 0.0
+        for c in range(first, chunks.count, threads()):
+            span, delta = chunks.span(c), scratch[: chunks.size(c)]
+            with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what comes of it
+                np.subtract(anchor[span], local[span], out=delta)
+                squares += float(np.einsum("i,i->", delta, delta))
+            try:
+                codec.encode(delta, encoded[c])
+            except NonFinite as error:
+                raise NonFinite("the delta holds NaN or infinity", span.start + error.element) from None
+        return squares
+
+    if threads() == 1:
+        squares = encode(0)
+    else:
+        squares = sum(workers().map(encode, range(threads())))
     buffer.flags.writeable = False
-    return EncodedVector(buffer, slots, squares**0.5)
+    return EncodedVector(tuple(encoded), squares**0.5)
 
 
-async def reduce(
-    plane: DataPlane,
-    plan: Plan,
-    me: NodeId,
-    encoded: EncodedVector,
-    codec: Codec,
-    chunks: Chunks,
-    on_seal: OnSeal,
-    deadline: float = 600.0,
-) -> SealedVector:
-    """Carry out `plan` with the other members; `on_seal` is awaited for each chunk that this member seals.
+class Reduction:
+    """One member's part in the reduce of one round. `run` it, give it plans, read `result` when it is held."""
 
-    `PeerLost` names a member that failed, or that the attempt was still waiting for after `deadline`
-    seconds. Cancel it when a newer attempt comes: all its connections close and no task is left.
-    """
-    plan.validate()
-    if len(plan.owners) != chunks.count:
-        raise BadPlan(f"{plan}: it has owners for {len(plan.owners)} chunks, the vector has {chunks.count}")
-    if encoded.slots.chunks != chunks or encoded.buffer.size != Slots(chunks, codec).total:
-        raise ValueError("the vector was encoded with another codec or for other chunks")
-    attempt = _Attempt(plane, plan, plan.index(me), encoded, codec, chunks, on_seal)
-    try:
-        async with asyncio.timeout(deadline):
-            return await attempt.run()
-    except TimeoutError:
-        raise attempt.late(deadline) from None
-
-
-@dataclass
-class _Peer:
-    """Another member, as the attempt sees it."""
-
-    index: int  # in plan.members
-    member: PlanMember
-    contributions: set[int]  # chunks of mine that it has not sent yet
-    results: set[int]  # chunks of its own that it has not sent yet
-    unsent: int  # frames that it has not taken yet
-    sealed: asyncio.Queue[int] = field(default_factory=asyncio.Queue)  # chunks of mine to send to it
-    spoken: asyncio.Event = field(default_factory=asyncio.Event)  # its last word was read, or will not come
-    verdict: Kind | None = None
-    refusal: str = ""
-
-    @property
-    def node(self) -> NodeId:
-        return self.member.node
-
-
-class _Attempt:
     def __init__(
         self,
-        plane: DataPlane,
-        plan: Plan,
-        index: int,
-        encoded: EncodedVector,
+        peers: Peers,
+        me: NodeId,
+        encoded: EncodedVector | None,
         codec: Codec,
         chunks: Chunks,
-        on_seal: OnSeal,
+        plan: Plan,
+        outcome: Outcome,
     ) -> None:
-        self.plane, self.plan, self.index = plane, plan, index
-        self.encoded, self.codec, self.chunks, self.on_seal = encoded, codec, chunks, on_seal
-        self.slots = Slots(chunks, codec)
-        self.mine = plan.owned(index)
-        total = sum(member.weight for member in plan.members)
-        self.shares = [np.float32(member.weight / total) for member in plan.members]
-        self.peers = [
-            _Peer(i, member, set(self.mine), set(theirs := plan.owned(i)), len(theirs) + len(self.mine))
-            for i, member in enumerate(plan.members)
-            if i != index
-        ]
-        # Memory is committed by the kernel as it is written: about one encoded vector in all.
-        self.inbox = np.empty((len(plan.members), sum(map(self.slots.size, self.mine))), np.uint8)
-        starts = np.cumsum([0, *map(self.slots.size, self.mine)])
-        self.inbox_slot = {c: slice(starts[i], starts[i + 1]) for i, c in enumerate(self.mine)}
-        self.sealed = np.empty(self.slots.total, np.uint8)
-        self.digests: list[bytes] = [b""] * chunks.count
-        self.awaited = {c: len(self.peers) for c in self.mine}  # contributions
-        self.complete: asyncio.Queue[int] = asyncio.Queue()  # chunks of mine with all contributions
-        self.seals: asyncio.Queue[Seal] = asyncio.Queue()
-        self.unreported = len(self.mine)
+        """`encoded`: None for a member that only owns chunks. `plan`: the first one, valid or `BadPlan`."""
+        self.round, self.me = plan.round, me
+        self._peers, self._encoded, self._codec, self._chunks = peers, encoded, codec, chunks
+        self._outcome = outcome
+        others = max(sum(m.weight > 0 for m in plan.members) - 1, 1)
+        self._exchange = Exchange(me, chunks.count, int(WINDOW * chunks.count / others))
+        self._sizes = [codec.size(chunks.size(c)) for c in range(chunks.count)]
+        self._sealed: list[U8 | None] = [None] * chunks.count
+        self._inbox: dict[tuple[int, int], U8] = {}  # contributions, by chunk and place
+        self._free: list[U8] = []  # buffers of the largest size
+        self._scratch: list[F32] = []  # for sums
+        self._replanned = asyncio.Event()
+        self._merges: set[asyncio.Task[None]] = set()
+        self._progress: dict[NodeId, float] = {}  # when a peer's last chunk came, in the loop's seconds
+        self._gaps = deque[float]((), 64)  # seconds from one chunk of a peer to its next
+        self._pulled_at = 0.0
+        self._reported: dict[NodeId, float] = {}  # when a peer was said to be lost
+        self._fault: BaseException | None = None  # of this node's own
+        self._over = False
+        self._first = self.plan = plan
+        self._check(plan)
 
-    async def run(self) -> SealedVector:
-        if not self.peers:
-            for c in self.mine:
-                self.complete.put_nowait(c)
+    async def run(self) -> None:
+        """Take part until cancelled: the others may need what is here until the commit."""
         try:
-            with self.plane.attempt(self.plan) as arrivals:
-                await self._work(arrivals)
-        except BaseExceptionGroup as group:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise asyncio.CancelledError from group
-            raise _cause(group) from None
-        else:
-            self.sealed.flags.writeable = False
-            return SealedVector(self.sealed, self.slots, self.digests)
+            self._peers.begin(self)
+            self.replan(self._first)
+            while True:
+                await asyncio.sleep(TICK)
+                if self._fault is not None:
+                    raise self._fault
+                self._look(asyncio.get_running_loop().time())
         finally:
-            # Tracebacks of cancelled tasks keep this object until the next garbage collection, not its memory.
-            self.inbox, self.sealed = np.empty((0, 0), np.uint8), np.empty(0, np.uint8)
+            self._over = True
+            self._peers.end(self)
+            for task in self._merges:
+                task.cancel()
+            self._inbox.clear()
+            self._free.clear()
 
-    async def _work(self, arrivals: Arrivals) -> None:
-        links: list[Link] = []
-        try:
-            async with asyncio.TaskGroup() as group:
-                work = [group.create_task(self._merge_all()), group.create_task(self._report())]
-                listeners: list[asyncio.Task[None]] = []
-                for peer in self.peers:
-                    work.append(group.create_task(self._receive(peer, arrivals)))
-                    work.append(group.create_task(self._send(peer, group, links, listeners)))
-                await asyncio.wait(work)
-                for listener in listeners:
-                    listener.cancel()
-            for link in links:
-                link.close()
-        finally:
-            for link in links:
-                link.abort()
+    def replan(self, plan: Plan) -> None:
+        """Go on under this plan, the first or a newer one of the round."""
+        self._check(plan)
+        self.plan = plan
+        place = plan.index(self.me)
+        me = plan.members[place]
+        now = asyncio.get_running_loop().time()
+        others = [m for m in plan.members if not m.gone and m.node != self.me]
+        self._progress = {m.node: self._progress.get(m.node, now) for m in others}
+        order = {m.node: i for i, m in enumerate(plan.members)}
 
-    async def _send(
-        self, peer: _Peer, group: asyncio.TaskGroup, links: list[Link], listeners: list[asyncio.Task[None]]
-    ) -> None:
-        """Dial `peer`, send it my contributions to its chunks, then my chunks as they are sealed."""
-        try:
-            link = await self.plane.dial(peer.node, peer.member.address)
-        except Broken as error:
-            peer.spoken.set()
-            await self._lost(peer, str(error))
-        links.append(link)
-        listeners.append(group.create_task(self._listen(peer, link)))
-        try:
-            await link.send(Header(Kind.OPEN, self.plan.fence))
-            for c in self.plan.owned(peer.index):
-                await self._send_chunk(peer, link, Kind.CONTRIBUTION, c, self.encoded.chunk(c))
-            for _ in self.mine:
-                c = await peer.sealed.get()
-                await self._send_chunk(peer, link, Kind.RESULT, c, self.sealed[self.slots.slot(c)])
-        except Broken as error:
-            await self._lost(peer, str(error))
+        def primary(member: PlanMember) -> bool:
+            return not member.leaf and (me.leaf or place < order[member.node])
 
-    async def _send_chunk(self, peer: _Peer, link: Link, kind: Kind, c: int, payload: U8) -> None:
-        await link.send(Header(kind, self.plan.fence, c, payload.size), payload.data)
-        peer.unsent -= 1
+        self._peers.expect([m for m in others if not (m.leaf and me.leaf)], primary)
+        self._reported.clear()
+        self._do(self._exchange.replan(plan))
+        self._replanned.set()
+        self._replanned = asyncio.Event()
 
-    async def _listen(self, peer: _Peer, link: Link) -> None:
-        """Hear the last word of `peer` on the stream that was dialled to it."""
-        try:
-            header = await link.receive(None)
-            peer.verdict = header.kind
-            if header.kind is Kind.REFUSED:
-                peer.refusal = f"it refused this member's stream: {await link.sentence(header)}"
-        except Broken as error:
-            peer.refusal = str(error)
-        finally:
-            peer.spoken.set()
-        match peer.verdict:
-            case Kind.DONE | Kind.ABORT:
-                return
-            case _:
-                await self._lost(peer, peer.refusal or "it sent a frame on a stream that was only to be read")
+    @property
+    def result(self) -> SealedVector:
+        """The sealed chunks; all are here once `held` was called, and while no newer plan reopened one."""
+        digests = tuple(d for d in self._exchange.digests if d is not None)
+        chunks = tuple(s for s in self._sealed if s is not None)
+        if len(digests) < self._chunks.count or len(chunks) < self._chunks.count:
+            raise RuntimeError("not every sealed chunk is here")
+        return SealedVector(chunks, digests)
 
-    async def _receive(self, peer: _Peer, arrivals: Arrivals) -> None:
-        """Take the stream of `peer`: its contributions to my chunks, and its chunks."""
-        try:
-            async with asyncio.timeout(ARRIVAL):
-                link = await arrivals.link(peer.node)
-        except TimeoutError:
-            await self._lost(peer, f"it opened no stream within {ARRIVAL:g} s")
-        try:
-            while peer.contributions or peer.results:
-                await self._receive_chunk(peer, link)
-        except Broken as error:
-            await self._lost(peer, str(error))
+    def _check(self, plan: Plan) -> None:
+        plan.validate()
+        if len(plan.owners) != self._chunks.count:
+            raise BadPlan(f"{plan}: it has owners for {len(plan.owners)} chunks, there are {self._chunks.count}")
+        if self._encoded is None and plan.members[plan.index(self.me)].weight:
+            raise BadPlan(f"{plan}: it has a weight for {self.me}, which brings no delta")
 
-    async def _receive_chunk(self, peer: _Peer, link: Link) -> None:
-        header = await link.receive(None)
-        c = header.chunk
+    # What the links ask (atoll.comm.peers.Talk)
+
+    async def place(self, node: NodeId, header: Header) -> U8 | None:
+        kind, c, length = header.kind, header.chunk, header.length
+        if kind in (Kind.MERGED, Kind.WANT, Kind.LACK, Kind.RESYNC):
+            bits = -(-self._chunks.count // 8)
+            resync = kind is Kind.RESYNC
+            if length != (3 * bits if resync else 0) or not (resync or self._has(c)):
+                raise Broken(f"a frame {kind.name} of {length} bytes about chunk {c}")
+            return np.empty(length, np.uint8)
+        if kind not in (Kind.CONTRIBUTION, Kind.SEALED) or not self._has(c):
+            raise Broken(f"a frame {kind.name} about chunk {c}, of {self._chunks.count}")
+        size = self._sizes[c]
+        if length != size and not (header.packed and length < size):
+            raise Broken(f"it sent {length} bytes of chunk {c}, expected {size}")
+        if await self._settled(node, header) is not Verdict.TAKE:
+            return None
+        return np.empty(length, np.uint8) if header.packed else self._buffer(size)
+
+    def arrived(self, node: NodeId, header: Header, payload: U8) -> None:
+        if self._over:
+            return
+        x, c = self._exchange, header.chunk
         match header.kind:
-            case Kind.CONTRIBUTION if c in peer.contributions:
-                place = self.inbox[peer.index, self.inbox_slot[c]]
-            case Kind.RESULT if c in peer.results:
-                place = self.sealed[self.slots.slot(c)]
+            case Kind.CONTRIBUTION | Kind.SEALED:
+                self._arrived_chunk(node, header, payload)
+            case Kind.MERGED:
+                self._do(x.is_merged(node, c))
+            case Kind.WANT:
+                self._do(x.wanted(node, c))
+            case Kind.LACK:
+                self._do(x.lacked(node, c))
+            case Kind.RESYNC:
+                bits = len(payload) // 3
+                here, merged, sealed = (payload[i * bits : (i + 1) * bits].tobytes() for i in range(3))
+                self._do(x.resync(node, header.fence.attempt, here, merged, sealed))
+                if c:
+                    self._peers.peer(node).post((Kind.RESYNC, 0, 0))
             case _:
-                raise PeerLost(
-                    peer.node, f"it sent {header.kind.name} of chunk {c}, which was not expected from it"
-                )
-        if header.fence != self.plan.fence:
-            raise PeerLost(peer.node, f"it sent chunk {c} of {header.fence} in the stream of {self.plan.fence}")
-        if header.length != place.size:
-            raise PeerLost(peer.node, f"it sent {header.length} bytes of chunk {c}, expected {place.size}")
-        await link.read_into(place.data)
-        if header.kind is Kind.CONTRIBUTION:
-            peer.contributions.remove(c)
-            self.awaited[c] -= 1
-            if not self.awaited[c]:
-                self.complete.put_nowait(c)
-        else:
-            try:
-                self.digests[c] = await asyncio.to_thread(self._examine, c)
-            except Malformed as error:
-                raise PeerLost(peer.node, f"chunk {c} as it sealed it was refused: {error}") from None
-            peer.results.remove(c)
+                raise Broken(f"a frame {header.kind.name} on a link")
 
-    def _examine(self, c: int) -> bytes:
-        """Check a chunk that another member sealed, and digest it."""
-        place = self.sealed[self.slots.slot(c)]
-        self.codec.check(place, self.chunks.size(c))
-        return digest(place)
+    async def frame(self, node: NodeId, waiting: Waiting) -> tuple[Header, memoryview] | None:
+        kind, c, since = waiting
+        payload: U8 | None = None
+        match kind:
+            case Kind.CONTRIBUTION:
+                payload = self._encoded.chunks[c] if self._encoded is not None else None
+            case Kind.SEALED:
+                payload = self._sealed[c]
+            case Kind.RESYNC:
+                data = b"".join(self._exchange.state(node))
+                return Header(kind, self.plan.fence, c, len(data)), memoryview(data)
+            case _:
+                return Header(kind, self._fence(since), c), memoryview(b"")
+        if payload is None:
+            return None
+        if (packed := await self._peers.squeeze.pack(kind, c, since, payload)) is not None:
+            return Header(kind, self._fence(since), c, len(packed), packed=True), memoryview(packed)
+        return Header(kind, self._fence(since), c, payload.size), payload.data
 
-    async def _merge_all(self) -> None:
-        """Seal my chunks as their contributions become complete."""
-        largest = max(map(self.chunks.size, self.mine), default=0)
-        mean, x = np.empty(largest, np.float32), np.empty(largest, np.float32)
-        for _ in self.mine:
-            c = await self.complete.get()
-            n = self.chunks.size(c)
-            self.digests[c] = await asyncio.to_thread(self._merge, c, mean[:n], x[:n])
-            for peer in self.peers:
-                peer.sealed.put_nowait(c)
-            self.seals.put_nowait(Seal(c, self.digests[c]))
+    def joined(self, node: NodeId) -> None:
+        self._peers.peer(node).post((Kind.RESYNC, 1, 0))
 
-    def _merge(self, c: int, mean: F32, x: F32) -> bytes:
-        """Seal chunk `c`; `mean` and `x` are scratch of its size."""
-        for i, (member, share) in enumerate(zip(self.plan.members, self.shares, strict=True)):
-            payload = self.encoded.chunk(c) if i == self.index else self.inbox[i, self.inbox_slot[c]]
-            term = x if i else mean
-            try:
-                self.codec.decode(payload, term)
-            except Malformed as error:
-                raise PeerLost(member.node, f"its contribution to chunk {c} was refused: {error}") from None
-            term *= share
-            if i:
-                mean += term
-        place = self.sealed[self.slots.slot(c)]
-        self.codec.encode(mean, place)
-        return digest(place)
+    def lost(self, node: NodeId, sentence: str) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._reported.get(node, -SILENT) >= SILENT and node in self._progress:
+            self._reported[node] = now
+            self._outcome.lost(self.plan, node, sentence)
 
-    async def _report(self) -> None:
-        for _ in self.mine:
-            await self.on_seal(await self.seals.get())
-            self.unreported -= 1
+    # Chunks
 
-    async def _lost(self, peer: _Peer, sentence: str) -> Never:
-        """Blame `peer`, unless it says, or has said, that it only gave up this attempt."""
+    def _has(self, c: int) -> bool:
+        return 0 <= c < self._chunks.count
+
+    def _fence(self, since: int) -> Fence:
+        fence = self.plan.fence
+        return Fence(fence.incarnation, fence.epoch, fence.round, since)
+
+    async def _settled(self, node: NodeId, header: Header) -> Verdict:
+        """What becomes of a chunk, once this member has its sender's plan."""
+        ask = (node, header.kind, header.chunk, header.fence.attempt)
         with suppress(TimeoutError):
-            async with asyncio.timeout(GRACE):
-                await peer.spoken.wait()
-        if peer.verdict is Kind.ABORT:
-            await asyncio.Event().wait()  # evidence of another task, the coordinator or the deadline ends it
-        raise PeerLost(peer.node, peer.refusal if peer.verdict is Kind.REFUSED else sentence)
+            async with asyncio.timeout(SLOW):
+                while (verdict := self._exchange.verdict(*ask)) is Verdict.HOLD:
+                    await self._replanned.wait()
+                return verdict
+        return Verdict.DISCARD
 
-    def late(self, deadline: float) -> Exception:
-        """Whom the attempt was waiting for when its deadline passed."""
-        within = f"within {deadline:g} s"
-        for peer in self.peers:  # they wait for nobody
-            if peer.contributions:
-                return PeerLost(peer.node, f"{len(peer.contributions)} of its contributions did not come {within}")
-        for peer in self.peers:
-            if peer.results:
-                return PeerLost(peer.node, f"{len(peer.results)} of its chunks did not come sealed {within}")
-        for peer in self.peers:
-            if peer.unsent:
-                return PeerLost(peer.node, f"it left {peer.unsent} chunks untaken {within}")
-        return Unreachable(f"{self.unreported} seals were not taken by the coordinator {within}")
+    def _arrived_chunk(self, node: NodeId, header: Header, payload: U8) -> None:
+        kind, c, since = header.kind, header.chunk, header.fence.attempt
+        now = asyncio.get_running_loop().time()
+        if node in self._progress:
+            self._gaps.append(now - self._progress[node])
+            self._progress[node] = now
+        if self._exchange.verdict(node, kind, c, since) is not Verdict.TAKE:
+            self._give_back(payload)
+            return
+        try:
+            whole = self._unpacked(c, payload) if header.packed else payload
+            if kind is Kind.SEALED:
+                self._codec.check(whole, self._chunks.size(c))
+        except Malformed as error:
+            self.lost(node, f"chunk {c} as it sent it was refused: {error}")
+            return
+        if kind is Kind.SEALED:
+            self._sealed[c] = whole
+            self._do(self._exchange.sealed(c, digest(whole)))
+        else:
+            self._inbox[c, self.plan.index(node)] = whole
+            self._do(self._exchange.contribution(node, c))
+
+    def _unpacked(self, c: int, frame: U8) -> U8:
+        return np.frombuffer(compress.unpack(frame.data, self._sizes[c]), np.uint8)
+
+    def _do(self, effects: Sequence[exchange.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case exchange.Send(node, kind, c, since):
+                    self._peers.peer(node).post((kind, c, since))
+                case exchange.Merge():
+                    task = asyncio.create_task(self._merge(effect))
+                    self._merges.add(task)
+                    task.add_done_callback(self._wound_up)
+                case exchange.Report(c, since, sum_, inputs):
+                    self._outcome.sealed(self.plan, Seal(c, since, sum_, inputs))
+                case exchange.Free(c):
+                    for key in [key for key in self._inbox if key[0] == c]:
+                        self._give_back(self._inbox.pop(key))
+                case exchange.Forget(c):
+                    self._sealed[c] = None
+                case exchange.Orphans(here):
+                    self._outcome.orphans(self.plan, here)
+                case exchange.Held(root):
+                    self._outcome.held(self.plan, root)
+                case _:
+                    assert_never(effect)
+
+    async def _merge(self, order: exchange.Merge) -> None:
+        c, plan = order.chunk, self.plan
+        total = sum(plan.members[i].weight for i in order.inputs)
+        terms: list[tuple[int, U8, np.float32]] = []
+        for i in order.inputs:
+            mine = plan.members[i].node == self.me and (c, i) not in self._inbox
+            assert self._encoded is not None or not mine
+            payload = self._encoded.chunks[c] if mine and self._encoded is not None else self._inbox[c, i]
+            terms.append((i, payload, np.float32(plan.members[i].weight / total)))
+        mean = self._scratch.pop() if self._scratch else np.empty(self._chunks.size(0), np.float32)
+        place = self._buffer(self._sizes[c])
+        loop = asyncio.get_running_loop()
+        try:
+            sum_ = await loop.run_in_executor(
+                workers(), merge, self._codec, terms, mean[: self._chunks.size(c)], place
+            )
+        except Refused as refused:
+            self._give_back(place)
+            if self._exchange.refused(c, order.since, refused.place):
+                self._inbox.pop((c, refused.place), None)
+                sentence = f"its contribution to chunk {c} was refused: {refused.sentence}"
+                self.lost(plan.members[refused.place].node, sentence)
+            return
+        finally:
+            self._scratch.append(mean)
+        effects = self._exchange.merged(c, order.since, order.inputs, sum_)
+        if effects:
+            self._sealed[c] = place
+        else:
+            self._give_back(place)  # the chunk has another owner now
+        self._do(effects)
+
+    def _wound_up(self, task: "asyncio.Task[None]") -> None:
+        self._merges.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fault = self._fault or error
+
+    def _buffer(self, size: int) -> U8:
+        """Room for an encoded chunk."""
+        whole = self._free.pop() if self._free else np.empty(self._sizes[0], np.uint8)
+        return whole[:size]
+
+    def _give_back(self, buffer: U8) -> None:
+        if isinstance(whole := buffer.base, np.ndarray) and whole.size == self._sizes[0]:
+            self._free.append(whole)
+
+    # The clock
+
+    def _look(self, now: float) -> None:
+        """See who is late."""
+        owed = dict(self._exchange.awaiting())
+        owing = set(self._exchange.owing())
+        late = self._late()
+        for node in owed.keys() & self._progress.keys():
+            heard, came = self._peers.heard(node), self._progress[node]
+            if heard is None:
+                continue  # whoever dials it says so
+            if now - heard > SILENT:
+                self.lost(node, f"it has been silent for {now - heard:.0f} s")
+            elif now - heard > ASK:
+                self._peers.peer(node).post((Kind.RESYNC, 1, 0))
+            if node in owing and now - came > max(SLOW, 3 * late):
+                self.lost(node, f"its {owed[node]} did not come for {now - came:.0f} s")
+        if now - self._pulled_at > max(late, 1.0):
+            self._pulled_at = now
+            self._pull(now - max(late, 1.0))
+
+    def _late(self) -> float:
+        """Seconds after which the next chunk of a peer is late, by what the others took."""
+        if len(self._gaps) < 8:
+            return SILENT
+        middle = median(self._gaps)
+        return middle + SPREADS * median(abs(gap - middle) for gap in self._gaps)
+
+    def _pull(self, before: float) -> None:
+        """Ask others for sealed chunks of owners from which nothing came since."""
+        asked = dict.fromkeys((n for n, came in self._progress.items() if came < before), 0)
+        for c in self._exchange.lacking() if asked else ():
+            owner = self._exchange.owner(c)
+            if owner in asked and asked[owner] < PULLS:
+                asked[owner] += 1
+                self._do(self._exchange.pull(c))
 
 
-def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The failure to report: what no peer can cause before what a peer did, the first of each."""
-    leaves: list[BaseException] = []
-    for error in group.exceptions:
-        leaves.append(_cause(error) if isinstance(error, BaseExceptionGroup) else error)
-    return next((error for error in leaves if not isinstance(error, PeerLost)), leaves[0])
+class Refused(Exception):
+    """A contribution that cannot be used."""
+
+    def __init__(self, place: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.place, self.sentence = place, sentence
+
+
+def merge(codec: Codec, terms: Sequence[tuple[int, U8, np.float32]], mean: F32, out: U8) -> bytes:
+    """Encode the weighted sum of `terms` (place, contribution, share) into `out`; returns its digest."""
+    mean[:] = 0.0
+    for place, payload, share in terms:
+        try:
+            codec.accumulate(payload, share, mean)
+        except Malformed as error:
+            raise Refused(place, str(error)) from None
+    try:
+        codec.encode(mean, out)
+    except NonFinite:  # contributions at the end of fp32's range, and shares that were rounded up
+        largest = np.finfo(np.float32).max
+        codec.encode(np.clip(mean, -largest, largest, out=mean), out)
+    return digest(out)

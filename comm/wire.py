@@ -1,14 +1,13 @@
-"""The bytes between two data planes.
+"""The bytes between two data planes, version 2.
 
-Every connection carries one reduce stream or a series of fetches, and starts like this (integers are
-little-endian, text is UTF-8):
+Every connection starts like this (integers are little-endian, text is UTF-8; with TLS, inside of its session):
 
     accepting side      4  magic "ATOL"
-                        1  version, 1
+                        1  version, 2
                         3  zero
                        16  nonce, fresh for each connection
     dialling side       4  magic "ATOL"
-                        1  version, 1
+                        1  version, 2
                         1  bytes of the run id            r
                         1  bytes of the sender's node id  s
                         1  bytes of the receiver's id     t
@@ -19,7 +18,8 @@ So the key never travels, a recorded hello opens nothing, and a node that inheri
 not take its mail. Then frames, in both directions:
 
                         1  kind
-                        3  zero
+                        1  flags: 1 = the payload is a zstandard frame of what it stands for
+                        2  zero
                         4  chunk
                         8  incarnation
                         8  epoch
@@ -28,184 +28,122 @@ not take its mail. Then frames, in both directions:
                         4  length of the payload
                    length  payload
 
-`Link.receive` reads the 40 bytes of a header and nothing more. Whoever calls it knows which length must
-follow, and refuses another one before a byte is allocated for it.
+A connection that starts with LINK is one of several between two members and carries their reduces, this round's
+and the next ones', both ways (`exchange` says when):
 
-A wrong byte, a broken connection, an expired deadline: all are `Broken`, with a sentence.
+    CONTRIBUTION   an encoded chunk, to its owner
+    SEALED         a sealed chunk, from its owner, or from whoever was asked for it
+    MERGED         no payload: the chunk's owner has made use of the contribution, its memory is free
+    WANT           no payload: send this sealed chunk
+    LACK           no payload: it is not here
+    RESYNC         three bitmaps of ceil(chunks / 8) bytes, chunk c is bit c % 8 of byte c // 8: the receiver's
+                   contributions that are here, those that are merged, and the sealed chunks that are here.
+                   Chunk 1: the other side is to answer with its own
+
+Their attempt is the one in which the chunk got its owner; of a RESYNC, the sender's. One that starts with a
+request (GET_...) carries requests and answers.
+
+`receive` reads the 40 bytes of a header and nothing more. Whoever calls it knows which length must follow, and
+refuses another one before a byte is allocated for it.
 """
 
 import asyncio
 import hashlib
 import hmac
 import os
-import socket
 import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 
-from atoll.comm.codec import Octets, view
-from atoll.comm.errors import PeerError
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
+from atoll.comm.link import LINGER, STALL, Broken, Link
+from atoll.comm.octets import Octets, view
 from atoll.comm.plan import Fence
 
 MAGIC = b"ATOL"
-VERSION = 1
+VERSION = 2
 GREETING = struct.Struct("<4sB3x16s")
 HELLO = struct.Struct("<4sBBBB")
-HEADER = struct.Struct("<B3xIQQQII")
+HEADER = struct.Struct("<BB2xIQQQII")
 PROOF = 32  # bytes
 MAX_SENTENCE = 512  # bytes of a refusal
-
 HANDSHAKE = 10.0  # seconds to connect and to say hello, each
-STALL = 60.0  # seconds without a byte in the middle of something
-# Longer than a receiver may leave a window closed (plane.PATIENCE): Linux counts that against it too.
-USER_TIMEOUT = 45.0  # seconds that sent bytes may stay unacknowledged
-LINGER = 1.0  # seconds for which a last frame may be on its way before the connection is reset
-PIECE = 1 << 18  # bytes handed to the transport at once
-
-
-class Broken(PeerError):
-    """This connection is of no more use; the text says why."""
-
-
-class Closed(Broken):
-    """The other side closed it between two frames."""
 
 
 class Kind(IntEnum):
-    OPEN = 1  # a reduce stream of this fence begins; dialling side, first
-    CONTRIBUTION = 2  # an encoded chunk, to its owner
-    RESULT = 3  # a sealed chunk, from its owner
-    DONE = 4  # accepting side, last: the attempt succeeded here
-    ABORT = 5  # accepting side, last: this member gave the attempt up, and is well
-    REFUSED = 6  # accepting side, last: the payload is a sentence
+    LINK = 1  # dialling side, first: what follows belongs to reduces
+    CONTRIBUTION = 2
+    SEALED = 3
+    MERGED = 4
+    WANT = 5
+    LACK = 6
+    RESYNC = 7
+    REFUSED = 8  # last: the payload is a sentence
     GET_SEALED = 16  # requests, without payload
     GET_STATE = 17
     GET_DIGESTS = 18
     DATA = 24  # answers: the bytes themselves,
-    PACKED = 25  # or a smaller zstandard frame of them,
-    MISSING = 26  # or this side does not have them
+    MISSING = 25  # or this side does not have them
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Header:
     kind: Kind
     fence: Fence
     chunk: int = 0
     length: int = 0  # bytes of the payload
+    packed: bool = False  # the payload is a zstandard frame
 
     def pack(self) -> bytes:
         f = self.fence
-        return HEADER.pack(self.kind, self.chunk, f.incarnation, f.epoch, f.round, f.attempt, self.length)
+        return HEADER.pack(
+            self.kind, self.packed, self.chunk, f.incarnation, f.epoch, f.round, f.attempt, self.length
+        )
 
     @staticmethod
     def unpack(data: bytes) -> "Header":
-        kind, chunk, incarnation, epoch, round, attempt, length = HEADER.unpack(data)
+        kind, flags, chunk, incarnation, epoch, round, attempt, length = HEADER.unpack(data)
         try:
             known = Kind(kind)
         except ValueError:
             raise Broken(f"a frame of unknown kind {kind}") from None
         fence = Fence(Incarnation(incarnation), Epoch(epoch), Round(round), attempt)
-        return Header(known, fence, chunk, length)
+        return Header(known, fence, chunk, length, bool(flags & 1))
 
 
-def unfenced(kind: Kind, round: int = 0, chunk: int = 0, length: int = 0) -> Header:
+def unfenced(kind: Kind, round: int = 0, chunk: int = 0, length: int = 0, packed: bool = False) -> Header:
     """The header of a frame outside of any attempt: fetches and last words."""
-    return Header(kind, Fence(Incarnation(0), Epoch(0), Round(round), 0), chunk, length)
+    return Header(kind, Fence(Incarnation(0), Epoch(0), Round(round), 0), chunk, length, packed)
 
 
-@dataclass
-class Meter:
-    """Bytes through all links of a plane, headers and handshakes included."""
+async def send(link: Link, header: Header, payload: Octets = b"") -> None:
+    """Hand a frame to the kernel; `payload` must not change meanwhile."""
+    if header.length:
+        await link.write(header.pack(), view(payload))
+    else:
+        await link.write(header.pack())
 
-    up: int = 0
-    down: int = 0
+
+async def receive(link: Link, timeout: float | None) -> Header:
+    """The next frame's header; `Closed` at the end. Without a timeout the caller has a deadline of its own."""
+    return Header.unpack(await link.read(HEADER.size, timeout))
 
 
-class Link:
-    """One connection: frames out, frames in. At most one task sends and one receives."""
+async def farewell(link: Link, kind: Kind, text: str = "") -> None:
+    """Send a last frame, so that it is heard even by one that is still sending."""
+    data = text.encode()[:MAX_SENTENCE]
+    with suppress(Broken, TimeoutError):
+        async with asyncio.timeout(LINGER):
+            await send(link, unfenced(kind, length=len(data)), data)
+        await link.drain()
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, meter: Meter) -> None:
-        self._reader, self._writer, self._meter = reader, writer, meter
-        # drain() then waits until the kernel has everything: nothing is left to lose at close.
-        writer.transport.set_write_buffer_limits(high=0)
-        tune(writer.get_extra_info("socket"))
 
-    async def send(self, header: Header, payload: Octets = b"") -> None:
-        """Hand a frame to the kernel; `payload` must not change meanwhile."""
-        await self.write(header.pack())
-        data = view(payload)
-        for start in range(0, len(data), PIECE):
-            await self.write(data[start : start + PIECE])
-
-    async def write(self, data: bytes | memoryview) -> None:
-        try:
-            async with asyncio.timeout(STALL):
-                self._writer.write(data)
-                self._meter.up += len(data)
-                await self._writer.drain()
-        except TimeoutError:
-            raise Broken(f"it took no byte for {STALL:g} s") from None
-        except OSError as error:
-            raise Broken(f"the connection broke while sending: {reason(error)}") from None
-
-    async def receive(self, timeout: float | None) -> Header:
-        """The next frame's header; `Closed` at the end. Without a timeout the caller has a deadline of its own."""
-        return Header.unpack(await self.read(HEADER.size, timeout))
-
-    async def read(self, size: int, timeout: float | None = STALL) -> bytes:
-        """Exactly `size` bytes, which the caller has found to be what was expected."""
-        data = bytearray(size)
-        await self.read_into(memoryview(data), timeout)
-        return bytes(data)
-
-    async def read_into(self, place: memoryview, timeout: float | None = STALL) -> None:
-        """Fill `place`; `timeout` runs from each byte to the next."""
-        clock = asyncio.get_running_loop().time
-        filled, size = 0, len(place)
-        try:
-            async with asyncio.timeout(timeout) as limit:
-                while filled < size:
-                    data = await self._reader.read(size - filled)
-                    if not data:
-                        raise (
-                            Broken("the connection ended in mid-frame")
-                            if filled
-                            else Closed("the connection was closed")
-                        )
-                    place[filled : filled + len(data)] = data
-                    filled += len(data)
-                    self._meter.down += len(data)
-                    if timeout is not None:
-                        limit.reschedule(clock() + timeout)
-        except TimeoutError:
-            raise Broken(f"it sent nothing for {timeout:g} s") from None
-        except OSError as error:
-            raise Broken(f"the connection broke: {reason(error)}") from None
-
-    async def farewell(self, kind: Kind, sentence: str = "") -> None:
-        """Send a last frame, and read what still arrives for a moment: a reset would overtake the frame."""
-        text = sentence.encode()[:MAX_SENTENCE]
-        with suppress(Broken, OSError, TimeoutError):
-            async with asyncio.timeout(LINGER):
-                await self.send(unfenced(kind, length=len(text)), text)
-                self._writer.write_eof()
-                while await self._reader.read(PIECE):
-                    pass
-
-    async def sentence(self, header: Header) -> str:
-        """The payload of a refusal."""
-        if header.length > MAX_SENTENCE:
-            raise Broken(f"a refusal of {header.length} bytes")
-        return (await self.read(header.length)).decode(errors="replace")
-
-    def close(self) -> None:
-        self._writer.close()
-
-    def abort(self) -> None:
-        """Close without sending what is still buffered."""
-        self._writer.transport.abort()
+async def sentence(link: Link, header: Header) -> str:
+    """The payload of a refusal."""
+    if header.length > MAX_SENTENCE:
+        raise Broken(f"a refusal of {header.length} bytes")
+    return (await link.read(header.length, STALL)).decode(errors="replace")
 
 
 async def greet(link: Link, run: RunId, me: NodeId, to: NodeId, key: bytes) -> None:
@@ -258,27 +196,6 @@ def parse_address(address: str) -> tuple[str, int]:
 
 def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def tune(sock: socket.socket) -> None:
-    """No waiting to fill segments; a dead or vanished host is noticed."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in [
-        ("TCP_KEEPIDLE", 10),
-        ("TCP_KEEPINTVL", 5),
-        ("TCP_KEEPCNT", 3),
-        ("TCP_USER_TIMEOUT", int(USER_TIMEOUT * 1000)),
-    ]:
-        if hasattr(socket, name):  # Linux has them all, others some
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def reason(error: OSError) -> str:
-    """What the system says, without its number."""
-    if error.errno is not None and error.errno > 0:  # asyncio puts addresses into strerror
-        return os.strerror(error.errno).lower()
-    return str(error.strerror or error or type(error).__name__).lower()
 
 
 def _proof(key: bytes, nonce: bytes, hello: bytes) -> bytes:

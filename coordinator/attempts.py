@@ -1,21 +1,24 @@
 """The reduce of a round: attempts, who is to blame when one fails, and the commit. Pure.
 
-Every attempt works on the same contributions. It ends in a commit when each chunk is sealed and every member holds
-all of them; when a member is lost, the next attempt runs among the others.
+It ends in a commit when each chunk is sealed and every member holds all of them. When a member is lost, the next
+attempt goes on among the others with what is there; sealed chunks that nobody living holds are reduced again.
 """
 
 from collections import Counter
 from dataclasses import replace
 
+from atoll.comm.bits import bit
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Fence
 from atoll.coordinator import leases as data
 from atoll.coordinator import ledger as book
 from atoll.coordinator import membership as who
-from atoll.coordinator.events import CommitRecord, Effect, Held, Note, PeerLost, Sealed
+from atoll.coordinator.events import CommitRecord, Effect, Held, Note, Orphans, PeerLost, Sealed
 from atoll.coordinator.membership import MemberState
+from atoll.coordinator.owning import owning, reducers
 from atoll.coordinator.roster import publish
 from atoll.coordinator.rounds import MOST_MISSED
+from atoll.coordinator.shares import blend
 from atoll.coordinator.state import (
     Pair,
     Phase,
@@ -25,6 +28,7 @@ from atoll.coordinator.state import (
     count,
     order,
     remove,
+    with_member,
     with_round,
 )
 
@@ -58,44 +62,63 @@ def _worst(members: tuple[NodeId, ...], lost: tuple[Pair, ...]) -> NodeId | None
 
 
 def plan(state: State, members: tuple[NodeId, ...], now: float, out: list[Effect]) -> State:
-    """Put the next attempt in force."""
+    """Put the next attempt in force: it continues the one before without those that were lost."""
     assert state.layout is not None
     r, chunks = state.round, -(-state.layout[0] // state.config.reduce.chunk)
-    ledger = book.reopen(r.ledger, members, chunks)
-    fence = Fence(Incarnation(state.incarnation), Epoch(state.epoch), Round(r.number), ledger.attempt)
+    planned = owning(state, members, chunks)
+    ledger = book.reopen(r.ledger, members, reducers(state), chunks, planned.deal)
     reason = f"{len(members)} members reduce" if len(members) > 1 else "1 member reduces"
     if r.planned_at is not None:
         without = [n for n in r.participants if n not in members]
         reason = f"attempt {ledger.attempt} among {count(len(members), 'member')}"
         reason += f", without {state.names(without)}" if without else ""
         out.append(Note(f"round {r.number}: {reason}; {r.story.rpartition('; ')[2]}"))
-    return with_round(
-        state,
-        phase=Phase.REDUCING,
-        reason=reason,
-        ledger=ledger,
-        plan=Plan(fence, now),
-        planned_at=now if r.planned_at is None else r.planned_at,
-    )
+    predicted = planned.seconds if r.plan is None else r.plan.predicted
+    state = with_round(state, phase=Phase.REDUCING, reason=reason, planned_at=_first(r.planned_at, now))
+    return _put_in_force(state, ledger, predicted, now)
+
+
+def _put_in_force(state: State, ledger: book.Ledger, predicted: float, now: float) -> State:
+    fence = Fence(Incarnation(state.incarnation), Epoch(state.epoch), Round(state.round.number), ledger.attempt)
+    members = ledger.members
+    held = {n: h for n, h in state.round.held.items() if n in members and h.fence.attempt >= ledger.newest}
+    return with_round(state, ledger=ledger, plan=Plan(fence, now, predicted=predicted), held=held)
+
+
+def _first(at: float | None, now: float) -> float:
+    return now if at is None else at
 
 
 def sealed(state: State, event: Sealed, now: float) -> State:
     """Enter an owner's seals in the ledger."""
     r = state.round
-    if r.plan is None or r.plan.fence != event.fence:
+    if event.fence.round != r.number:
         return state
-    ledger = book.seal(r.ledger, event.node, event.seals)
+    ledger = book.seal(r.ledger, event.node, event.fence.attempt, event.seals)
     if ledger.complete and not r.ledger.complete:
-        return with_round(state, ledger=ledger, plan=replace(r.plan, sealed_at=now))
+        return with_round(state, ledger=ledger, sealed_at=now)
     return with_round(state, ledger=ledger)
+
+
+def orphans(state: State, event: Orphans) -> State:
+    """A member tells which chunks of an owner that is gone it holds."""
+    r = state.round
+    if r.plan is None or r.plan.fence != event.fence or event.node not in r.ledger.members:
+        return state
+    return with_round(state, plan=replace(r.plan, orphans=r.plan.orphans | {event.node: event}))
 
 
 def held(state: State, event: Held) -> State:
     """A member has every sealed chunk."""
     r = state.round
-    if r.plan is None or r.plan.fence != event.fence or event.node not in r.ledger.members:
+    late = event.fence.round != r.number or event.fence.attempt < r.ledger.newest
+    if late or event.node not in r.ledger.members or event.node not in state.members.here:
         return state
-    return with_round(state, plan=replace(r.plan, held=r.plan.held | {event.node: event}))
+    if event.up or event.down:
+        member = state.members.here[event.node]
+        rates = {"up": blend(member.up, event.up), "down": blend(member.down, event.down)}
+        state = with_member(state, event.node, **rates)
+    return with_round(state, held=r.held | {event.node: event})
 
 
 def peer_lost(state: State, event: PeerLost, now: float, out: list[Effect]) -> State:
@@ -132,21 +155,42 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
     r = state.round
     plan_, members, ledger = r.plan, r.ledger.members, r.ledger
     assert plan_ is not None
-    if gone := [n for n in members if n not in ledger.contributions]:
+    gone = [n for n in members if n not in ledger.contributions]
+    left = [n for n in members if n not in gone]
+    if left and ledger.complete and all(n in r.held for n in left):
+        root = ledger.root
+        right = {n: h for n, h in r.held.items() if h.digest == root}
+        if all(n in right for n in left):
+            return _commit(state, left, now, out)
+        if not ledger.orphans and not gone:
+            reason = f"its sealed bytes in round {r.number} are not what the others have"
+            liar = _liar(left, {n: r.held[n].digest for n in left}, root)
+            return remove(with_round(state, held=right), liar, MemberState.EVICTED, reason, out)
+    if ledger.orphans and all(n in plan_.orphans for n in left) and not gone:
+        return _adopt(state, now)
+    if gone := gone or [n for n in _owners(ledger) if n not in state.members.here]:
         return _fail(state, f"{state.names(gone)} {'is' if len(gone) == 1 else 'are'} gone", now)
     if now - plan_.opened_at > state.config.rounds.reduce_timeout:
-        slow = {ledger.owners[c] for c in ledger.unsealed} or {n for n in members if n not in plan_.held}
+        slow = {o for c in ledger.unsealed if (o := ledger.owners[c])} or {n for n in members if n not in r.held}
         late = sorted(slow, key=order)
         if len(members) - len(late) >= max(state.config.members.minimum, 1):
             for node in late:
                 ledger = book.withdraw(ledger, node)
         return _fail(with_round(state, ledger=ledger), f"{state.names(late)} did not finish in time", now)
-    if not ledger.complete or len(plan_.held) < len(members):
-        return state
-    if liar := _liar(state):
-        reason = f"its sealed bytes in round {r.number} are not what the others have"
-        return remove(state, liar, MemberState.EVICTED, reason, out)
-    return _commit(state, now, out)
+    return state
+
+
+def _owners(ledger: book.Ledger) -> set[NodeId]:
+    return {owner for c in ledger.unsealed if (owner := ledger.owners[c]) is not None}
+
+
+def _adopt(state: State, now: float) -> State:
+    """All members told which orphans they hold: holders own them now, the others' are reduced again."""
+    r, ledger = state.round, state.round.ledger
+    assert r.plan is not None
+    here = {n: dict(r.plan.orphans[n].here) for n in ledger.members}
+    deal_ = owning(state, ledger.members, len(ledger.owners)).deal
+    return _put_in_force(state, book.adopt(ledger, here, deal_), r.plan.predicted, now)
 
 
 def _fail(state: State, why: str, now: float) -> State:
@@ -156,31 +200,32 @@ def _fail(state: State, why: str, now: float) -> State:
     return with_round(state, phase=Phase.COLLECTING, plan=None, asked_at=now, reason=why, story=story)
 
 
-def _liar(state: State) -> NodeId | None:
-    """A member whose sealed bytes differ from what most members hold; None if all hold what the ledger says.
+def _liar(members: list[NodeId], told: dict[NodeId, bytes], root: bytes) -> NodeId:
+    """A member whose sealed bytes differ from what most members hold, though not all hold what the ledger says.
 
     When most hold the same bytes and the ledger says otherwise, an owner sealed one thing and sent another: it
-    is among those that agree with the ledger; if nobody does, it cannot be told which one, and one must go."""
-    plan_, ledger = state.round.plan, state.round.ledger
-    assert plan_ is not None
-    roots = Counter(held.digest for held in plan_.held.values())
-    if set(roots) == {ledger.root}:
-        return None
-    common, votes = roots.most_common(1)[0]
-    honest = common if 2 * votes > len(plan_.held) else ledger.root
-    return next((n for n in ledger.members if plan_.held[n].digest != honest), ledger.members[0])
+    is among those that agree with the ledger; if nobody does, it cannot be told which one, and one must go. What
+    it sealed is then reduced again, since nobody holds it."""
+    common, votes = Counter(told.values()).most_common(1)[0]
+    honest = common if 2 * votes > len(members) else root
+    return next((n for n in members if told[n] != honest), members[0])
 
 
-def _commit(state: State, now: float, out: list[Effect]) -> State:
+def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect]) -> State:
     state = publish(state, out)
     r, ledger = state.round, state.round.ledger
-    assert r.plan is not None and r.told_at is not None and r.planned_at is not None
-    weights = book.weights(ledger, state.config.model.seq_len)
-    leases = data.consume_each(state.leases, {n: ledger.contributions[n].samples for n in ledger.members})
+    assert r.plan is not None and r.told_at is not None and r.planned_at is not None and state.layout is not None
+    numel, sample = state.layout[0], state.config.model.seq_len
+    parts = book.included(ledger, numel, state.config.reduce.chunk)
+    weights = {n: float(int(c.samples * sample * part)) for n, (c, part) in parts.items()}
+    held_ = state.leases.held
+    used = {n: min(c.samples, data.size(held_.get(n, ()))) for n, (c, _) in parts.items()}
     here = state.members.here
     missed = {n: min(here[n].missed + 1, MOST_MISSED) for n in r.participants if n in here}
     missed |= dict.fromkeys((n for n in weights if n in missed), 0)
     members = who.update_each(state.members, {n: {"missed": rounds} for n, rounds in missed.items()})
+    places = dict(enumerate(ledger.entries))
+    everybody = {n for n in parts}
     record = CommitRecord(
         round=r.number,
         epoch=state.epoch,
@@ -188,17 +233,26 @@ def _commit(state: State, now: float, out: list[Effect]) -> State:
         members=r.participants,
         contributors=weights,
         tokens=state.tokens + int(sum(weights.values())),
-        train_loss=sum(ledger.contributions[n].loss * w for n, w in weights.items()) / sum(weights.values()),
+        train_loss=sum(c.loss * part * c.samples for c, part in parts.values())
+        / sum(part * c.samples for c, part in parts.values()),
         seconds={
             "inner": r.told_at - r.started_at,
             "collect": r.planned_at - r.told_at,
-            "reduce": r.plan.sealed_at - r.planned_at,
-            "commit": now - r.plan.sealed_at,
+            "reduce": r.sealed_at - r.planned_at,
+            "commit": now - r.sealed_at,
         },
-        bytes_up={n: r.plan.held[n].bytes_up for n in ledger.members},
-        bytes_down={n: r.plan.held[n].bytes_down for n in ledger.members},
+        bytes_up={n: r.held[n].bytes_up for n in members_},
+        bytes_down={n: r.held[n].bytes_down for n in members_},
         reason=r.story,
         sealed_digest=ledger.root.hex(),
+        shares={n: k / len(ledger.owners) for n, k in Counter(o for o in ledger.owners if o).items()},
+        predicted=r.plan.predicted,
+        rates={n: (here[n].up, here[n].down) for n in members_ if here[n].up},
+        lacking={
+            c: out_
+            for c, s in ledger.sealed.items()
+            if (out_ := tuple(sorted(everybody - {places[i].node for i in places if bit(s.inputs, i)}, key=order)))
+        },
     )
     return replace(
         state,
@@ -206,9 +260,9 @@ def _commit(state: State, now: float, out: list[Effect]) -> State:
         committed=r.number,
         digest=b"",
         sealed=ledger.root,
-        makers=ledger.members,
+        makers=tuple(members_),
         tokens=record.tokens,
-        leases=leases,
+        leases=data.consume_each(state.leases, used),
         pending=record,
         round=RoundState(number=r.number + 1, reason="the next round is about to start", started_at=now),
     )

@@ -16,6 +16,9 @@ from atoll.coordinator.observed import Vitals
 DIGEST = 16  # bytes
 MOST_LOSS = 1e6  # nats a token; sums of it stay finite
 MOST_NORM = 1e30
+MOST_RATE = 1e15  # bytes a second
+MOST_TRIP = 3600.0  # seconds
+MOST_PLACES = 2048  # bytes of a bitmap of members
 MOST_PARAMETERS = 1 << 42
 MOST_SAMPLES = 1 << 53
 MOST_TEXT = 255  # characters of an address, a reason, a session
@@ -41,11 +44,19 @@ def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:
             norm = _within("delta_norm", r.delta_norm, 0, MOST_NORM)
             return ev.BecameReady(node, life, fence.round, r.front, r.samples, r.steps, loss, norm)
         case "seals":
-            seals = tuple((s.chunk, _digest(s.digest)) for s in request.seals.seals)
+            seals = tuple((s.chunk, _digest(s.digest), s.inputs[:MOST_PLACES]) for s in request.seals.seals)
             return ev.Sealed(node, life, fence, seals)
+        case "orphans":
+            here = tuple((s.chunk, _digest(s.digest)) for s in request.orphans.here)
+            return ev.Orphans(node, life, fence, here)
         case "held":
             h = request.held
-            return ev.Held(node, life, fence, _digest(h.digest), h.bytes_up, h.bytes_down)
+            up = _within("rate_up", h.rate_up, 0, MOST_RATE)
+            down = _within("rate_down", h.rate_down, 0, MOST_RATE)
+            rtts = tuple(
+                (NodeId(text(t.node_id)), _within("a round trip", t.seconds, 0, MOST_TRIP)) for t in h.round_trips
+            )
+            return ev.Held(node, life, fence, _digest(h.digest), h.bytes_up, h.bytes_down, up, down, rtts)
         case "evaluated":
             loss = _within("loss", request.evaluated.loss, -MOST_LOSS, MOST_LOSS)
             return ev.Evaluated(node, life, request.evaluated.round, loss)

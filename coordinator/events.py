@@ -25,6 +25,8 @@ class Joined:
     name: str
     address: str  # data plane, host:port
     session: str
+    leaf: bool = False  # nobody can dial it
+    role: str = ""  # "reducer": owns chunks, has no trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,18 @@ class BecameReady:
 class Sealed:
     node: NodeId
     life: int
+    fence: Fence  # its attempt is the one in which the node got the chunks
+    seals: tuple[tuple[int, bytes, bytes], ...]  # (chunk, digest, bitmap of the places in the plan that are in it)
+
+
+@dataclass(frozen=True, slots=True)
+class Orphans:
+    """Of the chunks without an owner, the node holds these."""
+
+    node: NodeId
+    life: int
     fence: Fence
-    seals: tuple[tuple[int, bytes], ...]  # (chunk, digest)
+    here: tuple[tuple[int, bytes], ...]  # (chunk, digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +125,9 @@ class Held:
     digest: bytes  # root over the sealed chunks' digests
     bytes_up: int
     bytes_down: int
+    up: float = 0.0  # bytes a second that its link carried at best; 0: not known
+    down: float = 0.0
+    rtts: tuple[tuple[NodeId, float], ...] = ()  # seconds to other members
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +194,7 @@ Event = (
     | Reached
     | BecameReady
     | Sealed
+    | Orphans
     | Held
     | Evaluated
     | PeerLost
@@ -214,6 +230,10 @@ class CommitRecord:
     bytes_down: dict[NodeId, int]
     reason: str  # why the round closed when it did
     sealed_digest: str  # hex; root over the sealed chunks
+    shares: dict[NodeId, float] = field(default_factory=dict)  # of the chunks that each owned in the end
+    predicted: float = 0.0  # seconds of the reduce, by the plan; 0: nothing was known of the links
+    rates: dict[NodeId, tuple[float, float]] = field(default_factory=dict)  # bytes a second up, down; by the plan
+    lacking: dict[int, tuple[NodeId, ...]] = field(default_factory=dict)  # chunk: contributors that are not in it
     state_digest: str = ""  # hex; of anchor and momentum after the step
     digests: dict[NodeId, str] = field(default_factory=dict)  # what each member found
     digests_equal: bool | None = None  # None: nobody has told

@@ -119,7 +119,7 @@ def waited_for(state: State) -> list[str]:
         case Phase.COLLECTING:
             late = [n for n in r.participants if n not in r.ledger.contributions]
         case Phase.REDUCING if r.plan is not None:
-            late = [n for n in r.ledger.members if n not in r.plan.held]
+            late = [n for n in r.ledger.members if n not in r.held]
         case _:
             late = []
     return [state.name(n) for n in late]

@@ -1,17 +1,23 @@
-"""The chunk ledger of one round: who contributed, and which chunk is sealed with which digest. Pure.
+"""The chunk ledger of one round: who contributed, who owns a chunk, which is sealed with which digest. Pure.
 
     contribute (any member, once) --> open attempt 1 --> seal every chunk --> commit
                                           |   ^
-                                          +---+  a member of the attempt is lost: reopened as attempt 2, 3, ...
+                                          +---+  a member is lost: attempt 2, 3, ...
 
-Contributions outlive attempts: members keep what they encoded until the round is over. Within an attempt the
-first seal of a chunk wins, and only its owner can seal it.
+An attempt continues the one before: entries keep their places, owners that stay keep their chunks, sealed chunks
+stay sealed. A lost owner's unsealed chunks are dealt to others. Those that it had sealed are orphans until the
+members have told who holds them; what nobody holds is reopened. The first seal of a chunk wins, only its owner can
+seal it, and only under the attempt in which it got the chunk (`since`), so what is late changes nothing.
 """
 
-import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from atoll.comm.bits import bit
+from atoll.comm.digest import root
 from atoll.comm.ids import NodeId
+
+Deal = Callable[[int], tuple[NodeId, ...]]  # owners for so many chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +28,34 @@ class Contribution:
     steps: int  # inner steps of this round
     loss: float  # mean over this round's steps
     norm: float  # l2, of the delta
+    life: int = 0  # of the member that made it
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One place in the order in which contributions are summed."""
+
+    node: NodeId
+    contribution: Contribution | None  # None: it owns chunks and brings no delta
+    gone: bool = False  # takes part no more; what arrived of it counts
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    digest: bytes
+    inputs: bytes  # bitmap of the places whose contributions are in it
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
     contributions: dict[NodeId, Contribution] = field(default_factory=dict)
     attempt: int = 0  # 0: none was opened yet
-    members: tuple[NodeId, ...] = ()  # of the attempt, in the order in which contributions are summed
-    owners: tuple[NodeId, ...] = ()  # of each chunk
-    sealed: dict[int, bytes] = field(default_factory=dict)  # chunk -> digest of its sealed bytes
+    entries: tuple[Entry, ...] = ()  # of all attempts of the round
+    members: tuple[NodeId, ...] = ()  # of the attempt: who contributes and must hold every sealed chunk
+    owners: tuple[NodeId | None, ...] = ()  # of each chunk; None: sealed by one that is gone
+    since: tuple[int, ...] = ()  # of each chunk: the attempt in which it got its owner
+    sealed: dict[int, Seal] = field(default_factory=dict)
+    kept: tuple[int, ...] = ()  # chunks that were sealed when the attempt was opened
 
     @property
     def complete(self) -> bool:
@@ -38,13 +63,22 @@ class Ledger:
 
     @property
     def root(self) -> bytes:
-        """One digest over all sealed chunks, as `atoll.comm.digest.root` has it; only of a complete ledger."""
-        digests = b"".join(self.sealed[c] for c in range(len(self.owners)))
-        return hashlib.blake2b(digests, digest_size=16).digest()
+        """One digest over all sealed chunks; only of a complete ledger."""
+        return root([self.sealed[c].digest for c in range(len(self.owners))])
 
     @property
     def unsealed(self) -> tuple[int, ...]:
         return tuple(c for c in range(len(self.owners)) if c not in self.sealed)
+
+    @property
+    def orphans(self) -> tuple[int, ...]:
+        """Sealed chunks of which it is not known who holds them."""
+        return tuple(c for c, owner in enumerate(self.owners) if owner is None)
+
+    @property
+    def newest(self) -> int:
+        """The last attempt in which a chunk got an owner."""
+        return max(self.since, default=0)
 
 
 def contribute(ledger: Ledger, node: NodeId, contribution: Contribution) -> Ledger:
@@ -55,27 +89,97 @@ def contribute(ledger: Ledger, node: NodeId, contribution: Contribution) -> Ledg
 
 
 def withdraw(ledger: Ledger, node: NodeId) -> Ledger:
-    """The member is gone or has lost what it encoded; an attempt that it is part of cannot end."""
+    """The member is gone or has lost what it encoded; it takes no part in the next attempt."""
     return replace(ledger, contributions={n: c for n, c in ledger.contributions.items() if n != node})
 
 
-def reopen(ledger: Ledger, members: tuple[NodeId, ...], chunks: int) -> Ledger:
-    """Open the next attempt among `members`, who all contributed: equal shares of the chunks, in turn."""
-    owners = tuple(members[c % len(members)] for c in range(chunks))
-    return Ledger(ledger.contributions, ledger.attempt + 1, members, owners)
+def reopen(
+    ledger: Ledger, members: tuple[NodeId, ...], reducers: tuple[NodeId, ...], chunks: int, deal: Deal
+) -> Ledger:
+    """Open the next attempt among `members`, who all contributed, and `reducers`, who only own chunks."""
+    attempt = ledger.attempt + 1
+    wanted: dict[NodeId, Contribution | None] = {n: ledger.contributions[n] for n in members}
+    wanted |= dict.fromkeys(reducers)
+    entries = [replace(e, gone=e.gone or wanted.get(e.node, e) != e.contribution) for e in ledger.entries]
+    staying = {e.node for e in entries if not e.gone}
+    entries += [Entry(n, c) for n, c in wanted.items() if n not in staying]
+    owners: list[NodeId | None] = list(ledger.owners) or [None] * chunks
+    since = list(ledger.since) or [attempt] * chunks
+    lost = [c for c, owner in enumerate(owners) if owner not in staying]
+    free = [c for c in lost if c not in ledger.sealed]
+    for c in lost:
+        owners[c], since[c] = None, attempt
+    for c, owner in zip(free, deal(len(free)), strict=True):
+        owners[c] = owner
+    kept = tuple(sorted(ledger.sealed))
+    return replace(
+        ledger,
+        attempt=attempt,
+        entries=tuple(entries),
+        members=members,
+        owners=tuple(owners),
+        since=tuple(since),
+        kept=kept,
+    )
 
 
-def seal(ledger: Ledger, node: NodeId, seals: tuple[tuple[int, bytes], ...]) -> Ledger:
-    """Enter (chunk, digest) seals; one of a chunk that the node does not own, or a second one, changes nothing."""
+def adopt(ledger: Ledger, here: Mapping[NodeId, Mapping[int, bytes]], deal: Deal) -> Ledger:
+    """Give the orphans to members that hold them, by what all members told of what is `here`, with its digests;
+    reopen those that nobody holds. A new attempt with otherwise the same owners."""
+    attempt, owners, since, sealed = (
+        ledger.attempt + 1,
+        list(ledger.owners),
+        list(ledger.since),
+        dict(ledger.sealed),
+    )
+    given = dict.fromkeys(here, 0)
+    reopened = []
+    for c in ledger.orphans:
+        holders = [n for n, chunks in here.items() if chunks.get(c) == sealed[c].digest]
+        since[c] = attempt
+        if holders:
+            owners[c] = min(holders, key=lambda n: given[n])
+            given[owners[c] or holders[0]] += 1
+        else:
+            del sealed[c]
+            reopened.append(c)
+    for c, owner in zip(reopened, deal(len(reopened)), strict=True):
+        owners[c] = owner
+    return replace(
+        ledger,
+        attempt=attempt,
+        owners=tuple(owners),
+        since=tuple(since),
+        sealed=sealed,
+        kept=tuple(sorted(sealed)),
+    )
+
+
+def seal(ledger: Ledger, node: NodeId, since: int, seals: tuple[tuple[int, bytes, bytes], ...]) -> Ledger:
+    """Enter (chunk, digest, inputs) seals of an owner since that attempt; a second one of a chunk, one of a chunk
+    that it does not own, or one that no contribution is in, changes nothing."""
     sealed = dict(ledger.sealed)
-    for chunk, digest in seals:
-        if 0 <= chunk < len(ledger.owners) and ledger.owners[chunk] == node:
-            sealed.setdefault(chunk, digest)
+    for chunk, digest, inputs in seals:
+        owned = 0 <= chunk < len(ledger.owners) and ledger.owners[chunk] == node and ledger.since[chunk] == since
+        if owned and any(bit(inputs, i) for i, e in enumerate(ledger.entries) if e.contribution is not None):
+            sealed.setdefault(chunk, Seal(digest, inputs))
     return replace(ledger, sealed=sealed)
 
 
-def weights(ledger: Ledger, sample: int) -> dict[NodeId, float]:
-    """Of the attempt's members: the tokens behind each contribution, at `sample` tokens a sample."""
-    return {
-        n: float(ledger.contributions[n].samples * sample) for n in ledger.members if n in ledger.contributions
-    }
+def weights(ledger: Ledger, sample: int) -> tuple[float, ...]:
+    """Of each entry: the tokens behind its contribution, at `sample` tokens a sample."""
+    return tuple(float(e.contribution.samples * sample) if e.contribution else 0.0 for e in ledger.entries)
+
+
+def included(ledger: Ledger, numel: int, chunk: int) -> dict[NodeId, tuple[Contribution, float]]:
+    """Whose contributions are in the sealed chunks, and in which part of the vector's `numel` elements, of which a
+    chunk has `chunk`."""
+    found: dict[NodeId, tuple[Contribution, float]] = {}
+    for place, entry in enumerate(ledger.entries):
+        chunks = [c for c, s in ledger.sealed.items() if bit(s.inputs, place)]
+        if chunks and (contribution := entry.contribution) is not None:
+            elements = sum(min(chunk, numel - c * chunk) for c in chunks)
+            before, part = found.get(entry.node, (contribution, 0.0))
+            longest = max(before, contribution, key=lambda c: c.samples)
+            found[entry.node] = longest, part + elements / numel
+    return found

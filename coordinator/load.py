@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from atoll.comm.bits import bitmap
+from atoll.comm.digest import root
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as rpc
 
@@ -116,7 +118,7 @@ class Load:
             for chunk, owner in enumerate(plan.owners):
                 chunks[names[owner]].append(chunk)
             self._owned = {attempt: chunks}
-            self._root = digest(*(digest(c) for c in range(len(plan.owners))))
+            self._root = root([digest(c) for c in range(len(plan.owners))])
         return self._owned[attempt]
 
     @property
@@ -196,7 +198,8 @@ class Member:
         owned = self._load.owned(plan).get(self._node, [])
         wait = spread()
         if owned:
-            seals = pb.Seals(seals=[pb.Seal(chunk=c, digest=digest(c)) for c in owned])
+            everybody = bitmap(range(len(plan.members)), len(plan.members))
+            seals = pb.Seals(seals=[pb.Seal(chunk=c, digest=digest(c), inputs=everybody) for c in owned])
             self._say(wait, plan.round, fence, seals=seals)
         self._say(wait + 0.1 + spread(), plan.round, fence, held=pb.Held(digest=self._load.root, bytes_up=1))
 

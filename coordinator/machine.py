@@ -33,6 +33,7 @@ from atoll.coordinator.events import (
     LayoutKnown,
     Leaving,
     Note,
+    Orphans,
     PeerLost,
     Reached,
     Sealed,
@@ -122,6 +123,8 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
             return rounds.ready(state, event, now, out)
         case Sealed():
             return attempts.sealed(state, event, now)
+        case Orphans():
+            return attempts.orphans(state, event)
         case Held():
             return attempts.held(state, event)
         case Evaluated(node, _, round_, loss):
@@ -198,7 +201,9 @@ def _joined(state: State, event: Joined, now: float, out: list[Effect]) -> State
     out.append(Note(f"{event.name} {'is back' if again else 'joins'} as {node}", node))
     if node in state.members.here:  # before it was missed, but with nothing that the round could use
         state = drop_from_round(state, node)
-    members = who.join(state.members, node, event.life, event.name, event.address, event.session, now)
+    members = who.join(
+        state.members, node, event.life, event.name, event.address, event.session, now, event.leaf, event.role
+    )
     return replace(state, members=members)
 
 

@@ -59,6 +59,10 @@ class Member:
     phase: str = "starting"  # what its heartbeat says it is doing
     step: tuple[int, int] = (0, 0)  # (round, inner step) of its last heartbeat
     reason: str = ""
+    leaf: bool = False  # nobody can dial it
+    role: str = ""  # "reducer": owns chunks, has no trainer
+    up: float = 0.0  # bytes a second that its link carries; 0: not known
+    down: float = 0.0
 
     @property
     def standing(self) -> MemberState:
@@ -89,8 +93,19 @@ class Members:
         return node in self.here and self.here[node].state is not MemberState.SUSPECT
 
 
-def join(members: Members, node: NodeId, life: int, name: str, address: str, session: str, now: float) -> Members:
+def join(
+    members: Members,
+    node: NodeId,
+    life: int,
+    name: str,
+    address: str,
+    session: str,
+    now: float,
+    leaf: bool = False,
+    role: str = "",
+) -> Members:
     """Admit a new node, or one that returns under its old id; its stream of views is not open yet."""
+    known = members.here.get(node) or members.gone.get(node)
     member = Member(
         node,
         life,
@@ -104,6 +119,10 @@ def join(members: Members, node: NodeId, life: int, name: str, address: str, ses
         suspect_at=now + RETURN,
         expire_at=now + 2 * RETURN,
         reason="starting its trainer",
+        leaf=leaf,
+        role=role,
+        up=known.up if known is not None else 0.0,
+        down=known.down if known is not None else 0.0,
     )
     gone = {n: m for n, m in members.gone.items() if n != node}
     next_id = max(members.next_id, int(node[1:]) + 1)

@@ -9,7 +9,7 @@ from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence
 from atoll.coordinator import leases as data
 from atoll.coordinator import membership as who
-from atoll.coordinator.events import CommitRecord, Effect, Held, Note
+from atoll.coordinator.events import CommitRecord, Effect, Held, Note, Orphans
 from atoll.coordinator.leases import Leases
 from atoll.coordinator.ledger import Ledger, withdraw
 from atoll.coordinator.membership import Members, MemberState
@@ -33,8 +33,8 @@ class Plan:
 
     fence: Fence
     opened_at: float  # seconds
-    held: dict[NodeId, Held] = field(default_factory=dict)
-    sealed_at: float = 0.0  # seconds; when the last chunk was sealed
+    orphans: dict[NodeId, Orphans] = field(default_factory=dict)  # who has told which of them it holds
+    predicted: float = 0.0  # seconds; 0: nothing is known of the links
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,8 @@ class RoundState:
     answers: tuple[float, ...] = ()  # seconds that members took to finish, when told
     ledger: Ledger = Ledger()
     plan: Plan | None = None
+    held: dict[NodeId, Held] = field(default_factory=dict)  # members that have every sealed chunk
+    sealed_at: float = 0.0  # seconds; when the last chunk was sealed
     evaluator: NodeId | None = None  # measures the validation loss of the state this round starts from
 
 
@@ -161,7 +163,7 @@ def remove(state: State, node: NodeId, how: MemberState, reason: str, out: list[
     out.append(Note(f"{state.name(node)} {how}: {reason}", node))
     state = drop_from_round(replace(state, members=who.remove(state.members, node, how, reason)), node)
     if how is MemberState.LEFT:
-        state = replace(state, leases=data.release(state.leases, node))
+        state = replace(state, leases=data.release(_used(state, node), node))
     forgotten = who.forgettable(state.members)
     for old in forgotten:
         state = replace(state, leases=data.release(state.leases, old))
@@ -170,6 +172,14 @@ def remove(state: State, node: NodeId, how: MemberState, reason: str, out: list[
     if state.committed == 0 and all(m.standing is MemberState.JOINING for m in state.members.here.values()):
         state = replace(state, layout=None)  # nobody is left who has built this model
     return state
+
+
+def _used(state: State, node: NodeId) -> Leases:
+    """The leases, when what the node contributed to the reduce under way counts as consumed: it is in sealed
+    chunks, or may be."""
+    entries = [e.contribution for e in state.round.ledger.entries if e.node == node and e.contribution is not None]
+    samples = max((c.samples for c in entries), default=0)
+    return data.consume(state.leases, node, min(samples, data.size(state.leases.held.get(node, ()))))
 
 
 def most_common(votes: dict[NodeId, bytes]) -> tuple[bytes, int]:

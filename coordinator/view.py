@@ -7,8 +7,9 @@ shared bytes with the node's own behind them. `touched` and `news` say which nod
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from atoll.comm.bits import bitmap
 from atoll.comm.ids import NodeId
-from atoll.comm.plan import Fence
+from atoll.comm.plan import NOBODY, Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.leases import Lease
 from atoll.coordinator.ledger import weights
@@ -67,7 +68,8 @@ def shared(state: State, before: Shared | None = None, draining: bool = False) -
         plan = before.plan
     else:
         plan = _plan(state) if r.plan is not None else b""
-    planned = frozenset(r.ledger.members) if r.plan is not None else frozenset[NodeId]()
+    alive = (entry.node for entry in r.ledger.entries if not entry.gone)
+    planned = frozenset(alive) if r.plan is not None else frozenset[NodeId]()
     known = state.committed, state.members.changes
     donors = before.donors if before is not None and before.known == known else _donors(state)
     if before is not None:
@@ -147,7 +149,7 @@ def view(state: State, node: NodeId, version: int = 0) -> pb.View:
 
 def _donors(state: State) -> tuple[tuple[str, str], ...]:
     here = state.members.here
-    able = [n for n in state.holders if state.members.trusted(n)]
+    able = [n for n in state.holders if state.members.trusted(n) and not here[n].leaf]
     able = able[: 1 << len(able).bit_length() >> 1]  # so that the list is new a few times, not with every holder
     return tuple((str(n), here[n].address) for n in able)
 
@@ -175,12 +177,14 @@ def _plan(state: State) -> bytes:
     r = state.round
     assert r.plan is not None
     fence = r.plan.fence
+    ledger = r.ledger
     plan = pb.Plan(round=fence.round, attempt=fence.attempt, incarnation=fence.incarnation, epoch=fence.epoch)
-    weight = weights(r.ledger, state.config.model.seq_len)
-    for node in r.ledger.members:
-        member = state.members.here.get(node)
-        address = member.address if member is not None else ""
-        plan.members.add(node_id=node, address=address, weight=weight.get(node, 0.0))
-    place = {n: i for i, n in enumerate(r.ledger.members)}
-    plan.owners.extend(place[n] for n in r.ledger.owners)
+    for entry, weight in zip(ledger.entries, weights(ledger, state.config.model.seq_len), strict=True):
+        member = None if entry.gone else state.members.here.get(entry.node)
+        address, leaf = (member.address, member.leaf) if member is not None else ("", False)
+        plan.members.add(node_id=entry.node, address=address, weight=weight, gone=entry.gone, leaf=leaf)
+    place = {entry.node: i for i, entry in enumerate(ledger.entries) if not entry.gone}
+    plan.owners.extend(NOBODY if owner is None else place[owner] for owner in ledger.owners)
+    plan.since.extend(ledger.since)
+    plan.kept = bitmap(ledger.kept, len(ledger.owners))
     return pb.View(plan=plan).SerializeToString()

@@ -22,6 +22,9 @@ class NodeConfig:
     threads: int = 0  # CPU threads of each rank; 0: cores / ranks
     bf16: bool = False  # mixed precision: bf16 compute, fp32 parameters and reduction
     compile: bool = False  # torch.compile each block
+    upload: float = 0.0  # Mbit/s for the exchange with peers at most; 0: all there is
+    download: float = 0.0  # Mbit/s
+    streams: int = 0  # TCP streams to each peer; 0: as many as measurements say
     data: str = ""  # folder of text files, for a run whose data.kind is bytes or text
     model: str = ""  # "package.module:function" that builds your own model from the run's ModelConfig
     max_restarts: int = 5  # trainer crashes without a finished round in between, before the node gives up
@@ -42,6 +45,11 @@ def check(config: NodeConfig) -> None:
         raise ConfigError(f"ranks is {config.ranks}: it must be in 1 ... 1024")
     if config.max_restarts < 0:
         raise ConfigError(f"max_restarts is {config.max_restarts}: it must be 0 or more")
+    for key, rate in (("upload", config.upload), ("download", config.download)):
+        if not 0 <= rate < 1e9:
+            raise ConfigError(f"{key} is {rate:g}: it must be 0 (no limit) or a number of Mbit/s")
+    if not 0 <= config.streams <= 64:
+        raise ConfigError(f"streams is {config.streams}: it must be 0 (automatic) or 1 ... 64")
     if config.threads < 0:
         raise ConfigError(f"threads is {config.threads}: it must be 0 (automatic) or more")
     if config.model and ":" not in config.model:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 import secrets
 import signal
 import time
@@ -21,17 +22,19 @@ from typing import Any, assert_never
 import msgspec
 import psutil
 
+from atoll.comm.bits import bitmap, places
 from atoll.comm.chunks import Chunks
+from atoll.comm.codec import NonFinite
 from atoll.comm.codec import make as make_codec
 from atoll.comm.config import RunConfig, from_json
-from atoll.comm.digest import root
 from atoll.comm.errors import AtollError, Refused, ResourceError
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
 from atoll.comm.invite import Invite, join_host_port, split_host_port
-from atoll.comm.plan import Plan, PlanMember
-from atoll.comm.plane import DataPlane, PeerLost
+from atoll.comm.octets import Octets
+from atoll.comm.plan import BadPlan, Plan, PlanMember
+from atoll.comm.plane import DataPlane
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.reduce import EncodedVector, Seal, SealedVector, Slots, encode_delta, reduce
+from atoll.comm.reduce import EncodedVector, Reduction, Seal, encode_delta
 from atoll.node import local, machine
 from atoll.node.channel import (
     Attach,
@@ -83,13 +86,21 @@ class Pulse:
 
 @dataclass(slots=True)
 class RoundBuffers:
-    """The encoded delta and the sealed mean of the round at hand."""
+    """The encoded delta of the round at hand."""
 
     encoded: EncodedVector | None = None
     encoded_for: tuple[int, int] = (-1, -1)  # (round, front of the lease)
-    sealed: SealedVector | None = None
     up: int = 0  # the data plane's counters when the round's first attempt began
     down: int = 0
+
+
+@dataclass(slots=True)
+class Reducing:
+    """The reduce under way."""
+
+    round: int
+    task: asyncio.Task[None] | None = None
+    reduction: Reduction | None = None  # None: the delta is being encoded
 
 
 class Daemon:
@@ -105,9 +116,9 @@ class Daemon:
         self._over = asyncio.Event()
         self._joined = self._finished = False
         self._encoding = asyncio.Lock()
-        self._one_attempt = asyncio.Lock()
         self._worker = ThreadPoolExecutor(1, "arithmetic")
-        self._reducing: asyncio.Task[None] | None = None
+        self._reducing: Reducing | None = None
+        self._plan: Plan  # the latest one
         self._tasks: asyncio.TaskGroup
         self._layout: Hello | None = None
         self._outer: OuterState | None = None
@@ -120,7 +131,10 @@ class Daemon:
         """The story of a node, from join to good-bye."""
         _claim(self._options.state_dir)
         shelf = _Shelf(self)
-        plane = await DataPlane.start(self._options.listen, RunId(self._invite.run), NodeId("?"), b"", shelf)
+        caps = self._config.upload * 125e3, self._config.download * 125e3
+        plane = await DataPlane.start(
+            self._options.listen, RunId(self._invite.run), NodeId("?"), b"", shelf, caps, self._config.streams
+        )
         self._plane = plane
         try:
             reply = await self._join()
@@ -270,8 +284,7 @@ class Daemon:
             case machine.StartReduce(plan):
                 self._start_reduce(plan)
             case machine.StopReduce():
-                if self._reducing is not None:
-                    self._reducing.cancel()
+                self._stop_reduce()
             case machine.Apply(round_):
                 self._spawn(self._apply(round_))
             case machine.Recover():
@@ -325,9 +338,10 @@ class Daemon:
         )
         self._control.report(pb.ReportRequest(fence=fence, **report))
 
-    def _report_of(self, plan: Plan, **report: Any) -> None:
-        """Tell the coordinator something of an attempt."""
-        fence = pb.Fence(incarnation=plan.incarnation, epoch=plan.epoch, round=plan.round, attempt=plan.attempt)
+    def report_of(self, plan: Plan, attempt: int | None = None, **report: Any) -> None:
+        """Tell the coordinator something of an attempt, the plan's unless told."""
+        attempt = plan.attempt if attempt is None else attempt
+        fence = pb.Fence(incarnation=plan.incarnation, epoch=plan.epoch, round=plan.round, attempt=attempt)
         self._control.report(pb.ReportRequest(fence=fence, **report))
 
     # The trainer
@@ -360,10 +374,10 @@ class Daemon:
         if self._outer is None:
             vectors = Vectors.create(hello.numel, self._options.state_dir)
             chunks = Chunks(hello.numel, self._run.reduce.chunk)
-            codec = make_codec(self._run.reduce.codec, self._run.reduce.block)
+            codec = make_codec(self._run.reduce.codec, self._run.reduce.block, self._run.reduce.scales)
             rule = Nesterov(self._run.outer.lr, self._run.outer.momentum)
+            self._codec = codec
             self._outer = OuterState(vectors, chunks, codec, rule)
-            self._slots = Slots(chunks, codec)
             self._layout = hello
             log.info(f"the trainer is up: {hello.numel:,} parameters on {hello.ranks} local ranks")
         elif self._layout is not None and self._layout.layout != hello.layout:
@@ -384,56 +398,58 @@ class Daemon:
     # Reduce
 
     def _start_reduce(self, wire: pb.Plan) -> None:
-        plan = Plan(
-            Incarnation(wire.incarnation),
-            Epoch(wire.epoch),
-            Round(wire.round),
-            wire.attempt,
-            tuple(PlanMember(NodeId(m.node_id), m.address, m.weight) for m in wire.members),
-            tuple(wire.owners),
-        )
         assert self._node.ready is not None
-        self._reducing = self._tasks.create_task(self._reduce(plan, self._node.ready, self._reducing))
+        self._plan = plan_of(wire)
+        if self._reducing is not None and self._reducing.round == self._plan.round:
+            self._follow(self._plan)
+        else:
+            self._stop_reduce()
+            self._reducing = Reducing(self._plan.round)
+            self._reducing.task = self._tasks.create_task(self._reduce(self._node.ready))
 
-    async def _reduce(self, plan: Plan, ready: machine.Work, before: asyncio.Task[None] | None) -> None:
-        """One attempt: seals go to the ledger as they come, then that everything is here."""
-        if before is not None:
-            before.cancel()
-        async with self._one_attempt:  # whoever was cancelled winds up first
-            await self._attempt(plan, ready)
+    def _stop_reduce(self) -> None:
+        if self._reducing is not None and self._reducing.task is not None:
+            self._reducing.task.cancel()
+        self._reducing = None
 
-    async def _attempt(self, plan: Plan, ready: machine.Work) -> None:
-        assert self._outer is not None
+    def _follow(self, plan: Plan) -> None:
+        """Go on under a newer plan, once the reduce has begun."""
+        reducing = self._reducing
+        if reducing is not None and reducing.reduction is not None:
+            try:
+                reducing.reduction.replan(plan)
+            except BadPlan as error:
+                log.warning(str(error))  # the coordinator's clock decides
+
+    async def _reduce(self, ready: machine.Work) -> None:
+        """This node's part in the reduce of a round, until it is committed or the node is out of it."""
+        reducing = self._reducing
+        assert self._outer is not None and reducing is not None
         encoded = await self._encoded(ready)
-        self._round.sealed = None
-        chunks, codec = self._outer.chunks, self._slots.codec
+        chunks, began = self._outer.chunks, time.monotonic()
         try:
-            sealed = await reduce(
-                self._plane,
-                plan,
-                self._me,
-                encoded,
-                codec,
-                chunks,
-                lambda seal: self._report_seal(plan, seal),
-                0.8 * self._run.rounds.reduce_timeout,  # to name the culprit before the coordinator guesses
+            reducing.reduction = Reduction(
+                self._plane.peers, self._me, encoded, self._codec, chunks, self._plan, _Tell(self, began)
             )
-        except PeerLost as lost:
-            log.warning(f"round {plan.round}, attempt {plan.attempt}: {lost}")
-            self._report_of(plan, unreachable=pb.Unreachable(node_id=lost.node, reason=lost.sentence[:200]))
-            return
+            await reducing.reduction.run()
         except AtollError as error:
-            log.warning(f"round {plan.round}, attempt {plan.attempt}: {error}")
-            return  # nobody to blame: the coordinator's clock decides
-        self._round.sealed = sealed
-        up, down = self._plane.bytes_up - self._round.up, self._plane.bytes_down - self._round.down
-        digest = root(sealed.digests)
-        self._events.put_nowait(machine.ReduceHeld((plan.round, plan.attempt), digest))
-        self._report_of(plan, held=pb.Held(digest=digest, bytes_up=up, bytes_down=down))
+            log.warning(f"round {reducing.round}: {error}")  # nobody to blame: the coordinator's clock decides
 
-    async def _report_seal(self, plan: Plan, seal: Seal) -> None:
-        seals = pb.Seals(seals=[pb.Seal(chunk=seal.chunk, digest=seal.digest)])
-        self._report_of(plan, seals=seals)
+    def held(self, plan: Plan, root: bytes, seconds: float) -> None:
+        """Every sealed chunk is here."""
+        peers = self._plane.peers
+        peers.done(seconds)
+        self._events.put_nowait(machine.ReduceHeld((plan.round, plan.attempt), root))
+        held = pb.Held(
+            digest=root,
+            bytes_up=self._plane.bytes_up - self._round.up,
+            bytes_down=self._plane.bytes_down - self._round.down,
+            rate_up=peers.up,
+            rate_down=peers.down,
+        )
+        for node, seconds_ in peers.round_trips().items():
+            held.round_trips.add(node_id=node, seconds=seconds_)
+        self.report_of(plan, held=held)
 
     async def _encoded(self, ready: machine.Work) -> EncodedVector:
         """The round's delta, encoded once whatever the number of attempts."""
@@ -442,13 +458,25 @@ class Daemon:
         async with self._encoding:
             if self._round.encoded is None or self._round.encoded_for != key:
                 buffers = self._round = RoundBuffers(up=self._plane.bytes_up, down=self._plane.bytes_down)
-                vectors, chunks, codec = self._outer.vectors, self._outer.chunks, self._slots.codec
-                encoded: EncodedVector = await self._compute(
-                    lambda: encode_delta(vectors.anchor, vectors.local, codec, chunks)
-                )
+                vectors, chunks = self._outer.vectors, self._outer.chunks
+                try:
+                    encoded: EncodedVector = await self._compute(
+                        lambda: encode_delta(vectors.anchor, vectors.local, self._codec, chunks)
+                    )
+                except NonFinite as error:
+                    raise NonFinite(f"training diverged: {error} in {self._parameter(error.element)}") from None
                 buffers.encoded, buffers.encoded_for = encoded, key
                 return encoded
             return self._round.encoded
+
+    def _parameter(self, element: int) -> str:
+        """The name of the parameter that this element of the flat vector belongs to."""
+        assert self._layout is not None
+        for name, shape in self._layout.layout:
+            element -= math.prod(shape)
+            if element < 0:
+                return name
+        return "no parameter"
 
     async def _report_ready(self, ready: machine.Work) -> None:
         encoded = await self._encoded(ready)
@@ -464,22 +492,24 @@ class Daemon:
     # The outer state
 
     async def _apply(self, round_: int) -> None:
-        outer, sealed = self._outer, self._round.sealed
-        assert outer is not None and sealed is not None
-        payloads = [sealed.chunk(c).tobytes() for c in range(outer.chunks.count)]
+        outer, reducing = self._outer, self._reducing
+        assert outer is not None and reducing is not None and reducing.reduction is not None
+        sealed = reducing.reduction.result
+        self._stop_reduce()
 
         def work() -> None:
-            for c, payload in enumerate(payloads):
+            for c, payload in enumerate(sealed.chunks):
                 outer.apply(c, payload)
 
         await self._compute(work)
-        outer.keep(round_, payloads)
+        outer.keep(round_, sealed.chunks)
         self._round = RoundBuffers()
         await self._settled()
 
     async def _recover(self, order: machine.Recover) -> None:
         outer, view = self._outer, order.view
         assert outer is not None
+        self._stop_reduce()
         if order.scratch:
             outer.distrust()
         if order.rebase:
@@ -488,7 +518,7 @@ class Daemon:
         target = Target(Round(view.committed), view.state_digest, donors)
         started, before = time.monotonic(), self._plane.bytes_down
         try:
-            await recover(self._plane, outer, self._slots, target, self._worker, self._on_recovery)
+            await recover(self._plane, outer, self._codec, target, self._worker, self._on_recovery)
         except MovedOn as moved:
             log.info(f"recovering: {moved}; trying again")
             await asyncio.sleep(0.2)  # the next view may name other donors
@@ -539,6 +569,42 @@ async def live(invite: Invite, config: NodeConfig, options: Options) -> None:
     await Daemon(invite, config, options).run()
 
 
+class _Tell:
+    """What a reduce tells the coordinator (`atoll.comm.reduce.Outcome`)."""
+
+    def __init__(self, daemon: Daemon, began: float) -> None:
+        self._daemon, self._began = daemon, began
+
+    def sealed(self, plan: Plan, seal: Seal) -> None:
+        entry = pb.Seal(chunk=seal.chunk, digest=seal.digest, inputs=bitmap(seal.inputs, len(plan.members)))
+        self._daemon.report_of(plan, seal.since, seals=pb.Seals(seals=[entry]))
+
+    def orphans(self, plan: Plan, here: tuple[tuple[int, bytes], ...]) -> None:
+        entries = [pb.Seal(chunk=c, digest=digest) for c, digest in here]
+        self._daemon.report_of(plan, orphans=pb.Orphans(here=entries))
+
+    def lost(self, plan: Plan, node: NodeId, sentence: str) -> None:
+        log.warning(f"round {plan.round}, attempt {plan.attempt}: {node}: {sentence}")
+        self._daemon.report_of(plan, unreachable=pb.Unreachable(node_id=node, reason=sentence[:200]))
+
+    def held(self, plan: Plan, root: bytes) -> None:
+        self._daemon.held(plan, root, time.monotonic() - self._began)
+
+
+def plan_of(wire: pb.Plan) -> Plan:
+    """The plan as it travels, decoded."""
+    return Plan(
+        Incarnation(wire.incarnation),
+        Epoch(wire.epoch),
+        Round(wire.round),
+        wire.attempt,
+        tuple(PlanMember(NodeId(m.node_id), m.address, m.weight, m.gone, m.leaf) for m in wire.members),
+        tuple(wire.owners),
+        tuple(wire.since),
+        frozenset(places(wire.kept)),
+    )
+
+
 class _Over(Exception):
     """The run is finished, or the node was told to leave."""
 
@@ -549,7 +615,7 @@ class _Shelf:
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
 
-    def sealed(self, round: Round, chunk: int) -> bytes | None:
+    def sealed(self, round: Round, chunk: int) -> Octets | None:
         outer = self._daemon._outer
         return None if outer is None else outer.sealed(round, chunk)
 

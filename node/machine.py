@@ -182,12 +182,14 @@ class FinishTraining:
 
 @dataclass(frozen=True, slots=True)
 class StartReduce:
+    """Take part in a round's reduce, or go on with it under this plan."""
+
     plan: pb.Plan
 
 
 @dataclass(frozen=True, slots=True)
 class StopReduce:
-    pass
+    """The round's reduce is over for this node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +313,9 @@ def _take(node: Node, event: Event, out: list[Effect]) -> Node:
                 out.append(ReportLayout())
             if node.round >= 0 and not node.moving:
                 out.append(ReportState(node.round, node.digest))
-            return replace(node, view=None)
+            if node.reducing is not None or node.held is not None:
+                out.append(StopReduce())  # the run goes on without what this node had entered
+            return replace(node, view=None, reducing=None, held=None)
         case _:
             assert_never(event)
 
@@ -354,7 +358,7 @@ def _decide(node: Node, out: list[Effect]) -> Node:
         return replace(node, view=None, reducing=None)
     if node.moving:
         return node
-    if node.reducing is not None and (not view.HasField("plan") or node.reducing != _attempt(view.plan)):
+    if node.reducing is not None and node.reducing[0] <= view.committed:
         out.append(StopReduce())
         return replace(node, reducing=None)
     if node.round != view.committed or _differs(node, view):

@@ -15,6 +15,7 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.codec import Codec
 from atoll.comm.digest import digest, root
 from atoll.comm.ids import Round
+from atoll.comm.octets import Octets
 from atoll.node.vectors import Vectors
 from atoll.outer_opt.nesterov import Nesterov
 
@@ -26,7 +27,7 @@ class OuterState:
         self.vectors, self.chunks, self._codec, self._rule = vectors, chunks, codec, rule
         self.at: list[int] = [-1] * chunks.count  # the round each chunk of the state stands at; -1: nothing
         self._digests: list[bytes] = []
-        self._sealed: OrderedDict[int, list[bytes]] = OrderedDict()
+        self._sealed: OrderedDict[int, Sequence[Octets]] = OrderedDict()
         self._delta = np.empty(chunks.size(0), np.float32)
         self._scratch = np.empty(chunks.size(0), np.float32)
         self._still = False
@@ -43,7 +44,7 @@ class OuterState:
         self.at = [0] * self.chunks.count
         self.settle()
 
-    def apply(self, c: int, payload: bytes | memoryview) -> None:
+    def apply(self, c: int, payload: Octets) -> None:
         """Bring chunk `c` one round forward with its sealed bytes. Raises `Malformed`; then nothing changed."""
         span, size = self.chunks.span(c), self.chunks.size(c)
         delta, scratch = self._delta[:size], self._scratch[:size]
@@ -72,7 +73,7 @@ class OuterState:
         self.at = [-1] * self.chunks.count
         self._aside = False
 
-    def keep(self, round_: int, payloads: list[bytes]) -> None:
+    def keep(self, round_: int, payloads: Sequence[Octets]) -> None:
         """Remember the sealed bytes of a committed round."""
         self._sealed[round_] = payloads
         while len(self._sealed) > KEEP:
@@ -97,7 +98,7 @@ class OuterState:
 
     # What peers may read (atoll.comm.plane.Shelf)
 
-    def sealed(self, round: Round, chunk: int) -> bytes | None:
+    def sealed(self, round: Round, chunk: int) -> Octets | None:
         payloads = self._sealed.get(round)
         return payloads[chunk] if payloads is not None and chunk < len(payloads) else None
 

@@ -13,12 +13,11 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from atoll.comm.codec import Malformed
+from atoll.comm.codec import Codec, Malformed
 from atoll.comm.digest import SIZE, root
 from atoll.comm.errors import Unreachable
 from atoll.comm.ids import NodeId, Round
 from atoll.comm.plane import DataPlane, Fetcher, Item, Missing, PeerLost
-from atoll.comm.reduce import Slots
 from atoll.node.outer import KEEP, OuterState
 
 T = TypeVar("T")
@@ -47,7 +46,7 @@ class Target:
 async def recover(
     plane: DataPlane,
     outer: OuterState,
-    slots: Slots,
+    codec: Codec,
     target: Target,
     worker: Executor,
     on_progress: Callable[[int, int], None],
@@ -73,7 +72,7 @@ async def recover(
                     while not todo.empty():
                         c = todo.get_nowait()
                         try:
-                            await _bring(fetcher, outer, slots, c, target.round, wanted[c], worker)
+                            await _bring(fetcher, outer, codec, c, target.round, wanted[c], worker)
                         except BaseException:
                             todo.put_nowait(c)
                             raise
@@ -107,7 +106,7 @@ async def _digest_list(plane: DataPlane, outer: OuterState, target: Target) -> t
 
 
 async def _bring(
-    fetcher: Fetcher, outer: OuterState, slots: Slots, c: int, round_: Round, digest: bytes, worker: Executor
+    fetcher: Fetcher, outer: OuterState, codec: Codec, c: int, round_: Round, digest: bytes, worker: Executor
 ) -> None:
     """Bring chunk `c` to `round_`; `Missing` or `PeerLost` if this donor cannot help."""
 
@@ -119,7 +118,7 @@ async def _bring(
     if 0 < round_ - outer.at[c] <= KEEP and outer.at[c] >= 0:
         try:
             for k in range(outer.at[c] + 1, round_ + 1):
-                payload = await fetcher.fetch(Item.SEALED, Round(k), c, slots.size(c), DEADLINE)
+                payload = await fetcher.fetch(Item.SEALED, Round(k), c, codec.size(outer.chunks.size(c)), DEADLINE)
                 await compute(outer.apply, c, payload)
             if await compute(outer.chunk_digest, c) == digest:
                 return

@@ -11,6 +11,7 @@ state NAME... ROUND [WORD]  they hold that state; WORD: with other bytes than th
 reached NAME...             they have taken the round's inner steps, and go on
 ready NAME... [steps=10] [samples=10] [front=0]    they stopped and can contribute (front: their lease's)
 seal NAME... [chunk=0] [word=w] [attempt=1]        they sealed the chunks they own, or that one, or other bytes
+orphans NAME... [here=0,2] [attempt=1]             of the chunks whose owner is gone they hold these
 held NAME... [word=w] [attempt=1]                  they have every sealed chunk, or other bytes
 reduce                      all members of the attempt seal and hold
 commit                      all participants: 10 s, reached, ready, reduce, and they tell their new state
@@ -33,6 +34,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
+from atoll.comm.bits import bitmap
 from atoll.comm.config import InnerConfig, MembersConfig, ModelConfig, ReduceConfig, RoundsConfig, RunConfig
 from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId
@@ -166,7 +168,9 @@ class Run:
                 self.say("no attempt is in force")
             case "reduce":
                 names = [self.name(n) for n in self.state.round.ledger.members]
-                self.do("seal", names)
+                for name in names:
+                    if any(owner == self.node(name) for owner in self.state.round.ledger.owners):
+                        self.do("seal", [name])
                 self.do("held", names)
             case "members" | "leases" | "ledger" | "view" | "reason":
                 self.said += self.show(verb, words)
@@ -176,6 +180,14 @@ class Run:
                 (self.quiet if verb == "talk" else self.hung).difference_update(map(self.node, words))
             case "phase":
                 self.phases.update(dict.fromkeys(map(self.node, words[:-1]), words[-1]))
+            case "seal" if "attempt" not in options and "since" not in options and self.state.round.plan:
+                for name in words:
+                    ledger, node = self.state.round.ledger, self.node(name)
+                    if "chunk" in options:
+                        self.feed(self.event("seal", name, [], options))
+                        continue
+                    for since in sorted({ledger.since[c] for c, o in enumerate(ledger.owners) if o == node}):
+                        self.do("seal", [name, f"since={since}", *(f"{k}={v}" for k, v in options.items())])
             case "layout" | "evaluated" | "lost":
                 self.feed(self.event(verb, words[0], words[1:], options))
             case "state":
@@ -190,7 +202,8 @@ class Run:
     def event(self, verb: str, name: str, rest: list[str], options: dict[str, str]) -> ev.Event:
         """What a node says."""
         (node, life), r = self.who(name), self.state.round
-        fence = self.fence(options.get("attempt")) if verb in ("seal", "held", "lost") else None
+        of_reduce = verb in ("seal", "orphans", "held", "lost")
+        fence = self.fence(options.get("attempt")) if of_reduce else None
         match verb:
             case "layout":
                 return ev.LayoutKnown(node, life, NUMEL, digest(rest[0].encode()))
@@ -210,7 +223,15 @@ class Run:
                 word = options.get("word", "sealed")
                 owned = [c for c, owner in enumerate(r.ledger.owners) if owner == node]
                 chunks = [int(options["chunk"])] if "chunk" in options else owned
-                return ev.Sealed(node, life, fence, tuple((c, digest(f"{word} {c}".encode())) for c in chunks))
+                if "since" in options:
+                    fence = fence._replace(attempt=int(options["since"]))
+                    chunks = [c for c in chunks if r.ledger.since[c] == fence.attempt]
+                seals = ((c, digest(f"{word} {c}".encode()), self.alive()) for c in chunks)
+                return ev.Sealed(node, life, fence, tuple(seals))
+            case "orphans":
+                assert fence is not None
+                told = (int(c) for c in options.get("here", "").split(",") if c)
+                return ev.Orphans(node, life, fence, tuple((c, r.ledger.sealed[c].digest) for c in told))
             case "held":
                 assert fence is not None
                 root = r.ledger.root if r.ledger.complete else b""
@@ -229,6 +250,11 @@ class Run:
                 return ev.Leaving(node, life, "its operator stopped it")
             case _:
                 raise ValueError(f"no such command: {verb}")
+
+    def alive(self) -> bytes:
+        """The places in the plan of those who still take part."""
+        entries = self.state.round.ledger.entries
+        return bitmap((i for i, e in enumerate(entries) if e.contribution and not e.gone), len(entries))
 
     def set(self, key: str, value: str) -> None:
         section, name = key.split(".")

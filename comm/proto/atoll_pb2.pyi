@@ -30,6 +30,8 @@ class JoinRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
+    LEAF_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     run: _builtins.str
     token: _builtins.str
@@ -38,6 +40,10 @@ class JoinRequest(_message.Message):
     """data plane, host:port as peers can dial it; host empty: the one seen by the coordinator"""
     session: _builtins.str
     """of an earlier join, to come back as the same node; the token is not needed then"""
+    leaf: _builtins.bool
+    """nobody can dial it"""
+    role: _builtins.str
+    """empty: trains; "reducer": owns chunks, has no trainer"""
     def __init__(
         self,
         *,
@@ -47,10 +53,12 @@ class JoinRequest(_message.Message):
         name: _builtins.str = ...,
         address: _builtins.str = ...,
         session: _builtins.str = ...,
+        leaf: _builtins.bool = ...,
+        role: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "name", b"name", "protocol", b"protocol", "run", b"run", "session", b"session", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "leaf", b"leaf", "name", b"name", "protocol", b"protocol", "role", b"role", "run", b"run", "session", b"session", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -203,6 +211,7 @@ class ReportRequest(_message.Message):
     UNREACHABLE_FIELD_NUMBER: _builtins.int
     LEAVE_FIELD_NUMBER: _builtins.int
     REACHED_FIELD_NUMBER: _builtins.int
+    ORPHANS_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     @_builtins.property
     def fence(self) -> Global___Fence: ...
@@ -224,6 +233,8 @@ class ReportRequest(_message.Message):
     def leave(self) -> Global___Leave: ...
     @_builtins.property
     def reached(self) -> Global___Reached: ...
+    @_builtins.property
+    def orphans(self) -> Global___Orphans: ...
     def __init__(
         self,
         *,
@@ -238,12 +249,13 @@ class ReportRequest(_message.Message):
         unreachable: Global___Unreachable | None = ...,
         leave: Global___Leave | None = ...,
         reached: Global___Reached | None = ...,
+        orphans: Global___Orphans | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluated", b"evaluated", "fence", b"fence", "held", b"held", "layout", b"layout", "leave", b"leave", "reached", b"reached", "ready", b"ready", "report", b"report", "seals", b"seals", "state_at", b"state_at", "unreachable", b"unreachable"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluated", b"evaluated", "fence", b"fence", "held", b"held", "layout", b"layout", "leave", b"leave", "orphans", b"orphans", "reached", b"reached", "ready", b"ready", "report", b"report", "seals", b"seals", "state_at", b"state_at", "unreachable", b"unreachable"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluated", b"evaluated", "fence", b"fence", "held", b"held", "layout", b"layout", "leave", b"leave", "reached", b"reached", "ready", b"ready", "report", b"report", "seals", b"seals", "session", b"session", "state_at", b"state_at", "unreachable", b"unreachable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluated", b"evaluated", "fence", b"fence", "held", b"held", "layout", b"layout", "leave", b"leave", "orphans", b"orphans", "reached", b"reached", "ready", b"ready", "report", b"report", "seals", b"seals", "session", b"session", "state_at", b"state_at", "unreachable", b"unreachable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["layout", "state_at", "ready", "seals", "held", "evaluated", "unreachable", "leave", "reached"]  # noqa: Y015
+    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["layout", "state_at", "ready", "seals", "held", "evaluated", "unreachable", "leave", "reached", "orphans"]  # noqa: Y015
     _WhichOneofArgType_report: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
 
@@ -352,7 +364,7 @@ Global___Ready: _TypeAlias = Ready  # noqa: Y015
 
 @_typing.final
 class Seals(_message.Message):
-    """chunks this owner sealed"""
+    """chunks this owner sealed; the fence's attempt is the one in which it got them"""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -378,21 +390,47 @@ class Seal(_message.Message):
 
     CHUNK_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
     chunk: _builtins.int
     digest: _builtins.bytes
+    inputs: _builtins.bytes
+    """bitmap: bit i % 8 of byte i // 8 is set if the contribution of the plan's member i is in it"""
     def __init__(
         self,
         *,
         chunk: _builtins.int = ...,
         digest: _builtins.bytes = ...,
+        inputs: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "digest", b"digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "digest", b"digest", "inputs", b"inputs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Seal: _TypeAlias = Seal  # noqa: Y015
+
+@_typing.final
+class Orphans(_message.Message):
+    """of the plan's chunks without an owner, those that are here, with their digests"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HERE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def here(self) -> _containers.RepeatedCompositeFieldContainer[Global___Seal]: ...
+    def __init__(
+        self,
+        *,
+        here: _abc.Iterable[Global___Seal] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["here", b"here"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Orphans: _TypeAlias = Orphans  # noqa: Y015
 
 @_typing.final
 class Held(_message.Message):
@@ -403,25 +441,58 @@ class Held(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     BYTES_UP_FIELD_NUMBER: _builtins.int
     BYTES_DOWN_FIELD_NUMBER: _builtins.int
+    RATE_UP_FIELD_NUMBER: _builtins.int
+    RATE_DOWN_FIELD_NUMBER: _builtins.int
+    ROUND_TRIPS_FIELD_NUMBER: _builtins.int
     digest: _builtins.bytes
     """root over the sealed chunks' digests"""
     bytes_up: _builtins.int
     """of the round, all attempts"""
     bytes_down: _builtins.int
+    rate_up: _builtins.float
+    """bytes a second that the node's link carried at best; 0: not known"""
+    rate_down: _builtins.float
+    @_builtins.property
+    def round_trips(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundTrip]: ...
     def __init__(
         self,
         *,
         digest: _builtins.bytes = ...,
         bytes_up: _builtins.int = ...,
         bytes_down: _builtins.int = ...,
+        rate_up: _builtins.float = ...,
+        rate_down: _builtins.float = ...,
+        round_trips: _abc.Iterable[Global___RoundTrip] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "digest", b"digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "digest", b"digest", "rate_down", b"rate_down", "rate_up", b"rate_up", "round_trips", b"round_trips"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Held: _TypeAlias = Held  # noqa: Y015
+
+@_typing.final
+class RoundTrip(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoundTrip: _TypeAlias = RoundTrip  # noqa: Y015
 
 @_typing.final
 class Evaluated(_message.Message):
@@ -552,19 +623,28 @@ class PlanMember(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
+    LEAF_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     address: _builtins.str
     weight: _builtins.float
+    """0: owns chunks, brings no delta"""
+    gone: _builtins.bool
+    """takes part no more; what has arrived of it counts"""
+    leaf: _builtins.bool
+    """nobody can dial it"""
     def __init__(
         self,
         *,
         node_id: _builtins.str = ...,
         address: _builtins.str = ...,
         weight: _builtins.float = ...,
+        gone: _builtins.bool = ...,
+        leaf: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "node_id", b"node_id", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "gone", b"gone", "leaf", b"leaf", "node_id", b"node_id", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -580,16 +660,24 @@ class Plan(_message.Message):
     OWNERS_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     attempt: _builtins.int
     incarnation: _builtins.int
     """when it was planned"""
     epoch: _builtins.int
+    kept: _builtins.bytes
+    """bitmap: the chunks that were sealed in earlier attempts"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanMember]: ...
     @_builtins.property
     def owners(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """of chunk c: index into members"""
+        """of chunk c: index into members; 0xffffffff: sealed by a member that is gone"""
+
+    @_builtins.property
+    def since(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of chunk c: the attempt in which it got its owner"""
 
     def __init__(
         self,
@@ -600,10 +688,12 @@ class Plan(_message.Message):
         owners: _abc.Iterable[_builtins.int] | None = ...,
         incarnation: _builtins.int = ...,
         epoch: _builtins.int = ...,
+        since: _abc.Iterable[_builtins.int] | None = ...,
+        kept: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "incarnation", b"incarnation", "members", b"members", "owners", b"owners", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "incarnation", b"incarnation", "kept", b"kept", "members", b"members", "owners", b"owners", "round", b"round", "since", b"since"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

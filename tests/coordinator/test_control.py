@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from atoll.comm.config import MembersConfig, ReduceConfig, RoundsConfig, RunConfig
+from atoll.comm.digest import root
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as rpc
@@ -102,11 +103,14 @@ class Node:
         plan = (await self.sees(lambda v: v.HasField("plan"))).plan
         fence = pb.Fence(incarnation=plan.incarnation, epoch=plan.epoch, round=plan.round, attempt=plan.attempt)
         me = [member.node_id for member in plan.members].index(self.node)
-        seals = [pb.Seal(chunk=c, digest=digest(c)) for c, owner in enumerate(plan.owners) if owner == me]
+        seals = [
+            pb.Seal(chunk=c, digest=digest(c), inputs=b"\xff")
+            for c, owner in enumerate(plan.owners)
+            if owner == me
+        ]
         await self.report(fence, seals=pb.Seals(seals=seals))
-        root = b"".join(digest(c) for c in range(len(plan.owners)))
-        root = hashlib.blake2b(root, digest_size=16).digest()
-        await self.report(fence, held=pb.Held(digest=root, bytes_up=1, bytes_down=1))
+        sealed = root([digest(c) for c in range(len(plan.owners))])
+        await self.report(fence, held=pb.Held(digest=sealed, bytes_up=1, bytes_down=1))
 
 
 class Coordinator:

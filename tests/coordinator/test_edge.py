@@ -27,9 +27,13 @@ def test_every_report_becomes_its_event() -> None:
     assert event(state_at=pb.StateAt(round=8, digest=DIGEST)) == ev.StateAt(ADA, 7, 8, DIGEST)
     assert event(reached=pb.Reached()) == ev.Reached(ADA, 7, 4)
     assert event(ready=ready) == ev.BecameReady(ADA, 7, 4, 40, 36, 9, 2.5, 0.5)
-    seals = pb.Seals(seals=[pb.Seal(chunk=3, digest=DIGEST)])
-    assert event(seals=seals) == ev.Sealed(ADA, 7, MINE, ((3, DIGEST),))
-    assert event(held=pb.Held(digest=DIGEST, bytes_up=1, bytes_down=2)) == ev.Held(ADA, 7, MINE, DIGEST, 1, 2)
+    seals = pb.Seals(seals=[pb.Seal(chunk=3, digest=DIGEST, inputs=b"\x05")])
+    assert event(seals=seals) == ev.Sealed(ADA, 7, MINE, ((3, DIGEST, b"\x05"),))
+    orphans = pb.Orphans(here=[pb.Seal(chunk=3, digest=DIGEST)])
+    assert event(orphans=orphans) == ev.Orphans(ADA, 7, MINE, ((3, DIGEST),))
+    held = pb.Held(digest=DIGEST, bytes_up=1, bytes_down=2, rate_up=3.0, rate_down=4.0)
+    held.round_trips.add(node_id="n2", seconds=0.1)
+    assert event(held=held) == ev.Held(ADA, 7, MINE, DIGEST, 1, 2, 3.0, 4.0, ((NodeId("n2"), 0.1),))
     assert event(evaluated=pb.Evaluated(round=8, loss=3.0)) == ev.Evaluated(ADA, 7, 8, 3.0)
     lost = pb.Unreachable(node_id="n2", reason="reset\x1b[31m\n")
     assert event(unreachable=lost) == ev.PeerLost(ADA, 7, NodeId("n2"), MINE, "reset[31m")
@@ -50,6 +54,8 @@ def test_every_report_becomes_its_event() -> None:
         {"ready": pb.Ready(samples=1, loss=1.0, delta_norm=-1.0)},
         {"seals": pb.Seals(seals=[pb.Seal(chunk=1, digest=b"")])},
         {"held": pb.Held(digest=b"x" * 17)},
+        {"held": pb.Held(digest=DIGEST, rate_up=float("nan"))},
+        {"orphans": pb.Orphans(here=[pb.Seal(chunk=1, digest=b"")])},
         {"evaluated": pb.Evaluated(round=1, loss=-math.inf)},
     ],
 )

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from atoll.comm.bits import bitmap
 from atoll.comm.config import (
     DataConfig,
     InnerConfig,
@@ -21,7 +22,7 @@ from atoll.comm.config import (
 )
 from atoll.comm.digest import digest
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
-from atoll.comm.plan import Fence
+from atoll.comm.plan import NOBODY, Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator import events as ev
 from atoll.coordinator import leases as data
@@ -97,7 +98,10 @@ class Fuzz:
         samples = [s for ranges in leased for first, count in ranges for s in range(first, first + count)]
         assert len(samples) == len(set(samples)) and not self.consumed & set(samples)
         used = set(range(state.leases.next)) - set(samples) - self.consumed
-        assert not used or state.committed > before.committed, "only a commit consumes"
+        left = {
+            n for n in before.members.here if n not in state.members.here
+        }  # their part may be in sealed chunks
+        assert not used or state.committed > before.committed or left, "only a commit consumes"
         self.consumed |= used
 
     def tick(self, seconds: float, heard: float = 1.0) -> None:
@@ -149,7 +153,10 @@ class Fuzz:
         committed = self.state.committed if rng.random() < 0.9 else rng.randint(0, 9)
         flipped = b"" if rng.random() < 0.98 else b"flipped"
         root = r.ledger.root if r.ledger.complete and rng.random() < 0.99 else b""
-        seals = tuple((c, digest(b"%d" % c)) for c in range(-1, 6) if rng.random() < 0.9)
+        inputs = bitmap((i for i, e in enumerate(r.ledger.entries) if not e.gone and rng.random() < 0.98), 16)
+        seals = tuple((c, digest(b"%d" % c), inputs) for c in range(-1, 6) if rng.random() < 0.9)
+        since = rng.choice(r.ledger.since) if r.ledger.since and rng.random() < 0.95 else fence.attempt
+        here = tuple((c, digest(b"%d" % c)) for c in r.ledger.orphans if rng.random() < 0.7)
         usual: list[ev.Event] = [
             ev.StateAt(node, life, committed, digest(b"state %d" % committed + flipped)),
             ev.Reached(node, life, round_),
@@ -157,8 +164,9 @@ class Fuzz:
             ev.Evaluated(node, life, committed, 1.0),
         ]
         reducing: list[ev.Event] = [
-            ev.Sealed(node, life, fence, seals),
-            ev.Held(node, life, fence, root, 1, 1),
+            ev.Sealed(node, life, fence._replace(attempt=since), seals),
+            ev.Held(node, life, fence, root, 1, 1, rng.choice([0.0, 1e6]), 1e6),
+            *([ev.Orphans(node, life, fence, here)] if r.ledger.orphans else []),
         ]
         faults: list[ev.Event] = [
             ev.Connected(node, life),
@@ -201,8 +209,14 @@ def answers(v: pb.View, state: State, node: NodeId) -> list[ev.Event]:
         said += [] if v.reached else [ev.Reached(node, life, v.train.round)]
         said += [ev.BecameReady(node, life, r.number, data.front(lease), 1, 1, 1.0, 1.0)] if v.closing else []
     if v.HasField("plan") and r.plan is not None:
-        said.append(ev.Sealed(node, life, r.plan.fence, tuple((c, digest(b"%d" % c)) for c in range(4))))
-        if r.ledger.complete:
+        alive = bitmap((i for i, m in enumerate(v.plan.members) if not m.gone), len(v.plan.members))
+        for since in set(v.plan.since):
+            seals = tuple((c, digest(b"%d" % c), alive) for c in range(4))
+            said.append(ev.Sealed(node, life, r.plan.fence._replace(attempt=since), seals))
+        if NOBODY in v.plan.owners:
+            here = tuple((c, digest(b"%d" % c)) for c in r.ledger.orphans if c % 2)
+            said.append(ev.Orphans(node, life, r.plan.fence, here))
+        elif r.ledger.complete:
             said.append(ev.Held(node, life, r.plan.fence, r.ledger.root, 1, 1))
     return said
 

@@ -58,7 +58,7 @@ def draw(rng: random.Random, state: State, node: NodeId) -> ev.Event:
     if lease:
         usual.append(ev.BecameReady(node, life, r.number, lease[0][0], 1, rng.choice((4, 10)), 2.0, 1.0))
     if r.plan is not None:
-        owned = tuple((c, bytes(16)) for c, owner in enumerate(r.ledger.owners) if owner == node)
+        owned = tuple((c, bytes(16), b"\xff") for c, owner in enumerate(r.ledger.owners) if owner == node)
         root = r.ledger.root if r.ledger.complete else bytes(16)
         usual += [ev.Sealed(node, life, r.plan.fence, owned), ev.Held(node, life, r.plan.fence, root, 1, 1)]
     return rng.choice(usual if rng.random() < 0.97 else said)

@@ -1,199 +1,395 @@
-"""A node's data plane, as `atoll.comm.plane` and `atoll.comm.reduce` behave: one attempt of a reduce at a time,
-fenced; a member that fails is reported; and the state for those who lack it.
-
-    contribution (member -> owners)  ->  mean, sealed (owner)  ->  result (owner -> members)  ->  held
+"""A node's data plane: the real `Exchange` of one round, on links that break, delay and reorder, as `atoll.comm.peers`
+and `atoll.comm.reduce` have them, with contributions and means for bytes; and the state for those who lack it.
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, assert_never
 
-from sim.truth import Contribution, Mean, digest, root
+from sim.truth import Contribution, Mean, digest
 
-from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
-from atoll.comm.plan import Fence
+from atoll.comm import exchange
+from atoll.comm.bits import bitmap
+from atoll.comm.exchange import Exchange, Verdict
+from atoll.comm.ids import NodeId
+from atoll.comm.plan import Fence, Plan
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.wire import Kind
 from atoll.coordinator import events as ev
 from atoll.node import machine
+from atoll.node.daemon import plan_of
 
 if TYPE_CHECKING:
     from sim.node import Node
+    from sim.world import World
 
-PATIENCE = 4.0  # seconds that a stream waits for its attempt to begin here
+PATIENCE = 4.0  # seconds that a frame of a round, or attempt, to come is held
 ANSWER = 1.5  # seconds that a donor has to answer
+TICK = 0.3  # seconds between two looks at the clock
+ASK = 0.8  # seconds of silence after which a peer is asked what it has
+SILENT = 2.0  # seconds of silence after which a peer is lost
+SLOW = 3.5  # seconds that the next chunk of a peer may take
+PULL = 1.2  # seconds without a chunk after which others are asked for it
+TURN = 0.5  # seconds after which the side that was not to dial does
+CHUNKS = (Kind.CONTRIBUTION, Kind.SEALED)
+
+Waiting = tuple[Kind, int, int]  # kind, chunk, attempt
+Payload = Contribution | bytes | tuple[bytes, bytes, bytes] | None
+
+
+class Frame(NamedTuple):
+    kind: Kind
+    round: int
+    attempt: int
+    chunk: int
+    payload: Payload
+
+
+class Link:
+    """A connection of two processes; each learns for itself that it broke."""
+
+    def __init__(self, world: "World", a: "Node", b: "Node") -> None:
+        self.world, self.ends = world, (a, b)
+        self.broken = False
+
+    def other(self, end: "Node") -> "Node":
+        return self.ends[0] if end is self.ends[1] else self.ends[1]
+
+    def carry(self, source: "Node", frame: Frame) -> None:
+        """Bring it over, unless the link breaks before."""
+        world, to = self.world, self.other(source)
+        if self.broken:
+            return
+        network, fate = world.network, world.rng.random()
+        if not to.alive or (source.place, to.place) in network.cut or (to.place, source.place) in network.cut:
+            if fate < 0.5:
+                self.snap()
+            else:  # sent again, until somebody has enough of it
+                world.engine.after(world.rng.uniform(0.5, 2.0), self.carry, source, frame)
+            return
+        late = world.rng.uniform(0.3, 1.5) if fate < network.loss else network.delay(source, to)
+        world.engine.after(late, to.wake, to.plane.receive, self, source.me, frame)
+
+    def snap(self) -> None:
+        """What is on it may be lost."""
+        if not self.broken:
+            self.broken = True
+            for end in self.ends:
+                end.later(self.world.rng.choice([0.0, 0.1, 1.0]) * self.world.rng.random(), end.plane.broke, self)
 
 
 @dataclass(slots=True)
-class Attempt:
-    """One attempt of the reduce, at one member."""
+class Peer:
+    """Another node, as `atoll.comm.peers` knows it."""
 
-    fence: Fence
-    members: list[NodeId]
-    addresses: list[str]
-    weights: list[float]
-    owners: list[int]
-    me: int
-    contributions: dict[int, Contribution]  # by member
-    payloads: dict[int, bytes] = field(default_factory=dict)  # by chunk
-    merged: bool = False
+    node: NodeId
+    address: str = ""
+    links: list[Link] = field(default_factory=list)
+    waiting: dict[Waiting, None] = field(default_factory=dict)  # to be sent
+    heard: float = 0.0  # seconds
+    dialling: bool = False
 
-    @property
-    def mine(self) -> list[int]:
-        return [c for c, owner in enumerate(self.owners) if owner == self.me]
+
+class Reduce:
+    """One round's reduce at one node."""
+
+    def __init__(self, plan: Plan, me: NodeId, contribution: Contribution, window: int) -> None:
+        self.round, self.plan, self.contribution = plan.round, plan, contribution
+        self.exchange = Exchange(me, len(plan.owners), window)
+        self.inbox: dict[tuple[int, int], Contribution] = {}  # by chunk and place
+        self.sealed: dict[int, bytes] = {}  # payloads
+        self.came: dict[NodeId, float] = {}  # seconds; when a peer's last chunk did
+        self.reported: dict[NodeId, float] = {}  # seconds; when a peer was said to be lost
+        self.pulled = 0.0  # seconds
+        self.two_faced = False  # sends others than it seals
 
 
 class Plane:
     def __init__(self, node: "Node") -> None:
         self.node, self.world = node, node.world
-        self.attempt: Attempt | None = None
-        self.newest: Fence | None = None
-        self.held: tuple[bytes, ...] = ()  # the payloads of the last attempt that was completed here
-        self._early: list[tuple[Fence, NodeId, Node, Contribution]] = []
+        self.reduce: Reduce | None = None
+        self.held: tuple[bytes, ...] = ()  # the payloads of the last round that is complete here
+        self.peers: dict[NodeId, Peer] = {}
+        self._early: list[tuple[float, NodeId, Frame]] = []  # whose round, or attempt, has not begun here
         self._asked = 0  # number of the latest request to a donor
 
     # The reduce
 
     def begin(self, wire: pb.Plan, contribution: Contribution) -> None:
-        fence = fence_of(wire)
-        if self.newest is not None and fence <= self.newest:
-            self.node.say(f"is asked for an attempt that is not newer: {fence}")
+        """Take part in the round's reduce, or go on with it under this plan."""
+        plan = plan_of(wire)
+        plan.validate()
+        reduce = self.reduce
+        if reduce is None or reduce.round != plan.round:
+            window = self.world.rng.choice([1, 2, 4])
+            reduce = self.reduce = Reduce(plan, self.node.me, contribution, window)
+            self.held = ()
+            for peer in self.peers.values():
+                peer.waiting.clear()
+            self.node.later(TICK, self._look, reduce)
+        elif plan.attempt <= reduce.plan.attempt:
+            self.node.say(f"is asked for an attempt that is not newer: {plan.fence}")
             return
-        members = [NodeId(m.node_id) for m in wire.members]
-        me = members.index(self.node.me)
-        attempt = self.attempt = Attempt(
-            fence,
-            members,
-            [m.address for m in wire.members],
-            [m.weight for m in wire.members],
-            list(wire.owners),
-            me,
-            {me: contribution},
-        )
-        self.newest, self.held = fence, ()
-        timeout = 0.8 * self.world.config.rounds.reduce_timeout
-        self.node.later(timeout, self._late, attempt)
-        for i in range(len(members)):
-            if i != me:
-                self._send(attempt, i, "contribution", contribution)
+        reduce.plan = plan
+        now = self.node.clock
+        here = {m.node: m.address for m in plan.members if not m.gone and m.node != self.node.me}
+        reduce.came = {node: reduce.came.get(node, now) for node in here}
+        reduce.reported.clear()
+        order = list(here)
+        for peer in self.peers.values():
+            if peer.node not in here:
+                for link in list(peer.links):
+                    link.snap()
+        for node, address in here.items():
+            peer = self._peer(node)
+            peer.address = address
+            first = plan.index(self.node.me) < order.index(node) + 1
+            self._tend(peer, self.world.rng.uniform(0, 0.02) + (0.0 if first else TURN))
+        self._do(reduce, reduce.exchange.replan(plan))
         early, self._early = self._early, []
-        for other, sender, process, theirs in early:
-            if self.newest is not None and other <= self.newest:
-                self.contribution(other, sender, process, theirs)
-            else:
-                self._early.append((other, sender, process, theirs))
-        self._merge_if_complete(attempt)
+        for until, node, frame in early:
+            if now < until:
+                self._take(node, frame, until)
 
     def cancel(self) -> None:
-        self.attempt = None
+        self.reduce = None
 
-    def _send(self, attempt: Attempt, i: int, what: str, load: object) -> None:
-        """To member `i` of the attempt; it is lost when nobody is there any more."""
-        peer = attempt.members[i]
-        process = self.world.at(attempt.addresses[i])
-        if process is None or not process.alive or process.me != peer:
-            if self.world.rng.random() < 0.7:  # else the host is gone without a word
-                self.node.later(self.world.rng.uniform(0.02, 1.0), self.broken, attempt.fence, peer, "refused")
+    def result(self) -> tuple[bytes, ...]:
+        """The sealed chunks, all of them."""
+        reduce = self.reduce
+        if reduce is None or len(reduce.sealed) < reduce.exchange.chunks:
+            raise RuntimeError(f"{self.node.me} is to apply what is not here")
+        return tuple(reduce.sealed[c] for c in range(reduce.exchange.chunks))
+
+    def _do(self, reduce: Reduce, effects: list[exchange.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case exchange.Send(node, kind, c, since):
+                    self._post(self._peer(node), (kind, c, since))
+                case exchange.Merge(c, since, inputs):
+                    terms = tuple(reduce.inbox.get((c, i), reduce.contribution) for i in inputs)
+                    mean = Mean(c, terms, tuple(reduce.plan.members[i].weight for i in inputs))
+                    took = self.world.seal_time * self.world.rng.uniform(0.5, 2)
+                    self.node.later(took, self._merged, reduce, since, inputs, mean)
+                case exchange.Report(c, since, payload, inputs):
+                    self._tell(reduce, c, since, payload, bitmap(inputs, len(reduce.plan.members)))
+                case exchange.Free(c):
+                    reduce.inbox = {key: x for key, x in reduce.inbox.items() if key[0] != c}
+                case exchange.Forget(c):
+                    reduce.sealed.pop(c, None)
+                    self.held = ()
+                case exchange.Orphans(here):
+                    self._tell_orphans(reduce, here)
+                case exchange.Held(root):
+                    self._tell_held(reduce, root)
+                case _:
+                    assert_never(effect)
+
+    def _merged(self, reduce: Reduce, since: int, inputs: tuple[int, ...], mean: Mean) -> None:
+        if reduce is not self.reduce:
             return
-        call = process.plane.contribution if what == "contribution" else process.plane.result
-        broken = lambda: self.broken(attempt.fence, peer, "the connection broke")  # noqa: E731
-        args = (attempt.fence, self.node.me, self.node, load)
-        self.world.network.carry(self.node, process, broken, call, *args)
+        payload = self.world.averaged(mean)
+        effects = reduce.exchange.merged(mean.chunk, since, inputs, payload)
+        if effects:
+            self.world.sealed(reduce.round, since, mean.chunk, payload)
+            reduce.sealed[mean.chunk] = payload
+            reduce.two_faced = self.node.host.lies_about("bytes") or reduce.two_faced
+        self._do(reduce, effects)
 
-    def contribution(self, fence: Fence, sender: NodeId, process: "Node", load: Contribution) -> None:
-        attempt = self.attempt
-        if attempt is not None and attempt.fence == fence:
-            if sender in attempt.members:
-                attempt.contributions[attempt.members.index(sender)] = load
-                self._merge_if_complete(attempt)
-        elif self.newest is None or fence > self.newest:
-            self._early.append((fence, sender, process, load))
-            self.node.later(PATIENCE, self._impatient, fence, sender, process)
-        else:
-            self._refuse(fence, process)
+    # What the coordinator is told, or what a liar says
 
-    def _impatient(self, fence: Fence, sender: NodeId, process: "Node") -> None:
-        waiting = [entry for entry in self._early if entry[:2] == (fence, sender)]
-        if waiting:
-            self._early = [entry for entry in self._early if entry[:2] != (fence, sender)]
-            self._refuse(fence, process)
+    def _fence(self, reduce: Reduce, attempt: int) -> Fence:
+        return reduce.plan.fence._replace(attempt=attempt)
 
-    def _refuse(self, fence: Fence, process: "Node") -> None:
-        self.world.network.send(
-            self.node, process, process.plane.broken, fence, self.node.me, "it refused this member's stream"
-        )
-
-    def result(self, fence: Fence, sender: NodeId, _: "Node", payloads: dict[int, bytes]) -> None:
-        attempt = self.attempt
-        if attempt is not None and attempt.fence == fence:
-            attempt.payloads |= payloads
-            self._finish_if_complete(attempt)
-
-    def _merge_if_complete(self, attempt: Attempt) -> None:
-        if len(attempt.contributions) == len(attempt.members) and not attempt.merged:
-            attempt.merged = True
-            self.node.later(self.world.seal_time, self._seal, attempt)
-
-    def _seal(self, attempt: Attempt) -> None:
-        """Seal the chunks that this member owns, tell the ledger, send them to all."""
-        if attempt is not self.attempt:
-            return
-        ordered = tuple(attempt.contributions[i] for i in range(len(attempt.members)))
-        payloads = {}
-        for c in attempt.mine:
-            payloads[c] = self.world.sealed(attempt.fence, Mean(c, ordered, tuple(attempt.weights)))
-        attempt.payloads |= payloads
-        self._tell(attempt, payloads)
-        two_faced = self.node.host.lies_about("bytes")
-        for i in range(len(attempt.members)):
-            if i != attempt.me:
-                other = {c: self.world.forged(p) for c, p in payloads.items()} if two_faced and i % 2 else payloads
-                self._send(attempt, i, "result", other)
-        self._finish_if_complete(attempt)
-
-    def _tell(self, attempt: Attempt, payloads: dict[int, bytes]) -> None:
-        """The ledger: the digests of these chunks; or what a liar says."""
-        lies_about, told = self.node.host.lies_about, payloads
-        if lies_about("seal"):
-            told = {c: digest("a lie", p) for c, p in payloads.items()}
+    def _tell(self, reduce: Reduce, c: int, since: int, payload: bytes, inputs: bytes) -> None:
+        lies_about = self.node.host.lies_about
+        told = {c: digest("a lie", payload) if lies_about("seal") else payload}
         if lies_about("owner"):
-            told = {c: told.get(c, digest("not mine", c)) for c in range(len(attempt.owners))}
-        if told:
-            self.node.report(lambda n, life: ev.Sealed(n, life, attempt.fence, tuple(told.items())))
-        if told and lies_about("seal again"):
-            again = tuple((c, digest("again", p)) for c, p in told.items())
-            self.node.report(lambda n, life: ev.Sealed(n, life, attempt.fence, again))
+            told = {i: told.get(i, digest("not mine", i)) for i in range(reduce.exchange.chunks)}
+        seals = tuple((i, sum_, inputs) for i, sum_ in told.items())
+        again = tuple((i, digest("again", sum_), inputs) for i, sum_ in told.items())
+        if lies_about("stale"):
+            for other in (since - 1, since + 1, reduce.plan.attempt):
+                if other != since:
+                    fence = self._fence(reduce, other)
+                    self.node.report(lambda n, life, fence=fence: ev.Sealed(n, life, fence, again))
+        fence = self._fence(reduce, since)
+        if lies_about("empty"):
+            nothing = tuple((i, sum_, b"") for i, sum_, _ in seals)
+            self.node.report(lambda n, life: ev.Sealed(n, life, fence, nothing))
+        self.node.report(lambda n, life: ev.Sealed(n, life, fence, seals))
+        if lies_about("seal again"):
+            self.node.report(lambda n, life: ev.Sealed(n, life, fence, again))
 
-    def _finish_if_complete(self, attempt: Attempt) -> None:
-        # Not before its own chunks are out: `reduce` returns when everything is sent and received.
-        if not attempt.merged or len(attempt.payloads) < len(attempt.owners) or attempt is not self.attempt:
+    def _tell_orphans(self, reduce: Reduce, here: tuple[tuple[int, bytes], ...]) -> None:
+        if self.node.host.lies_about("orphans"):
+            plan = reduce.plan
+            here = tuple((c, digest("a lie", c)) for c in range(len(plan.owners)))
+        fence = reduce.plan.fence
+        self.node.report(lambda n, life: ev.Orphans(n, life, fence, here))
+
+    def _tell_held(self, reduce: Reduce, root: bytes) -> None:
+        self.held = self.result()
+        self.world.truth.held.setdefault((self.node.me, reduce.round), set()).add(self.held)
+        told = digest("a lie", root) if self.node.host.lies_about("held") else root
+        fence, rates = reduce.plan.fence, (self.world.rng.choice([0.0, 1e6, 5e6]), 1e6)
+        self.node.later(0.0, self.node.feed, machine.ReduceHeld((fence.round, fence.attempt), root))
+        self.node.report(lambda n, life: ev.Held(n, life, fence, told, 1000, 1000, *rates))
+
+    def lost(self, reduce: Reduce, node: NodeId, reason: str) -> None:
+        now = self.node.clock
+        if node in reduce.came and now - reduce.reported.get(node, now - SILENT) >= SILENT:
+            reduce.reported[node] = now
+            fence = reduce.plan.fence
+            self.node.report(lambda n, life: ev.PeerLost(n, life, node, fence, reason))
+
+    # Frames
+
+    def _post(self, peer: Peer, waiting: Waiting) -> None:
+        peer.waiting[waiting] = None
+        self._pump(peer)
+
+    def _pump(self, peer: Peer) -> None:
+        """Send what waits, if there is a link."""
+        while peer.links and peer.waiting:
+            waiting = next(iter(peer.waiting))
+            del peer.waiting[waiting]
+            if self.reduce is not None and (frame := self._frame(self.reduce, peer.node, *waiting)) is not None:
+                self.world.rng.choice(peer.links).carry(self.node, frame)
+
+    def _frame(self, reduce: Reduce, node: NodeId, kind: Kind, c: int, since: int) -> Frame | None:
+        payload: Payload = None
+        if kind is Kind.CONTRIBUTION:
+            payload = reduce.contribution
+        elif kind is Kind.SEALED:
+            if (payload := reduce.sealed.get(c)) is None:
+                return None
+            if reduce.two_faced and c in reduce.exchange._mine and reduce.plan.index(node) % 2:
+                payload = self.world.forged(payload)
+        elif kind is Kind.RESYNC:
+            payload, since = reduce.exchange.state(node), reduce.plan.attempt
+        return Frame(kind, reduce.round, since, c, payload)
+
+    def receive(self, link: Link, node: NodeId, frame: Frame) -> None:
+        peer = self._peer(node)
+        if link in peer.links:  # else this end is closed
+            peer.heard = self.node.clock
+            self._take(node, frame, self.node.clock + PATIENCE)
+
+    def _take(self, node: NodeId, frame: Frame, until: float) -> None:
+        reduce, kind, c = self.reduce, frame.kind, frame.chunk
+        if reduce is None or reduce.round < frame.round:
+            self._early.append((until, node, frame))
             return
-        self.attempt = None
-        self.held = tuple(attempt.payloads[c] for c in range(len(attempt.owners)))
-        self.world.truth.held[self.node.session, attempt.fence] = self.held
-        mine = root(self.held)
-        told = digest("a lie", mine) if self.node.host.lies_about("held") else mine
-        self.node.feed(machine.ReduceHeld((attempt.fence.round, attempt.fence.attempt), mine))
-        self.node.report(lambda n, life: ev.Held(n, life, attempt.fence, told, 1000, 1000))
-
-    def broken(self, fence: Fence, peer: NodeId, reason: str) -> None:
-        """The connection with a member broke: this member's attempt is over."""
-        if self.attempt is not None and self.attempt.fence == fence and peer in self.attempt.members:
-            self.attempt = None
-            self.node.report(lambda n, life: ev.PeerLost(n, life, peer, fence, reason))
-
-    def _late(self, attempt: Attempt) -> None:
-        if attempt is not self.attempt:
+        if reduce.round > frame.round:
             return
-        silent = [i for i in range(len(attempt.members)) if i not in attempt.contributions]
-        owing = [attempt.owners[c] for c in range(len(attempt.owners)) if c not in attempt.payloads]
-        blamed = next((i for i in (*silent, *owing) if i != attempt.me), None)
-        if blamed is None:
-            self.attempt = None
+        x = reduce.exchange
+        match kind:
+            case Kind.CONTRIBUTION | Kind.SEALED:
+                verdict = x.verdict(node, kind, c, frame.attempt)
+                if verdict is Verdict.HOLD:
+                    self._early.append((until, node, frame))
+                elif node in reduce.came:
+                    reduce.came[node] = self.node.clock
+                if verdict is Verdict.TAKE and isinstance(frame.payload, Contribution):
+                    reduce.inbox[c, reduce.plan.index(node)] = frame.payload
+                    self._do(reduce, x.contribution(node, c))
+                elif verdict is Verdict.TAKE and isinstance(frame.payload, bytes):
+                    reduce.sealed[c] = frame.payload
+                    self._do(reduce, x.sealed(c, frame.payload))
+            case Kind.MERGED:
+                self._do(reduce, x.is_merged(node, c))
+            case Kind.WANT:
+                self._do(reduce, x.wanted(node, c))
+            case Kind.LACK:
+                self._do(reduce, x.lacked(node, c))
+            case Kind.RESYNC:
+                assert isinstance(frame.payload, tuple)
+                self._do(reduce, x.resync(node, frame.attempt, *frame.payload))
+                if c:
+                    self._post(self._peer(node), (Kind.RESYNC, 0, 0))
+            case _:
+                raise AssertionError(f"a frame {kind.name}")
+
+    # Links
+
+    def _peer(self, node: NodeId) -> Peer:
+        if node not in self.peers:
+            self.peers[node] = Peer(node)
+        return self.peers[node]
+
+    def _tend(self, peer: Peer, after: float) -> None:
+        """See to it that there is a link."""
+        if not peer.links and not peer.dialling:
+            peer.dialling = True
+            self.node.later(after, self._dial, peer)
+
+    def _dial(self, peer: Peer) -> None:
+        peer.dialling = False
+        if peer.links or self.reduce is None or peer.node not in self.reduce.came:
+            return
+        node, to, network = self.node, self.world.at(peer.address), self.world.network
+        if to is None or not to.alive or to.me != peer.node or to.control.left:
+            self.lost(self.reduce, peer.node, "refused")
+        elif to.stopped or {(node.place, to.place), (to.place, node.place)} & network.cut:
+            self.node.later(1.0, self._unanswered, peer, self.reduce)
         else:
-            self.broken(attempt.fence, attempt.members[blamed], "it was too late")
+            link = Link(self.world, node, to)
+            to.plane.adopt(node.me, link)
+            self.adopt(to.me, link)
+            return
+        self._tend(peer, self.world.rng.uniform(0.2, 1.0))
+
+    def _unanswered(self, peer: Peer, reduce: Reduce) -> None:
+        if not peer.links:
+            self.lost(reduce, peer.node, "no answer")
+
+    def adopt(self, node: NodeId, link: Link) -> None:
+        """Use a link until it breaks. What was on those before it may be lost."""
+        peer = self._peer(node)
+        peer.links.append(link)
+        peer.heard = self.node.clock
+        if self.reduce is not None:
+            self._post(peer, (Kind.RESYNC, 1, 0))
+        self._pump(peer)
+
+    def broke(self, link: Link) -> None:
+        for peer in self.peers.values():
+            if link in peer.links:
+                peer.links.remove(link)
+                if self.reduce is not None and peer.links:
+                    self._post(peer, (Kind.RESYNC, 1, 0))
+                self._tend(peer, self.world.rng.uniform(0.0, 0.3))
+
+    # The clock
+
+    def _look(self, reduce: Reduce) -> None:
+        """See who is late."""
+        if reduce is not self.reduce:
+            return
+        self.node.later(TICK, self._look, reduce)
+        x, now = reduce.exchange, self.node.clock
+        owed, owing = dict(x.awaiting()), set(x.owing())
+        for node in [n for n in owed if n in reduce.came]:
+            peer = self._peer(node)
+            if not peer.links:
+                self._tend(peer, 0.0)
+            elif now - peer.heard > SILENT:
+                self.lost(reduce, node, "it is silent")
+            elif now - peer.heard > ASK:
+                self._post(peer, (Kind.RESYNC, 1, 0))
+            if peer.links and node in owing and now - reduce.came[node] > SLOW:
+                self.lost(reduce, node, f"its {owed[node]} did not come")
+        if now - reduce.pulled > PULL:
+            reduce.pulled = now
+            late = {n for n, came in reduce.came.items() if now - came > PULL}
+            for c in x.lacking() if late else ():
+                if x.owner(c) in late:
+                    self._do(reduce, x.pull(c))
 
     # The state
 
     def recover(self, order: machine.Recover) -> None:
+        self.cancel()
         self._ask(order, 0)
 
     def _ask(self, order: machine.Recover, i: int) -> None:
@@ -224,7 +420,3 @@ class Plane:
         else:
             self._asked += 1
             self.node.later(self.world.seal_time, self.node.recovered, order)
-
-
-def fence_of(plan: pb.Plan) -> Fence:
-    return Fence(Incarnation(plan.incarnation), Epoch(plan.epoch), Round(plan.round), plan.attempt)

@@ -3,9 +3,11 @@
 import hashlib
 from dataclasses import dataclass, field
 
+from atoll.comm import digest as sums
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence
 from atoll.coordinator import events as ev
+from atoll.coordinator.ledger import Entry
 
 Life = tuple[NodeId, int]
 Samples = tuple[int, ...]
@@ -16,8 +18,8 @@ def digest(*parts: object) -> bytes:
 
 
 def root(payloads: tuple[bytes, ...]) -> bytes:
-    """As `atoll.comm.digest.root` has it: here a payload is its own digest."""
-    return hashlib.blake2b(b"".join(payloads), digest_size=16).digest()
+    """Here a payload is its own digest."""
+    return sums.root(payloads)
 
 
 def next_state(state: bytes, sealed: bytes) -> bytes:
@@ -50,18 +52,23 @@ class Truth:
     roots: list[bytes] = field(default_factory=list)  # over the sealed chunks, by round; round 1 first
     states: list[bytes] = field(default_factory=list)  # digests, by round; state_0 first
     consumed: set[int] = field(default_factory=set)  # samples
+    withheld: set[int] = field(default_factory=set)  # samples of who left while they could be committed
     published: list[int] = field(default_factory=list)  # rounds
     fences: dict[tuple[int, int], Fence] = field(default_factory=dict)  # by (round, attempt)
     means: dict[bytes, Mean] = field(default_factory=dict)  # by payload
-    sealed: dict[tuple[int, int, int], bytes] = field(default_factory=dict)  # (round, attempt, chunk), honest ones
-    held: dict[tuple[Life, Fence], tuple[bytes, ...]] = field(default_factory=dict)  # payloads, by chunk
+    sealed: dict[tuple[int, int, int], bytes] = field(default_factory=dict)  # (round, since, chunk), honest ones
+    held: dict[tuple[NodeId, int], set[tuple[bytes, ...]]] = field(default_factory=dict)  # payloads, by round
     flipped: set[NodeId] = field(default_factory=set)  # nodes that once had other bits than they should
     said: set[ev.Event] = field(default_factory=set)  # every report of every node
-    seals: dict[tuple[NodeId, Fence, int], bytes] = field(default_factory=dict)  # the first that was said
+    seals: dict[tuple[NodeId, int, int, int], tuple[bytes, bytes]] = field(default_factory=dict)  # the first
+    # that was said: digest and inputs, by (owner, round, since, chunk)
+    entries: dict[int, tuple[Entry, ...]] = field(default_factory=dict)  # of the ledger, by round
+    owners: dict[tuple[int, int, int], NodeId | None] = field(default_factory=dict)  # (round, since, chunk)
 
     def hear(self, event: ev.Event) -> None:
         """A node reports something."""
         self.said.add(event)
         if isinstance(event, ev.Sealed):
-            for chunk, seal in event.seals:
-                self.seals.setdefault((event.node, event.fence, chunk), seal)
+            for chunk, sum_, inputs in event.seals:
+                key = event.node, event.fence.round, event.fence.attempt, chunk
+                self.seals.setdefault(key, (sum_, inputs))

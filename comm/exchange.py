@@ -1,0 +1,354 @@
+"""One member's side of the reduce of one round, without I/O: what happened goes in, what is to be done comes out.
+
+    at a chunk's owner    collecting --every contribution is here--> merging --> sealed: reported, sent to all
+    everywhere else       contributed ----------------------------> awaited --> here
+
+A plan of the same round continues the one before (see `plan`): only chunks that got another owner start again,
+all contributions are still at hand. What is late is recognised by the attempt in which the chunk got its owner,
+which every frame carries. Frames may be lost with their connection, and come twice: `resync` says what is here,
+and what the other side then finds missing it sends again.
+
+A member has at most `window` contributions at an owner that were not merged there: this bounds the owner's memory.
+Whatever is sent to whom and when follows from the calls, so the simulation of the protocol runs this class.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from atoll.comm.bits import bit, bitmap
+from atoll.comm.digest import root
+from atoll.comm.ids import NodeId
+from atoll.comm.plan import NOBODY, Plan
+from atoll.comm.wire import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    node: NodeId
+    kind: Kind
+    chunk: int = 0
+    since: int = 0  # the attempt in which the chunk got its owner
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Average these contributions to a chunk, and call `merged`."""
+
+    chunk: int
+    since: int
+    inputs: tuple[int, ...]  # places in the plan, in the order of the sum
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Enter this chunk as sealed in the ledger."""
+
+    chunk: int
+    since: int
+    digest: bytes
+    inputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Contributions to this chunk are of no more use here."""
+
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """So are its sealed bytes."""
+
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Orphans:
+    """Tell the coordinator which chunks without an owner are here sealed, with which digests."""
+
+    here: tuple[tuple[int, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Every sealed chunk is here."""
+
+    root: bytes
+
+
+Effect = Send | Merge | Report | Free | Forget | Orphans | Held
+
+
+class Verdict(Enum):
+    """What to do with a frame whose header has come."""
+
+    TAKE = "take"
+    HOLD = "hold"  # its sender has a newer plan: decide when that is here
+    DISCARD = "discard"  # it is late, or comes twice
+
+
+class Exchange:
+    def __init__(self, me: NodeId, chunks: int, window: int) -> None:
+        self.me, self.chunks, self.window = me, chunks, max(window, 1)
+        self.plan: Plan | None = None
+        self.digests: list[bytes | None] = [None] * chunks  # of the sealed chunks that are here
+        self._place = -1  # of this member in the plan
+        self._here: dict[NodeId, int] = {}  # places of all members that are not gone
+        self._owner: list[NodeId | None] = [None] * chunks
+        self._since = [-1] * chunks
+        self._arrived: dict[int, set[int]] = {}  # places whose contributions are here, to chunks to be sealed here
+        self._merging: set[int] = set()
+        self._mine: set[int] = set()  # sealed here
+        self._queue: dict[NodeId, deque[int]] = {}  # contributions not sent yet, by owner
+        self._out: dict[NodeId, set[int]] = {}  # sent, and not merged yet
+        self._asked: dict[int, list[NodeId]] = {}  # whom for the sealed chunk
+        self._lacking = chunks  # sealed chunks that are not here
+        self._told = -1  # the last attempt for which this member held everything
+
+    # The plan
+
+    def replan(self, plan: Plan) -> list[Effect]:
+        """Go on under `plan`, which is valid, newer, and has this member in it."""
+        out: list[Effect] = []
+        before = self._here
+        self.plan, self._place = plan, plan.index(self.me)
+        self._here = {m.node: i for i, m in enumerate(plan.members) if not m.gone}
+        for node in before.keys() - self._here.keys():
+            self._queue.pop(node, None)
+            self._out.pop(node, None)
+        for c in range(self.chunks):
+            since = plan.since[c] if plan.since else plan.attempt
+            if since != self._since[c]:
+                self._reassign(c, plan.owners[c], since, out)
+        for node, place in self._here.items():
+            if before and before.get(node) != place and node != self.me and self._receives(node):
+                out += [Send(node, Kind.SEALED, c, self._since[c]) for c in sorted(self._mine - plan.kept)]
+        again = {i for i, m in enumerate(plan.members) if m.gone and m.node in self._here}
+        for arrived in self._arrived.values():
+            arrived -= again  # a member that came back brings its contribution anew
+        for c in list(self._arrived):
+            self._merge_if_complete(c, out)
+        for node in list(self._queue):
+            self._feed(node, out)
+        if NOBODY in plan.owners:
+            orphans = [c for c, owner in enumerate(plan.owners) if owner == NOBODY]
+            out.append(Orphans(tuple((c, d) for c in orphans if (d := self.digests[c]) is not None)))
+        self._complete(out)
+        return out
+
+    def _reassign(self, c: int, owner: int, since: int, out: list[Effect]) -> None:
+        """The chunk has an owner, and starts from there, or is kept as it was sealed before."""
+        assert self.plan is not None
+        if (old := self._owner[c]) is not None:
+            self._out.get(old, set()).discard(c)
+            if c in (queue := self._queue.get(old, deque())):
+                queue.remove(c)
+        if self._arrived.pop(c, None) is not None:
+            out.append(Free(c))
+        self._merging.discard(c)
+        self._mine.discard(c)
+        self._asked.pop(c, None)
+        kept = c in self.plan.kept
+        if not kept and self.digests[c] is not None:
+            self.digests[c] = None
+            self._lacking += 1
+            out.append(Forget(c))
+        self._since[c] = since
+        node = self._owner[c] = None if owner == NOBODY else self.plan.members[owner].node
+        if node is None:
+            return
+        if node == self.me:
+            if not kept:
+                self._arrived[c] = {self._place} if self._contributes(self._place) else set()
+        elif not kept:
+            if self._contributes(self._place):
+                self._queue.setdefault(node, deque()).append(c)
+        elif self.digests[c] is None and self._contributes(self._place):
+            self._asked[c] = [node]
+            out.append(Send(node, Kind.WANT, c, since))
+
+    # Frames
+
+    def verdict(self, node: NodeId, kind: Kind, c: int, since: int) -> Verdict:
+        """Whether a CONTRIBUTION or SEALED of `node` is of use."""
+        if self.plan is None or since > self.plan.attempt:
+            return Verdict.HOLD
+        if since != self._since[c] or node not in self._here:
+            return Verdict.DISCARD
+        if kind is Kind.CONTRIBUTION:
+            place = self._here[node]
+            arrived = self._arrived.get(c)
+            useful = arrived is not None and place not in arrived and self._contributes(place)
+        else:
+            useful = self.digests[c] is None and (node == self._owner[c] or node in self._asked.get(c, ()))
+        return Verdict.TAKE if useful else Verdict.DISCARD
+
+    def contribution(self, node: NodeId, c: int) -> list[Effect]:
+        """A contribution to chunk `c` that is to be taken is here."""
+        out: list[Effect] = []
+        self._arrived[c].add(self._here[node])
+        self._merge_if_complete(c, out)
+        return out
+
+    def refused(self, c: int, since: int, place: int) -> bool:
+        """A contribution turned out to be of no use: as if it had not come. False: nobody minds any more."""
+        if since != self._since[c] or c not in self._merging:
+            return False
+        self._merging.discard(c)
+        self._arrived[c].discard(place)
+        return True
+
+    def merged(self, c: int, since: int, inputs: Sequence[int], digest: bytes) -> list[Effect]:
+        """Chunk `c` is averaged and encoded; nothing comes of it if it has got another owner meanwhile."""
+        if since != self._since[c] or c not in self._merging:
+            return []
+        assert self.plan is not None
+        self._merging.discard(c)
+        del self._arrived[c]
+        self._mine.add(c)
+        self.digests[c] = digest
+        self._lacking -= 1
+        out: list[Effect] = [Report(c, since, digest, tuple(inputs)), Free(c)]
+        for node, place in self._here.items():
+            if node != self.me:
+                if place in inputs:
+                    out.append(Send(node, Kind.MERGED, c, since))
+                if self._contributes(place):
+                    out.append(Send(node, Kind.SEALED, c, since))
+        self._complete(out)
+        return out
+
+    def is_merged(self, node: NodeId, c: int) -> list[Effect]:
+        """The owner has made use of this member's contribution: there is room for another."""
+        out: list[Effect] = []
+        self._out.get(node, set()).discard(c)
+        self._feed(node, out)
+        return out
+
+    def sealed(self, c: int, digest: bytes) -> list[Effect]:
+        """A sealed chunk that is to be taken is here, whole and decodable."""
+        out: list[Effect] = []
+        self.digests[c] = digest
+        self._lacking -= 1
+        self._asked.pop(c, None)
+        self._complete(out)
+        return out
+
+    def wanted(self, node: NodeId, c: int) -> list[Effect]:
+        """A member asks for a sealed chunk."""
+        if node not in self._here:
+            return []
+        kind = Kind.LACK if self.digests[c] is None else Kind.SEALED
+        return [Send(node, kind, c, self._since[c])]
+
+    def lacked(self, node: NodeId, c: int) -> list[Effect]:
+        """A member that was asked for a sealed chunk does not have it."""
+        return self.pull(c) if self._asked.get(c, [])[-1:] == [node] else []
+
+    # What is late
+
+    def owner(self, c: int) -> NodeId | None:
+        return self._owner[c]
+
+    def lacking(self) -> list[int]:
+        """Sealed chunks that are not here."""
+        return [c for c in range(self.chunks) if self.digests[c] is None and c not in self._arrived]
+
+    def pull(self, c: int) -> list[Effect]:
+        """Ask the next member that might have the sealed chunk; nobody twice."""
+        assert self.plan is not None
+        if self.digests[c] is not None or c in self._arrived:
+            return []
+        asked = self._asked.setdefault(c, [])
+        able = [
+            n for n, i in self._here.items() if n != self.me and n not in asked and not self.plan.members[i].leaf
+        ]
+        if not able:
+            return []
+        node = able[(c + self._place) % len(able)]  # not everybody the same one
+        asked.append(node)
+        return [Send(node, Kind.WANT, c, self._since[c])]
+
+    def owing(self) -> Iterator[NodeId]:
+        """Members of which a contribution is due: they have not filled their window."""
+        assert self.plan is not None
+        for node, place in self._here.items():
+            if node == self.me or not self._contributes(place):
+                continue
+            waiting = sum(place in arrived for arrived in self._arrived.values())
+            if waiting < min(self.window, len(self._arrived)):
+                yield node
+
+    def awaiting(self) -> list[tuple[NodeId, str]]:
+        """Whom this member waits for, with what."""
+        assert self.plan is not None
+        owed: dict[NodeId, list[int]] = {}
+        for c in self.lacking():
+            if (owner := self._owner[c]) is not None and owner != self.me:
+                owed.setdefault(owner, []).append(c)
+        late = [(node, "contributions") for node in self.owing()]
+        return late + [(node, f"{len(cs)} of its chunks") for node, cs in owed.items()]
+
+    # After a connection broke
+
+    def state(self, node: NodeId) -> tuple[bytes, bytes, bytes]:
+        """For a RESYNC: contributions of `node` that are here, those merged, and sealed chunks that are here."""
+        place = self._here.get(node, -1)
+        here = (c for c, arrived in self._arrived.items() if place in arrived)
+        sealed = (c for c, digest in enumerate(self.digests) if digest is not None)
+        return bitmap(here, self.chunks), bitmap(self._mine, self.chunks), bitmap(sealed, self.chunks)
+
+    def resync(self, node: NodeId, attempt: int, here: bytes, merged: bytes, sealed: bytes) -> list[Effect]:
+        """Send `node` again what it should have and does not, by its own account under `attempt`."""
+        if self.plan is None or node not in self._here:
+            return []
+        out: list[Effect] = []
+        for c in sorted(self._out.get(node, ())):
+            if self._since[c] > attempt:
+                continue  # it has not heard yet that it owns this chunk
+            if bit(merged, c):
+                self._out[node].discard(c)
+            elif not bit(here, c):
+                out.append(Send(node, Kind.CONTRIBUTION, c, self._since[c]))
+        if self._receives(node):
+            late = (c for c in sorted(self._mine) if self._since[c] <= attempt and not bit(sealed, c))
+            out += [Send(node, Kind.SEALED, c, self._since[c]) for c in late]
+        for c, asked in self._asked.items():
+            if asked[-1:] == [node]:
+                out.append(Send(node, Kind.WANT, c, self._since[c]))
+        self._feed(node, out)
+        return out
+
+    # Parts of the above
+
+    def _contributes(self, place: int) -> bool:
+        assert self.plan is not None
+        return self.plan.members[place].weight > 0
+
+    def _receives(self, node: NodeId) -> bool:
+        return self._contributes(self._here[node])
+
+    def _merge_if_complete(self, c: int, out: list[Effect]) -> None:
+        if c in self._merging:
+            return
+        arrived = self._arrived[c]
+        if all(place in arrived for place in self._here.values() if self._contributes(place)):
+            self._merging.add(c)
+            out.append(Merge(c, self._since[c], tuple(sorted(arrived))))
+
+    def _feed(self, node: NodeId, out: list[Effect]) -> None:
+        """Send contributions to `node` as long as there is room."""
+        queue, sent = self._queue.get(node), self._out.setdefault(node, set())
+        while queue and len(sent) < self.window:
+            c = queue.popleft()
+            sent.add(c)
+            out.append(Send(node, Kind.CONTRIBUTION, c, self._since[c]))
+
+    def _complete(self, out: list[Effect]) -> None:
+        assert self.plan is not None
+        if not self._lacking and self._told != self.plan.attempt and self._contributes(self._place):
+            self._told = self.plan.attempt
+            out.append(Held(root([d for d in self.digests if d is not None])))

@@ -1,0 +1,280 @@
+"""The loops over elements that the codecs are made of, compiled; they release the GIL.
+
+Each operation is an IEEE one that is rounded once, in the order written: no fused multiply-add, no
+reassociation, so that every processor computes the same bits. A quotient by a block's scale is computed as the
+product with its inverse, both rounded: it is exact to 2**-15 of a step, so that the error of an element is
+half a step and as much more at most.
+
+Importing this module compiles the kernels, once in the life of an installation: the machine code is kept
+beside this file, or in the user's cache where that place is read-only (NUMBA_CACHE_DIR names another).
+Arrays are contiguous; they may be read-only where they are not written, and need no alignment.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
+U16 = NDArray[np.uint16]
+F = TypeVar("F", bound=Callable[..., Any])
+
+MAGNITUDE = np.uint32(0x7FFFFFFF)  # all bits but the sign
+INFINITY = np.uint32(0x7F800000)  # the magnitude's bits from which on a number is not finite
+SMALLEST_NORMAL = np.float32(2.0**-126)
+# A sum with it has no bits after the point, was rounded to nearest even, and ends with the integer's low bits.
+ROUND = np.float32(1.5 * 2**23)
+# The inverse of a scale below SMALL might overflow or the scale be subnormal: LIFT takes both out of danger.
+SMALL = np.float32(2.0**-100)
+LIFT = np.float32(2.0**64)
+LARGEST_BF16 = np.uint32(0x7F7F)
+ZERO, ONE = np.float32(0), np.float32(1)
+HALF_NORMAL = np.float32(2.0**-14)  # below it, fp16 numbers are multiples of 2**-24
+HALF_STEP = np.float32(2.0**24)
+HALF_SCALE = np.float32(2.0**112)
+HALF_BIAS = 112 << 23  # the difference of the two formats' exponents, where fp32 has its exponent
+
+_f32, _u8, _u16, _u32, _int = types.float32, types.uint8, types.uint16, types.uint32, types.intp
+
+
+def _read(dtype: Any) -> Any:
+    return types.Array(dtype, 1, "C", readonly=True, aligned=False)
+
+
+def _write(dtype: Any) -> Any:
+    return types.Array(dtype, 1, "C", aligned=False)
+
+
+def _compiled(result: Any, *arguments: Any) -> Callable[[F], F]:
+    def compiled(function: F) -> F:
+        options: Any = {"nogil": True, "error_model": "numpy"}
+        try:
+            kernel: F = njit(result(*arguments), cache=True, **options)(function)
+        except RuntimeError:  # no place to keep machine code in
+            kernel = njit(result(*arguments), **options)(function)
+        return kernel
+
+    return compiled
+
+
+def _bitcast(source: Any, target: Any, to: ir.Type) -> Any:
+    def typed(_: Any, x: Any) -> Any:
+        def generate(__: Any, builder: Any, ___: Any, arguments: Any) -> Any:
+            return builder.bitcast(arguments[0], to)
+
+        return target(source), generate
+
+    return typed
+
+
+as_bits: Any = intrinsic(_bitcast(_f32, _u32, ir.IntType(32)))
+as_float: Any = intrinsic(_bitcast(_u32, _f32, ir.FloatType()))
+
+
+@_compiled(types.boolean, _read(_f32))
+def is_finite(x: F32) -> bool:
+    top = np.uint32(0)
+    for i in range(x.size):
+        top = max(top, np.uint32(as_bits(x[i]) & MAGNITUDE))
+    return bool(top < INFINITY)
+
+
+@_compiled(types.void, _read(_f32), _f32, _write(_f32))
+def add_fp32(x: F32, weight: np.float32, out: F32) -> None:
+    for i in range(out.size):
+        out[i] = np.float32(out[i] + np.float32(weight * x[i]))
+
+
+@_compiled(types.boolean, _read(_f32), _write(_u16))
+def to_bf16(x: F32, halves: U16) -> bool:
+    """The upper halves of the bits, rounded to nearest even; false if there is NaN or infinity."""
+    top = np.uint32(0)
+    for i in range(x.size):
+        bits = np.uint32(as_bits(x[i]))
+        magnitude = np.uint32(bits & MAGNITUDE)
+        top = max(top, magnitude)
+        half = np.uint32((magnitude + 0x7FFF + ((magnitude >> 16) & 1)) >> 16)
+        half = min(half, LARGEST_BF16)
+        halves[i] = np.uint16(half | ((bits >> 16) & 0x8000))
+    return bool(top < INFINITY)
+
+
+@_compiled(types.boolean, _read(_u16))
+def is_finite_bf16(halves: U16) -> bool:
+    top = np.uint16(0)
+    for i in range(halves.size):
+        top = max(top, np.uint16(halves[i] & 0x7FFF))
+    return bool(top <= LARGEST_BF16)
+
+
+@_compiled(_f32, _u16)
+def _bf16(half: int) -> np.float32:
+    """The number that a bf16's bits stand for."""
+    return np.float32(as_float(np.uint32(np.uint32(half) << 16)))
+
+
+@_compiled(types.void, _read(_u16), _write(_f32))
+def from_bf16(halves: U16, out: F32) -> None:
+    for i in range(out.size):
+        out[i] = _bf16(halves[i])
+
+
+@_compiled(types.void, _read(_u16), _f32, _write(_f32))
+def add_bf16(halves: U16, weight: np.float32, out: F32) -> None:
+    for i in range(out.size):
+        x = as_float(np.uint32(np.uint32(halves[i]) << 16))
+        out[i] = np.float32(out[i] + np.float32(weight * x))
+
+
+@_compiled(types.boolean, _read(_f32), _int, _f32, _f32, _write(_f32))
+def scales_of(x: F32, block: int, levels: np.float32, largest: np.float32, scales: F32) -> bool:
+    """Of each block absmax / levels, but at most `largest`; false if there is NaN or infinity."""
+    for b in range(scales.size):
+        part = x[b * block : b * block + block]
+        top = np.uint32(0)
+        for i in range(part.size):
+            top = max(top, np.uint32(as_bits(part[i]) & MAGNITUDE))
+        if top >= INFINITY:
+            return False
+        absmax = np.float32(as_float(top))
+        scale = min(np.float32(absmax / levels), largest)
+        # A subnormal scale may be rounded down by up to a half of itself, which would clip the block: round it up.
+        if scale < SMALLEST_NORMAL and np.float32(scale * levels) < absmax:
+            scale = as_float(np.uint32(as_bits(scale) + 1))
+        scales[b] = scale
+    return True
+
+
+@_compiled(_f32, _u16)
+def _share(half: int) -> np.float32:
+    """fp16 bits in [0, 1] as fp32: exactly, as both products are powers of two."""
+    return np.float32(as_float(np.uint32(np.uint32(half) << 13)) * HALF_SCALE)
+
+
+@_compiled(types.void, _write(_f32), _f32, _write(_u16))
+def to_shares(scales: F32, largest: np.float32, shares: U16) -> None:
+    """Scales as shares of the largest, fp16 bits rounded up; `scales` become those that `from_shares` gives."""
+    for b in range(scales.size):
+        half = 0
+        if scales[b] > ZERO:
+            share = np.float32(scales[b] / largest)
+            if share >= HALF_NORMAL:
+                half = int((np.int64(as_bits(share)) - HALF_BIAS + 0x1FFF) >> 13)
+            else:
+                steps = np.float32(share * HALF_STEP)
+                half = int(steps)
+                if np.float32(half) < steps or half == 0:
+                    half += 1
+        shares[b] = half
+    for b in range(scales.size):
+        scales[b] = np.float32(largest * _share(shares[b]))
+
+
+@_compiled(types.void, _read(_u16), _f32, _write(_f32))
+def from_shares(shares: U16, largest: np.float32, scales: F32) -> None:
+    for b in range(scales.size):
+        scales[b] = np.float32(largest * _share(shares[b]))
+
+
+@_compiled(_f32, _f32)
+def _inverse(scale: np.float32) -> np.float32:
+    """Of a scale that is not SMALL; of a smaller one, what `x * LIFT` is to be multiplied by."""
+    if scale >= SMALL:
+        return np.float32(ONE / scale)
+    return np.float32(ONE / np.float32(scale * LIFT)) if scale > ZERO else ZERO
+
+
+@_compiled(_u32, _f32, _f32)
+def _rounded(x: np.float32, inverse: np.float32) -> np.uint32:
+    """Bits whose low ones are those of the integer next to `x * inverse`."""
+    return np.uint32(as_bits(np.float32(np.float32(x * inverse) + ROUND)))
+
+
+@_compiled(_f32, _u8)
+def _signed(byte: np.uint8) -> np.float32:
+    """The signed number that a byte stands for."""
+    return np.float32(np.int8(byte))
+
+
+@_compiled(_f32, _u8)
+def _low(byte: np.uint8) -> np.float32:
+    """The signed number in the low four bits."""
+    return np.float32(np.int8(np.uint8(byte << 4)) >> 4)
+
+
+@_compiled(_f32, _u8)
+def _high(byte: np.uint8) -> np.float32:
+    return np.float32(np.int8(byte) >> 4)
+
+
+@_compiled(types.void, _read(_f32), _int, _read(_f32), _write(_u8))
+def to_int8(x: F32, block: int, scales: F32, values: U8) -> None:
+    for b in range(scales.size):
+        part, to = x[b * block : b * block + block], values[b * block : b * block + block]
+        inverse = _inverse(scales[b])
+        if scales[b] >= SMALL:
+            for i in range(part.size):
+                to[i] = np.uint8(_rounded(part[i], inverse) & 255)
+        else:
+            for i in range(part.size):
+                to[i] = np.uint8(_rounded(np.float32(part[i] * LIFT), inverse) & 255)
+
+
+@_compiled(types.void, _read(_u8), _int, _read(_f32), _write(_f32))
+def from_int8(values: U8, block: int, scales: F32, out: F32) -> None:
+    for b in range(scales.size):
+        part, to, scale = values[b * block : b * block + block], out[b * block : b * block + block], scales[b]
+        for i in range(part.size):
+            to[i] = np.float32(_signed(part[i]) * scale)
+
+
+@_compiled(types.void, _read(_u8), _int, _read(_f32), _f32, _write(_f32))
+def add_int8(values: U8, block: int, scales: F32, weight: np.float32, out: F32) -> None:
+    for b in range(scales.size):
+        part, to, scale = values[b * block : b * block + block], out[b * block : b * block + block], scales[b]
+        for i in range(part.size):
+            to[i] = np.float32(to[i] + np.float32(weight * np.float32(_signed(part[i]) * scale)))
+
+
+@_compiled(types.void, _read(_f32), _int, _read(_f32), _write(_u8))
+def to_int4(x: F32, block: int, scales: F32, values: U8) -> None:
+    for b in range(scales.size):
+        part, to = x[b * block : b * block + block], values[b * block >> 1 : b * block + block >> 1]
+        inverse, lift = _inverse(scales[b]), ONE if scales[b] >= SMALL else LIFT
+        half = (part.size + 1) >> 1
+        first, second = part[:half], part[half:]
+        for i in range(first.size):
+            to[i] = np.uint8(_rounded(np.float32(first[i] * lift), inverse) & 15)
+        for i in range(second.size):
+            to[i] |= np.uint8((_rounded(np.float32(second[i] * lift), inverse) & 15) << 4)
+
+
+@_compiled(types.void, _read(_u8), _int, _read(_f32), _write(_f32))
+def from_int4(values: U8, block: int, scales: F32, out: F32) -> None:
+    for b in range(scales.size):
+        part, to = values[b * block >> 1 : b * block + block >> 1], out[b * block : b * block + block]
+        scale = scales[b]
+        half = (to.size + 1) >> 1
+        first, second = to[:half], to[half:]
+        for i in range(first.size):
+            first[i] = np.float32(_low(part[i]) * scale)
+        for i in range(second.size):
+            second[i] = np.float32(_high(part[i]) * scale)
+
+
+@_compiled(types.void, _read(_u8), _int, _read(_f32), _f32, _write(_f32))
+def add_int4(values: U8, block: int, scales: F32, weight: np.float32, out: F32) -> None:
+    for b in range(scales.size):
+        part, to = values[b * block >> 1 : b * block + block >> 1], out[b * block : b * block + block]
+        scale = scales[b]
+        half = (to.size + 1) >> 1
+        first, second = to[:half], to[half:]
+        for i in range(first.size):
+            first[i] = np.float32(first[i] + np.float32(weight * np.float32(_low(part[i]) * scale)))
+        for i in range(second.size):
+            second[i] = np.float32(second[i] + np.float32(weight * np.float32(_high(part[i]) * scale)))

@@ -1,0 +1,328 @@
+"""One TCP connection of the data plane: buffers out, buffers in, nothing copied on the way.
+
+    out     a vector of buffers goes to the kernel in one call, however often it takes a part of it
+    in      bytes land where the caller wants them
+    caps    a `Cap` shared by all links of a node bounds what they send, or take in, together
+    TLS     the same calls over a TLS session, where the run wants it
+
+At most one task sends and one receives. A broken connection and an expired deadline are `Broken`, with a
+sentence; nothing here knows what the bytes mean.
+"""
+
+import asyncio
+import os
+import socket
+import ssl
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from atoll.comm.errors import PeerError
+
+STALL = 60.0  # seconds without a byte in the middle of something
+# Longer than a receiver may leave a window closed: Linux counts that against it too.
+USER_TIMEOUT = 45.0  # seconds that sent bytes may stay unacknowledged
+LINGER = 1.0  # seconds for which last bytes may be on their way before the connection is reset
+PIECE = 1 << 18  # bytes that a capped link moves at once
+FAR = 0.005  # seconds of round trip from which on a path is a long one
+TLS_RECORDS = 1 << 16  # bytes read from the network at once under TLS
+
+
+class Broken(PeerError):
+    """This connection is of no more use; the text says why."""
+
+
+class Closed(Broken):
+    """The other side closed it between two messages."""
+
+
+@dataclass
+class Meter:
+    """Bytes through all links of a plane, headers and handshakes included."""
+
+    up: int = 0
+    down: int = 0
+
+
+class Cap:
+    """At most `rate` bytes a second through whoever asks; 0: no limit. A quarter of a second may come at once."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self._free_at = 0.0  # seconds; when what was let through will have passed at the rate
+
+    async def take(self, size: int) -> None:
+        """Wait until `size` bytes may pass."""
+        if not self.rate:
+            return
+        now = asyncio.get_running_loop().time()
+        self._free_at = max(self._free_at, now - 0.25) + size / self.rate
+        if self._free_at > now:
+            await asyncio.sleep(self._free_at - now)
+
+
+class Path(NamedTuple):
+    """What the kernel knows of a connection."""
+
+    rtt: float  # seconds, smoothed
+    acked: int  # bytes that the other side has acknowledged
+
+
+class Link:
+    def __init__(
+        self,
+        sock: socket.socket,
+        meter: Meter,
+        up: Cap | None = None,
+        down: Cap | None = None,
+        tls: ssl.SSLObject | None = None,
+    ) -> None:
+        """`sock` is connected and does not block. `tls` has its handshake done, by `secure`."""
+        self._sock, self._meter = sock, meter
+        self._up, self._down = up or Cap(0), down or Cap(0)
+        self._tls: _Tls | None = None
+        self._loop = asyncio.get_running_loop()
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._closed = False
+        self.heard = self._loop.time()  # seconds; when bytes last came in
+        self.moved = 0  # bytes, both ways
+        tune(sock)
+
+    # Out
+
+    async def write(self, *buffers: bytes | memoryview) -> None:
+        """Hand the buffers to the kernel, in order; they must not change meanwhile."""
+        if self._tls is not None:
+            for buffer in buffers:
+                await self._tls.write(buffer)
+        else:
+            await self.push([memoryview(b).cast("B") for b in buffers])
+
+    async def push(self, rest: list[memoryview]) -> None:
+        """Send these bytes as they are."""
+        while rest:
+            if self._up.rate:
+                rest = [piece for b in rest for piece in _pieces(b)]
+                await self._up.take(len(rest[0]))
+            try:
+                sent = self._sock.sendmsg(rest[:1] if self._up.rate else rest)
+            except (BlockingIOError, InterruptedError):
+                await self._until(self._loop.add_writer, self._loop.remove_writer, STALL, "took no byte")
+                continue
+            except OSError as error:
+                raise Broken(f"the connection broke while sending: {reason(error)}") from None
+            self._meter.up += sent
+            self.moved += sent
+            while rest and sent >= len(rest[0]):
+                sent -= len(rest.pop(0))
+            if sent:
+                rest[0] = rest[0][sent:]
+
+    # In
+
+    async def read(self, size: int, timeout: float | None = STALL) -> bytes:
+        """Exactly `size` bytes, which the caller has found to be what was expected."""
+        data = bytearray(size)
+        await self.read_into(memoryview(data), timeout)
+        return bytes(data)
+
+    async def read_into(self, place: memoryview, timeout: float | None = STALL) -> None:
+        """Fill `place`; `timeout` runs from each byte to the next. `Closed` if not even one comes."""
+        size = len(place)
+        filled = 0
+        while filled < size:
+            if self._tls is not None:
+                got = await self._tls.read_some(place[filled:], timeout)
+            else:
+                got = await self.pull(place[filled:], timeout)
+            if not got:
+                ended = Broken("the connection ended in mid-frame")
+                raise ended if filled else Closed("the connection was closed")
+            filled += got
+
+    async def pull(self, place: memoryview, timeout: float | None) -> int:
+        """Some bytes as they come from the network; 0: the other side has ended."""
+        if self._down.rate:
+            place = place[:PIECE]
+        while True:
+            try:
+                got = self._sock.recv_into(place)
+            except (BlockingIOError, InterruptedError):
+                await self._until(self._loop.add_reader, self._loop.remove_reader, timeout, "sent nothing")
+                continue
+            except OSError as error:
+                raise Broken(f"the connection broke: {reason(error)}") from None
+            self._meter.down += got
+            self.moved += got
+            self.heard = self._loop.time()
+            await self._down.take(got)
+            return got
+
+    async def drain(self) -> None:
+        """End this side's bytes, and read away what still arrives for a moment: a reset would overtake ours."""
+        with suppress(Broken, OSError, TimeoutError):
+            async with asyncio.timeout(LINGER):
+                self._sock.shutdown(socket.SHUT_WR)
+                scratch = memoryview(bytearray(PIECE))
+                while await self.pull(scratch, None):
+                    pass
+
+    # Both
+
+    async def secure(self, context: ssl.SSLContext, server: bool, timeout: float) -> bytes:
+        """Go over to TLS; returns the other side's certificate (DER; empty: it showed none)."""
+        tls = _Tls(self, context, server)
+        await tls.shake(timeout)
+        self._tls = tls
+        return tls.certificate()
+
+    def path(self) -> Path | None:
+        """None where the system does not tell."""
+        return tcp_info(self._sock)
+
+    def choose_congestion_control(self) -> None:
+        """On a long path BBR, where the kernel has it: it does not take a lost packet for a full one."""
+        path = self.path()
+        if path is not None and path.rtt > FAR:
+            with suppress(OSError):
+                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+
+    def close(self) -> None:
+        """Close; whoever waits on it is told."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_exception(Broken("the connection was closed on this side"))
+        self._sock.close()
+
+    async def _until(self, add, remove, timeout: float | None, what: str) -> None:  # type: ignore[no-untyped-def]
+        """Wait until the socket can be read or written again."""
+        if self._closed:
+            raise Broken("the connection was closed on this side")
+        ready: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.add(ready)
+        add(self._sock, _done, ready)
+        late = self._loop.call_later(timeout, _late, ready, f"it {what} for {timeout:g} s") if timeout else None
+        try:
+            await ready
+        finally:
+            self._waiting.discard(ready)
+            if late is not None:
+                late.cancel()
+            if not self._closed:
+                remove(self._sock)
+
+
+class _Tls:
+    """A TLS session whose records a link carries."""
+
+    def __init__(self, link: Link, context: ssl.SSLContext, server: bool) -> None:
+        self._link = link
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._session = context.wrap_bio(self._in, self._out, server_side=server)
+        self._scratch = memoryview(bytearray(TLS_RECORDS))
+        self._sending = asyncio.Lock()  # a read may have to send, too
+
+    async def shake(self, timeout: float) -> None:
+        try:
+            while True:
+                try:
+                    self._session.do_handshake()
+                    break
+                except ssl.SSLWantReadError:
+                    await self._flush()
+                    if not await self._fill(timeout):
+                        raise Closed("the connection was closed in the TLS handshake") from None
+            await self._flush()
+        except ssl.SSLError as error:
+            raise Broken(f"no TLS session: {error.reason or error}") from None
+
+    def certificate(self) -> bytes:
+        return self._session.getpeercert(binary_form=True) or b""
+
+    async def write(self, buffer: bytes | memoryview) -> None:
+        for piece in _pieces(memoryview(buffer).cast("B")):
+            self._session.write(piece)
+            await self._flush()
+
+    async def read_some(self, place: memoryview, timeout: float | None) -> int:
+        while True:
+            try:
+                return self._session.read(len(place), place)  # type: ignore[return-value]
+            except ssl.SSLWantReadError:
+                await self._flush()
+                if not await self._fill(timeout):
+                    return 0
+            except ssl.SSLZeroReturnError:
+                return 0
+            except ssl.SSLError as error:
+                raise Broken(f"the TLS session broke: {error.reason or error}") from None
+
+    async def _fill(self, timeout: float | None) -> int:
+        got = await self._link.pull(self._scratch, timeout)
+        self._in.write(self._scratch[:got])
+        return got
+
+    async def _flush(self) -> None:
+        async with self._sending:
+            while data := self._out.read():
+                await self._link.push([memoryview(data)])
+
+
+def tune(sock: socket.socket) -> None:
+    """No waiting to fill segments; a dead or vanished host is noticed. Buffers stay the kernel's to size."""
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in [
+        ("TCP_KEEPIDLE", 10),
+        ("TCP_KEEPINTVL", 5),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", int(USER_TIMEOUT * 1000)),
+    ]:
+        if hasattr(socket, name):  # Linux has them all, others some
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+# struct tcp_info of linux/tcp.h: tcpi_rtt (microseconds), tcpi_bytes_acked
+_RTT, _ACKED, _INFO = struct.Struct("68xI"), struct.Struct("120xQ"), 192
+
+
+def tcp_info(sock: socket.socket) -> Path | None:
+    if not hasattr(socket, "TCP_INFO"):
+        return None
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO)
+    except OSError:
+        return None
+    if len(info) < _ACKED.size:
+        return None
+    return Path(_RTT.unpack_from(info)[0] / 1e6, _ACKED.unpack_from(info)[0])
+
+
+def reason(error: OSError) -> str:
+    """What the system says, without its number."""
+    if error.errno is not None and error.errno > 0:  # asyncio puts addresses into strerror
+        return os.strerror(error.errno).lower()
+    return str(error.strerror or error or type(error).__name__).lower()
+
+
+def _pieces(buffer: memoryview) -> Sequence[memoryview]:
+    return [buffer[i : i + PIECE] for i in range(0, len(buffer), PIECE)] if len(buffer) > PIECE else [buffer]
+
+
+def _done(ready: "asyncio.Future[None]") -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+def _late(ready: "asyncio.Future[None]", sentence: str) -> None:
+    if not ready.done():
+        ready.set_exception(Broken(sentence))

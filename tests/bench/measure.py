@@ -1,0 +1,180 @@
+"""Takes the measurements: each function runs processes, and returns what came out of them, failures included."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bench import gloo, tcp
+from bench.cases import CODEC, HOME, PLAN, TIMES, WAN, Case, Failed, Measured, Outcome, Row, outcome
+from bench.command import ATOLL, ask, shown
+from bench.wan import Wan, WanError, unavailable
+
+START_UP = 120.0  # seconds for all processes of a run
+SLOWEST = 10  # times the links' limit: an iteration that takes longer is given up
+LOOPBACK_PATIENCE = 60.0  # seconds of an iteration without limited links
+Say = Callable[[str], None]  # what is being done now
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much of everything."""
+
+    times: int = TIMES  # measured iterations, or turns of an interleaved comparison
+    in_turn: int = 2  # iterations in a turn
+    share: float = 1.0  # of the vector
+    seconds: float = 8.0  # of plain TCP
+
+
+QUICK = Size(times=2, in_turn=1, share=0.08, seconds=3.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    size: Size
+    atoll: Sequence[str] = ATOLL
+    settings: tuple[str, ...] = ()  # overrides of the run
+
+    def case(self, case: Case, say: Say) -> Measured:
+        """All iterations of a case."""
+        case = case.scaled(self.size.share)
+        words = self._words(case)
+        measured = Measured(case, command=shown(words))
+        if case.link is not None and (why := unavailable()):
+            return replace(measured, left_out=why)
+        try:
+            with ExitStack() as stack:
+                if case.link is not None:
+                    _join(stack, case)
+                return self._in_turns(measured, words, say)
+        except WanError as error:
+            return replace(measured, failure=str(error))
+
+    def _in_turns(self, measured: Measured, words: Sequence[str], say: Say) -> Measured:
+        """Loopback: gloo, ours, gloo, ours: the machine's moods hit both. Else one run, or one for each death."""
+        case = measured.case
+        turns = self.size.times if case.link is None or case.kill else 1
+        for turn in range(turns):
+            try:
+                if case.link is None:
+                    say(f"{case.key}: gloo, {turn + 1} of {turns}")
+                    seconds = gloo.measure(case.peers, case.numel, self.size.in_turn, patience=LOOPBACK_PATIENCE)
+                    measured = replace(measured, gloo=(*measured.gloo, tuple(seconds)))
+                say(f"{case.key}: atoll, {turn + 1} of {turns}")
+                measured = replace(measured, outcomes=(*measured.outcomes, self._run(case, words)))
+            except (Failed, gloo.GlooFailed) as error:
+                return replace(measured, failure=str(error))
+        return measured
+
+    def _words(self, case: Case) -> list[str]:
+        iters = 1 if case.kill else self.size.in_turn if case.link is None else self.size.times
+        words = ["bench", "allreduce", "--peers", str(case.peers), "--numel", str(case.numel), "--codec", "int8"]
+        words += ["--iters", str(iters), "--warmup", "1", "--timeout", f"{_patience(case):g}"]
+        if case.link is not None:
+            wan = Wan(case.peers + 1)
+            words += ["--host", wan.host_template, "--launch-prefix", wan.launch_template]
+        if case.kill:
+            words += ["--kill-peer", str(case.peers), "--kill-at", "0.5"]
+        return [*words, "--json", *self.settings]
+
+    def _run(self, case: Case, words: Sequence[str]) -> Outcome:
+        iterations = 2 if case.kill else self.size.times + 1
+        told = ask(words, START_UP + iterations * _patience(case), self.atoll)
+        return outcome(told, killed=case.peers if case.kill else 0)
+
+    def codec(self, say: Say) -> list[Row]:
+        """Nanoseconds of the int8 codec for an element, on one thread."""
+        words = ["bench", "codec", "--json"]
+        bars = (("int8 encode", "encode", 0.5, 0.25), ("int8 decode and accumulate", "accumulate", 0.25, 0.12))
+        values: list[dict[str, float]] = []
+        try:
+            for turn in range(self.size.times):
+                say(f"{CODEC}: codec, {turn + 1} of {self.size.times}")
+                values.append(codec_ns(ask(words, 120, self.atoll), "int8"))
+        except Failed as error:
+            return [Row(CODEC, "int8 codec", "ns", command=shown(words), failure=str(error))]
+        return [
+            Row(CODEC, title, "ns", tuple(v[key] for v in values), must, aim, command=shown(words))
+            for title, key, must, aim in bars
+        ]
+
+    def plan(self, say: Say) -> tuple[list[Row], dict[str, list[dict[str, Any]]]]:
+        """Predicted seconds for many members; nothing if this atoll does not predict."""
+        words = ["bench", "plan", "--json"]
+        say(f"{PLAN}: predictions")
+        try:
+            return [], plan_rows(ask(words, 300, self.atoll))
+        except Failed as error:
+            return [Row(PLAN, "predicted reduce", "s", command=shown(words), failure=str(error))], {}
+
+    def emulator(self, say: Say) -> list[Row]:
+        """What the emulated network carries without atoll: the ground that the other figures stand on."""
+        if why := unavailable():
+            return [Row(WAN, "the emulator", "Mbit/s", left_out=why)]
+        try:
+            found = [
+                self._plain_tcp(say, "4 streams one way, 100 Mbit/s, 50 ms", Wan(2, **_shape(100, 50)), [1]),
+                self._plain_tcp(say, "4 at once, 100 Mbit/s, 50 ms", Wan(4, **_shape(100, 50)), [1, 2, 3, 4]),
+                self._plain_tcp(
+                    *(say, "4 at once, 1 Gbit/s, 100 ms, 0.01 %", Wan(4, **_shape(1000, 100, 0.01)), [1, 2, 3, 4])
+                ),
+                self._gloo_far(say),
+            ]
+        except (WanError, gloo.GlooFailed) as error:
+            return [Row(WAN, "the emulator", "Mbit/s", failure=str(error))]
+        return found
+
+    def _plain_tcp(self, say: Say, title: str, wan: Wan, senders: Sequence[int]) -> Row:
+        say(f"{WAN}: {title}")
+        with wan:
+            flow = tcp.measure(wan, senders, 4, self.size.seconds)
+        receivers = [i for i in range(wan.n) if set(senders) - {i + 1}]
+        note = f"emulator {flow.cpu:.2f} cores, {flow.late_mean_ms:.1f} ms late"
+        return Row(WAN, f"TCP, {title}", "Mbit/s", tuple(flow.wire[i] for i in receivers), note=note)
+
+    def _gloo_far(self, say: Say) -> Row:
+        say(f"{WAN}: gloo")
+        peers, numel = 4, int(5_000_000 * self.size.share)
+        bound = 2 * (peers - 1) / peers * numel * 4 * 8 / (HOME.mbit * 1e6)
+        with Wan(peers, **_shape(HOME.mbit, HOME.rtt)) as wan:
+            prefixes = [wan.prefix(i) for i in range(1, peers + 1)]
+            seconds = gloo.measure(peers, numel, self.size.times, prefixes=prefixes, patience=20 * bound + 60)
+        title = f"gloo fp32, {peers} peers, {numel / 1e6:g}M, 100 Mbit/s, 50 ms"
+        return Row(WAN, title, "s", tuple(seconds), note=f"the links' limit is {bound:.2f} s")
+
+
+def codec_ns(told: dict[str, Any], name: str) -> dict[str, float]:
+    """Encode and accumulate ns of one codec."""
+    try:
+        row = told["codecs"][name]
+        return {"encode": float(row["encode_ns"]), "accumulate": float(row["decode_accumulate_ns"])}
+    except (KeyError, TypeError, ValueError) as error:
+        raise Failed(f"its JSON tells nothing of {name}: {error!r}") from None
+
+
+def plan_rows(told: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Predictions by the name of their scenario, which may be one without a name."""
+    try:
+        scenarios = told["scenarios"] if "scenarios" in told else [{"name": "", "rows": told["rows"]}]
+        fields = ("n", "flat_s", "two_level_s", "chosen")
+        return {s["name"]: [{key: row[key] for key in fields} for row in s["rows"]] for s in scenarios}
+    except (KeyError, TypeError) as error:
+        raise Failed(f"its JSON is not as documented: {error!r}") from None
+
+
+def _join(stack: ExitStack, case: Case) -> None:
+    """The network of a case. The coordinator is one more node with the same link."""
+    assert case.link is not None
+    wan = Wan(case.peers + 1, **_shape(case.link.mbit, case.link.rtt, case.link.loss))
+    stack.enter_context(wan)
+    if case.link.slowest:
+        wan.set(case.peers, up=case.link.slowest, down=case.link.slowest)
+
+
+def _shape(mbit: float, rtt: float, loss: float = 0.0) -> Any:
+    return {"up": mbit, "down": mbit, "rtt": rtt, "loss": loss}
+
+
+def _patience(case: Case) -> float:
+    """Seconds that an iteration may take."""
+    return max(LOOPBACK_PATIENCE, SLOWEST * (case.limit or 3.0))
