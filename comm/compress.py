@@ -5,17 +5,23 @@ ignores `max_output_size` when the frame states a size. So `unpack` asks what th
 anything but the expected size, bounds the window, and stops reading one byte after the end.
 """
 
+import threading
+
 import zstandard
 
 from atoll.comm.codec import Malformed
 
 LEVEL = 1  # fp32 state hardly compresses: what there is to gain, level 1 gains
+_local = threading.local()
 MAX_WINDOW = 1 << 23  # bytes; what RFC 8878 recommends decoders to support
 
 
 def pack(data: bytes | bytearray | memoryview) -> bytes:
     """One zstandard frame that declares its size; may be larger than `data`."""
-    return zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress(data)
+    if not hasattr(_local, "compressor"):  # making one takes as long as packing a small chunk
+        _local.compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True)
+    packed: bytes = _local.compressor.compress(data)
+    return packed
 
 
 def unpack(frame: bytes | bytearray | memoryview, expected_size: int) -> bytes:

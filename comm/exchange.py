@@ -5,8 +5,9 @@
 
 A plan of the same round continues the one before (see `plan`): only chunks that got another owner start again,
 all contributions are still at hand. What is late is recognised by the attempt in which the chunk got its owner,
-which every frame carries. Frames may be lost with their connection, and come twice: `resync` says what is here,
-and what the other side then finds missing it sends again.
+and by its sender's place in the plan: a member that came back has another. Every frame carries both. Frames may be
+lost with their connection, and come twice: `resync` says what is here, and what the other side then finds missing
+it sends again.
 
 A member has at most `window` contributions at an owner that were not merged there: this bounds the owner's memory.
 Whatever is sent to whom and when follows from the calls, so the simulation of the protocol runs this class.
@@ -96,6 +97,7 @@ class Exchange:
         self.plan: Plan | None = None
         self.digests: list[bytes | None] = [None] * chunks  # of the sealed chunks that are here
         self._place = -1  # of this member in the plan
+        self._entered = 0  # the first attempt that was seen with it at this place
         self._here: dict[NodeId, int] = {}  # places of all members that are not gone
         self._owner: list[NodeId | None] = [None] * chunks
         self._since = [-1] * chunks
@@ -113,7 +115,11 @@ class Exchange:
     def replan(self, plan: Plan) -> list[Effect]:
         """Go on under `plan`, which is valid, newer, and has this member in it."""
         out: list[Effect] = []
-        before = self._here
+        if self.plan is not None and plan.index(self.me) != self._place:
+            self._come_back(plan, out)
+        if plan.index(self.me) != self._place:
+            self._entered = plan.attempt
+        before, skipped = self._here, self.plan is not None and plan.attempt > self.plan.attempt + 1
         self.plan, self._place = plan, plan.index(self.me)
         self._here = {m.node: i for i, m in enumerate(plan.members) if not m.gone}
         for node in before.keys() - self._here.keys():
@@ -125,19 +131,36 @@ class Exchange:
                 self._reassign(c, plan.owners[c], since, out)
         for node, place in self._here.items():
             if before and before.get(node) != place and node != self.me and self._receives(node):
-                out += [Send(node, Kind.SEALED, c, self._since[c]) for c in sorted(self._mine - plan.kept)]
+                # It asks for what its first plan kept; which chunks these are is not known if that was skipped.
+                late = self._mine if skipped else self._mine - plan.kept
+                out += [Send(node, Kind.SEALED, c, self._since[c]) for c in sorted(late)]
         again = {i for i, m in enumerate(plan.members) if m.gone and m.node in self._here}
         for arrived in self._arrived.values():
             arrived -= again  # a member that came back brings its contribution anew
         for c in list(self._arrived):
             self._merge_if_complete(c, out)
-        for node in list(self._queue):
+        for node, queue in list(self._queue.items()):
+            # In the same order at all members: else two could wait with full windows for each other's.
+            self._queue[node] = deque(sorted(queue, key=lambda c: (self._since[c], c)))
             self._feed(node, out)
         if NOBODY in plan.owners:
             orphans = [c for c, owner in enumerate(plan.owners) if owner == NOBODY]
             out.append(Orphans(tuple((c, d) for c in orphans if (d := self.digests[c]) is not None)))
         self._complete(out)
         return out
+
+    def _come_back(self, plan: Plan, out: list[Effect]) -> None:
+        """This member was left out for an attempt: what the others had of it is void, and chunks that had another
+        owner meanwhile may have been sealed without it."""
+        self._queue.clear()
+        self._out.clear()
+        for c, digest in enumerate(self.digests):
+            if digest is None:
+                self._since[c] = -1
+            elif not plan.since or plan.since[c] != self._since[c]:
+                self.digests[c] = None
+                self._lacking += 1
+                out.append(Forget(c))
 
     def _reassign(self, c: int, owner: int, since: int, out: list[Effect]) -> None:
         """The chunk has an owner, and starts from there, or is kept as it was sealed before."""
@@ -172,17 +195,17 @@ class Exchange:
 
     # Frames
 
-    def verdict(self, node: NodeId, kind: Kind, c: int, since: int) -> Verdict:
-        """Whether a CONTRIBUTION or SEALED of `node` is of use."""
-        if self.plan is None or since > self.plan.attempt:
+    def verdict(self, node: NodeId, place: int, kind: Kind, c: int, since: int) -> Verdict:
+        """Whether a frame about chunk `c`, of `node` at this place in its plan, is of use."""
+        if self.plan is None or since > self.plan.attempt or place >= len(self.plan.members):
             return Verdict.HOLD
-        if since != self._since[c] or node not in self._here:
+        if since != self._since[c] or self._here.get(node) != place:
             return Verdict.DISCARD
+        useful = True
         if kind is Kind.CONTRIBUTION:
-            place = self._here[node]
             arrived = self._arrived.get(c)
             useful = arrived is not None and place not in arrived and self._contributes(place)
-        else:
+        elif kind is Kind.SEALED:
             useful = self.digests[c] is None and (node == self._owner[c] or node in self._asked.get(c, ()))
         return Verdict.TAKE if useful else Verdict.DISCARD
 
@@ -193,13 +216,15 @@ class Exchange:
         self._merge_if_complete(c, out)
         return out
 
-    def refused(self, c: int, since: int, place: int) -> bool:
-        """A contribution turned out to be of no use: as if it had not come. False: nobody minds any more."""
+    def refused(self, c: int, since: int, place: int) -> list[Effect] | None:
+        """A contribution turned out to be of no use: as if it had not come. None: nobody minds any more."""
         if since != self._since[c] or c not in self._merging:
-            return False
+            return None
+        out: list[Effect] = []
         self._merging.discard(c)
         self._arrived[c].discard(place)
-        return True
+        self._merge_if_complete(c, out)  # its sender may be gone
+        return out
 
     def merged(self, c: int, since: int, inputs: Sequence[int], digest: bytes) -> list[Effect]:
         """Chunk `c` is averaged and encoded; nothing comes of it if it has got another owner meanwhile."""
@@ -234,13 +259,15 @@ class Exchange:
         self.digests[c] = digest
         self._lacking -= 1
         self._asked.pop(c, None)
+        if (owner := self._owner[c]) is not None:  # it was sealed without this member, if that joined meanwhile
+            if c in (queue := self._queue.get(owner, deque())):
+                queue.remove(c)
+            out += self.is_merged(owner, c)
         self._complete(out)
         return out
 
     def wanted(self, node: NodeId, c: int) -> list[Effect]:
         """A member asks for a sealed chunk."""
-        if node not in self._here:
-            return []
         kind = Kind.LACK if self.digests[c] is None else Kind.SEALED
         return [Send(node, kind, c, self._since[c])]
 
@@ -307,14 +334,14 @@ class Exchange:
             return []
         out: list[Effect] = []
         for c in sorted(self._out.get(node, ())):
-            if self._since[c] > attempt:
-                continue  # it has not heard yet that it owns this chunk
-            if bit(merged, c):
+            # That it owns this chunk, or that this member came back: what it says of it means something else.
+            unheard = max(self._since[c], self._entered) > attempt
+            if bit(merged, c) and not unheard:
                 self._out[node].discard(c)
-            elif not bit(here, c):
+            elif not bit(here, c) or unheard:
                 out.append(Send(node, Kind.CONTRIBUTION, c, self._since[c]))
         if self._receives(node):
-            late = (c for c in sorted(self._mine) if self._since[c] <= attempt and not bit(sealed, c))
+            late = (c for c in sorted(self._mine) if self._since[c] > attempt or not bit(sealed, c))
             out += [Send(node, Kind.SEALED, c, self._since[c]) for c in late]
         for c, asked in self._asked.items():
             if asked[-1:] == [node]:

@@ -27,6 +27,8 @@ USER_TIMEOUT = 45.0  # seconds that sent bytes may stay unacknowledged
 LINGER = 1.0  # seconds for which last bytes may be on their way before the connection is reset
 PIECE = 1 << 18  # bytes that a capped link moves at once
 FAR = 0.005  # seconds of round trip from which on a path is a long one
+UNSENT = 1 << 15  # bytes that wait in the kernel: what is urgent cannot overtake them
+TOGETHER = 1 << 18  # bytes that a waiting receiver is woken for at most: each time costs it 50 microseconds
 TLS_RECORDS = 1 << 16  # bytes read from the network at once under TLS
 
 
@@ -68,6 +70,7 @@ class Path(NamedTuple):
 
     rtt: float  # seconds, smoothed
     acked: int  # bytes that the other side has acknowledged
+    quiet: float  # seconds since data last came in
 
 
 class Link:
@@ -86,7 +89,9 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._waiting: set[asyncio.Future[None]] = set()
         self._closed = False
-        self.heard = self._loop.time()  # seconds; when bytes last came in
+        self._inet = sock.family in (socket.AF_INET, socket.AF_INET6)
+        self._low = 1  # bytes that must be here to wake who waits for them
+        self._read_at = self._loop.time()  # seconds
         self.moved = 0  # bytes, both ways
         tune(sock)
 
@@ -150,15 +155,22 @@ class Link:
             try:
                 got = self._sock.recv_into(place)
             except (BlockingIOError, InterruptedError):
+                self._wake_at(min(len(place), TOGETHER))
                 await self._until(self._loop.add_reader, self._loop.remove_reader, timeout, "sent nothing")
                 continue
             except OSError as error:
                 raise Broken(f"the connection broke: {reason(error)}") from None
             self._meter.down += got
             self.moved += got
-            self.heard = self._loop.time()
+            self._read_at = self._loop.time()
             await self._down.take(got)
             return got
+
+    def _wake_at(self, size: int) -> None:
+        """Be woken when so many bytes are here, not at every segment."""
+        if size != self._low and self._inet:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+            self._low = size
 
     async def drain(self) -> None:
         """End this side's bytes, and read away what still arrives for a moment: a reset would overtake ours."""
@@ -173,6 +185,8 @@ class Link:
 
     async def secure(self, context: ssl.SSLContext, server: bool, timeout: float) -> bytes:
         """Go over to TLS; returns the other side's certificate (DER; empty: it showed none)."""
+        self._wake_at(1)
+        self._inet = False  # TLS records have lengths that this side does not know beforehand
         tls = _Tls(self, context, server)
         await tls.shake(timeout)
         self._tls = tls
@@ -181,6 +195,12 @@ class Link:
     def path(self) -> Path | None:
         """None where the system does not tell."""
         return tcp_info(self._sock)
+
+    @property
+    def heard(self) -> float:
+        """When bytes last came in, in the loop's seconds."""
+        path = self.path()
+        return max(self._read_at, self._loop.time() - path.quiet) if path is not None else self._read_at
 
     def choose_congestion_control(self) -> None:
         """On a long path BBR, where the kernel has it: it does not take a lost packet for a full one."""
@@ -227,7 +247,6 @@ class _Tls:
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._session = context.wrap_bio(self._in, self._out, server_side=server)
         self._scratch = memoryview(bytearray(TLS_RECORDS))
-        self._sending = asyncio.Lock()  # a read may have to send, too
 
     async def shake(self, timeout: float) -> None:
         try:
@@ -256,7 +275,8 @@ class _Tls:
             try:
                 return self._session.read(len(place), place)  # type: ignore[return-value]
             except ssl.SSLWantReadError:
-                await self._flush()
+                # What a read has to say, a change of keys, goes out with the next write: if it had to wait for the
+                # write under way, two sides with full buffers would wait for each other.
                 if not await self._fill(timeout):
                     return 0
             except ssl.SSLZeroReturnError:
@@ -270,9 +290,8 @@ class _Tls:
         return got
 
     async def _flush(self) -> None:
-        async with self._sending:
-            while data := self._out.read():
-                await self._link.push([memoryview(data)])
+        while data := self._out.read():
+            await self._link.push([memoryview(data)])
 
 
 def tune(sock: socket.socket) -> None:
@@ -286,13 +305,14 @@ def tune(sock: socket.socket) -> None:
         ("TCP_KEEPINTVL", 5),
         ("TCP_KEEPCNT", 3),
         ("TCP_USER_TIMEOUT", int(USER_TIMEOUT * 1000)),
+        ("TCP_NOTSENT_LOWAT", UNSENT),
     ]:
         if hasattr(socket, name):  # Linux has them all, others some
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-# struct tcp_info of linux/tcp.h: tcpi_rtt (microseconds), tcpi_bytes_acked
-_RTT, _ACKED, _INFO = struct.Struct("68xI"), struct.Struct("120xQ"), 192
+# struct tcp_info of linux/tcp.h: tcpi_last_data_recv (ms), tcpi_rtt (microseconds), tcpi_bytes_acked
+_QUIET, _RTT, _ACKED, _INFO = struct.Struct("52xI"), struct.Struct("68xI"), struct.Struct("120xQ"), 192
 
 
 def tcp_info(sock: socket.socket) -> Path | None:
@@ -304,7 +324,7 @@ def tcp_info(sock: socket.socket) -> Path | None:
         return None
     if len(info) < _ACKED.size:
         return None
-    return Path(_RTT.unpack_from(info)[0] / 1e6, _ACKED.unpack_from(info)[0])
+    return Path(_RTT.unpack_from(info)[0] / 1e6, _ACKED.unpack_from(info)[0], _QUIET.unpack_from(info)[0] / 1e3)
 
 
 def reason(error: OSError) -> str:

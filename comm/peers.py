@@ -11,11 +11,14 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol
+
+import numpy as np
 
 from atoll.comm import wire
 from atoll.comm.ids import NodeId, Round
-from atoll.comm.link import PIECE, Broken, Link, Meter
+from atoll.comm.link import FAR, PIECE, Broken, Link, Meter
 from atoll.comm.octets import U8
 from atoll.comm.plan import PlanMember
 from atoll.comm.rates import Peak
@@ -27,12 +30,16 @@ log = logging.getLogger("atoll.plane")
 
 SAMPLE = 0.1  # seconds between two looks at what the links carried
 TURN = 1.5  # seconds after which the side that was not to dial does
+PIECE_TIME = 0.005  # seconds of this node's link
+SMALLEST_PIECE = 1 << 16  # bytes
 AGAIN = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds between tries to dial
 PATIENCE = 20.0  # seconds that a frame of a round, or attempt, to come is held
 MOST = 1 << 28  # bytes of a frame
+FORMS = 2  # of one payload that come in pieces at once: packed, and as it is
 SHORT = 2.0  # seconds; a link that broke sooner counts as a failed try
 
 Waiting = tuple[Kind, int, int]  # kind, chunk, attempt
+Key = tuple[NodeId, Kind, int, int, int, bool, int]  # whose, and which, payload comes in pieces
 
 
 class Talk(Protocol):
@@ -57,6 +64,38 @@ class Talk(Protocol):
         """There is none, and dialling failed; it is tried again."""
 
 
+class Sending:
+    """A frame on its way over several links."""
+
+    def __init__(self, waiting: Waiting, header: Header, payload: memoryview) -> None:
+        self.waiting, self.header, self.payload = waiting, header, payload
+        self.offset = 0  # of what no link has taken yet
+        self.taken = False
+
+    def piece(self, size: int) -> tuple[Header, memoryview]:
+        """The next part, of `size` bytes; 0: all of it."""
+        part = self.payload[self.offset : self.offset + size] if size else self.payload
+        header = replace(self.header, length=len(part), offset=self.offset, whole=len(self.payload))
+        self.offset += len(part)
+        self.taken = self.offset >= len(self.payload)
+        return header if len(part) < len(self.payload) else self.header, part
+
+
+class Coming:
+    """A payload that comes in pieces."""
+
+    def __init__(self, place: U8) -> None:
+        self.place = place
+        self.begun: dict[int, int] = {}  # offsets and lengths of pieces that are here, or being read
+        self.missing = place.size  # bytes
+
+    def fits(self, offset: int, length: int) -> bool:
+        """Whether this is one of the pieces that are here, or beside them."""
+        if offset in self.begun:
+            return self.begun[offset] == length
+        return not any(o < offset + length and offset < o + n for o, n in self.begun.items())
+
+
 class Peer:
     """Another node: its links, and what waits to be sent."""
 
@@ -69,6 +108,8 @@ class Peer:
         self.tries = 0  # to dial, in vain
         self.changed = asyncio.Event()  # links came or went
         self.tending: asyncio.Task[None] | None = None
+        self.piece = 0  # bytes that one link carries at once, of what several can; 0: whole payloads
+        self._sent_in_parts = deque[Sending]()
         self._urgent: dict[Waiting, None] = {}
         self._first: dict[Waiting, None] = {}  # contributions: others wait for their merge
         self._then: dict[Waiting, None] = {}
@@ -95,9 +136,22 @@ class Peer:
     def clear(self) -> None:
         for queue in (self._urgent, self._first, self._then):
             queue.clear()
+        self._sent_in_parts.clear()
 
-    async def next(self) -> Waiting:
+    def share(self, sending: Sending) -> None:
+        """Let other links take parts of it."""
+        if self.piece and len(sending.payload) > self.piece:
+            self._sent_in_parts.append(sending)
+            self._wake()
+
+    async def next(self) -> Waiting | Sending:
+        """What a link that is free sends next: something new, or a part of what others are sending."""
         while True:
+            while self._sent_in_parts and self._sent_in_parts[0].taken:
+                self._sent_in_parts.popleft()
+            if self._sent_in_parts and not self._urgent:
+                self._wake()
+                return self._sent_in_parts[0]
             for queue in (self._urgent, self._first, self._then):
                 if queue:
                     waiting = next(iter(queue))
@@ -137,6 +191,7 @@ class Peers:
         self._begun = asyncio.Event()  # set, and replaced, whenever a reduce begins
         self._dialled: set[asyncio.Task[None]] = set()
         self._scratch = memoryview(bytearray(PIECE))
+        self._coming: dict[Key, Coming] = {}
 
     # The reduce under way
 
@@ -147,8 +202,12 @@ class Peers:
             peer.clear()
             peer.broke = False
             peer.moved = -sum(link.moved for link in peer.links)
+            self._measure_path(peer)
+        self._coming.clear()
         self.squeeze.forget()
         self.squeeze.rate = self.up
+        if self._sampling is not None:
+            self._sampling.cancel()
         self._sampling = asyncio.create_task(self._sample())
         self._begun.set()
         self._begun = asyncio.Event()
@@ -182,6 +241,8 @@ class Peers:
             peer = self.peer(node)
             if peer.address != member.address or peer.tending is None:
                 self._leave(peer)
+                if peer.address != member.address:
+                    peer.tries = 0  # it is another process: what came of the one before says nothing
                 peer.address, peer.leaf = member.address, member.leaf
                 peer.tending = asyncio.create_task(self._tend(peer, primary(member)))
 
@@ -208,6 +269,8 @@ class Peers:
 
     async def close(self) -> None:
         tasks = [*self._dialled]
+        if self._sampling is not None:
+            tasks.append(self._sampling)
         for peer in self._peers.values():
             if peer.tending is not None:
                 tasks.append(peer.tending)
@@ -243,6 +306,8 @@ class Peers:
         link.choose_congestion_control()
         if peer.streams is None and (path := link.path()) is not None:
             peer.streams = Streams(self._fixed, settled=True) if self._fixed else start(path.rtt)
+        if not peer.links:
+            self._measure_path(peer, link)
         peer.links.add(link)
         peer.changed.set()
         if self._talk is not None and peer.broke:
@@ -293,6 +358,14 @@ class Peers:
                     raise result
             await asyncio.sleep(0)  # they are among the peer's links now
 
+    def _measure_path(self, peer: Peer, link: Link | None = None) -> None:
+        """How large the pieces are: over a long path about what this node sends in `PIECE_TIME`."""
+        link = link or next(iter(peer.links), None)
+        path = link.path() if link is not None else None
+        if path is not None:
+            size = max(SMALLEST_PIECE, int(self.up * PIECE_TIME))
+            peer.piece = size if path.rtt > FAR else 0
+
     def _lost(self, peer: Peer, sentence: str) -> None:
         if not peer.links and self._talk is not None:
             self._talk.lost(peer.node, sentence)
@@ -323,14 +396,25 @@ class Peers:
 
     async def _speak(self, peer: Peer, link: Link) -> None:
         while True:
-            waiting = await peer.next()
+            found = await peer.next()
+            waiting = found.waiting if isinstance(found, Sending) else found
             try:
-                frame = await self._talk.frame(peer.node, waiting) if self._talk is not None else None
-                if frame is not None:
-                    await wire.send(link, *frame)
+                sending = found if isinstance(found, Sending) else await self._sending(peer, found)
+                while sending is not None and not sending.taken:
+                    await wire.send(link, *sending.piece(peer.piece))
             except BaseException:
                 peer.give_back(waiting)
                 raise
+
+    async def _sending(self, peer: Peer, waiting: Waiting) -> Sending | None:
+        frame = await self._talk.frame(peer.node, waiting) if self._talk is not None else None
+        if frame is None:
+            return None
+        sending = Sending(waiting, *frame)
+        if not frame[1]:
+            return sending
+        peer.share(sending)
+        return sending
 
     async def _listen(self, peer: Peer, link: Link) -> None:
         while True:
@@ -338,13 +422,43 @@ class Peers:
             if header.kind is Kind.REFUSED:
                 raise Broken(f"it refused: {await wire.sentence(link, header)}")
             talk = await self._talk_of(header.fence.round)
-            place = await talk.place(peer.node, header) if talk is not None else None
-            if talk is not None and place is not None:
+            if talk is None:
+                await self._skip(link, header.length)
+            elif header.whole:
+                await self._take_piece(talk, peer, link, header)
+            elif (place := await talk.place(peer.node, header)) is not None:
                 await link.read_into(place.data)
                 talk.arrived(peer.node, header, place)
             else:
                 await self._skip(link, header.length)
             await asyncio.sleep(0)  # other links may have something, too
+
+    async def _take_piece(self, talk: Talk, peer: Peer, link: Link, header: Header) -> None:
+        whole = replace(header, length=header.total, offset=0, whole=0)
+        attempt = header.fence.attempt
+        key = (peer.node, header.kind, header.chunk, attempt, header.place, header.packed, header.total)
+        coming = self._coming.get(key)
+        if coming is None and sum(k[:4] == key[:4] for k in self._coming) >= FORMS:
+            raise Broken(f"it sends chunk {header.chunk} in more than {FORMS} lengths at once")
+        if coming is None and (place := await talk.place(peer.node, whole)) is not None and talk is self._talk:
+            coming = self._coming.setdefault(key, Coming(place))
+        if coming is not None and not coming.fits(header.offset, header.length):
+            # Sent again, after a break, and cut otherwise: what is here of it counts no more. Not into the same
+            # memory: an old link may still write there when it has long been given to another chunk.
+            coming = self._coming[key] = Coming(np.empty_like(coming.place))
+        if coming is None or header.offset in coming.begun:
+            await self._skip(link, header.length)
+            return
+        coming.begun[header.offset] = header.length
+        try:
+            await link.read_into(coming.place[header.offset : header.offset + header.length].data)
+        except BaseException:
+            del coming.begun[header.offset]
+            raise
+        coming.missing -= header.length
+        if not coming.missing and self._coming.get(key) is coming:
+            del self._coming[key]
+            talk.arrived(peer.node, whole, coming.place)
 
     async def _talk_of(self, round: Round) -> Talk | None:
         """The reduce of this round, which may be about to begin here."""

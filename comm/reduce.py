@@ -134,7 +134,8 @@ def encode_delta(anchor: F32, local: F32, codec: Codec, chunks: Chunks) -> Encod
         squares = encode(0)
     else:
         squares = sum(workers().map(encode, range(threads())))
-    buffer.flags.writeable = False
+    for chunk in encoded:
+        chunk.flags.writeable = False
     return EncodedVector(tuple(encoded), squares**0.5)
 
 
@@ -224,7 +225,8 @@ class Reduction:
         plan.validate()
         if len(plan.owners) != self._chunks.count:
             raise BadPlan(f"{plan}: it has owners for {len(plan.owners)} chunks, there are {self._chunks.count}")
-        if self._encoded is None and plan.members[plan.index(self.me)].weight:
+        place = plan.index(self.me)
+        if self._encoded is None and plan.members[place].weight:
             raise BadPlan(f"{plan}: it has a weight for {self.me}, which brings no delta")
 
     # What the links ask (atoll.comm.peers.Talk)
@@ -236,7 +238,8 @@ class Reduction:
             resync = kind is Kind.RESYNC
             if length != (3 * bits if resync else 0) or not (resync or self._has(c)):
                 raise Broken(f"a frame {kind.name} of {length} bytes about chunk {c}")
-            return np.empty(length, np.uint8)
+            settled = resync or await self._settled(node, header) is Verdict.TAKE
+            return np.empty(length, np.uint8) if settled else None
         if kind not in (Kind.CONTRIBUTION, Kind.SEALED) or not self._has(c):
             raise Broken(f"a frame {kind.name} about chunk {c}, of {self._chunks.count}")
         size = self._sizes[c]
@@ -270,6 +273,7 @@ class Reduction:
 
     async def frame(self, node: NodeId, waiting: Waiting) -> tuple[Header, memoryview] | None:
         kind, c, since = waiting
+        place, fence = self.plan.index(self.me), self._fence(since)
         payload: U8 | None = None
         match kind:
             case Kind.CONTRIBUTION:
@@ -278,14 +282,14 @@ class Reduction:
                 payload = self._sealed[c]
             case Kind.RESYNC:
                 data = b"".join(self._exchange.state(node))
-                return Header(kind, self.plan.fence, c, len(data)), memoryview(data)
+                return Header(kind, self.plan.fence, c, len(data), place=place), memoryview(data)
             case _:
-                return Header(kind, self._fence(since), c), memoryview(b"")
+                return Header(kind, fence, c, place=place), memoryview(b"")
         if payload is None:
             return None
         if (packed := await self._peers.squeeze.pack(kind, c, since, payload)) is not None:
-            return Header(kind, self._fence(since), c, len(packed), packed=True), memoryview(packed)
-        return Header(kind, self._fence(since), c, payload.size), payload.data
+            return Header(kind, fence, c, len(packed), packed=True, place=place), memoryview(packed)
+        return Header(kind, fence, c, payload.size, place=place), payload.data
 
     def joined(self, node: NodeId) -> None:
         self._peers.peer(node).post((Kind.RESYNC, 1, 0))
@@ -306,8 +310,8 @@ class Reduction:
         return Fence(fence.incarnation, fence.epoch, fence.round, since)
 
     async def _settled(self, node: NodeId, header: Header) -> Verdict:
-        """What becomes of a chunk, once this member has its sender's plan."""
-        ask = (node, header.kind, header.chunk, header.fence.attempt)
+        """What becomes of a frame, once this member has its sender's plan."""
+        ask = (node, header.place, header.kind, header.chunk, header.fence.attempt)
         with suppress(TimeoutError):
             async with asyncio.timeout(SLOW):
                 while (verdict := self._exchange.verdict(*ask)) is Verdict.HOLD:
@@ -321,7 +325,7 @@ class Reduction:
         if node in self._progress:
             self._gaps.append(now - self._progress[node])
             self._progress[node] = now
-        if self._exchange.verdict(node, kind, c, since) is not Verdict.TAKE:
+        if self._exchange.verdict(node, header.place, kind, c, since) is not Verdict.TAKE:
             self._give_back(payload)
             return
         try:
@@ -347,7 +351,7 @@ class Reduction:
                 case exchange.Send(node, kind, c, since):
                     self._peers.peer(node).post((kind, c, since))
                 case exchange.Merge():
-                    task = asyncio.create_task(self._merge(effect))
+                    task = asyncio.create_task(self._merge(effect, self._terms(effect)))
                     self._merges.add(task)
                     task.add_done_callback(self._wound_up)
                 case exchange.Report(c, since, sum_, inputs):
@@ -364,7 +368,8 @@ class Reduction:
                 case _:
                     assert_never(effect)
 
-    async def _merge(self, order: exchange.Merge) -> None:
+    def _terms(self, order: exchange.Merge) -> list[tuple[int, U8, np.float32]]:
+        """What is to be summed, taken at once: a newer plan may free the contributions before the merge begins."""
         c, plan = order.chunk, self.plan
         total = sum(plan.members[i].weight for i in order.inputs)
         terms: list[tuple[int, U8, np.float32]] = []
@@ -373,6 +378,10 @@ class Reduction:
             assert self._encoded is not None or not mine
             payload = self._encoded.chunks[c] if mine and self._encoded is not None else self._inbox[c, i]
             terms.append((i, payload, np.float32(plan.members[i].weight / total)))
+        return terms
+
+    async def _merge(self, order: exchange.Merge, terms: Sequence[tuple[int, U8, np.float32]]) -> None:
+        c, plan = order.chunk, self.plan
         mean = self._scratch.pop() if self._scratch else np.empty(self._chunks.size(0), np.float32)
         place = self._buffer(self._sizes[c])
         loop = asyncio.get_running_loop()
@@ -382,8 +391,10 @@ class Reduction:
             )
         except Refused as refused:
             self._give_back(place)
-            if self._exchange.refused(c, order.since, refused.place):
+            again = self._exchange.refused(c, order.since, refused.place)
+            if again is not None:
                 self._inbox.pop((c, refused.place), None)
+                self._do(again)
                 sentence = f"its contribution to chunk {c} was refused: {refused.sentence}"
                 self.lost(plan.members[refused.place].node, sentence)
             return

@@ -21,7 +21,7 @@ class Squeeze:
     def __init__(self) -> None:
         self.rate = 0.0  # bytes a second that the node's link carries up; 0: not known
         self._saved = 0.04  # share of the bytes
-        self._cost = 2e-9  # seconds a byte, packing and unpacking
+        self._cost = 1e-9  # seconds a byte
         self._skipped = 0
         self._kept: OrderedDict[tuple[int, int], bytes] = OrderedDict()
 
@@ -40,7 +40,7 @@ class Squeeze:
             return kept
         packed, seconds = await asyncio.to_thread(_timed, payload)
         self._saved += (1 - len(packed) / payload.size - self._saved) / 8
-        self._cost += (2 * seconds / payload.size - self._cost) / 8
+        self._cost += (seconds / payload.size - self._cost) / 8
         if len(packed) >= payload.size:
             return None
         if shared:

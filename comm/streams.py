@@ -29,7 +29,7 @@ def start(rtt: float) -> Streams:
 
 def observed(streams: Streams, goodput: float) -> Streams:
     """After a reduce in which the peer's links moved so many bytes a second."""
-    if streams.settled:
+    if streams.settled or not goodput:
         return streams
     if goodput <= PAYS * streams.goodput:
         return replace(streams, count=streams.before, settled=True)

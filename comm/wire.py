@@ -19,14 +19,18 @@ not take its mail. Then frames, in both directions:
 
                         1  kind
                         1  flags: 1 = the payload is a zstandard frame of what it stands for
-                        2  zero
+                        2  the sender's place in the plan
                         4  chunk
                         8  incarnation
                         8  epoch
                         8  round
                         4  attempt
-                        4  length of the payload
+                        4  length of the payload that follows
+                        4  where in the whole payload it belongs
+                        4  length of the whole payload
                    length  payload
+
+Over a long path a payload travels in pieces, each in a frame, over all links to the peer at once.
 
 A connection that starts with LINK is one of several between two members and carries their reduces, this round's
 and the next ones', both ways (`exchange` says when):
@@ -40,10 +44,10 @@ and the next ones', both ways (`exchange` says when):
                    contributions that are here, those that are merged, and the sealed chunks that are here.
                    Chunk 1: the other side is to answer with its own
 
-Their attempt is the one in which the chunk got its owner; of a RESYNC, the sender's. One that starts with a
-request (GET_...) carries requests and answers.
+Their attempt is the one in which the chunk got its owner; of a RESYNC, the sender's. A connection that starts with
+a request (GET_...) carries requests and answers.
 
-`receive` reads the 40 bytes of a header and nothing more. Whoever calls it knows which length must follow, and
+`receive` reads the 48 bytes of a header and nothing more. Whoever calls it knows which length must follow, and
 refuses another one before a byte is allocated for it.
 """
 
@@ -65,7 +69,7 @@ MAGIC = b"ATOL"
 VERSION = 2
 GREETING = struct.Struct("<4sB3x16s")
 HELLO = struct.Struct("<4sBBBB")
-HEADER = struct.Struct("<BB2xIQQQII")
+HEADER = struct.Struct("<BBHIQQQIIII")
 PROOF = 32  # bytes
 MAX_SENTENCE = 512  # bytes of a refusal
 HANDSHAKE = 10.0  # seconds to connect and to say hello, each
@@ -94,22 +98,34 @@ class Header:
     chunk: int = 0
     length: int = 0  # bytes of the payload
     packed: bool = False  # the payload is a zstandard frame
+    place: int = 0  # of the sender in its plan
+    offset: int = 0  # of this piece in the whole payload
+    whole: int = 0  # bytes of the whole payload; 0: this is all
+
+    @property
+    def total(self) -> int:
+        """Bytes of the whole payload."""
+        return self.whole or self.length
 
     def pack(self) -> bytes:
         f = self.fence
         return HEADER.pack(
-            self.kind, self.packed, self.chunk, f.incarnation, f.epoch, f.round, f.attempt, self.length
+            *(self.kind, self.packed, self.place, self.chunk),
+            *(f.incarnation, f.epoch, f.round, f.attempt, self.length, self.offset, self.total),
         )
 
     @staticmethod
     def unpack(data: bytes) -> "Header":
-        kind, flags, chunk, incarnation, epoch, round, attempt, length = HEADER.unpack(data)
+        kind, flags, place, chunk, incarnation, epoch, round, attempt, length, offset, total = HEADER.unpack(data)
         try:
             known = Kind(kind)
         except ValueError:
             raise Broken(f"a frame of unknown kind {kind}") from None
         fence = Fence(Incarnation(incarnation), Epoch(epoch), Round(round), attempt)
-        return Header(known, fence, chunk, length, bool(flags & 1))
+        if offset + length > total:
+            raise Broken(f"a piece of {length} bytes from {offset} on, of {total}")
+        whole = 0 if total == length else total
+        return Header(known, fence, chunk, length, bool(flags & 1), place, offset, whole)
 
 
 def unfenced(kind: Kind, round: int = 0, chunk: int = 0, length: int = 0, packed: bool = False) -> Header:

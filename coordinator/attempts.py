@@ -14,7 +14,7 @@ from atoll.coordinator import leases as data
 from atoll.coordinator import ledger as book
 from atoll.coordinator import membership as who
 from atoll.coordinator.events import CommitRecord, Effect, Held, Note, Orphans, PeerLost, Sealed
-from atoll.coordinator.membership import MemberState
+from atoll.coordinator.membership import REDUCER, MemberState
 from atoll.coordinator.owning import owning, reducers
 from atoll.coordinator.roster import publish
 from atoll.coordinator.rounds import MOST_MISSED
@@ -131,13 +131,13 @@ def peer_lost(state: State, event: PeerLost, now: float, out: list[Effect]) -> S
     if r.plan is None or r.plan.fence != event.fence:
         known = {node, peer} <= set(r.participants) and event.fence.attempt < r.ledger.attempt
         return with_round(state, lost=(*r.lost, pair)) if known and pair not in r.lost else state
-    if not {node, peer} <= set(r.ledger.members):
+    if not {node, peer} <= {e.node for e in r.ledger.entries if not e.gone}:
         return state
     name, other = state.name(node), state.name(peer)
     out.append(Note(f"{name} lost {other} in attempt {r.ledger.attempt}: {event.reason}", node))
-    if peer not in r.ledger.contributions:
+    blamed = state.members.here.get(peer)
+    if blamed is None or (peer not in r.ledger.contributions and blamed.role != REDUCER):
         return state  # the next attempt is on its way
-    blamed = state.members.here[peer]
     if not blamed.connected and blamed.suspect_at <= now:
         return remove(state, peer, MemberState.EVICTED, f"its connections broke ({event.reason})", out)
     state = with_round(state, lost=(*r.lost, pair))
@@ -164,7 +164,7 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
             return _commit(state, left, now, out)
         if not ledger.orphans and not gone:
             reason = f"its sealed bytes in round {r.number} are not what the others have"
-            liar = _liar(left, {n: r.held[n].digest for n in left}, root)
+            liar = _liar(state, left, {n: r.held[n].digest for n in left}, root)
             return remove(with_round(state, held=right), liar, MemberState.EVICTED, reason, out)
     if ledger.orphans and all(n in plan_.orphans for n in left) and not gone:
         return _adopt(state, now)
@@ -200,15 +200,17 @@ def _fail(state: State, why: str, now: float) -> State:
     return with_round(state, phase=Phase.COLLECTING, plan=None, asked_at=now, reason=why, story=story)
 
 
-def _liar(members: list[NodeId], told: dict[NodeId, bytes], root: bytes) -> NodeId:
+def _liar(state: State, members: list[NodeId], told: dict[NodeId, bytes], root: bytes) -> NodeId:
     """A member whose sealed bytes differ from what most members hold, though not all hold what the ledger says.
 
     When most hold the same bytes and the ledger says otherwise, an owner sealed one thing and sent another: it
-    is among those that agree with the ledger; if nobody does, it cannot be told which one, and one must go. What
-    it sealed is then reduced again, since nobody holds it."""
+    is among those that agree with the ledger; if nobody does, it cannot be told which one, and one owner after
+    the other must go, those that came back last. What the liar sealed is then reduced again: nobody holds it."""
     common, votes = Counter(told.values()).most_common(1)[0]
     honest = common if 2 * votes > len(members) else root
-    return next((n for n in members if told[n] != honest), members[0])
+    owners = [n for n in members if n in state.round.ledger.owners] or members
+    longest = min(owners, key=lambda n: (state.members.here[n].life, order(n)))
+    return next((n for n in members if told[n] != honest), longest)
 
 
 def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect]) -> State:
@@ -219,7 +221,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
     parts = book.included(ledger, numel, state.config.reduce.chunk)
     weights = {n: float(int(c.samples * sample * part)) for n, (c, part) in parts.items()}
     held_ = state.leases.held
-    used = {n: min(c.samples, data.size(held_.get(n, ()))) for n, (c, _) in parts.items()}
+    used = {n: book.used(ledger, n, data.front(held_[n]), sealed=True) for n in parts if held_.get(n)}
     here = state.members.here
     missed = {n: min(here[n].missed + 1, MOST_MISSED) for n in r.participants if n in here}
     missed |= dict.fromkeys((n for n in weights if n in missed), 0)

@@ -29,6 +29,7 @@ class Contribution:
     loss: float  # mean over this round's steps
     norm: float  # l2, of the delta
     life: int = 0  # of the member that made it
+    front: int = 0  # of the lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,15 +172,27 @@ def weights(ledger: Ledger, sample: int) -> tuple[float, ...]:
     return tuple(float(e.contribution.samples * sample) if e.contribution else 0.0 for e in ledger.entries)
 
 
+def used(ledger: Ledger, node: NodeId, front: int, sealed: bool) -> int:
+    """Samples from the lease's front on that are in the node's contributions, to sealed chunks if so asked."""
+    bitmaps = [s.inputs for s in ledger.sealed.values()]
+    found = 0
+    for place, entry in enumerate(ledger.entries):
+        c = entry.contribution
+        if entry.node == node and c is not None and c.front == front:
+            if not sealed or any(bit(inputs, place) for inputs in bitmaps):
+                found = max(found, c.samples)
+    return found
+
+
 def included(ledger: Ledger, numel: int, chunk: int) -> dict[NodeId, tuple[Contribution, float]]:
     """Whose contributions are in the sealed chunks, and in which part of the vector's `numel` elements, of which a
     chunk has `chunk`."""
-    found: dict[NodeId, tuple[Contribution, float]] = {}
+    found: dict[NodeId, tuple[Contribution, int]] = {}
     for place, entry in enumerate(ledger.entries):
         chunks = [c for c, s in ledger.sealed.items() if bit(s.inputs, place)]
         if chunks and (contribution := entry.contribution) is not None:
             elements = sum(min(chunk, numel - c * chunk) for c in chunks)
-            before, part = found.get(entry.node, (contribution, 0.0))
+            before, others = found.get(entry.node, (contribution, 0))
             longest = max(before, contribution, key=lambda c: c.samples)
-            found[entry.node] = longest, part + elements / numel
-    return found
+            found[entry.node] = longest, others + elements
+    return {node: (contribution, elements / numel) for node, (contribution, elements) in found.items()}

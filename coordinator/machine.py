@@ -44,6 +44,7 @@ from atoll.coordinator.events import (
     Trusted,
 )
 from atoll.coordinator.membership import MemberState
+from atoll.coordinator.owning import reachable
 from atoll.coordinator.state import Phase, State, drop_from_round, remove, with_member, with_round
 
 
@@ -175,6 +176,12 @@ def _advance(settled: State, state: State, now: float, out: list[Effect]) -> Sta
 def _reduce_if_due(state: State, now: float, out: list[Effect]) -> State:
     if len(state.round.participants) < state.config.members.minimum or not state.round.participants:
         return rounds.refill(state, now, out)
+    if not reachable(state, state.round.participants):
+        return with_round(
+            state,
+            reason="no member can be dialled by the others, so nobody can reduce: have one join without --leaf, "
+            "or with --role reducer",
+        )
     first = state.round.planned_at is None
     members = rounds.collected(state, now, out) if first else attempts.able(state, now)
     if members:

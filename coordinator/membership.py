@@ -22,6 +22,7 @@ from atoll.coordinator.events import Event, Expired, Suspected, Trusted
 
 RETURN = 5.0  # seconds that members have to find a coordinator that was started again; their backoff ends below
 REMEMBER = 1000  # members that are gone
+REDUCER = "reducer"  # the role; any other trains
 STANDING = frozenset(("state", "before", "state_round", "state_digest"))  # what a member is and holds
 
 
@@ -30,6 +31,7 @@ class MemberState(StrEnum):
     RECOVERING = "recovering"  # fetches the live state from its peers
     SYNCED = "synced"  # has the state and trains; counted from the next round boundary on
     ACTIVE = "active"  # counted in the round
+    REDUCER = "reducer"  # has no trainer: owns chunks of a reduce, and nothing else
     SUSPECT = "suspect"  # may be dead
     LEFT = "left"
     EVICTED = "evicted"
@@ -112,13 +114,13 @@ def join(
         name,
         address,
         session,
-        MemberState.JOINING,
+        MemberState.REDUCER if role == REDUCER else MemberState.JOINING,
         now,
         now,
         connected=False,
         suspect_at=now + RETURN,
         expire_at=now + 2 * RETURN,
-        reason="starting its trainer",
+        reason="" if role == REDUCER else "starting its trainer",
         leaf=leaf,
         role=role,
         up=known.up if known is not None else 0.0,

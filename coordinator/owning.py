@@ -21,9 +21,9 @@ class Owning:
 
 
 def reducers(state: State) -> tuple[NodeId, ...]:
-    """Members that only own chunks."""
-    here = state.members.here
-    return tuple(n for n, m in here.items() if m.role == "reducer" and m.state is MemberState.ACTIVE)
+    """Members that only own chunks; without those that somebody could not reach in this round."""
+    here, lost = state.members.here, {n for pair in state.round.lost for n in pair}
+    return tuple(n for n, m in here.items() if m.state is MemberState.REDUCER and n not in lost)
 
 
 def reachable(state: State, members: Sequence[NodeId]) -> bool:

@@ -69,7 +69,11 @@ def choose_initialiser(state: State) -> State:
         state = replace(state, digest=b"")  # state_0 went with its last holder: it is made again
     if state.initialiser is not None and standing.get(state.initialiser) is MemberState.RECOVERING:
         return state
-    return replace(state, initialiser=next(iter(state.members.of(MemberState.RECOVERING)), None))
+    here, able = state.members.here, state.members.of(MemberState.RECOVERING)
+    coming = any(m.standing is MemberState.JOINING and not m.leaf for m in here.values())
+    if coming or not all(here[n].leaf for n in able):  # the others are to fetch it from there
+        able = tuple(n for n in able if not here[n].leaf)
+    return replace(state, initialiser=next(iter(able), None))
 
 
 def settled_alike(a: State, b: State) -> bool:
@@ -111,11 +115,11 @@ def settle_digests(state: State, out: list[Effect]) -> State:
 
 
 def _voters(state: State) -> tuple[NodeId, ...]:
-    """Who names the digest of state_committed: the contributors that live and did not lose it, or whoever else
+    """Who names the digest of state_committed: those that made it, live and did not lose it, or whoever else
     holds it. One that came back without its state waits for this very digest."""
     here, held, suspect = state.members.here, state.committed, MemberState.SUSPECT
-    contributors = state.pending.contributors if state.pending is not None else {}
-    living = [m for n in contributors if (m := here.get(n)) is not None and m.state is not suspect]
+    makers = state.makers if state.pending is not None else ()
+    living = [m for n in makers if (m := here.get(n)) is not None and m.state is not suspect]
     able = [m.node for m in living if m.state is MemberState.ACTIVE or m.state_round == held]
     return tuple(able) or state.holders
 

@@ -57,7 +57,8 @@ def stateless(state: State) -> str:
 
 def too_few(state: State, ready: int, need: int) -> str:
     """The reason to wait when only so many of the needed members are ready, with what the others are doing."""
-    others = [m for m in state.members.here.values() if m.state not in (MemberState.SYNCED, MemberState.ACTIVE)]
+    able = (MemberState.SYNCED, MemberState.ACTIVE, MemberState.REDUCER)
+    others = [m for m in state.members.here.values() if m.state not in able]
     suspect = MemberState.SUSPECT
     doing = "".join(f"; {m.name} is {'suspected' if m.state is suspect else m.state}" for m in others[:3])
     return (
@@ -140,7 +141,7 @@ def ready(state: State, event: BecameReady, now: float, out: list[Effect]) -> St
     state = _paced(state, node, event.steps, now)
     if r.phase not in (Phase.INNER, Phase.COLLECTING):
         return state  # too late for this round: it counts in the next
-    entry = Contribution(event.samples, event.steps, event.loss, event.norm, event.life)
+    entry = Contribution(event.samples, event.steps, event.loss, event.norm, event.life, event.front)
     answers = r.answers if r.told_at is None else (*r.answers, now - r.asked_at)
     full = event.steps >= state.config.rounds.inner_steps or event.samples == data.size(lease)
     done = r.reached | {node} if full and node not in r.reached else r.reached

@@ -26,7 +26,7 @@ from atoll.coordinator import events as ev
 from atoll.coordinator.journal import Journal, JournalFull
 from atoll.coordinator.kernel import STOPPING, Kernel, Stopped
 from atoll.coordinator.limits import Buckets, Rate
-from atoll.coordinator.membership import Member
+from atoll.coordinator.membership import REDUCER, Member
 from atoll.coordinator.metrics import Metrics
 from atoll.coordinator.views import Views
 
@@ -74,6 +74,11 @@ class Service:
         if request.run != self._run:
             sentence = f"the URL names run {edge.name(request.run)!r}, this coordinator serves {self._run!r}"
             await self._abort(context, Code.FAILED_PRECONDITION, sentence)
+        if request.role not in ("", REDUCER) or (request.role and request.leaf):
+            sentence = (
+                f"role {request.role[:20]!r}{' of a leaf' if request.leaf else ''}: this run knows only {REDUCER}"
+            )
+            await self._abort(context, Code.INVALID_ARGUMENT, sentence)
         try:
             address = edge.address(request.address, context.peer())
         except (ValueError, ConfigError) as error:
@@ -149,7 +154,9 @@ class Service:
             await self._limit(self._entrances, before.node, context, "streams of views and joins")
             node, secret, life = before.node, before.session, before.life + 1
         secret = secret or secrets.token_hex(16)
-        await self._take(ev.Joined(node, life, edge.name(request.name) or node, address, secret), context)
+        name = edge.name(request.name) or node
+        joined = ev.Joined(node, life, name, address, secret, request.leaf, request.role)
+        await self._take(joined, context)
         self._secrets[secret] = node
         if before is None:
             with suppress(Refused, JournalFull):

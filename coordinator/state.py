@@ -11,7 +11,7 @@ from atoll.coordinator import leases as data
 from atoll.coordinator import membership as who
 from atoll.coordinator.events import CommitRecord, Effect, Held, Note, Orphans
 from atoll.coordinator.leases import Leases
-from atoll.coordinator.ledger import Ledger, withdraw
+from atoll.coordinator.ledger import Ledger, used, withdraw
 from atoll.coordinator.membership import Members, MemberState
 
 
@@ -153,6 +153,7 @@ def drop_from_round(state: State, node: NodeId) -> State:
         state,
         participants=tuple(n for n in r.participants if n != node),
         reached=r.reached - {node},
+        held={n: h for n, h in r.held.items() if n != node},
         ledger=withdraw(r.ledger, node) if node in r.ledger.contributions else r.ledger,
         evaluator=None if r.evaluator == node else r.evaluator,
     )
@@ -177,9 +178,9 @@ def remove(state: State, node: NodeId, how: MemberState, reason: str, out: list[
 def _used(state: State, node: NodeId) -> Leases:
     """The leases, when what the node contributed to the reduce under way counts as consumed: it is in sealed
     chunks, or may be."""
-    entries = [e.contribution for e in state.round.ledger.entries if e.node == node and e.contribution is not None]
-    samples = max((c.samples for c in entries), default=0)
-    return data.consume(state.leases, node, min(samples, data.size(state.leases.held.get(node, ()))))
+    lease = state.leases.held.get(node, ())
+    samples = used(state.round.ledger, node, data.front(lease), sealed=False) if lease else 0
+    return data.consume(state.leases, node, samples)
 
 
 def most_common(votes: dict[NodeId, bytes]) -> tuple[bytes, int]:

@@ -13,7 +13,7 @@ from atoll.comm.plan import NOBODY, Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.leases import Lease
 from atoll.coordinator.ledger import weights
-from atoll.coordinator.membership import MemberState
+from atoll.coordinator.membership import REDUCER, MemberState
 from atoll.coordinator.state import TRAINING, Phase, State, order
 
 DONORS = 8  # named to a node that lacks the state
@@ -108,7 +108,7 @@ def own(state: State, common: Shared, node: NodeId) -> Own:
         gone = state.members.gone.get(node)
         return Own(gone.state if gone is not None else "", False, False, False, False, False, (), False, ())
     trains = r.phase in TRAINING and me.standing in (MemberState.SYNCED, MemberState.ACTIVE)
-    lacks = me.state_round != state.committed
+    lacks = me.state_round != state.committed and me.role != REDUCER
     return Own(
         you=me.standing,
         initialise=state.initialiser == node,
@@ -179,6 +179,7 @@ def _plan(state: State) -> bytes:
     fence = r.plan.fence
     ledger = r.ledger
     plan = pb.Plan(round=fence.round, attempt=fence.attempt, incarnation=fence.incarnation, epoch=fence.epoch)
+    plan.numel = state.layout[0] if state.layout is not None else 0
     for entry, weight in zip(ledger.entries, weights(ledger, state.config.model.seq_len), strict=True):
         member = None if entry.gone else state.members.here.get(entry.node)
         address, leaf = (member.address, member.leaf) if member is not None else ("", False)

@@ -35,6 +35,14 @@ def node() -> None:
     "--listen", default="0.0.0.0:0", show_default=True, help="HOST:PORT of the data plane; port 0: any free."
 )
 @click.option("--advertise", default="", help="HOST:PORT that peers dial, when it is not the one listened on.")
+@click.option("--leaf", is_flag=True, help="Peers cannot dial this machine (NAT, firewall): it dials them.")
+@click.option(
+    "--role",
+    type=click.Choice(["trainer", "reducer"]),
+    default="trainer",
+    show_default=True,
+    help="A reducer has no trainer: it only adds up the others' work, where they cannot dial each other.",
+)
 @click.option("--name", default=socket.gethostname, show_default="the host's name", help="Shown to everybody.")
 @click.option(
     "--patience",
@@ -44,7 +52,15 @@ def node() -> None:
     help="Seconds to try for a coordinator at first.",
 )
 def join(
-    url: str, overrides: tuple[str, ...], state_dir: Path, listen: str, advertise: str, name: str, patience: float
+    url: str,
+    overrides: tuple[str, ...],
+    state_dir: Path,
+    listen: str,
+    advertise: str,
+    leaf: bool,
+    role: str,
+    name: str,
+    patience: float,
 ) -> None:
     """Join the run behind URL and train until it is finished.
 
@@ -54,6 +70,13 @@ def join(
     """
     invite = parse(_from_file(url))
     split_host_port(listen, "--listen")
+    if leaf and (advertise or role == "reducer"):
+        other = "--advertise" if advertise else "--role reducer"
+        raise ConfigError(
+            f"--leaf says that nobody can dial this machine, {other} needs it to be dialled: give one"
+        )
+    if leaf:
+        listen = "127.0.0.1:0"
     if advertise:
         split_host_port(advertise, "--advertise")
     state_dir = state_dir.expanduser()
@@ -62,10 +85,12 @@ def join(
     check(config)
     from atoll.comm import log
     from atoll.node.daemon import Options, live
+    from atoll.node.reducer import reduce_only
 
     log.setup()
     try:
-        asyncio.run(live(invite, config, Options(state_dir, listen, advertise, name, patience)))
+        options = Options(state_dir, listen, advertise, name, patience, leaf)
+        asyncio.run(reduce_only(invite, config, options) if role == "reducer" else live(invite, config, options))
     except* AtollError as errors:
         raise _first(errors) from None
 

@@ -1,8 +1,8 @@
 """The node's side of the control plane: join, views, reports and heartbeats over one gRPC channel.
 
 Rides out a coordinator that is away: every call has a deadline and is tried again with jittered backoff, of at
-most a few seconds, so that the node is back soon after the coordinator is. Reports leave in order and each is
-repeated until it is acknowledged. Acknowledgements say how new the node's view should be; a stream that silently
+most a few seconds, so that the node is back soon after the coordinator is. Reports leave in order, seals in one of
+their own, and each is repeated until it is acknowledged. Acknowledgements say how new the node's view should be; a stream that silently
 fell behind is opened again.
 """
 
@@ -49,12 +49,22 @@ class SessionLost(Exception):
     """The coordinator no longer counts this session among the members'."""
 
 
+class Lane:
+    """Reports that leave in order, each when the one before was acknowledged."""
+
+    def __init__(self) -> None:
+        self.outbox: deque[pb.ReportRequest] = deque()
+        self.posted = asyncio.Event()
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """What the node says of itself when it joins."""
 
     name: str
     address: str  # data plane
+    leaf: bool = False  # nobody can dial it
+    role: str = ""  # "reducer": owns chunks, has no trainer
 
 
 class Control:
@@ -62,8 +72,7 @@ class Control:
         self._invite = invite
         self._channel = grpc.aio.insecure_channel(invite.address, options=OPTIONS)
         self._stub = rpc.CoordinatorStub(self._channel)
-        self._outbox: deque[pb.ReportRequest] = deque()
-        self._posted = asyncio.Event()
+        self._lanes = {kind: Lane() for kind in ("seals", "held", "")}
         self._seen = (0, 0)  # incarnation and version of the newest view
         self._behind_since: float | None = None  # seconds
         self._stream: grpc.aio.UnaryStreamCall[pb.WatchRequest, pb.View] | None = None
@@ -82,10 +91,13 @@ class Control:
             name=identity.name,
             address=identity.address,
             session=self.session,
+            leaf=identity.leaf,
+            role=identity.role,
         )
         reply = await self._insist(lambda: self._stub.Join(request, timeout=DEADLINE), patience)
         self.session = reply.session
-        self._outbox.clear()  # reports of the lost session
+        for lane in self._lanes.values():
+            lane.outbox.clear()  # reports of the lost session
         self._seen, self._behind_since = (0, 0), None
         return reply
 
@@ -119,22 +131,32 @@ class Control:
             call.cancel()
 
     def report(self, report: pb.ReportRequest) -> None:
-        """Send a report when its turn comes; seals that wait together travel together."""
+        """Send a report when its turn comes; seals that wait together travel together, and hold up nothing else."""
         report.session = self.session
-        last = self._outbox[-1] if self._outbox else None
-        if last is not None and last.HasField("seals") and report.HasField("seals") and last.fence == report.fence:
+        kind = report.WhichOneof("report") or ""
+        lane = self._lanes.get(kind, self._lanes[""])
+        last = lane.outbox[-1] if lane.outbox else None
+        if last is not None and kind == "seals" and report.fence == last.fence:
             last.seals.seals.extend(report.seals.seals)
         else:
-            self._outbox.append(report)
-        self._posted.set()
+            lane.outbox.append(report)
+        lane.posted.set()
 
     async def send_reports(self) -> None:
-        """Empty the outbox until cancelled. Raises `SessionLost`."""
+        """Empty the outboxes until cancelled. Raises `SessionLost`."""
+        try:
+            async with asyncio.TaskGroup() as lanes:
+                for lane in self._lanes.values():
+                    lanes.create_task(self._send_lane(lane))
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+    async def _send_lane(self, lane: "Lane") -> None:
         while True:
-            while not self._outbox:
-                self._posted.clear()
-                await self._posted.wait()
-            request = self._outbox.popleft()
+            while not lane.outbox:
+                lane.posted.clear()
+                await lane.posted.wait()
+            request = lane.outbox.popleft()
             ack = await self._insist(lambda r=request: self._stub.Report(r, timeout=DEADLINE), AWAY)  # type: ignore[misc]
             if not ack.known and not request.HasField("leave"):
                 if request.HasField("layout"):

@@ -71,6 +71,7 @@ class Options:
     advertise: str  # data plane as peers dial it; empty: as it listens, host seen by the coordinator
     name: str
     patience: float  # seconds to wait for a coordinator that does not answer at first
+    leaf: bool = False  # nobody can dial this node
 
 
 @dataclass(slots=True)
@@ -129,7 +130,7 @@ class Daemon:
 
     async def run(self) -> None:
         """The story of a node, from join to good-bye."""
-        _claim(self._options.state_dir)
+        claim(self._options.state_dir)
         shelf = _Shelf(self)
         caps = self._config.upload * 125e3, self._config.download * 125e3
         plane = await DataPlane.start(
@@ -143,7 +144,7 @@ class Daemon:
             if self._config.compile:
                 check_compiler()
             self._supervisor = self._make_supervisor()
-            with _on_signals(self._over.set):
+            with on_signals(self._over.set):
                 async with local.serve(self._options.state_dir, self.status, self.leave):
                     await self._live(reply.heartbeat)
         except* AtollError as errors:
@@ -161,11 +162,11 @@ class Daemon:
         host, port = split_host_port(self._plane.address, "--listen")
         listening = "" if host in ("0.0.0.0", "::", "") else host
         address = self._options.advertise or join_host_port(listening, port)
-        self._identity = Identity(self._options.name, address)
+        self._identity = Identity(self._options.name, address, self._options.leaf)
         memory = self._options.state_dir / "session"
         # Chosen here and remembered first: if the answer is lost, the next try is the same node's.
-        self._control.session = _remembered(memory, self._invite) or secrets.token_hex(16)
-        _remember(memory, self._invite, self._control.session)
+        self._control.session = remembered(memory, self._invite) or secrets.token_hex(16)
+        remember(memory, self._invite, self._control.session)
         reply = await self._control.join(self._identity, self._options.patience)
         self._run = from_json(reply.config)
         self._admitted(reply)
@@ -177,7 +178,7 @@ class Daemon:
         """Be the node that the coordinator says this is, now and when it starts again."""
         self._me = NodeId(reply.node_id)
         self._plane.identify(self._me, reply.data_key)
-        _remember(self._options.state_dir / "session", self._invite, reply.session)
+        remember(self._options.state_dir / "session", self._invite, reply.session)
 
     def _make_supervisor(self) -> Supervisor:
         cache = self._options.state_dir / "cache"
@@ -576,8 +577,7 @@ class _Tell:
         self._daemon, self._began = daemon, began
 
     def sealed(self, plan: Plan, seal: Seal) -> None:
-        entry = pb.Seal(chunk=seal.chunk, digest=seal.digest, inputs=bitmap(seal.inputs, len(plan.members)))
-        self._daemon.report_of(plan, seal.since, seals=pb.Seals(seals=[entry]))
+        self._daemon.report_of(plan, seal.since, seals=pb.Seals(seals=[seal_of(plan, seal)]))
 
     def orphans(self, plan: Plan, here: tuple[tuple[int, bytes], ...]) -> None:
         entries = [pb.Seal(chunk=c, digest=digest) for c, digest in here]
@@ -589,6 +589,10 @@ class _Tell:
 
     def held(self, plan: Plan, root: bytes) -> None:
         self._daemon.held(plan, root, time.monotonic() - self._began)
+
+
+def seal_of(plan: Plan, seal: Seal) -> pb.Seal:
+    return pb.Seal(chunk=seal.chunk, digest=seal.digest, inputs=bitmap(seal.inputs, len(plan.members)))
 
 
 def plan_of(wire: pb.Plan) -> Plan:
@@ -628,7 +632,7 @@ class _Shelf:
         return None if outer is None else outer.digests(round)
 
 
-def _claim(state_dir: Path) -> None:
+def claim(state_dir: Path) -> None:
     """Make sure that this daemon is the only one in its state directory, and clear what a dead one left."""
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
@@ -638,13 +642,13 @@ def _claim(state_dir: Path) -> None:
     clear_stale(state_dir)
 
 
-def _remember(memory: Path, invite: Invite, session: str) -> None:
+def remember(memory: Path, invite: Invite, session: str) -> None:
     """So that a daemon started again comes back as the same node, without another token."""
     memory.touch(mode=0o600)
     memory.write_text(f"{invite.address} {invite.run}\n{session}\n")
 
 
-def _remembered(memory: Path, invite: Invite) -> str:
+def remembered(memory: Path, invite: Invite) -> str:
     """The session of an earlier life in this run; empty if there was none."""
     try:
         whose, session = memory.read_text().splitlines()
@@ -665,7 +669,7 @@ def beyond(lease: list[tuple[int, int]], used: int) -> tuple[tuple[int, int], ..
 
 
 @contextlib.contextmanager
-def _on_signals(stop: Callable[[], None]) -> Any:
+def on_signals(stop: Callable[[], None]) -> Any:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)

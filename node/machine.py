@@ -53,6 +53,7 @@ class Node:
     reducing: Attempt | None = None
     held: Attempt | None = None  # has every sealed chunk of it
     held_root: bytes = b""
+    apart: bool = False  # that was in an earlier session
     evaluated: int = -1
 
     @property
@@ -300,7 +301,7 @@ def _take(node: Node, event: Event, out: list[Effect]) -> Node:
         case ReduceHeld(attempt, root):
             if node.reducing != attempt:
                 return node
-            return replace(node, reducing=None, held=attempt, held_root=root)
+            return replace(node, reducing=None, held=attempt, held_root=root, apart=False)
         case StateMoved(round_, digest):
             out.append(ReportState(round_, digest))
             task = None if _initialising(node) else node.task
@@ -313,9 +314,10 @@ def _take(node: Node, event: Event, out: list[Effect]) -> Node:
                 out.append(ReportLayout())
             if node.round >= 0 and not node.moving:
                 out.append(ReportState(node.round, node.digest))
-            if node.reducing is not None or node.held is not None:
+            if node.reducing is not None:
                 out.append(StopReduce())  # the run goes on without what this node had entered
-            return replace(node, view=None, reducing=None, held=None)
+            # What it holds may be committed, and nobody else have it.
+            return replace(node, view=None, reducing=None, apart=node.held is not None)
         case _:
             assert_never(event)
 
@@ -405,8 +407,10 @@ def _reduce(node: Node, plan: pb.Plan, out: list[Effect]) -> Node | None:
         return None
     if node.ready is None or node.ready.round != plan.round:
         return None
+    if node.apart:
+        out.append(StopReduce())
     out.append(StartReduce(plan))
-    return replace(node, reducing=mine, held=None)
+    return replace(node, reducing=mine, held=None, apart=False)
 
 
 def _occupy_trainer(node: Node, view: pb.View, out: list[Effect]) -> Node:
@@ -423,9 +427,11 @@ def _occupy_trainer(node: Node, view: pb.View, out: list[Effect]) -> Node:
         return node
     front = view.train.lease[0].first
     base = node.carried if node.carried is not None and node.carried.front == front else None
+    if node.reducing is not None or node.held is not None:
+        out.append(StopReduce())  # what is encoded is of other steps
     out.append(Train(view.train, base.samples if base is not None else 0))
     task = Task("train", view.train.round, front, base)
-    return replace(node, task=task, ready=None, carried=base, reached=-1)
+    return replace(node, task=task, ready=None, carried=base, reached=-1, reducing=None, held=None)
 
 
 def _hurry(node: Node, task: Task, view: pb.View, out: list[Effect]) -> Node:

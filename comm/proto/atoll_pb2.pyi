@@ -662,6 +662,7 @@ class Plan(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     SINCE_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
+    NUMEL_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     attempt: _builtins.int
     incarnation: _builtins.int
@@ -669,6 +670,8 @@ class Plan(_message.Message):
     epoch: _builtins.int
     kept: _builtins.bytes
     """bitmap: the chunks that were sealed in earlier attempts"""
+    numel: _builtins.int
+    """elements of the flat vector"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanMember]: ...
     @_builtins.property
@@ -690,10 +693,11 @@ class Plan(_message.Message):
         epoch: _builtins.int = ...,
         since: _abc.Iterable[_builtins.int] | None = ...,
         kept: _builtins.bytes = ...,
+        numel: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "incarnation", b"incarnation", "kept", b"kept", "members", b"members", "owners", b"owners", "round", b"round", "since", b"since"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "incarnation", b"incarnation", "kept", b"kept", "members", b"members", "numel", b"numel", "owners", b"owners", "round", b"round", "since", b"since"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

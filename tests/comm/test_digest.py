@@ -1,15 +1,18 @@
-import hashlib
-
 import numpy as np
+from blake3 import blake3
 
 from atoll.comm.digest import SIZE, digest, root
 
 
-def test_a_digest_is_blake2b_of_the_bytes_whatever_buffer_holds_them() -> None:
+def test_a_digest_is_blake3_of_the_bytes_cut_to_sixteen_whatever_buffer_holds_them() -> None:
     x = np.arange(100, dtype=np.float32)
-    expected = hashlib.blake2b(x.tobytes(), digest_size=16).digest()
+    expected = blake3(x.tobytes()).digest()[:16]
     assert digest(x) == digest(x.tobytes()) == digest(bytearray(x.tobytes())) == digest(x.data) == expected
     assert len(expected) == SIZE
+
+
+def test_the_digest_of_nothing_is_that_of_the_papers_test_vectors() -> None:
+    assert digest(b"").hex() == "af1349b9f5f9a1a6a0404dea36dcc949"
 
 
 def test_one_flipped_bit_changes_the_digest() -> None:

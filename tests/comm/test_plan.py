@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
-from atoll.comm.plan import BadPlan, Plan, PlanMember
+from atoll.comm.plan import NOBODY, BadPlan, Plan, PlanMember
 
 A, B = PlanMember(NodeId("a"), "127.0.0.1:1", 1.0), PlanMember(NodeId("b"), "127.0.0.1:2", 3.0)
 PLAN = Plan(Incarnation(1), Epoch(2), Round(3), 4, (A, B), (0, 1, 0))
@@ -22,7 +22,15 @@ def test_a_sound_plan_passes_and_says_who_owns_what() -> None:
         (replace(PLAN, members=(A, A)), "a is in it 2 times"),
         (replace(PLAN, owners=(0, 2, 0)), "owner of chunk 1 is 2"),
         (replace(PLAN, owners=(0, 1, -1)), "owner of chunk 2 is -1"),
-        (replace(PLAN, members=(A, replace(B, weight=0.0))), "weight of b is 0.0"),
+        (
+            replace(PLAN, members=(replace(A, weight=0.0), replace(B, weight=0.0))),
+            "no member has a weight above 0",
+        ),
+        (replace(PLAN, members=(replace(A, gone=True), replace(B, weight=0.0))), "no member has a weight above 0"),
+        (replace(PLAN, members=(replace(A, gone=True), replace(B, gone=True))), "no members"),
+        (replace(PLAN, members=(A, replace(B, gone=True))), "owner of chunk 1 is b, which is gone"),
+        (replace(PLAN, owners=(0, NOBODY, 0)), "owner of chunk 1 is 4294967295"),
+        (replace(PLAN, since=(4, 4)), "3 owners and 2 attempts of theirs"),
         (replace(PLAN, members=(A, replace(B, weight=-1.0))), "weight of b is -1.0"),
         (replace(PLAN, members=(A, replace(B, weight=float("nan")))), "weight of b is nan"),
         (replace(PLAN, members=(A, replace(B, weight=float("inf")))), "weight of b is inf"),
@@ -32,6 +40,18 @@ def test_a_sound_plan_passes_and_says_who_owns_what() -> None:
 def test_a_plan_that_cannot_be_carried_out_is_refused_with_a_sentence(plan: Plan, sentence: str) -> None:
     with pytest.raises(BadPlan, match=sentence):
         plan.validate()
+
+
+def test_a_plan_may_have_members_without_weight_members_that_are_gone_and_kept_chunks_without_an_owner() -> None:
+    replace(PLAN, members=(A, replace(B, weight=0.0))).validate()
+    back = replace(PLAN, members=(replace(A, gone=True), B, A), owners=(2, 1, NOBODY), kept=frozenset({2}))
+    back.validate()
+    assert back.index(A.node) == 2
+
+
+def test_a_node_that_is_gone_has_no_index() -> None:
+    with pytest.raises(BadPlan, match="a is not one of its members"):
+        replace(PLAN, members=(replace(A, gone=True), B)).index(A.node)
 
 
 def test_a_node_outside_the_plan_has_no_index() -> None:

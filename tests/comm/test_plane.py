@@ -1,6 +1,5 @@
 import asyncio
 import os
-import re
 import socket
 import tracemalloc
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -12,10 +11,10 @@ import pytest
 from atoll.comm import compress, plane, wire
 from atoll.comm.digest import digest
 from atoll.comm.errors import ResourceError
-from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
-from atoll.comm.plan import BadPlan, Fence, Plan, PlanMember
+from atoll.comm.ids import NodeId, Round, RunId
+from atoll.comm.link import Broken
 from atoll.comm.plane import DataPlane, Fetcher, Item, Missing, PeerLost
-from atoll.comm.wire import Broken, Closed, Header, Kind
+from atoll.comm.wire import Kind
 
 RUN, A, B, KEY = RunId("run"), NodeId("a"), NodeId("b"), b"k" * 32
 SEALED, NOISE, ZEROS = os.urandom(1000), os.urandom(100_000), bytes(100_000)
@@ -81,7 +80,7 @@ def test_state_is_packed_only_when_that_is_smaller() -> None:
             await fetcher.fetch(Item.STATE, NEW, 0, len(NOISE))
             after_noise = b.bytes_down
             await fetcher.fetch(Item.STATE, NEW, 1, len(ZEROS))
-            assert after_noise == wire.GREETING.size + 40 + len(NOISE)
+            assert after_noise == wire.GREETING.size + wire.HEADER.size + len(NOISE)
             assert b.bytes_down - after_noise < 200
             assert (a.bytes_up, a.bytes_down) == (b.bytes_down, b.bytes_up)
 
@@ -183,7 +182,7 @@ def test_a_node_that_took_anothers_address_is_not_mistaken_for_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"", b"\0", b"GET / HTTP/1.1\r\n\r\n", b"ATOL\x01\xff\xff\xff" + bytes(2000), NOISE]
+    "garbage", [b"", b"\0", b"GET / HTTP/1.1\r\n\r\n", b"ATOL\x02\xff\xff\xff" + bytes(2000), NOISE]
 )
 def test_garbage_from_a_stranger_closes_its_connection_only(garbage: bytes) -> None:
     async def body() -> None:
@@ -204,27 +203,84 @@ def test_garbage_from_a_stranger_closes_its_connection_only(garbage: bytes) -> N
 @pytest.mark.parametrize(
     ("frame", "sentence"),
     [
-        (bytes([99]) + bytes(39), "unknown kind 99"),
+        (bytes([99]) + bytes(wire.HEADER.size - 1), "unknown kind 99"),
         (wire.unfenced(Kind.GET_STATE, NEW, 0, 0xFFFFFFFF).pack(), "a request with a payload"),
-        (wire.unfenced(Kind.OPEN, NEW, 0, 0xFFFFFFFF).pack(), "first frame of a stream has a payload"),
-        (wire.unfenced(Kind.RESULT, NEW, 0, 0xFFFFFFFF).pack(), "a request with a payload"),
+        (wire.unfenced(Kind.SEALED, NEW, 0, 0xFFFFFFFF).pack(), "a request with a payload"),
         (wire.unfenced(Kind.DATA).pack(), "kind DATA where a stream or a request begins"),
+        (wire.unfenced(Kind.RESYNC).pack(), "kind RESYNC where a stream or a request begins"),
         (bytes([Kind.GET_STATE]) + bytes(20), ""),
     ],
 )
-def test_a_members_bad_frame_closes_its_connection_and_allocates_nothing(frame: bytes, sentence: str) -> None:
+def test_a_members_bad_first_frame_closes_its_connection_and_allocates_nothing(
+    frame: bytes, sentence: str
+) -> None:
     async def body() -> None:
         async with two_planes() as (a, b):
             link = await b.dial(A, a.address)
             tracemalloc.start()
             await link.write(frame)
             if sentence:
-                answer = await link.receive(5)
-                assert answer.kind is Kind.REFUSED and sentence in await link.sentence(answer)
-            link.abort()
+                answer = await wire.receive(link, 5)
+                assert answer.kind is Kind.REFUSED and sentence in await wire.sentence(link, answer)
+            link.close()
             assert tracemalloc.get_traced_memory()[1] < 1 << 20
             tracemalloc.stop()
             assert await still_serves(a, b)
+
+    run(body())
+
+
+def test_a_connection_that_begins_with_link_is_one_of_the_peers() -> None:
+    async def body() -> None:
+        async with two_planes() as (a, b):
+            link = await b.dial(A, a.address)
+            await wire.send(link, wire.unfenced(Kind.LINK))
+            while not a.peers.links():
+                await asyncio.sleep(0)
+            assert [node for node, _ in a.peers.links()] == [B]
+            link.close()
+            while a.peers.links():
+                await asyncio.sleep(0)
+
+    run(body())
+
+
+def test_a_request_on_a_link_ends_it() -> None:
+    async def body() -> None:
+        async with two_planes() as (a, b):
+            link = await b.dial(A, a.address)
+            await wire.send(link, wire.unfenced(Kind.LINK))
+            await wire.send(link, wire.unfenced(Kind.REFUSED, length=1000))
+            with pytest.raises(Broken):
+                await wire.receive(link, 5)
+            link.close()
+
+    run(body())
+
+
+@pytest.mark.parametrize(
+    ("greeting", "sentence"),
+    [
+        (wire.GREETING.pack(wire.MAGIC, 1, bytes(16)), "speaks version 1 of the data plane, this node speaks 2"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "no data plane of this software"),
+        (b"", "connection was closed"),
+    ],
+)
+def test_what_listens_at_a_peers_address_and_is_no_peer_is_said_in_a_sentence(
+    greeting: bytes, sentence: str
+) -> None:
+    async def body() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            async with two_planes() as (a, _):
+                server.setblocking(False)
+                address = wire.format_address(*server.getsockname())
+                fetching = asyncio.create_task(a.fetch(B, address, Item.SEALED, NEW, 0, 10))
+                accepted, _ = await asyncio.get_running_loop().sock_accept(server)
+                with accepted:
+                    accepted.sendall(greeting)
+                    accepted.shutdown(socket.SHUT_WR)
+                    with pytest.raises(PeerLost, match=sentence):
+                        await fetching
 
     run(body())
 
@@ -248,7 +304,44 @@ def test_more_connections_than_a_node_can_serve_are_closed(monkeypatch: pytest.M
             link = await b.dial(A, a.address)
             with pytest.raises(Broken):
                 await b.dial(A, a.address)
-            link.abort()
+            link.close()
+
+    run(body())
+
+
+def test_a_place_is_free_again_when_its_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plane, "MAX_LINKS", 1)
+
+    async def body() -> None:
+        async with two_planes() as (a, b):
+            for _ in range(3):
+                assert await still_serves(a, b)
+                while a._accepted:
+                    await asyncio.sleep(0)
+
+    run(body())
+
+
+@pytest.mark.parametrize("address", ["nonsense", "host", "127.0.0.1:99999", "::1:4000"])
+def test_a_peers_address_that_is_none_is_said_in_a_sentence(address: str) -> None:
+    async def body() -> None:
+        async with two_planes() as (a, _):
+            with pytest.raises(PeerLost, match="is no address"):
+                await a.fetch(B, address, Item.SEALED, NEW, 0, 10)
+
+    run(body())
+
+
+def test_nothing_is_left_open_after_close() -> None:
+    async def body() -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(20):
+            async with two_planes() as (a, b):
+                link = await b.dial(A, a.address)
+                await wire.send(link, wire.unfenced(Kind.LINK))
+                assert await still_serves(a, b)
+                link.close()
+        assert len(os.listdir("/proc/self/fd")) == before
 
     run(body())
 
@@ -283,106 +376,5 @@ def test_ipv6_literals_work_as_addresses_or_are_refused_with_a_sentence() -> Non
         assert a.address.startswith("[::1]:")
         assert await still_serves(a, a)
         await a.close()
-
-    run(body())
-
-
-PLAN = Plan(
-    Incarnation(1), Epoch(1), NEW, 2, (PlanMember(A, "127.0.0.1:1", 1.0), PlanMember(B, "127.0.0.1:2", 1.0)), (0,)
-)
-
-
-def test_an_attempt_that_is_not_newer_is_not_begun() -> None:
-    async def body() -> None:
-        async with two_planes() as (a, _):
-            with a.attempt(PLAN):
-                pass
-            with pytest.raises(BadPlan, match="as new has already begun"), a.attempt(PLAN):
-                pass
-
-    run(body())
-
-
-@pytest.mark.parametrize(
-    ("attempt", "sentence"), [(1, "attempt 1 of round 7 .* is over"), (2, "attempt 2 .* is over")]
-)
-def test_a_stream_of_a_stale_attempt_is_refused(attempt: int, sentence: str) -> None:
-    async def body() -> None:
-        async with two_planes() as (a, b):
-            with a.attempt(PLAN):
-                pass
-            link = await b.dial(A, a.address)
-            await link.send(Header(Kind.OPEN, Fence(Incarnation(1), Epoch(1), NEW, attempt)))
-            answer = await link.receive(5)
-            assert answer.kind is Kind.REFUSED
-            text = await link.sentence(answer)
-            link.abort()
-            assert re.search(sentence, text), text
-
-    run(body())
-
-
-def test_a_stream_of_a_node_that_is_not_in_the_plan_is_refused() -> None:
-    async def body() -> None:
-        async with two_planes() as (a, _):
-            c = await DataPlane.start("127.0.0.1:0", RUN, NodeId("c"), KEY, Books())
-            with a.attempt(PLAN):
-                link = await c.dial(A, a.address)
-                await link.send(Header(Kind.OPEN, PLAN.fence))
-                answer = await link.receive(5)
-                assert "c is not in the plan of round 7, attempt 2" in await link.sentence(answer)
-                link.abort()
-            await c.close()
-
-    run(body())
-
-
-def test_a_second_stream_of_one_member_is_refused() -> None:
-    async def body() -> None:
-        async with two_planes() as (a, b):
-            with a.attempt(PLAN) as arrivals:
-                first, second = await b.dial(A, a.address), await b.dial(A, a.address)
-                await first.send(Header(Kind.OPEN, PLAN.fence))
-                await arrivals.link(B)
-                await second.send(Header(Kind.OPEN, PLAN.fence))
-                answer = await second.receive(5)
-                assert "b already has a stream in this attempt" in await second.sentence(answer)
-                first.abort()
-                second.abort()
-
-    run(body())
-
-
-def test_a_stream_for_an_attempt_that_never_begins_is_refused_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plane, "PATIENCE", 0.05)
-
-    async def body() -> None:
-        async with two_planes() as (a, b):
-            link = await b.dial(A, a.address)
-            await link.send(Header(Kind.OPEN, PLAN.fence))
-            answer = await link.receive(5)
-            assert "did not begin here within 0.05 s" in await link.sentence(answer)
-            with pytest.raises(Closed):
-                await link.receive(5)
-            link.abort()
-
-    run(body())
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_streams_are_told_how_their_attempt_ended(fails: bool) -> None:
-    async def body() -> None:
-        async with two_planes() as (a, b):
-            link = await b.dial(A, a.address)
-            await link.send(Header(Kind.OPEN, PLAN.fence))
-            try:
-                with a.attempt(PLAN) as arrivals:
-                    await arrivals.link(B)
-                    if fails:
-                        raise asyncio.CancelledError
-            except asyncio.CancelledError:
-                pass
-            assert (await link.receive(5)).kind is (Kind.ABORT if fails else Kind.DONE)
-            link.abort()
 
     run(body())

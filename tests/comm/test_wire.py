@@ -4,10 +4,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from atoll.comm import wire
+from atoll.comm import link, wire
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
+from atoll.comm.link import Broken, Closed, Link, Meter
 from atoll.comm.plan import Fence
-from atoll.comm.wire import Broken, Closed, Header, Kind, Link, Meter
+from atoll.comm.wire import Header, Kind
 
 RUN, A, B, KEY = RunId("run"), NodeId("a"), NodeId("b"), b"k" * 32
 FENCE = Fence(Incarnation(1 << 40), Epoch(2), Round(1 << 33), 4)
@@ -18,35 +19,42 @@ def between_two_links(talk: Talk) -> None:
     """Run `talk` with both ends of a connection."""
 
     async def body() -> None:
-        ends = socket.socketpair(socket.AF_UNIX)  # TCP options do not matter here
-        links = [Link(*await asyncio.open_connection(sock=end), Meter()) for end in ends]
+        ends = socket.socketpair()
+        for end in ends:
+            end.setblocking(False)
+        links = [Link(end, Meter()) for end in ends]
         try:
             await talk(links[0], links[1])
         finally:
-            for link in links:
-                link.abort()
+            for side in links:
+                side.close()
 
     asyncio.run(body())
 
 
-@pytest.fixture(autouse=True)
-def unix_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "tune", lambda sock: None)
-
-
-def test_a_header_is_forty_bytes_as_documented() -> None:
-    header = Header(Kind.RESULT, FENCE, chunk=7, length=9)
-    expected = b"\x03\0\0\0" + b"".join(
+def test_a_header_has_the_documented_bytes() -> None:
+    header = Header(Kind.SEALED, FENCE, chunk=7, length=9, packed=True, place=513, offset=11, whole=20)
+    expected = b"\x03\x01\x01\x02" + b"".join(
         value.to_bytes(size, "little")
-        for value, size in [(7, 4), (1 << 40, 8), (2, 8), (1 << 33, 8), (4, 4), (9, 4)]
+        for value, size in [(7, 4), (1 << 40, 8), (2, 8), (1 << 33, 8), (4, 4), (9, 4), (11, 4), (20, 4)]
     )
-    assert header.pack() == expected and len(expected) == 40
+    assert header.pack() == expected and len(expected) == wire.HEADER.size == 48
     assert Header.unpack(expected) == header
+
+
+def test_what_is_no_piece_travels_as_the_whole() -> None:
+    header = Header.unpack(Header(Kind.SEALED, FENCE, chunk=7, length=9).pack())
+    assert (header.offset, header.whole, header.total) == (0, 0, 9)
 
 
 def test_a_frame_of_unknown_kind_is_refused() -> None:
     with pytest.raises(Broken, match="unknown kind 99"):
-        Header.unpack(b"\x63" + bytes(39))
+        Header.unpack(b"\x63" + bytes(wire.HEADER.size - 1))
+
+
+def test_a_piece_beyond_the_end_of_its_payload_is_refused() -> None:
+    with pytest.raises(Broken, match="a piece of 5 bytes from 6 on, of 10"):
+        Header.unpack(Header(Kind.SEALED, FENCE, length=5, offset=6, whole=10).pack())
 
 
 def test_frames_arrive_as_they_were_sent_and_every_byte_is_counted() -> None:
@@ -54,12 +62,12 @@ def test_frames_arrive_as_they_were_sent_and_every_byte_is_counted() -> None:
 
     async def talk(here: Link, there: Link) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(here.send(Header(Kind.RESULT, FENCE, 1, len(payload)), payload))
-            header = await there.receive(1)
+            group.create_task(wire.send(here, Header(Kind.SEALED, FENCE, 1, len(payload)), payload))
+            header = await wire.receive(there, 1)
             place = bytearray(header.length)
             await there.read_into(memoryview(place))
-        assert header == Header(Kind.RESULT, FENCE, 1, len(payload)) and place == payload
-        assert here._meter.up == there._meter.down == 40 + len(payload)
+        assert header == Header(Kind.SEALED, FENCE, 1, len(payload)) and place == payload
+        assert here._meter.up == there._meter.down == wire.HEADER.size + len(payload)
 
     between_two_links(talk)
 
@@ -69,9 +77,9 @@ def test_the_hello_proves_the_key_without_showing_it() -> None:
         sent: list[bytes] = []
         write = here.write
 
-        async def recorded(data: bytes | memoryview) -> None:
-            sent.append(bytes(data))
-            await write(data)
+        async def recorded(*buffers: bytes | memoryview) -> None:
+            sent.extend(bytes(b) for b in buffers)
+            await write(*buffers)
 
         here.write = recorded  # type: ignore[method-assign]
         async with asyncio.TaskGroup() as group:
@@ -115,13 +123,49 @@ def test_a_recorded_hello_opens_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "first", [b"GET / HTTP/1.1\r\nHost: example\r\n\r\n", bytes(1000), b"ATOL\x09" + b"\xff" * 50]
+    "first",
+    [
+        b"GET / HTTP/1.1\r\nHost: example\r\n\r\n",
+        bytes(1000),
+        b"ATOL\x01" + b"\xff" * 50,
+        b"ATOL\x09" + b"\xff" * 50,
+    ],
 )
 def test_other_protocols_and_versions_are_refused_at_the_first_bytes(first: bytes) -> None:
     async def talk(here: Link, there: Link) -> None:
         await here.write(first)
-        with pytest.raises(Broken, match="first bytes|version 9"):
+        with pytest.raises(
+            Broken, match="first bytes|speaks version [19] of .*, this node speaks 2: use one release"
+        ):
             await wire.welcome(there, RUN, B, KEY)
+
+    between_two_links(talk)
+
+
+@pytest.mark.parametrize(
+    ("greeting", "sentence"),
+    [
+        (b"SSH-2.0-OpenSSH_9.6\r\nxxxx", "no data plane of this software"),
+        (wire.GREETING.pack(wire.MAGIC, 1, bytes(16)), "speaks version 1 .*, this node speaks 2: use one release"),
+    ],
+)
+def test_what_listens_there_and_is_no_data_plane_of_this_version_is_told_apart(
+    greeting: bytes, sentence: str
+) -> None:
+    async def talk(here: Link, there: Link) -> None:
+        await there.write(greeting[: wire.GREETING.size])
+        with pytest.raises(Broken, match=sentence):
+            await wire.greet(here, RUN, A, B, KEY)
+
+    between_two_links(talk)
+
+
+def test_nobody_is_welcome_before_this_node_has_the_key() -> None:
+    async def talk(here: Link, there: Link) -> None:
+        greeting = asyncio.create_task(wire.greet(here, RUN, A, B, b""))
+        with pytest.raises(Broken, match="has not joined its run yet"):
+            await wire.welcome(there, RUN, B, b"")
+        await greeting
 
     between_two_links(talk)
 
@@ -130,13 +174,13 @@ def test_an_end_between_frames_differs_from_an_end_within_one() -> None:
     async def whole(here: Link, there: Link) -> None:
         here.close()
         with pytest.raises(Closed):
-            await there.receive(1)
+            await wire.receive(there, 1)
 
     async def half(here: Link, there: Link) -> None:
-        await here.write(bytes(39))
+        await here.write(bytes(wire.HEADER.size - 1))
         here.close()
         with pytest.raises(Broken, match="in mid-frame") as caught:
-            await there.receive(1)
+            await wire.receive(there, 1)
         assert not isinstance(caught.value, Closed)
 
     between_two_links(whole)
@@ -146,17 +190,17 @@ def test_an_end_between_frames_differs_from_an_end_within_one() -> None:
 def test_a_silent_peer_ends_a_wait_at_its_deadline() -> None:
     async def talk(here: Link, there: Link) -> None:
         with pytest.raises(Broken, match="sent nothing for 0.01 s"):
-            await there.receive(0.01)
+            await wire.receive(there, 0.01)
 
     between_two_links(talk)
 
 
 def test_a_peer_that_takes_nothing_ends_a_send_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "STALL", 0.05)
+    monkeypatch.setattr(link, "STALL", 0.05)
 
     async def talk(here: Link, there: Link) -> None:
         with pytest.raises(Broken, match="took no byte for 0.05 s"):
-            await here.send(Header(Kind.DATA, FENCE), bytes(1 << 24))
+            await wire.send(here, Header(Kind.DATA, FENCE, length=1 << 24), bytes(1 << 24))
 
     between_two_links(talk)
 
@@ -164,10 +208,10 @@ def test_a_peer_that_takes_nothing_ends_a_send_at_its_deadline(monkeypatch: pyte
 def test_a_farewell_is_heard_even_if_its_receiver_was_still_sending() -> None:
     async def talk(here: Link, there: Link) -> None:
         async with asyncio.TaskGroup() as group:
-            sending = group.create_task(here.send(Header(Kind.DATA, FENCE), bytes(1 << 22)))
-            group.create_task(there.farewell(Kind.REFUSED, "not today"))
-            header = await here.receive(5)
-            assert header.kind is Kind.REFUSED and await here.sentence(header) == "not today"
+            sending = group.create_task(wire.send(here, Header(Kind.DATA, FENCE, length=1 << 22), bytes(1 << 22)))
+            group.create_task(wire.farewell(there, Kind.REFUSED, "not today"))
+            header = await wire.receive(here, 5)
+            assert header.kind is Kind.REFUSED and await wire.sentence(here, header) == "not today"
             await sending
             here.close()
 
@@ -177,7 +221,7 @@ def test_a_farewell_is_heard_even_if_its_receiver_was_still_sending() -> None:
 def test_a_refusal_too_long_to_be_a_sentence_is_not_read() -> None:
     async def talk(here: Link, there: Link) -> None:
         with pytest.raises(Broken, match="a refusal of 4294967295 bytes"):
-            await here.sentence(wire.unfenced(Kind.REFUSED, length=0xFFFFFFFF))
+            await wire.sentence(here, wire.unfenced(Kind.REFUSED, length=0xFFFFFFFF))
 
     between_two_links(talk)
 

@@ -18,7 +18,19 @@ CRASHES = (
     "after the snapshot",
     "at once",
 )
-LIES = ("seal", "bytes", "held", "owner", "seal again", "front", "samples")
+LIES = (
+    "seal",  # another digest than that of the bytes
+    "bytes",  # others to some members than to the rest
+    "held",  # another root
+    "owner",  # of chunks that are others'
+    "seal again",
+    "stale",  # under attempts in which it did not get the chunk
+    "empty",  # with no contribution in it
+    "orphans",  # other digests than it has
+    "contribution",  # one that cannot be decoded
+    "front",
+    "samples",
+)
 SPEEDS = (1.0, 1.0, 1.0, 0.9, 0.7, 0.5, 0.2)  # of trainers
 
 
@@ -37,6 +49,7 @@ class Faults:
             self.leave,
             self.join,
             self.break_connection,
+            self.break_connections,
             self.halve,
             self.flip_bit,
             self.lie,
@@ -187,21 +200,18 @@ class Faults:
     # The network
 
     def break_connection(self) -> None:
-        """Between two members of an attempt, seen by one of them or both."""
-        busy = [n for n in self.world.living if n.plane.attempt is not None]
-        if not busy:
-            return
-        node = self.rng.choice(busy)
-        attempt = node.plane.attempt
-        assert attempt is not None
-        i = self.rng.randrange(len(attempt.members))
-        other = self.world.at(attempt.addresses[i])
-        if i == attempt.me or other is None or not other.alive:
-            return
-        node.say(f"and {other.me} lose their connection")
-        node.later(self.rng.uniform(0, 0.3), node.plane.broken, attempt.fence, other.me, "reset")
-        if self.rng.random() < 0.5:
-            other.later(self.rng.uniform(0, 0.3), other.plane.broken, attempt.fence, node.me, "reset")
+        """Between two members."""
+        links = [link for n in self.world.living for peer in n.plane.peers.values() for link in peer.links]
+        if links:
+            link = self.rng.choice(links)
+            link.ends[0].say(f"and {link.ends[1].me} lose their connection")
+            link.snap()
+
+    def break_connections(self) -> None:
+        """One that breaks again and again."""
+        for _ in range(self.rng.randint(2, 10)):
+            soon = self.rng.uniform(0, 4)
+            self.world.engine.after(soon, lambda: None if self._over else self.break_connection())
 
     def partition(self) -> None:
         world, rng = self.world, self.rng
@@ -315,7 +325,12 @@ class Faults:
         rest = [n for n in world.living if n not in nodes]
         if not rest or any(self._wrong(n) for n in world.living):  # two may have voted for two states
             return False
-        if state.round.plan is not None and not any(n.me in state.round.ledger.members for n in rest):
+        ledger, here = state.round.ledger, state.members.here
+        lies = state.round.number in world.truth.lied or any(n.host.lies for n in world.living)
+        if ledger.attempt and lies:  # the victim may be put out, and the round be committed by the liar alone
+            return False
+        partners = {n for n in ledger.members if n in ledger.contributions}
+        if ledger.attempt and not any(n.me in partners and here[n.me].life == n.control.life for n in rest):
             return False
         return state.committed == 0 or any(self._keeps(n) for n in rest)
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING
 
-from sim.truth import Mean, next_state, root
+from sim.truth import CHUNK, Mean, next_state, root
 
+from atoll.comm.bits import places
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence
 from atoll.coordinator import events as ev
@@ -45,9 +46,11 @@ def check_written(world: "World", before: State, batch: Batch) -> None:
     plan = after.round.plan
     if plan is not None:
         attempts_end_in_time(world, batch)
-        if plan is not before.round.plan or after.round.ledger is not before.round.ledger:
+        if plan is not before.round.plan:
             fences_grow(world, plan.fence)
-            the_ledger_has_what_members_said(world, after)
+    if after.round is not before.round:
+        check_ledger(world, before, after)
+    who_left_takes_what_may_be_committed(world, before, batch)
     if after.committed != before.committed:
         check_commit(world, before, batch)
     if after.digest != before.digest or after.committed != before.committed:
@@ -60,6 +63,14 @@ def check_written(world: "World", before: State, batch: Batch) -> None:
             active_nodes_have_the_logs_state(world, node)
     for record in batch.records:
         published_once_in_order(world, record)
+
+
+def check_ledger(world: "World", before: State, after: State) -> None:
+    the_ledger_has_what_members_said(world, after)
+    attempts_continue(world, after)
+    if before.round.number == after.round.number:
+        seals_are_their_owners(world, before, after)
+        orphans_go_to_who_holds_them(world, before, after)
 
 
 def check_commit(world: "World", before: State, batch: Batch) -> None:
@@ -84,37 +95,56 @@ def rounds_commit_once_and_in_order(world: "World", before: State, after: State)
 
 
 def commits_come_from_the_plan_in_force(world: "World", record: CommitRecord) -> None:
-    """Only the newest attempt of a round can commit."""
+    """Only the newest attempt of a round can commit, which may have been opened by the same event."""
     newest = max(a for r, a in world.truth.fences if r == record.round)
-    hold(record.attempts == newest, f"round {record.round} is committed by attempt {record.attempts} of {newest}")
+    told = f"round {record.round} is committed by attempt {record.attempts} of {newest}"
+    hold(newest <= record.attempts <= newest + 1, told)
 
 
 def everyone_holds_what_is_committed(world: "World", record: CommitRecord) -> None:
-    """A commit's contributors have all its sealed bytes, and the same ones."""
-    for node in record.contributors:
-        held = _held(world, record, node)
-        hold(bool(held), f"round {record.round} is committed, but {node} does not hold its bytes")
+    """The members of a commit's attempt have all its sealed bytes, and the same ones."""
+    for node in record.bytes_up:
+        held = world.truth.held.get((node, record.round), set())
         same = any(root(payloads).hex() == record.sealed_digest for payloads in held)
-        hold(same, f"{node} holds other bytes of round {record.round} than were committed")
+        hold(same, f"round {record.round} is committed, but {node} does not hold its bytes")
 
 
 def records_say_what_the_bytes_contain(world: "World", record: CommitRecord) -> None:
-    """Weights, contributors and tokens of the record are those of the contributions in the sealed bytes."""
-    sample, base = world.config.model.seq_len, world.truth.states[record.round - 1]
-    for mean in _means(world, record):
-        real = {c.node: float(len(c.samples) * sample) for c in mean.contributions}
-        hold(
-            real == record.contributors, f"round {record.round} has {real}, its record says {record.contributors}"
-        )
-        hold(
-            list(real.values()) == list(mean.weights),
-            f"round {record.round} was weighed {mean.weights} for {real}",
-        )
-        for c in mean.contributions:
-            right = c.base == base or c.node in world.truth.flipped
-            hold(right, f"{c.node} contributed to round {record.round} steps on another state")
-    before = len(world.truth.consumed) * sample
-    hold(record.tokens == before + int(sum(record.contributors.values())), f"the run's tokens are wrong: {record}")
+    """Weights, contributors and tokens of the record are those of the contributions in the sealed bytes: each
+    chunk is the weighted mean of exactly the contributions that its seal lists, no node's twice."""
+    truth, k, sample = world.truth, record.round, world.config.model.seq_len
+    base = truth.states[k - 1]
+    means, entries = _means(world, record), world.truth.entries[record.round]
+    parts, most = Counter[NodeId](), Counter[NodeId]()
+    for c, (payload, mean) in enumerate(means):
+        hold(mean.chunk == c, f"the bytes of chunk {mean.chunk} of round {k} are committed as chunk {c}")
+        nodes = [x.node for x in mean.contributions]
+        hold(len(set(nodes)) == len(nodes), f"a node is twice in chunk {c} of round {k}: {nodes}")
+        real = [float(len(x.samples) * sample) for x in mean.contributions]
+        hold(real == list(mean.weights), f"chunk {c} of round {k} was weighed {mean.weights} for {real}")
+        listed = {
+            tuple(entries[i].node for i in places(inputs))
+            for (_, r, since, chunk), (sum_, inputs) in truth.seals.items()
+            if (r, chunk, sum_) == (k, c, payload) and since >= truth.began[k]
+        }
+        hold(listed == {tuple(nodes)}, f"chunk {c} of round {k} has {nodes}, its seal lists {listed}")
+        for x in mean.contributions:
+            hold(x.base == base or x.node in truth.flipped, f"{x.node} has steps on another state in round {k}")
+            parts[x.node] += min(CHUNK, world.numel - c * CHUNK)
+            most[x.node] = max(most[x.node], len(x.samples))
+    hold(parts.keys() == record.contributors.keys(), f"round {k} has {parts}, the record {record.contributors}")
+    for node, tokens in record.contributors.items():
+        exact = most[node] * sample * parts[node] / world.numel
+        right = tokens == exact if parts[node] == world.numel else exact - 1.001 < tokens < exact + 0.001
+        hold(right, f"{node} has {exact} tokens in round {k}, its record says {tokens}")
+    for c, (_, mean) in enumerate(means):
+        out = parts.keys() - {x.node for x in mean.contributions}
+        hold(out == set(record.lacking.get(c, ())), f"chunk {c} of round {k} lacks {out}: {record.lacking}")
+    tokens = truth.tokens + int(sum(record.contributors.values()))
+    hold(record.tokens == tokens, f"the run has {tokens} tokens, not {record.tokens}")
+    truth.tokens = tokens
+    hold(abs(record.train_loss - 2.0) < 1e-9, f"round {k} has a loss of {record.train_loss}")
+    hold(sum(record.shares.values()) < 1.001, f"the shares of round {k} are {record.shares}")
 
 
 def rounds_close_at_a_quorum(before: State, after: State) -> None:
@@ -144,17 +174,32 @@ def commits_have_enough_members(world: "World", record: CommitRecord) -> None:
 
 
 def no_sample_counts_twice(world: "World", record: CommitRecord) -> None:
-    """A sample is consumed by one commit only."""
-    samples = [s for c in _means(world, record)[0].contributions for s in c.samples]
-    used = [s for s in samples if s in world.truth.consumed]
+    """A sample that is in any chunk of a commit is in no chunk of another, and one node's."""
+    nodes: dict[int, NodeId] = {}
+    for _, mean in _means(world, record):
+        for contribution in mean.contributions:
+            for sample in contribution.samples:
+                node = nodes.setdefault(sample, contribution.node)
+                hold(node == contribution.node, f"sample {sample} is of {node} and of {contribution.node}")
+    used = [s for s in nodes if s in world.truth.consumed]
     hold(not used, f"round {record.round} consumes samples that were consumed before: {used}")
-    hold(len(set(samples)) == len(samples), f"round {record.round} consumes a sample twice")
-    world.truth.consumed.update(samples)
+    world.truth.consumed.update(nodes)
+
+
+def who_left_takes_what_may_be_committed(world: "World", before: State, batch: Batch) -> None:
+    """Samples of who left for good are leased again, unless they are in sealed chunks or may be."""
+    here, k = before.members.here, before.round.number
+    for _, event in batch.entries:
+        if isinstance(event, ev.Leaving) and event.node in here and event.life == here[event.node].life:
+            for entry in world.truth.entries.get(k, ()):
+                if entry.node == event.node and entry.contribution is not None:
+                    life = event.node, entry.contribution.life
+                    world.truth.withheld.update(world.truth.contributed[life, k])
 
 
 def every_sample_has_one_place(world: "World", state: State) -> None:
     """Every sample given out so far is consumed, free, or in one lease, and who left for good has none."""
-    leases, consumed = state.leases, world.truth.consumed
+    leases, consumed = state.leases, world.truth.consumed | world.truth.withheld
     end, size = 0, 0
     for first, count in sorted([*leases.free, *(r for lease in leases.held.values() for r in lease)]):
         hold(first >= end and count > 0, f"sample {first} is in two leases, or a lease is empty: {leases}")
@@ -184,10 +229,10 @@ def one_plan_an_attempt(world: "World", fence: Fence) -> None:
     hold(known == fence, f"attempt {fence.attempt} of round {fence.round} is {known} and {fence}")
 
 
-def one_result_an_attempt(world: "World", fence: Fence, chunk: int, payload: bytes) -> None:
-    """No two different sealed results for one (round, attempt)."""
-    known = world.truth.sealed.setdefault((fence.round, fence.attempt, chunk), payload)
-    hold(known == payload, f"chunk {chunk} of {fence} was sealed twice, with different bytes")
+def one_result_an_attempt(world: "World", round_: int, since: int, chunk: int, payload: bytes) -> None:
+    """No two different sealed results of a chunk since one attempt."""
+    known = world.truth.sealed.setdefault((round_, since, chunk), payload)
+    hold(known == payload, f"chunk {chunk} of {round_}/{since} was sealed twice, with different bytes")
 
 
 def attempts_end_in_time(world: "World", batch: Batch) -> None:
@@ -218,21 +263,75 @@ def members_said_what_is_believed(world: "World", before: State, after: State) -
 
 
 def the_ledger_has_what_members_said(world: "World", state: State) -> None:
-    """Contributions, seals and held bytes are of this round, this attempt and its owners, as first said."""
+    """Contributions and held bytes are of this round, as they were told."""
     truth, r = world.truth, state.round
-    assert r.plan is not None
     here = state.members.here
     for node, c in r.ledger.contributions.items():
         front = state.leases.held[node][0][0]
         ready = ev.BecameReady(node, here[node].life, r.number, front, c.samples, c.steps, c.loss, c.norm)
-        hold(ready in truth.said, f"{node} never said {ready}")
-    for chunk, seal in r.ledger.sealed.items():
-        owner = r.ledger.owners[chunk]
-        first = truth.seals.get((owner, r.plan.fence, chunk))
-        hold(seal == first, f"chunk {chunk} of {r.plan.fence} is sealed otherwise than {owner} did first")
-    for node, held in r.plan.held.items():
-        right = held.fence == r.plan.fence and (node not in here or held.life == here[node].life)
-        hold(held in truth.said and right, f"{node} never said {held}")
+        hold(ready in truth.said, f"{node} never said that it is ready with {c.samples} samples")
+    for node, held in r.held.items():
+        right = held.fence.round == r.number and (node not in here or held.life == here[node].life)
+        hold(held in truth.said and right, f"{node} never said that it holds {held.fence}")
+        newest = max(r.ledger.since, default=0)
+        hold(held.fence.attempt >= newest, f"{node} holds {held.fence}, but chunks have owners since {newest}")
+    if r.plan is not None:
+        for orphans in r.plan.orphans.values():
+            right = orphans in truth.said and orphans.fence == r.plan.fence
+            hold(right, f"{orphans.node} did not tell its orphans of {r.plan.fence}")
+
+
+def attempts_continue(world: "World", state: State) -> None:
+    """Places are given once, who is gone stays gone, and a chunk has one owner since an attempt."""
+    truth, r, ledger = world.truth, state.round, state.round.ledger
+    known = truth.entries.get(r.number, ())
+    if not ledger.entries:  # if there were some, everybody was away, and the round begins anew
+        truth.entries[r.number], truth.began[r.number] = (), ledger.attempt + 1
+        return
+    hold(len(ledger.entries) >= len(known), f"round {r.number} had {len(known)} places")
+    for old, new in zip(known, ledger.entries, strict=False):
+        same = (old.node, old.contribution) == (new.node, new.contribution) and new.gone >= old.gone
+        hold(same, f"a place of {old.node} in round {r.number} is now of {new.node}")
+    truth.entries[r.number] = ledger.entries
+    alive = [e.node for e in ledger.entries if not e.gone]
+    hold(len(set(alive)) == len(alive), f"a member has two places: {alive}")
+    for c, (owner, since) in enumerate(zip(ledger.owners, ledger.since, strict=True)):
+        first = truth.owners.setdefault((r.number, since, c), owner)
+        hold(owner == first, f"chunk {c} of {r.number}/{since} is owned by {first} and by {owner}")
+
+
+def seals_are_their_owners(world: "World", before: State, after: State) -> None:
+    """A chunk is sealed as its owner said first, since it owns it; and stays so, unless nobody holds it."""
+    was, is_, k = before.round.ledger, after.round.ledger, after.round.number
+    for c, seal in is_.sealed.items():
+        if c not in was.sealed:
+            owner, since = was.owners[c], was.since[c]
+            first = None if owner is None else world.truth.seals.get((owner, k, since, c))
+            right = (seal.digest, seal.inputs) == first
+            hold(right, f"chunk {c} of {k}/{since} is sealed otherwise than {owner} did first")
+        else:
+            hold(was.sealed[c] == seal, f"chunk {c} of round {k} is sealed anew")
+    for c in was.sealed.keys() - is_.sealed.keys():
+        hold(not is_.owners or is_.since[c] > was.since[c], f"chunk {c} of round {k} is not sealed any more")
+
+
+def orphans_go_to_who_holds_them(world: "World", before: State, after: State) -> None:
+    """A sealed chunk gets another owner only if that told the ledger's digest of it, and is reopened only when
+    all members told that they do not have it."""
+    was, is_, k = before.round.ledger, after.round.ledger, after.round.number
+    plan = before.round.plan
+    if plan is None or not was.orphans or is_.attempt != was.attempt + 1:
+        return
+    told = [e for e in world.truth.said if isinstance(e, ev.Orphans) and e.fence == plan.fence]
+    said = {e.node: dict(e.here) for e in told}
+    for c in was.orphans:
+        owner, digest = is_.owners[c], was.sealed[c].digest
+        if c in is_.sealed and owner is not None:
+            right = said.get(owner, {}).get(c) == digest
+            hold(right, f"chunk {c} of round {k} is given to {owner}, which told {said}")
+        elif c not in is_.sealed:
+            nobody = all(n in said and said[n].get(c) != digest for n in is_.members)
+            hold(nobody, f"chunk {c} of round {k} is reopened, though members told {said}")
 
 
 def the_digest_is_the_logs(world: "World", state: State) -> None:
@@ -242,8 +341,8 @@ def the_digest_is_the_logs(world: "World", state: State) -> None:
         states[:] = [state.digest]
     if not state.digest or state.digest == states[-1]:
         return
-    contributors = state.pending.contributors if state.pending is not None else {}
-    living = [m for n, m in state.members.here.items() if n in contributors and m.state is not MemberState.SUSPECT]
+    makers = state.makers if state.pending is not None else ()
+    living = [m for n, m in state.members.here.items() if n in makers and m.state is not MemberState.SUSPECT]
     voters = [m for m in living if m.state is MemberState.ACTIVE or m.state_round == state.committed]
     wrong = [m for m in voters if m.state_round == state.committed and m.state_digest != states[-1]]
     no_majority = 2 * len(wrong) >= len(voters) and {m.node for m in wrong} <= world.truth.flipped
@@ -300,14 +399,12 @@ def epochs_name_memberships(before: State, after: State) -> None:
     hold(same or after.epoch > before.epoch, f"epoch {after.epoch} names two memberships")
 
 
-def _held(world: "World", record: CommitRecord, node: NodeId) -> list[tuple[bytes, ...]]:
-    """What each life of the node holds of the commit's attempt."""
-    fence = world.truth.fences[record.round, record.attempts]
-    return [p for (life, other), p in world.truth.held.items() if other == fence and life[0] == node]
-
-
-def _means(world: "World", record: CommitRecord) -> list[Mean]:
-    return [world.truth.means[p] for p in _held(world, record, next(iter(record.contributors)))[0]]
+def _means(world: "World", record: CommitRecord) -> list[tuple[bytes, Mean]]:
+    """What was committed, chunk by chunk."""
+    truth = world.truth
+    held = {p for node in record.bytes_up for p in truth.held[node, record.round]}
+    payloads = next(p for p in held if root(p).hex() == record.sealed_digest)
+    return [(payload, truth.means[payload]) for payload in payloads]
 
 
 # After every event, every tick, at a restart

@@ -15,6 +15,7 @@ from sim.trainer import Trainer
 from sim.truth import Contribution, Life, digest, next_state, root
 
 from atoll.comm.ids import NodeId
+from atoll.comm.plan import NOBODY
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator import events as ev
 from atoll.node import machine
@@ -117,7 +118,8 @@ class Node(Process):
                 self.plane.cancel()
             case machine.Apply(round_):
                 self.still = False
-                self.later(self.world.apply_time, self._apply, round_)
+                self.later(self.world.apply_time, self._apply, round_, self.plane.result())
+                self.plane.cancel()
             case machine.Recover(_, scratch, rebase):
                 self._recover(effect, scratch, rebase)
             case machine.ReportLayout():
@@ -158,13 +160,16 @@ class Node(Process):
 
     def drop(self, samples: list[int], why: str) -> None:
         """Its steps on the samples will not be committed from here; unless they were, that is for a reason."""
-        if samples:
+        if samples and self.control.life > 1 and samples[0] in self.world.truth.consumed:
+            self.lost += samples  # an earlier life's steps on the first of them were committed
+        elif samples:
             self.world.dropped(self, samples, why)
 
     def _report_ready(self, work: machine.Work) -> None:
         lies_about = self.host.lies_about
         front = work.front + lies_about("front")
         samples = work.samples + 1000 * lies_about("samples")
+        self.world.truth.contributed[self.session, work.round] = tuple(self.local)
         self.report(
             lambda n, life: ev.BecameReady(n, life, work.round, front, samples, work.steps, work.loss, 1.0)
         )
@@ -175,9 +180,11 @@ class Node(Process):
         self.drop_for_good()
         self._settle(0, self.world.initial_state(self))
 
-    def _apply(self, round_: int) -> None:
-        sealed = root(self.plane.held)
+    def _apply(self, round_: int, payloads: tuple[bytes, ...]) -> None:
+        sealed = root(payloads)
         self.world.applies(self, round_, sealed)
+        if self.world.left_out(self, round_):
+            self.drop_for_good()
         self._settle(round_, next_state(self.state[1], sealed))
 
     def _recover(self, order: machine.Recover, scratch: bool, rebase: bool) -> None:
@@ -190,7 +197,7 @@ class Node(Process):
         self.plane.recover(order)
 
     def drop_for_good(self) -> None:
-        """The state under its work was not the run's."""
+        """The state under its work was not the run's, or it came when all chunks were sealed."""
         self.lost += self.local
         self.local = []
 
@@ -228,8 +235,9 @@ def told(event: object) -> str:
                 lease = "+".join(f"{r.first}..{r.first + r.count - 1}" for r in view.train.lease)
                 parts.append(f"train {view.train.round} on {lease}")
             if view.HasField("plan"):
-                members = " ".join(m.node_id for m in view.plan.members)
-                parts.append(f"plan {view.plan.round}/{view.plan.attempt} of {members}")
+                members = " ".join(m.node_id + "!" * m.gone for m in view.plan.members)
+                owners = " ".join(f"{o}" if o != NOBODY else "-" for o in view.plan.owners)
+                parts.append(f"plan {view.plan.round}/{view.plan.attempt} of {members}, owners {owners}")
             flags = "initialise evaluate ready reached closing has_state finished"
             parts += [flag for flag in flags.split() if getattr(view, flag)]
             return f"View({', '.join(parts)})"

@@ -1,8 +1,10 @@
-"""A node's data plane: the real `Exchange` of one round, on links that break, delay and reorder, as `atoll.comm.peers`
-and `atoll.comm.reduce` have them, with contributions and means for bytes; and the state for those who lack it.
+"""A node's data plane: the real `Exchange` of one round, on links that break, delay and reorder. Around it is what
+`atoll.comm.peers` and `atoll.comm.reduce` do, with contributions and means for bytes; and the state for those who
+lack it.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from sim.truth import Contribution, Mean, digest
@@ -30,6 +32,7 @@ SILENT = 2.0  # seconds of silence after which a peer is lost
 SLOW = 3.5  # seconds that the next chunk of a peer may take
 PULL = 1.2  # seconds without a chunk after which others are asked for it
 TURN = 0.5  # seconds after which the side that was not to dial does
+MALFORMED = (-1,)
 CHUNKS = (Kind.CONTRIBUTION, Kind.SEALED)
 
 Waiting = tuple[Kind, int, int]  # kind, chunk, attempt
@@ -41,6 +44,7 @@ class Frame(NamedTuple):
     round: int
     attempt: int
     chunk: int
+    place: int  # of its sender in its plan
     payload: Payload
 
 
@@ -99,8 +103,8 @@ class Reduce:
         self.sealed: dict[int, bytes] = {}  # payloads
         self.came: dict[NodeId, float] = {}  # seconds; when a peer's last chunk did
         self.reported: dict[NodeId, float] = {}  # seconds; when a peer was said to be lost
-        self.pulled = 0.0  # seconds
-        self.two_faced = False  # sends others than it seals
+        self.pulled = self.began = 0.0  # seconds; the last plan
+        self.forged: set[tuple[int, NodeId]] = set()  # chunks of which it sends others than it sealed, to whom
 
 
 class Plane:
@@ -130,7 +134,7 @@ class Plane:
             self.node.say(f"is asked for an attempt that is not newer: {plan.fence}")
             return
         reduce.plan = plan
-        now = self.node.clock
+        now = reduce.began = self.node.clock
         here = {m.node: m.address for m in plan.members if not m.gone and m.node != self.node.me}
         reduce.came = {node: reduce.came.get(node, now) for node in here}
         reduce.reported.clear()
@@ -166,9 +170,9 @@ class Plane:
                 case exchange.Send(node, kind, c, since):
                     self._post(self._peer(node), (kind, c, since))
                 case exchange.Merge(c, since, inputs):
-                    terms = tuple(reduce.inbox.get((c, i), reduce.contribution) for i in inputs)
+                    terms = tuple(self._term(reduce, c, i) for i in inputs)
                     mean = Mean(c, terms, tuple(reduce.plan.members[i].weight for i in inputs))
-                    took = self.world.seal_time * self.world.rng.uniform(0.5, 2)
+                    took = self.world.seal_time * self.world.rng.uniform(0.2, 1.0)
                     self.node.later(took, self._merged, reduce, since, inputs, mean)
                 case exchange.Report(c, since, payload, inputs):
                     self._tell(reduce, c, since, payload, bitmap(inputs, len(reduce.plan.members)))
@@ -184,34 +188,54 @@ class Plane:
                 case _:
                     assert_never(effect)
 
+    def _term(self, reduce: Reduce, c: int, place: int) -> Contribution:
+        mine = reduce.plan.members[place].node == self.node.me and (c, place) not in reduce.inbox
+        return reduce.contribution if mine else reduce.inbox[c, place]
+
     def _merged(self, reduce: Reduce, since: int, inputs: tuple[int, ...], mean: Mean) -> None:
         if reduce is not self.reduce:
             return
+        for place, term in zip(inputs, mean.contributions, strict=True):
+            if term.samples == MALFORMED:
+                return self._refuse(reduce, mean.chunk, since, place)
         payload = self.world.averaged(mean)
         effects = reduce.exchange.merged(mean.chunk, since, inputs, payload)
         if effects:
             self.world.sealed(reduce.round, since, mean.chunk, payload)
             reduce.sealed[mean.chunk] = payload
-            reduce.two_faced = self.node.host.lies_about("bytes") or reduce.two_faced
+            if self._lies(reduce, "bytes"):
+                reduce.forged |= {(mean.chunk, node) for node in list(reduce.came)[::2]}
         self._do(reduce, effects)
+
+    def _refuse(self, reduce: Reduce, c: int, since: int, place: int) -> None:
+        effects = reduce.exchange.refused(c, since, place)
+        if effects is not None:
+            reduce.inbox.pop((c, place), None)
+            self.lost(reduce, reduce.plan.members[place].node, "its contribution was refused")
+            self._do(reduce, effects)
 
     # What the coordinator is told, or what a liar says
 
     def _fence(self, reduce: Reduce, attempt: int) -> Fence:
         return reduce.plan.fence._replace(attempt=attempt)
 
+    def _lies(self, reduce: Reduce, what: str) -> bool:
+        if not self.node.host.lies_about(what):
+            return False
+        self.world.truth.lied.add(reduce.round)
+        return True
+
     def _tell(self, reduce: Reduce, c: int, since: int, payload: bytes, inputs: bytes) -> None:
         lies_about = self.node.host.lies_about
-        told = {c: digest("a lie", payload) if lies_about("seal") else payload}
+        told = {c: digest("a lie", payload) if self._lies(reduce, "seal") else payload}
         if lies_about("owner"):
             told = {i: told.get(i, digest("not mine", i)) for i in range(reduce.exchange.chunks)}
         seals = tuple((i, sum_, inputs) for i, sum_ in told.items())
         again = tuple((i, digest("again", sum_), inputs) for i, sum_ in told.items())
         if lies_about("stale"):
-            for other in (since - 1, since + 1, reduce.plan.attempt):
-                if other != since:
-                    fence = self._fence(reduce, other)
-                    self.node.report(lambda n, life, fence=fence: ev.Sealed(n, life, fence, again))
+            for other in {since - 1, since + 1, reduce.plan.attempt} - {since}:
+                stale = partial(ev.Sealed, fence=self._fence(reduce, other), seals=again)
+                self.node.report(stale)
         fence = self._fence(reduce, since)
         if lies_about("empty"):
             nothing = tuple((i, sum_, b"") for i, sum_, _ in seals)
@@ -230,7 +254,7 @@ class Plane:
     def _tell_held(self, reduce: Reduce, root: bytes) -> None:
         self.held = self.result()
         self.world.truth.held.setdefault((self.node.me, reduce.round), set()).add(self.held)
-        told = digest("a lie", root) if self.node.host.lies_about("held") else root
+        told = digest("a lie", root) if self._lies(reduce, "held") else root
         fence, rates = reduce.plan.fence, (self.world.rng.choice([0.0, 1e6, 5e6]), 1e6)
         self.node.later(0.0, self.node.feed, machine.ReduceHeld((fence.round, fence.attempt), root))
         self.node.report(lambda n, life: ev.Held(n, life, fence, told, 1000, 1000, *rates))
@@ -260,14 +284,17 @@ class Plane:
         payload: Payload = None
         if kind is Kind.CONTRIBUTION:
             payload = reduce.contribution
+            if self.node.host.lies_about("contribution"):
+                payload = replace(payload, samples=MALFORMED)
         elif kind is Kind.SEALED:
             if (payload := reduce.sealed.get(c)) is None:
                 return None
-            if reduce.two_faced and c in reduce.exchange._mine and reduce.plan.index(node) % 2:
+            if (c, node) in reduce.forged:
+                reduce.forged.discard((c, node))
                 payload = self.world.forged(payload)
         elif kind is Kind.RESYNC:
             payload, since = reduce.exchange.state(node), reduce.plan.attempt
-        return Frame(kind, reduce.round, since, c, payload)
+        return Frame(kind, reduce.round, since, c, reduce.plan.index(self.node.me), payload)
 
     def receive(self, link: Link, node: NodeId, frame: Frame) -> None:
         peer = self._peer(node)
@@ -283,32 +310,39 @@ class Plane:
         if reduce.round > frame.round:
             return
         x = reduce.exchange
-        match kind:
-            case Kind.CONTRIBUTION | Kind.SEALED:
-                verdict = x.verdict(node, kind, c, frame.attempt)
-                if verdict is Verdict.HOLD:
-                    self._early.append((until, node, frame))
-                elif node in reduce.came:
-                    reduce.came[node] = self.node.clock
-                if verdict is Verdict.TAKE and isinstance(frame.payload, Contribution):
-                    reduce.inbox[c, reduce.plan.index(node)] = frame.payload
-                    self._do(reduce, x.contribution(node, c))
-                elif verdict is Verdict.TAKE and isinstance(frame.payload, bytes):
-                    reduce.sealed[c] = frame.payload
-                    self._do(reduce, x.sealed(c, frame.payload))
+        if kind is Kind.RESYNC:
+            assert isinstance(frame.payload, tuple)
+            self._do(reduce, x.resync(node, frame.attempt, *frame.payload))
+            if c:
+                self._post(self._peer(node), (Kind.RESYNC, 0, 0))
+            return
+        verdict = x.verdict(node, frame.place, kind, c, frame.attempt)
+        if verdict is Verdict.HOLD:
+            self._early.append((until, node, frame))
+        elif kind in CHUNKS and node in reduce.came:
+            reduce.came[node] = self.node.clock
+        if verdict is Verdict.TAKE:
+            self._use(reduce, node, frame)
+
+    def _use(self, reduce: Reduce, node: NodeId, frame: Frame) -> None:
+        x, c, payload = reduce.exchange, frame.chunk, frame.payload
+        match frame.kind:
+            case Kind.CONTRIBUTION:
+                assert isinstance(payload, Contribution)
+                reduce.inbox[c, frame.place] = payload
+                self._do(reduce, x.contribution(node, c))
+            case Kind.SEALED:
+                assert isinstance(payload, bytes)
+                reduce.sealed[c] = payload
+                self._do(reduce, x.sealed(c, payload))
             case Kind.MERGED:
                 self._do(reduce, x.is_merged(node, c))
             case Kind.WANT:
                 self._do(reduce, x.wanted(node, c))
             case Kind.LACK:
                 self._do(reduce, x.lacked(node, c))
-            case Kind.RESYNC:
-                assert isinstance(frame.payload, tuple)
-                self._do(reduce, x.resync(node, frame.attempt, *frame.payload))
-                if c:
-                    self._post(self._peer(node), (Kind.RESYNC, 0, 0))
             case _:
-                raise AssertionError(f"a frame {kind.name}")
+                raise AssertionError(f"a frame {frame.kind.name}")
 
     # Links
 
@@ -371,13 +405,14 @@ class Plane:
         owed, owing = dict(x.awaiting()), set(x.owing())
         for node in [n for n in owed if n in reduce.came]:
             peer = self._peer(node)
+            heard, came = max(peer.heard, reduce.began), max(reduce.came[node], reduce.began)
             if not peer.links:
                 self._tend(peer, 0.0)
-            elif now - peer.heard > SILENT:
+            elif now - heard > SILENT:
                 self.lost(reduce, node, "it is silent")
             elif now - peer.heard > ASK:
                 self._post(peer, (Kind.RESYNC, 1, 0))
-            if peer.links and node in owing and now - reduce.came[node] > SLOW:
+            if peer.links and node in owing and now - came > SLOW:
                 self.lost(reduce, node, f"its {owed[node]} did not come")
         if now - reduce.pulled > PULL:
             reduce.pulled = now

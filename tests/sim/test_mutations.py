@@ -26,44 +26,134 @@ class Mutation:
     first: int = 0  # seed
 
 
-C, N = "coordinator/", "node/"
+C, N, X = "coordinator/", "node/", "comm/exchange.py"
 MUTATIONS = [
     # The ledger
     Mutation(
         "the last seal wins",
         C + "ledger.py",
-        "            sealed.setdefault(chunk, digest)",
-        "            sealed[chunk] = digest",
+        "            sealed.setdefault(chunk, Seal(digest, inputs))",
+        "            sealed[chunk] = Seal(digest, inputs)",
     ),
     Mutation(
         "anybody may seal a chunk",
         C + "ledger.py",
-        "if 0 <= chunk < len(ledger.owners) and ledger.owners[chunk] == node:",
-        "if 0 <= chunk < len(ledger.owners):",
+        "ledger.owners[chunk] == node and ledger.since",
+        "ledger.since",
     ),
     Mutation(
-        "seals of other attempts count",
+        "a seal from before its owner got the chunk anew counts",
+        C + "ledger.py",
+        " and ledger.since[chunk] == since\n",
+        "\n",
+    ),
+    Mutation(
+        "a chunk with nobody's contribution is sealed",
+        C + "ledger.py",
+        "if owned and any(bit(inputs, i) for i, e in enumerate(ledger.entries) if e.contribution is not None):",
+        "if owned:",
+    ),
+    Mutation(
+        "seals of other rounds count",
         C + "attempts.py",
-        "if r.plan is None or r.plan.fence != event.fence:\n        return state\n    ledger",
-        "if r.plan is None:\n        return state\n    ledger",
+        "    if event.fence.round != r.number:\n        return state\n    ledger = book.seal",
+        "    ledger = book.seal",
     ),
     Mutation(
-        "held bytes of other attempts count",
+        "held bytes of earlier owners' chunks count",
+        C + "attempts.py",
+        "late = event.fence.round != r.number or event.fence.attempt < r.ledger.newest",
+        "late = event.fence.round != r.number",
+    ),
+    Mutation(
+        "who held everything before a chunk was reopened still does",
+        C + "attempts.py",
+        " if n in members and h.fence.attempt >= ledger.newest}",
+        " if n in members}",
+    ),
+    Mutation(
+        "who came back still holds what it held",
+        C + "state.py",
+        "held={n: h for n, h in r.held.items() if n != node},",
+        "held=r.held,",
+    ),
+    Mutation(
+        "an attempt number is used twice",
+        C + "ledger.py",
+        "    attempt = ledger.attempt + 1\n",
+        "    attempt = max(ledger.attempt, 1)\n",
+    ),
+    Mutation(
+        "the place of one that is gone is given away",
+        C + "ledger.py",
+        "[replace(e, gone=e.gone or wanted.get(e.node, e) != e.contribution) for e in ledger.entries]",
+        "[e for e in ledger.entries if not e.gone and wanted.get(e.node, e) == e.contribution]",
+    ),
+    Mutation(
+        "one that came back has its old place",
+        C + "ledger.py",
+        "gone=e.gone or wanted.get(e.node, e) != e.contribution)",
+        "gone=e.node not in wanted)",
+    ),
+    Mutation(
+        "who is gone stays an owner",
+        C + "ledger.py",
+        "lost = [c for c, owner in enumerate(owners) if owner not in staying]",
+        "lost = [c for c, owner in enumerate(owners) if owner is None]",
+    ),
+    Mutation(
+        "a chunk that changes its owner has it since before",
+        C + "ledger.py",
+        "        owners[c], since[c] = None, attempt\n",
+        "        owners[c] = None\n",
+    ),
+    Mutation(
+        "sealed chunks of one that is gone are done again",
+        C + "ledger.py",
+        "free = [c for c in lost if c not in ledger.sealed]",
+        "free = lost",
+    ),
+    Mutation(
+        "orphans go to who holds anything of them",
+        C + "ledger.py",
+        "if chunks.get(c) == sealed[c].digest]",
+        "if c in chunks]",
+    ),
+    Mutation(
+        "an orphan that nobody holds stays sealed",
+        C + "ledger.py",
+        "            del sealed[c]\n",
+        "",
+    ),
+    Mutation(
+        "orphans are given away before all told what they hold",
+        C + "attempts.py",
+        "if ledger.orphans and all(n in plan_.orphans for n in left) and not gone:",
+        "if ledger.orphans and set(plan_.orphans) == set(ledger.members[:1]) and not gone:",
+    ),
+    Mutation(
+        "what members told of the orphans of an earlier attempt counts",
         C + "attempts.py",
         "if r.plan is None or r.plan.fence != event.fence or event.node not in r.ledger.members:",
         "if r.plan is None or event.node not in r.ledger.members:",
     ),
     Mutation(
-        "an attempt number is used twice",
-        C + "ledger.py",
-        "Ledger(ledger.contributions, ledger.attempt + 1, members, owners)",
-        "Ledger(ledger.contributions, max(ledger.attempt, 1), members, owners)",
-    ),
-    Mutation(
         "the weight counts one sample less",
         C + "ledger.py",
-        "float(ledger.contributions[n].samples * sample)",
-        "float((ledger.contributions[n].samples - 1) * sample)",
+        "float(e.contribution.samples * sample)",
+        "float((e.contribution.samples - 1) * sample)",
+    ),
+    Mutation(
+        "a part of a contribution counts as all of it",
+        C + "ledger.py",
+        "return {node: (contribution, elements / numel) for",
+        "return {node: (contribution, 1.0) for",
+    ),
+    Mutation(
+        "the last chunk is as large as the others",
+        C + "ledger.py",
+        "sum(min(chunk, numel - c * chunk) for c in chunks)",
+        "sum(min(chunk, numel) for c in chunks)",
     ),
     Mutation(
         "the contribution of a lost member stays",
@@ -118,14 +208,15 @@ MUTATIONS = [
     Mutation(
         "a round commits before all hold it",
         C + "attempts.py",
-        "if not ledger.complete or len(plan_.held) < len(members):",
-        "if not ledger.complete or not plan_.held:",
+        "    if left and ledger.complete and all(n in r.held for n in left):\n        root = ledger.root\n",
+        "    left = [n for n in left if n in r.held] or left\n"
+        "    if left and ledger.complete and all(n in r.held for n in left):\n        root = ledger.root\n",
     ),
     Mutation(
         "a round commits whatever its members hold",
         C + "attempts.py",
-        "if liar := _liar(state):",
-        "if (liar := _liar(state)) and False:",
+        "        right = {n: h for n, h in r.held.items() if h.digest == root}\n",
+        "        right = r.held\n",
     ),
     Mutation(
         "an attempt may take for ever",
@@ -136,13 +227,13 @@ MUTATIONS = [
     Mutation(
         "an attempt goes on without those that were lost",
         C + "attempts.py",
-        "if gone := [n for n in members if n not in ledger.contributions]:",
-        "if gone := [n for n in members if n not in ledger.contributions and False]:",
+        "if gone := gone or [n for n in _owners(ledger) if n not in state.members.here]:",
+        "if gone := []:",
     ),
     Mutation(
         "commits do not consume",
         C + "attempts.py",
-        "data.consume_each(state.leases, {n: ledger.contributions[n].samples for n in ledger.members})",
+        "data.consume_each(state.leases, used)",
         "data.consume_each(state.leases, {})",
     ),
     Mutation(
@@ -160,8 +251,8 @@ MUTATIONS = [
     Mutation(
         "a record is dropped when the next round commits",
         C + "attempts.py",
-        "def _commit(state: State, now: float, out: list[Effect]) -> State:\n    state = publish(state, out)",
-        "def _commit(state: State, now: float, out: list[Effect]) -> State:\n    publish(state, [])",
+        "now: float, out: list[Effect]) -> State:\n    state = publish(state, out)\n    r, ledger",
+        "now: float, out: list[Effect]) -> State:\n    publish(state, [])\n    r, ledger",
         first=60,
     ),
     Mutation(
@@ -174,8 +265,38 @@ MUTATIONS = [
     Mutation(
         "a lease is not released when its node leaves",
         C + "state.py",
-        "if how is MemberState.LEFT:\n        state = replace(state, leases=data.release(state.leases, node))",
-        "if how is MemberState.LEFT:\n        pass",
+        "        state = replace(state, leases=data.release(_used(state, node), node))",
+        "        pass",
+    ),
+    Mutation(
+        "samples of one that left and may be committed are leased again",
+        C + "state.py",
+        "data.release(_used(state, node), node)",
+        "data.release(state.leases, node)",
+    ),
+    Mutation(
+        "a dead member's part does not consume",
+        C + "attempts.py",
+        "for n in parts if held_.get(n)}",
+        "for n in parts if held_.get(n) and n in members_}",
+    ),
+    Mutation(
+        "a commit consumes whatever lease its contributors have by now",
+        C + "ledger.py",
+        "if entry.node == node and c is not None and c.front == front:",
+        "if entry.node == node and c is not None:",
+    ),
+    Mutation(
+        "what came too late for any chunk consumes",
+        C + "attempts.py",
+        "data.front(held_[n]), sealed=True)",
+        "data.front(held_[n]), sealed=False)",
+    ),
+    Mutation(
+        "a lying member is not looked for",
+        C + "attempts.py",
+        "    longest = min(owners, key=lambda n: (state.members.here[n].life, order(n)))\n",
+        "    longest = members[0]\n",
     ),
     Mutation(
         "a released lease stays with its node too",
@@ -354,6 +475,79 @@ MUTATIONS = [
         N + "machine.py",
         "        out.append(StopReduce())\n        return replace(node, reducing=None)\n    if node.round",
         "        return node\n    if node.round",
+    ),
+    Mutation(
+        "a node that rejoins forgets what may be committed",
+        N + "machine.py",
+        "return replace(node, view=None, reducing=None, apart=node.held is not None)",
+        "return replace(node, view=None, reducing=None, held=None)",
+    ),
+    # The exchange
+    Mutation(
+        "an owner has a contribution twice",
+        X,
+        "            arrived -= again  # ",
+        "            pass  # ",
+    ),
+    Mutation(
+        "a frame from before its chunk changed the owner counts",
+        X,
+        "if since != self._since[c] or self._here.get(node) != place:",
+        "if self._here.get(node) != place:",
+    ),
+    Mutation(
+        "a contribution counts for whatever place its sender has now",
+        X,
+        "if since != self._since[c] or self._here.get(node) != place:",
+        "if since != self._since[c]:",
+    ),
+    Mutation(
+        "a merge of a chunk that has another owner meanwhile counts",
+        X,
+        "        if since != self._since[c] or c not in self._merging:\n            return []",
+        "        if c in self._mine or self.digests[c] is not None:\n            return []",
+    ),
+    Mutation(
+        "a reopened chunk is kept",
+        X,
+        "        if not kept and self.digests[c] is not None:",
+        "        if False:",
+    ),
+    Mutation(
+        "after a break nothing is sent again",
+        X,
+        "            elif not bit(here, c) or unheard:",
+        "            elif False:",
+    ),
+    Mutation(
+        "a sealed chunk that was lost with a link is not sent again",
+        X,
+        "            late = (c for c in sorted(self._mine) if self._since[c] > attempt or not bit(sealed, c))\n",
+        "            late = ()\n",
+    ),
+    Mutation(
+        "an owner does not wait for all",
+        X,
+        "if all(place in arrived for place in self._here.values() if self._contributes(place)):",
+        "if arrived:",
+    ),
+    Mutation(
+        "a node asks nobody for a kept chunk that it lacks",
+        X,
+        "            self._asked[c] = [node]\n            out.append(Send(node, Kind.WANT, c, since))",
+        "            self._asked[c] = [node]",
+    ),
+    Mutation(
+        "the window never opens again",
+        X,
+        "        self._out.get(node, set()).discard(c)\n        self._feed(node, out)\n",
+        "",
+    ),
+    Mutation(
+        "a newer attempt is not told of what is held",
+        X,
+        "if not self._lacking and self._told != self.plan.attempt and",
+        "if not self._lacking and self._told < 0 and",
     ),
 ]
 

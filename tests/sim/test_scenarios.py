@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 from sim.node import Node
-from sim.world import CHUNK, World
+from sim.truth import CHUNK
+from sim.world import World
 
 from atoll.comm.config import InnerConfig, MembersConfig, ReduceConfig, RoundsConfig, RunConfig
 from atoll.coordinator.membership import MemberState
@@ -24,6 +25,7 @@ CONFIG = RunConfig(
 def world(config: RunConfig, speeds: list[float]) -> Iterator[World]:
     """A world without faults, in its first round."""
     world = World(0, config, speeds)
+    world.numel = len(speeds) * CHUNK - 3
     try:
         assert world.until(lambda: world.durable.round.phase is Phase.INNER, 60.0)
         yield world

@@ -9,6 +9,7 @@ from atoll.comm.plan import Fence
 from atoll.coordinator import events as ev
 from atoll.coordinator.ledger import Entry
 
+CHUNK = 10  # elements
 Life = tuple[NodeId, int]
 Samples = tuple[int, ...]
 
@@ -53,16 +54,20 @@ class Truth:
     states: list[bytes] = field(default_factory=list)  # digests, by round; state_0 first
     consumed: set[int] = field(default_factory=set)  # samples
     withheld: set[int] = field(default_factory=set)  # samples of who left while they could be committed
+    contributed: dict[tuple[Life, int], Samples] = field(default_factory=dict)  # by round
+    tokens: int = 0  # committed
     published: list[int] = field(default_factory=list)  # rounds
     fences: dict[tuple[int, int], Fence] = field(default_factory=dict)  # by (round, attempt)
     means: dict[bytes, Mean] = field(default_factory=dict)  # by payload
     sealed: dict[tuple[int, int, int], bytes] = field(default_factory=dict)  # (round, since, chunk), honest ones
     held: dict[tuple[NodeId, int], set[tuple[bytes, ...]]] = field(default_factory=dict)  # payloads, by round
     flipped: set[NodeId] = field(default_factory=set)  # nodes that once had other bits than they should
+    lied: set[int] = field(default_factory=set)  # rounds in which a member lied about bytes
     said: set[ev.Event] = field(default_factory=set)  # every report of every node
     seals: dict[tuple[NodeId, int, int, int], tuple[bytes, bytes]] = field(default_factory=dict)  # the first
     # that was said: digest and inputs, by (owner, round, since, chunk)
     entries: dict[int, tuple[Entry, ...]] = field(default_factory=dict)  # of the ledger, by round
+    began: dict[int, int] = field(default_factory=dict)  # the attempt in which these begin, by round
     owners: dict[tuple[int, int, int], NodeId | None] = field(default_factory=dict)  # (round, since, chunk)
 
     def hear(self, event: ev.Event) -> None:
@@ -70,5 +75,6 @@ class Truth:
         self.said.add(event)
         if isinstance(event, ev.Sealed):
             for chunk, sum_, inputs in event.seals:
-                key = event.node, event.fence.round, event.fence.attempt, chunk
-                self.seals.setdefault(key, (sum_, inputs))
+                if any(inputs):
+                    key = event.node, event.fence.round, event.fence.attempt, chunk
+                    self.seals.setdefault(key, (sum_, inputs))

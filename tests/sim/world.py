@@ -14,11 +14,11 @@ from sim import invariants
 from sim.engine import Engine, Network
 from sim.faults import SPEEDS, Faults
 from sim.node import Host, Node
-from sim.plane import fence_of
 from sim.service import Service, copy
-from sim.truth import Mean, Truth, digest
+from sim.truth import CHUNK, Mean, Truth, digest
 
 from atoll.comm.config import DataConfig, InnerConfig, MembersConfig, ReduceConfig, RoundsConfig, RunConfig
+from atoll.comm.ids import Epoch, Incarnation, Round
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.core import Batch, Core
@@ -27,7 +27,6 @@ from atoll.coordinator.journal import Journal
 from atoll.coordinator.membership import MemberState
 from atoll.coordinator.state import State
 
-CHUNK = 10  # elements
 MEMORY = "/dev/shm"
 ROUNDS = 20  # that every seed commits at least
 STORM = 12  # rounds that commit under faults
@@ -38,7 +37,7 @@ SLOWEST = 8.0  # seconds that a round may take then
 class World:
     """Everything there is, and the only place that knows all of it."""
 
-    step_time, seal_time, encode_time, apply_time = 0.1, 0.02, 0.01, 0.02  # seconds
+    step_time, encode_time, apply_time = 0.1, 0.01, 0.02  # seconds
 
     def __init__(self, seed: int, config: RunConfig | None = None, speeds: Sequence[float] = ()) -> None:
         """What is not given is drawn."""
@@ -54,8 +53,9 @@ class World:
         self.nodes: dict[str, Node] = {}  # the latest process on each host
         speeds = speeds or [self.rng.choice(SPEEDS) for _ in range(self.rng.randint(4, 9))]
         self.config = config or a_config(self.rng, len(speeds))
-        self.numel = CHUNK * self.rng.randint(2, 5) - 3
+        self.numel = CHUNK * self.rng.randint(2, 8) - 3
         self.folder = Path(tempfile.mkdtemp(prefix="atoll-sim-", dir=MEMORY if Path(MEMORY).is_dir() else None))
+        self.seal_time = self.rng.choice([0.02, 0.02, 0.2, 0.6])  # seconds that an average takes at most
         self.same_bits = self.rng.random() < 0.5
         self.lives = 0  # of the coordinator
         self.last = 0.0  # seconds on its clock; of the latest event
@@ -96,11 +96,9 @@ class World:
         if silent:
             return
         self.network.send(node, self.service, self.service.closed, node.control.stream, *node.session)
-        for other in self.nodes.values():
-            attempt = other.plane.attempt
-            if other is not node and attempt is not None:
-                broke = other.plane.broken, attempt.fence, node.me, "the connection broke"
-                self.network.send(node, other, *broke)
+        for peer in node.plane.peers.values():
+            for link in list(peer.links):
+                link.snap()
 
     def at(self, host: str) -> Node | None:
         return self.nodes.get(host)
@@ -170,14 +168,18 @@ class World:
         invariants.active_nodes_have_the_logs_state(self, node)
 
     def planned(self, plan: pb.Plan) -> None:
-        invariants.one_plan_an_attempt(self, fence_of(plan))
+        fence = Fence(Incarnation(plan.incarnation), Epoch(plan.epoch), Round(plan.round), plan.attempt)
+        invariants.one_plan_an_attempt(self, fence)
 
-    def sealed(self, fence: Fence, mean: Mean) -> bytes:
+    def averaged(self, mean: Mean) -> bytes:
         """An owner computed the mean of a chunk; its payload."""
         payload = digest(mean.chunk, mean.contributions, mean.weights)
         self.truth.means[payload] = mean
-        invariants.one_result_an_attempt(self, fence, mean.chunk, payload)
         return payload
+
+    def sealed(self, round_: int, since: int, chunk: int, payload: bytes) -> None:
+        """An owner sealed a chunk."""
+        invariants.one_result_an_attempt(self, round_, since, chunk, payload)
 
     def forged(self, payload: bytes) -> bytes:
         """A lying owner's other bytes for the same chunk."""
@@ -208,6 +210,11 @@ class World:
 
     def applies(self, node: Node, round_: int, sealed: bytes) -> None:
         invariants.sealed_bytes_are_the_logs(self, node, round_, sealed)
+
+    def left_out(self, node: Node, round_: int) -> bool:
+        """Whether the node was a member in the round, and is in no chunk: all were sealed, or sealed anew."""
+        entered = any(e.node == node.me for e in self.truth.entries[round_])
+        return entered and self.truth.consumed.isdisjoint(node.local)
 
     # The story of a seed
 

@@ -1,0 +1,191 @@
+"""A node without a trainer: it owns chunks of the others' reduces, and holds no state.
+
+Where no member can be dialled, each of them dials this one: on the coordinator's host, say.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+
+import psutil
+
+from atoll.comm.chunks import Chunks
+from atoll.comm.codec import make as make_codec
+from atoll.comm.config import RunConfig, from_json
+from atoll.comm.errors import AtollError
+from atoll.comm.ids import NodeId, Round, RunId
+from atoll.comm.invite import Invite, join_host_port, split_host_port
+from atoll.comm.octets import Octets
+from atoll.comm.plan import Plan
+from atoll.comm.plane import DataPlane
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.reduce import Reduction, Seal
+from atoll.node import local
+from atoll.node.config import NodeConfig
+from atoll.node.control import AWAY, Control, Identity, SessionLost
+from atoll.node.daemon import Options, claim, on_signals, plan_of, remember, remembered, seal_of
+
+log = logging.getLogger("atoll.node")
+
+
+class Reducer:
+    """One life of such a node. `run` returns when the run is finished or the node was told to leave."""
+
+    def __init__(self, invite: Invite, config: NodeConfig, options: Options) -> None:
+        self._invite, self._config, self._options = invite, config, options
+        self._control = Control(invite)
+        self._over = asyncio.Event()
+        self._seen = (0, 0)  # incarnation and version of the latest view
+        self._reduction: Reduction | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._reduced = 0
+        self._plane: DataPlane
+        self._run: RunConfig
+        self._me = NodeId("")
+
+    async def run(self) -> None:
+        claim(self._options.state_dir)
+        run = RunId(self._invite.run)
+        caps = self._config.upload * 125e3, self._config.download * 125e3
+        streams = self._config.streams
+        self._plane = await DataPlane.start(self._options.listen, run, NodeId("?"), b"", _Nothing(), caps, streams)
+        try:
+            period = await self._join()
+            with on_signals(self._over.set):
+                async with local.serve(self._options.state_dir, self.status, self._over.set):
+                    await self._live(period)
+            await self._control.leave("stopped by its operator")
+        finally:
+            self._stop()
+            await self._plane.close()
+            await self._control.close()
+
+    async def _join(self) -> float:
+        host, port = split_host_port(self._plane.address, "--listen")
+        listening = "" if host in ("0.0.0.0", "::", "") else host
+        address = self._options.advertise or join_host_port(listening, port)
+        self._identity = Identity(self._options.name, address, role="reducer")
+        memory = self._options.state_dir / "session"
+        self._control.session = remembered(memory, self._invite) or secrets.token_hex(16)
+        remember(memory, self._invite, self._control.session)
+        reply = await self._control.join(self._identity, self._options.patience)
+        self._run = from_json(reply.config)
+        self._admitted(reply)
+        log.info(f"joined run {reply.run} as {self._me}, a reducer; peers reach it at {reply.address}")
+        return reply.heartbeat
+
+    def _admitted(self, reply: pb.JoinReply) -> None:
+        self._me = NodeId(reply.node_id)
+        self._plane.identify(self._me, reply.data_key)
+        remember(self._options.state_dir / "session", self._invite, reply.session)
+
+    async def _live(self, period: float) -> None:
+        """The session with the coordinator until the run, or this node, is over; a lost one is joined again."""
+        while not self._over.is_set():
+            try:
+                async with asyncio.TaskGroup() as session:
+                    work = (self._watch(), self._control.send_reports(), self._beat(period))
+                    tasks = [session.create_task(part) for part in work]
+                    await self._over.wait()
+                    for task in tasks:
+                        task.cancel()
+            except* SessionLost as lost:
+                log.warning(f"the coordinator dropped this node ({lost.exceptions[0]}); it joins again")
+                self._stop()
+                self._admitted(await self._control.join(self._identity, AWAY))
+
+    async def _watch(self) -> None:
+        async for view in self._control.watch():
+            if view.finished:
+                self._over.set()
+            elif view.HasField("plan"):
+                self._follow(plan_of(view.plan), view.plan.numel)
+            elif self._reduction is not None and self._reduction.round <= view.committed:
+                self._stop()
+            self._seen = view.incarnation, view.epoch
+
+    def _follow(self, plan: Plan, numel: int) -> None:
+        try:
+            if self._reduction is not None and self._reduction.round == plan.round:
+                if plan.fence > self._reduction.plan.fence:
+                    self._reduction.replan(plan)
+                return
+            self._stop()
+            reduce = self._run.reduce
+            codec = make_codec(reduce.codec, reduce.block, reduce.scales)
+            chunks = Chunks(numel, reduce.chunk)
+            self._reduction = Reduction(self._plane.peers, self._me, None, codec, chunks, plan, self)
+            self._task = asyncio.create_task(self._reduction.run())
+            self._reduced += 1
+        except (AtollError, ValueError) as error:
+            log.warning(f"round {plan.round}: {error}")
+
+    def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._reduction = self._task = None
+
+    async def _beat(self, period: float) -> None:
+        me = psutil.Process()
+        while True:
+            beat = pb.HeartbeatRequest(
+                phase="sync" if self._reduction is not None else "waiting",
+                bytes_up=self._plane.bytes_up,
+                bytes_down=self._plane.bytes_down,
+                rss_bytes=me.memory_info().rss,
+            )
+            await self._control.heartbeat(beat)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), period)
+
+    # What a reduce tells (atoll.comm.reduce.Outcome)
+
+    def sealed(self, plan: Plan, seal: Seal) -> None:
+        self._report(plan, seal.since, seals=pb.Seals(seals=[seal_of(plan, seal)]))
+
+    def orphans(self, plan: Plan, here: tuple[tuple[int, bytes], ...]) -> None:
+        pass  # only who contributes holds sealed chunks
+
+    def lost(self, plan: Plan, node: NodeId, sentence: str) -> None:
+        log.warning(f"round {plan.round}, attempt {plan.attempt}: {node}: {sentence}")
+        self._report(plan, plan.attempt, unreachable=pb.Unreachable(node_id=node, reason=sentence[:200]))
+
+    def held(self, plan: Plan, root: bytes) -> None:
+        pass
+
+    def _report(self, plan: Plan, attempt: int, **report: object) -> None:
+        fence = pb.Fence(incarnation=plan.incarnation, epoch=plan.epoch, round=plan.round, attempt=attempt)
+        self._control.report(pb.ReportRequest(fence=fence, **report))  # type: ignore[arg-type]
+
+    # For `atoll node status`
+
+    def status(self) -> dict[str, object]:
+        return {
+            "node_id": self._me,
+            "name": self._options.name,
+            "run": self._invite.run,
+            "phase": "sync" if self._reduction is not None else "waiting",
+            "round": self._reduction.round if self._reduction is not None else 0,
+            "rounds_reduced": self._reduced,
+            "bytes_up": self._plane.bytes_up,
+            "bytes_down": self._plane.bytes_down,
+        }
+
+
+async def reduce_only(invite: Invite, config: NodeConfig, options: Options) -> None:
+    """A reducer's life in this event loop."""
+    await Reducer(invite, config, options).run()
+
+
+class _Nothing:
+    """It has nothing that peers may fetch."""
+
+    def sealed(self, round: Round, chunk: int) -> Octets | None:
+        return None
+
+    def state(self, round: Round, chunk: int) -> Octets | None:
+        return None
+
+    def digests(self, round: Round) -> None:
+        return None

@@ -1,0 +1,111 @@
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll.comm import compress
+from atoll.comm import squeeze as module
+from atoll.comm.octets import U8
+from atoll.comm.squeeze import KEPT, SMALLEST, TRY_AGAIN, Squeeze
+from atoll.comm.wire import Kind
+
+ZEROS: U8 = np.zeros(1 << 16, np.uint8)
+NOISE: U8 = np.random.default_rng(0).integers(0, 256, 1 << 16, np.uint8)
+SLOW, FAST = 1e5, 1e12  # bytes a second
+
+
+@pytest.fixture(autouse=True)
+def packed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What was packed, each byte in 2 ns of a processor."""
+    sizes: list[int] = []
+
+    def timed(payload: U8) -> tuple[bytes, float]:
+        sizes.append(payload.size)
+        return compress.pack(payload.data), 2e-9 * payload.size
+
+    monkeypatch.setattr(module, "_timed", timed)
+    return sizes
+
+
+def run(body: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(body)
+
+
+def of(rate: float) -> Squeeze:
+    squeeze = Squeeze()
+    squeeze.rate = rate
+    return squeeze
+
+
+def test_on_a_slow_link_payloads_are_packed_and_unpack_to_themselves() -> None:
+    async def body() -> None:
+        frame = await of(SLOW).pack(Kind.CONTRIBUTION, 0, 1, ZEROS)
+        assert frame is not None and compress.unpack(frame, ZEROS.size) == ZEROS.tobytes()
+
+    run(body())
+
+
+def test_what_would_not_get_smaller_goes_as_it_is() -> None:
+    async def body() -> None:
+        assert await of(SLOW).pack(Kind.CONTRIBUTION, 0, 1, NOISE) is None
+
+    run(body())
+
+
+def test_small_payloads_and_links_of_unknown_rate_are_left_alone(packed: list[int]) -> None:
+    async def body() -> None:
+        assert await of(SLOW).pack(Kind.CONTRIBUTION, 0, 1, ZEROS[: SMALLEST - 1]) is None
+        for c in range(2 * TRY_AGAIN):
+            assert await of(0.0).pack(Kind.CONTRIBUTION, c, 1, ZEROS) is None
+        assert not packed
+
+    run(body())
+
+
+def test_on_a_fast_link_only_every_so_many_chunks_are_tried(packed: list[int]) -> None:
+    async def body() -> None:
+        squeeze = of(FAST)
+        for c in range(10 * TRY_AGAIN):
+            await squeeze.pack(Kind.CONTRIBUTION, c, 1, NOISE)
+        assert 8 <= len(packed) <= 10 and not squeeze.pays
+
+    run(body())
+
+
+def test_it_is_given_up_when_it_saves_nothing_and_taken_up_when_it_does(packed: list[int]) -> None:
+    async def body() -> None:
+        squeeze = of(1e7)
+        assert squeeze.pays
+        for c in range(100):
+            await squeeze.pack(Kind.CONTRIBUTION, c, 1, NOISE)
+        assert not squeeze.pays and len(packed) < 50
+        for c in range(20 * TRY_AGAIN):
+            await squeeze.pack(Kind.CONTRIBUTION, c, 1, ZEROS)
+        assert squeeze.pays
+
+    run(body())
+
+
+def test_a_result_for_several_peers_is_packed_once_and_forgotten_with_its_round(packed: list[int]) -> None:
+    async def body() -> None:
+        squeeze = of(SLOW)
+        frames = [await squeeze.pack(Kind.SEALED, 0, 1, ZEROS) for _ in range(3)]
+        assert len(packed) == 1 and frames[0] == frames[1] == frames[2]
+        await squeeze.pack(Kind.SEALED, 0, 2, ZEROS)  # of another attempt
+        squeeze.forget()
+        await squeeze.pack(Kind.SEALED, 0, 1, ZEROS)
+        assert len(packed) == 3
+
+    run(body())
+
+
+def test_few_packed_chunks_are_kept() -> None:
+    async def body() -> None:
+        squeeze = of(SLOW)
+        for c in range(3 * KEPT):
+            await squeeze.pack(Kind.SEALED, c, 1, ZEROS)
+        assert len(squeeze._kept) == KEPT
+
+    run(body())
