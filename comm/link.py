@@ -28,7 +28,7 @@ LINGER = 1.0  # seconds for which last bytes may be on their way before the conn
 PIECE = 1 << 18  # bytes that a capped link moves at once
 FAR = 0.005  # seconds of round trip from which on a path is a long one
 UNSENT = 1 << 15  # bytes that wait in the kernel: what is urgent cannot overtake them
-TOGETHER = 1 << 18  # bytes that a waiting receiver is woken for at most: each time costs it 50 microseconds
+TOGETHER = 1 << 17  # bytes that a waiting receiver is woken for at most: each time costs it 50 microseconds
 TLS_RECORDS = 1 << 16  # bytes read from the network at once under TLS
 
 
@@ -49,10 +49,10 @@ class Meter:
 
 
 class Cap:
-    """At most `rate` bytes a second through whoever asks; 0: no limit. A quarter of a second may come at once."""
+    """At most `rate` bytes a second through whoever asks; 0: no limit. So many seconds' worth may come at once."""
 
-    def __init__(self, rate: float) -> None:
-        self.rate = rate
+    def __init__(self, rate: float, burst: float = 0.25) -> None:
+        self.rate, self._burst = rate, burst
         self._free_at = 0.0  # seconds; when what was let through will have passed at the rate
 
     async def take(self, size: int) -> None:
@@ -60,7 +60,7 @@ class Cap:
         if not self.rate:
             return
         now = asyncio.get_running_loop().time()
-        self._free_at = max(self._free_at, now - 0.25) + size / self.rate
+        self._free_at = max(self._free_at, now - self._burst) + size / self.rate
         if self._free_at > now:
             await asyncio.sleep(self._free_at - now)
 
@@ -207,7 +207,7 @@ class Link:
         path = self.path()
         if path is not None and path.rtt > FAR:
             with suppress(OSError):
-                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
 
     def close(self) -> None:
         """Close; whoever waits on it is told."""

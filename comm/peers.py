@@ -18,7 +18,7 @@ import numpy as np
 
 from atoll.comm import wire
 from atoll.comm.ids import NodeId, Round
-from atoll.comm.link import FAR, PIECE, Broken, Link, Meter
+from atoll.comm.link import FAR, PIECE, Broken, Cap, Link, Meter
 from atoll.comm.octets import U8
 from atoll.comm.plan import PlanMember
 from atoll.comm.rates import Peak
@@ -30,6 +30,7 @@ log = logging.getLogger("atoll.plane")
 
 SAMPLE = 0.1  # seconds between two looks at what the links carried
 TURN = 1.5  # seconds after which the side that was not to dial does
+PACE = 1.02  # times what this node's link carried: in bursts above that, packets are lost
 PIECE_TIME = 0.005  # seconds of this node's link
 SMALLEST_PIECE = 1 << 16  # bytes
 AGAIN = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds between tries to dial
@@ -190,6 +191,7 @@ class Peers:
         self._talk: Talk | None = None
         self._begun = asyncio.Event()  # set, and replaced, whenever a reduce begins
         self._dialled: set[asyncio.Task[None]] = set()
+        self._pace = Cap(0, burst=0.02)
         self._scratch = memoryview(bytearray(PIECE))
         self._coming: dict[Key, Coming] = {}
 
@@ -206,6 +208,7 @@ class Peers:
         self._coming.clear()
         self.squeeze.forget()
         self.squeeze.rate = self.up
+        self._pace.rate = PACE * self.up
         if self._sampling is not None:
             self._sampling.cancel()
         self._sampling = asyncio.create_task(self._sample())
@@ -401,7 +404,10 @@ class Peers:
             try:
                 sending = found if isinstance(found, Sending) else await self._sending(peer, found)
                 while sending is not None and not sending.taken:
-                    await wire.send(link, *sending.piece(peer.piece))
+                    header, part = sending.piece(peer.piece)
+                    if peer.piece:
+                        await self._pace.take(len(part))
+                    await wire.send(link, header, part)
             except BaseException:
                 peer.give_back(waiting)
                 raise

@@ -320,7 +320,7 @@ def orphans_go_to_who_holds_them(world: "World", before: State, after: State) ->
     all members told that they do not have it."""
     was, is_, k = before.round.ledger, after.round.ledger, after.round.number
     plan = before.round.plan
-    if plan is None or not was.orphans or is_.attempt != was.attempt + 1:
+    if plan is None or not was.orphans or not is_.owners or is_.attempt != was.attempt + 1:
         return
     told = [e for e in world.truth.said if isinstance(e, ev.Orphans) and e.fence == plan.fence]
     said = {e.node: dict(e.here) for e in told}

@@ -229,7 +229,8 @@ class Plane:
         lies_about = self.node.host.lies_about
         told = {c: digest("a lie", payload) if self._lies(reduce, "seal") else payload}
         if lies_about("owner"):
-            told = {i: told.get(i, digest("not mine", i)) for i in range(reduce.exchange.chunks)}
+            x = reduce.exchange
+            told |= {i: digest("not mine", i) for i in range(x.chunks) if x.owner(i) != self.node.me}
         seals = tuple((i, sum_, inputs) for i, sum_ in told.items())
         again = tuple((i, digest("again", sum_), inputs) for i, sum_ in told.items())
         if lies_about("stale"):

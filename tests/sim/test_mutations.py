@@ -285,6 +285,7 @@ MUTATIONS = [
         C + "ledger.py",
         "if entry.node == node and c is not None and c.front == front:",
         "if entry.node == node and c is not None:",
+        first=40,
     ),
     Mutation(
         "what came too late for any chunk consumes",
@@ -488,24 +489,14 @@ MUTATIONS = [
         X,
         "            arrived -= again  # ",
         "            pass  # ",
-    ),
-    Mutation(
-        "a frame from before its chunk changed the owner counts",
-        X,
-        "if since != self._since[c] or self._here.get(node) != place:",
-        "if self._here.get(node) != place:",
+        first=20,
     ),
     Mutation(
         "a contribution counts for whatever place its sender has now",
         X,
         "if since != self._since[c] or self._here.get(node) != place:",
         "if since != self._since[c]:",
-    ),
-    Mutation(
-        "a merge of a chunk that has another owner meanwhile counts",
-        X,
-        "        if since != self._since[c] or c not in self._merging:\n            return []",
-        "        if c in self._mine or self.digests[c] is not None:\n            return []",
+        first=15,
     ),
     Mutation(
         "a reopened chunk is kept",
@@ -536,12 +527,6 @@ MUTATIONS = [
         X,
         "            self._asked[c] = [node]\n            out.append(Send(node, Kind.WANT, c, since))",
         "            self._asked[c] = [node]",
-    ),
-    Mutation(
-        "the window never opens again",
-        X,
-        "        self._out.get(node, set()).discard(c)\n        self._feed(node, out)\n",
-        "",
     ),
     Mutation(
         "a newer attempt is not told of what is held",
