@@ -27,7 +27,7 @@ USER_TIMEOUT = 45.0  # seconds that sent bytes may stay unacknowledged
 LINGER = 1.0  # seconds for which last bytes may be on their way before the connection is reset
 PIECE = 1 << 18  # bytes that a capped link moves at once
 FAR = 0.005  # seconds of round trip from which on a path is a long one
-UNSENT = 1 << 15  # bytes that wait in the kernel: what is urgent cannot overtake them
+UNSENT = 1 << 15  # bytes that wait in the kernel of a long path's sender
 TOGETHER = 1 << 17  # bytes that a waiting receiver is woken for at most: each time costs it 50 microseconds
 TLS_RECORDS = 1 << 16  # bytes read from the network at once under TLS
 
@@ -69,7 +69,7 @@ class Path(NamedTuple):
     """What the kernel knows of a connection."""
 
     rtt: float  # seconds, smoothed
-    acked: int  # bytes that the other side has acknowledged
+    acked: int  # bytes that have reached the other side, in whole segments; in whatever order they did
     quiet: float  # seconds since data last came in
 
 
@@ -202,12 +202,19 @@ class Link:
         path = self.path()
         return max(self._read_at, self._loop.time() - path.quiet) if path is not None else self._read_at
 
-    def choose_congestion_control(self) -> None:
-        """On a long path BBR, where the kernel has it: it does not take a lost packet for a full one."""
+    def suit_path(self) -> None:
+        """On a long path, keep little waiting in the kernel: what is urgent cannot overtake it. On a short one, the
+        fewer calls the better."""
         path = self.path()
-        if path is not None and path.rtt > FAR:
+        if path is not None and path.rtt > FAR and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             with suppress(OSError):
-                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
+                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
+
+    def use(self, congestion_control: str) -> None:
+        """Choose one by name, where the kernel offers it."""
+        if self._inet and hasattr(socket, "TCP_CONGESTION"):
+            with suppress(OSError):
+                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
 
     def close(self) -> None:
         """Close; whoever waits on it is told."""
@@ -305,26 +312,26 @@ def tune(sock: socket.socket) -> None:
         ("TCP_KEEPINTVL", 5),
         ("TCP_KEEPCNT", 3),
         ("TCP_USER_TIMEOUT", int(USER_TIMEOUT * 1000)),
-        ("TCP_NOTSENT_LOWAT", UNSENT),
     ]:
         if hasattr(socket, name):  # Linux has them all, others some
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-# struct tcp_info of linux/tcp.h: tcpi_last_data_recv (ms), tcpi_rtt (microseconds), tcpi_bytes_acked
-_QUIET, _RTT, _ACKED, _INFO = struct.Struct("52xI"), struct.Struct("68xI"), struct.Struct("120xQ"), 192
+# struct tcp_info of linux/tcp.h: tcpi_snd_mss, tcpi_last_data_recv (ms), tcpi_rtt (microseconds), tcpi_delivered
+_INFO = struct.Struct("16xI32xI12xI120xI")
 
 
 def tcp_info(sock: socket.socket) -> Path | None:
     if not hasattr(socket, "TCP_INFO"):
         return None
     try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO)
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
     except OSError:
         return None
-    if len(info) < _ACKED.size:
+    if len(info) < _INFO.size:
         return None
-    return Path(_RTT.unpack_from(info)[0] / 1e6, _ACKED.unpack_from(info)[0], _QUIET.unpack_from(info)[0] / 1e3)
+    segment, quiet, rtt, delivered = _INFO.unpack(info)
+    return Path(rtt / 1e6, segment * delivered, quiet / 1e3)
 
 
 def reason(error: OSError) -> str:

@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from atoll.comm import wire
+from atoll.comm.buffers import Buffers
 from atoll.comm.ids import NodeId, Round
 from atoll.comm.link import FAR, PIECE, Broken, Cap, Link, Meter
 from atoll.comm.octets import U8
@@ -31,6 +32,7 @@ log = logging.getLogger("atoll.plane")
 SAMPLE = 0.1  # seconds between two looks at what the links carried
 TURN = 1.5  # seconds after which the side that was not to dial does
 PACE = 1.02  # times what this node's link carried: in bursts above that, packets are lost
+PEER_PACE = 1.15  # likewise of a peer's link, whose senders do not all send at the same time
 PIECE_TIME = 0.005  # seconds of this node's link
 SMALLEST_PIECE = 1 << 16  # bytes
 AGAIN = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds between tries to dial
@@ -107,6 +109,7 @@ class Peer:
         self.moved = 0  # bytes over links that are gone
         self.broke = False  # a link broke, and what was on it may be lost
         self.tries = 0  # to dial, in vain
+        self.pace = Cap(0, burst=0.05)  # its share of the peer's link
         self.changed = asyncio.Event()  # links came or went
         self.tending: asyncio.Task[None] | None = None
         self.piece = 0  # bytes that one link carries at once, of what several can; 0: whole payloads
@@ -181,10 +184,17 @@ class Peer:
 class Peers:
     """All of them. `dial(node, address)` opens a connection for a link."""
 
-    def __init__(self, dial: Callable[[NodeId, str], Awaitable[Link]], meter: Meter, streams: int = 0) -> None:
-        """`streams` to each peer; 0: as many as measurements say."""
+    def __init__(
+        self,
+        dial: Callable[[NodeId, str], Awaitable[Link]],
+        meter: Meter,
+        streams: int = 0,
+        congestion_control: str = "",
+    ) -> None:
+        """`streams` to each peer; 0: as many as measurements say. `congestion_control`: empty: the system's."""
         self._dial, self._meter, self._fixed = dial, meter, streams
-        self.squeeze = Squeeze()
+        self._congestion = congestion_control
+        self.squeeze, self.buffers = Squeeze(), Buffers()
         self.up = self.down = 0.0  # bytes a second that this node's link carried in the last reduces, at best
         self._sampling: asyncio.Task[None] | None = None
         self._peers: dict[NodeId, Peer] = {}
@@ -249,6 +259,10 @@ class Peers:
                 peer.address, peer.leaf = member.address, member.leaf
                 peer.tending = asyncio.create_task(self._tend(peer, primary(member)))
 
+    def pace(self, node: NodeId, rate: float) -> None:
+        """Send it so many bytes a second at most, by what others' links were seen to carry; 0: not known."""
+        self.peer(node).pace.rate = PEER_PACE * rate
+
     def peer(self, node: NodeId) -> Peer:
         if node not in self._peers:
             self._peers[node] = Peer(node)
@@ -306,7 +320,9 @@ class Peers:
     async def adopt(self, node: NodeId, link: Link) -> None:
         """Use a link until it breaks, which it does at the latest when it carries a frame that is none."""
         peer, since = self.peer(node), asyncio.get_running_loop().time()
-        link.choose_congestion_control()
+        link.suit_path()
+        if self._congestion:
+            link.use(self._congestion)
         if peer.streams is None and (path := link.path()) is not None:
             peer.streams = Streams(self._fixed, settled=True) if self._fixed else start(path.rtt)
         if not peer.links:
@@ -407,6 +423,7 @@ class Peers:
                     header, part = sending.piece(peer.piece)
                     if peer.piece:
                         await self._pace.take(len(part))
+                        await peer.pace.take(len(part))
                     await wire.send(link, header, part)
             except BaseException:
                 peer.give_back(waiting)
@@ -468,6 +485,8 @@ class Peers:
 
     async def _talk_of(self, round: Round) -> Talk | None:
         """The reduce of this round, which may be about to begin here."""
+        if self._talk is not None and self._talk.round == round:
+            return self._talk
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE):
                 while self._talk is None or self._talk.round < round:

@@ -35,6 +35,7 @@ class PlanMember:
     weight: float  # relative: the mean divides by the sum of those that arrived; 0: owns chunks, brings no delta
     gone: bool = False  # takes part no more; what has arrived of it counts
     leaf: bool = False  # nobody can dial it
+    down: float = 0.0  # bytes a second that its link was seen to carry down; 0: not known
 
 
 @dataclass(frozen=True)

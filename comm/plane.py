@@ -79,6 +79,7 @@ class DataPlane:
         shelf: Shelf,
         caps: tuple[float, float] = (0, 0),
         streams: int = 0,
+        congestion_control: str = "",
     ) -> None:
         self.run, self.node = run, node
         self._key, self._shelf = key, shelf
@@ -87,7 +88,7 @@ class DataPlane:
         self._address = ""
         self._accepted: set[Link] = set()
         self._serving: asyncio.Task[None] | None = None
-        self.peers = Peers(self._dial_link, self._meter, streams)
+        self.peers = Peers(self._dial_link, self._meter, streams, congestion_control)
 
     @classmethod
     async def start(
@@ -99,6 +100,7 @@ class DataPlane:
         shelf: Shelf,
         caps: tuple[float, float] = (0, 0),
         streams: int = 0,
+        congestion_control: str = "",
     ) -> Self:
         """Listen on "host:port"; port 0 lets the kernel choose. `ResourceError` if that cannot be had.
 
@@ -107,7 +109,7 @@ class DataPlane:
         """
         if max(len(run.encode()), len(node.encode())) > 255:
             raise ValueError("the ids of a run and of a node have at most 255 bytes")
-        plane = cls(run, node, key, shelf, caps, streams)
+        plane = cls(run, node, key, shelf, caps, streams, congestion_control)
         sock = await _listen(listen)
         host, port = sock.getsockname()[:2]
         plane._address = wire.format_address(host, port)

@@ -6,11 +6,11 @@ bottleneck its rate was the link's, and somewhere in the reduce it was, if it ev
 
 from collections import deque
 
-WINDOW = 0.5  # seconds; shorter bursts are what buffers take, not what the link carries
+WINDOW = 1.0  # seconds; shorter bursts are what buffers take, not what the link carries
 
 
 class Peak:
-    """The highest rate of a counter over any half a second."""
+    """The highest rate of a counter over any second."""
 
     def __init__(self, window: float = WINDOW) -> None:
         self._window = window

@@ -51,6 +51,8 @@ SILENT = 5.0  # seconds of silence after which a peer is lost
 SLOW = 20.0  # seconds that the next chunk of a peer may take at least
 SPREADS = 8  # median absolute deviations beyond the median after which a chunk is late
 PULLS = 4  # sealed chunks of one late owner that others are asked for at once
+# What a RESYNC is for, in place of its chunk. Of what is on its way, only what was lost with a link is sent again.
+TELL, TELL_AND_ASK, PING, PONG = range(4)
 WINDOW = 0.5  # of an encoded vector: contributions that an owner holds at once at most
 
 
@@ -105,14 +107,19 @@ def threads() -> int:
     return max(1, min(8, len(os.sched_getaffinity(0)) // 2))
 
 
-def encode_delta(anchor: F32, local: F32, codec: Codec, chunks: Chunks) -> EncodedVector:
+def encoded_size(codec: Codec, chunks: Chunks) -> int:
+    """Bytes of an encoded vector."""
+    return sum(codec.size(chunks.size(c)) for c in range(chunks.count))
+
+
+def encode_delta(anchor: F32, local: F32, codec: Codec, chunks: Chunks, into: U8 | None = None) -> EncodedVector:
     """Encode `anchor - local`, both (numel,) fp32, with all `workers`. Call it in another thread.
 
-    `NonFinite` says which element is NaN or infinite.
+    `into`: memory to use, of `encoded_size`. `NonFinite` says which element is NaN or infinite.
     """
     if anchor.shape != (chunks.numel,) or local.shape != (chunks.numel,):
         raise ValueError(f"vectors of shapes {anchor.shape} and {local.shape} for {chunks.numel} elements")
-    buffer = np.empty(sum(codec.size(chunks.size(c)) for c in range(chunks.count)), np.uint8)
+    buffer = np.empty(encoded_size(codec, chunks), np.uint8) if into is None else into
     ends = np.cumsum([codec.size(chunks.size(c)) for c in range(chunks.count)])
     encoded = [buffer[end - codec.size(chunks.size(c)) : end] for c, end in enumerate(ends)]
 
@@ -161,13 +168,12 @@ class Reduction:
         self._sizes = [codec.size(chunks.size(c)) for c in range(chunks.count)]
         self._sealed: list[U8 | None] = [None] * chunks.count
         self._inbox: dict[tuple[int, int], U8] = {}  # contributions, by chunk and place
-        self._free: list[U8] = []  # buffers of the largest size
         self._scratch: list[F32] = []  # for sums
         self._replanned = asyncio.Event()
         self._merges: set[asyncio.Task[None]] = set()
         self._progress: dict[NodeId, float] = {}  # when a peer's last chunk came, in the loop's seconds
         self._gaps = deque[float]((), 64)  # seconds from one chunk of a peer to its next
-        self._pulled_at = 0.0
+        self._pulled_at = self._planned_at = 0.0  # in the loop's seconds
         self._reported: dict[NodeId, float] = {}  # when a peer was said to be lost
         self._fault: BaseException | None = None  # of this node's own
         self._over = False
@@ -190,7 +196,8 @@ class Reduction:
             for task in self._merges:
                 task.cancel()
             self._inbox.clear()
-            self._free.clear()
+            for buffer in self._inbox.values():
+                self._give_back(buffer)
 
     def replan(self, plan: Plan) -> None:
         """Go on under this plan, the first or a newer one of the round."""
@@ -200,6 +207,7 @@ class Reduction:
         me = plan.members[place]
         now = asyncio.get_running_loop().time()
         others = [m for m in plan.members if not m.gone and m.node != self.me]
+        self._planned_at = now
         self._progress = {m.node: self._progress.get(m.node, now) for m in others}
         order = {m.node: i for i, m in enumerate(plan.members)}
 
@@ -207,6 +215,10 @@ class Reduction:
             return not member.leaf and (me.leaf or place < order[member.node])
 
         self._peers.expect([m for m in others if not (m.leaf and me.leaf)], primary)
+        owners = set(plan.owners)
+        for member in others:  # all that send to a peer share its link
+            senders = len(others) if order[member.node] in owners else len(owners)
+            self._peers.pace(member.node, member.down / max(senders, 1))
         self._reported.clear()
         self._do(self._exchange.replan(plan))
         self._replanned.set()
@@ -265,9 +277,10 @@ class Reduction:
             case Kind.RESYNC:
                 bits = len(payload) // 3
                 here, merged, sealed = (payload[i * bits : (i + 1) * bits].tobytes() for i in range(3))
-                self._do(x.resync(node, header.fence.attempt, here, merged, sealed))
-                if c:
-                    self._peers.peer(node).post((Kind.RESYNC, 0, 0))
+                if c in (TELL, TELL_AND_ASK):
+                    self._do(x.resync(node, header.fence.attempt, here, merged, sealed))
+                if c in (TELL_AND_ASK, PING):
+                    self._peers.peer(node).post((Kind.RESYNC, TELL if c == TELL_AND_ASK else PONG, 0))
             case _:
                 raise Broken(f"a frame {header.kind.name} on a link")
 
@@ -292,7 +305,7 @@ class Reduction:
         return Header(kind, fence, c, payload.size, place=place), payload.data
 
     def joined(self, node: NodeId) -> None:
-        self._peers.peer(node).post((Kind.RESYNC, 1, 0))
+        self._peers.peer(node).post((Kind.RESYNC, TELL_AND_ASK, 0))
 
     def lost(self, node: NodeId, sentence: str) -> None:
         now = asyncio.get_running_loop().time()
@@ -312,6 +325,8 @@ class Reduction:
     async def _settled(self, node: NodeId, header: Header) -> Verdict:
         """What becomes of a frame, once this member has its sender's plan."""
         ask = (node, header.place, header.kind, header.chunk, header.fence.attempt)
+        if (verdict := self._exchange.verdict(*ask)) is not Verdict.HOLD:
+            return verdict
         with suppress(TimeoutError):
             async with asyncio.timeout(SLOW):
                 while (verdict := self._exchange.verdict(*ask)) is Verdict.HOLD:
@@ -414,12 +429,10 @@ class Reduction:
 
     def _buffer(self, size: int) -> U8:
         """Room for an encoded chunk."""
-        whole = self._free.pop() if self._free else np.empty(self._sizes[0], np.uint8)
-        return whole[:size]
+        return self._peers.buffers.take(size, self._sizes[0])
 
     def _give_back(self, buffer: U8) -> None:
-        if isinstance(whole := buffer.base, np.ndarray) and whole.size == self._sizes[0]:
-            self._free.append(whole)
+        self._peers.buffers.give(buffer)
 
     # The clock
 
@@ -429,13 +442,14 @@ class Reduction:
         owing = set(self._exchange.owing())
         late = self._late()
         for node in owed.keys() & self._progress.keys():
-            heard, came = self._peers.heard(node), self._progress[node]
+            heard, came = self._peers.heard(node), max(self._progress[node], self._planned_at)
             if heard is None:
                 continue  # whoever dials it says so
+            heard = max(heard, self._planned_at)  # before, nobody had anything to say
             if now - heard > SILENT:
                 self.lost(node, f"it has been silent for {now - heard:.0f} s")
             elif now - heard > ASK:
-                self._peers.peer(node).post((Kind.RESYNC, 1, 0))
+                self._peers.peer(node).post((Kind.RESYNC, PING, 0))
             if node in owing and now - came > max(SLOW, 3 * late):
                 self.lost(node, f"its {owed[node]} did not come for {now - came:.0f} s")
         if now - self._pulled_at > max(late, 1.0):

@@ -42,7 +42,8 @@ and the next ones', both ways (`exchange` says when):
     LACK           no payload: it is not here
     RESYNC         three bitmaps of ceil(chunks / 8) bytes, chunk c is bit c % 8 of byte c // 8: the receiver's
                    contributions that are here, those that are merged, and the sealed chunks that are here.
-                   Chunk 1: the other side is to answer with its own
+                   Chunk 0: so it is; 1: and the other side is to answer with its own, links broke;
+                   2 and 3: only to hear that the other side is alive, and the answer to that
 
 Their attempt is the one in which the chunk got its owner; of a RESYNC, the sender's. A connection that starts with
 a request (GET_...) carries requests and answers.

@@ -182,8 +182,9 @@ def _plan(state: State) -> bytes:
     plan.numel = state.layout[0] if state.layout is not None else 0
     for entry, weight in zip(ledger.entries, weights(ledger, state.config.model.seq_len), strict=True):
         member = None if entry.gone else state.members.here.get(entry.node)
-        address, leaf = (member.address, member.leaf) if member is not None else ("", False)
-        plan.members.add(node_id=entry.node, address=address, weight=weight, gone=entry.gone, leaf=leaf)
+        planned = plan.members.add(node_id=entry.node, weight=weight, gone=entry.gone)
+        if member is not None:
+            planned.address, planned.leaf, planned.down = member.address, member.leaf, member.down
     place = {entry.node: i for i, entry in enumerate(ledger.entries) if not entry.gone}
     plan.owners.extend(NOBODY if owner is None else place[owner] for owner in ledger.owners)
     plan.since.extend(ledger.since)

@@ -122,6 +122,9 @@ class Figures:
     committed: list[bool]  # by every peer that lives
     killed: list[int]
     killed_late: bool  # it had the result before: its death was not in the way
+    predicted_s: list[float]  # by the plans; 0: nothing was known of the links
+    shares: list[dict[str, float]]  # of the chunks that each peer owned, by node id
+    rates: dict[str, tuple[float, float]]  # bytes a second up and down, as the last plan had them
     reduce_s: list[float]  # from the plan to the last seal, by the coordinator's clock
     attempts: list[int]
     tx_bytes_killed: list[int | None]  # of each survivor, in the iteration that a peer died in
@@ -602,6 +605,9 @@ def summarise(bench: Bench, course: Course) -> Figures:
         killed=course.killed,
         killed_late=any(lap.decoded is not None for lap in course.laps[-1].values() if lap.after is None),
         reduce_s=[record["seconds"]["reduce"] for record in records],
+        predicted_s=[record["predicted"] for record in records],
+        shares=[record["shares"] for record in records],
+        rates=records[-1]["rates"] if records else {},
         attempts=[record["attempts"] for record in records],
         tx_bytes_killed=[lap.tx for lap in cut.values()],
         rx_bytes_killed=[lap.rx for lap in cut.values()],

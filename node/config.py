@@ -25,6 +25,7 @@ class NodeConfig:
     upload: float = 0.0  # Mbit/s for the exchange with peers at most; 0: all there is
     download: float = 0.0  # Mbit/s
     streams: int = 0  # TCP streams to each peer; 0: as many as measurements say
+    congestion: str = ""  # TCP congestion control towards peers, such as bbr or cubic; empty: the system's
     data: str = ""  # folder of text files, for a run whose data.kind is bytes or text
     model: str = ""  # "package.module:function" that builds your own model from the run's ModelConfig
     max_restarts: int = 5  # trainer crashes without a finished round in between, before the node gives up

@@ -2,8 +2,8 @@
 
 Rides out a coordinator that is away: every call has a deadline and is tried again with jittered backoff, of at
 most a few seconds, so that the node is back soon after the coordinator is. Reports leave in order, seals in one of
-their own, and each is repeated until it is acknowledged. Acknowledgements say how new the node's view should be; a stream that silently
-fell behind is opened again.
+their own, and each is repeated until it is acknowledged. Acknowledgements say how new the node's view should be; a
+stream that silently fell behind is opened again.
 """
 
 import asyncio
@@ -131,7 +131,7 @@ class Control:
             call.cancel()
 
     def report(self, report: pb.ReportRequest) -> None:
-        """Send a report when its turn comes; seals that wait together travel together, and hold up nothing else."""
+        """Send a report when its turn comes; seals that wait together travel together, and nothing waits for them."""
         report.session = self.session
         kind = report.WhichOneof("report") or ""
         lane = self._lanes.get(kind, self._lanes[""])

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, assert_never
 
 import msgspec
+import numpy as np
 import psutil
 
 from atoll.comm.bits import bitmap, places
@@ -30,11 +31,11 @@ from atoll.comm.config import RunConfig, from_json
 from atoll.comm.errors import AtollError, Refused, ResourceError
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
 from atoll.comm.invite import Invite, join_host_port, split_host_port
-from atoll.comm.octets import Octets
+from atoll.comm.octets import U8, Octets
 from atoll.comm.plan import BadPlan, Plan, PlanMember
 from atoll.comm.plane import DataPlane
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.reduce import EncodedVector, Reduction, Seal, encode_delta
+from atoll.comm.reduce import EncodedVector, Reduction, Seal, encode_delta, encoded_size
 from atoll.node import local, machine
 from atoll.node.channel import (
     Attach,
@@ -117,6 +118,7 @@ class Daemon:
         self._over = asyncio.Event()
         self._joined = self._finished = False
         self._encoding = asyncio.Lock()
+        self._encoding_space: U8 | None = None
         self._worker = ThreadPoolExecutor(1, "arithmetic")
         self._reducing: Reducing | None = None
         self._plan: Plan  # the latest one
@@ -132,9 +134,17 @@ class Daemon:
         """The story of a node, from join to good-bye."""
         claim(self._options.state_dir)
         shelf = _Shelf(self)
-        caps = self._config.upload * 125e3, self._config.download * 125e3
+        config = self._config
+        caps = config.upload * 125e3, config.download * 125e3
         plane = await DataPlane.start(
-            self._options.listen, RunId(self._invite.run), NodeId("?"), b"", shelf, caps, self._config.streams
+            self._options.listen,
+            RunId(self._invite.run),
+            NodeId("?"),
+            b"",
+            shelf,
+            caps,
+            config.streams,
+            config.congestion,
         )
         self._plane = plane
         try:
@@ -460,9 +470,12 @@ class Daemon:
             if self._round.encoded is None or self._round.encoded_for != key:
                 buffers = self._round = RoundBuffers(up=self._plane.bytes_up, down=self._plane.bytes_down)
                 vectors, chunks = self._outer.vectors, self._outer.chunks
+                if self._encoding_space is None:
+                    self._encoding_space = np.empty(encoded_size(self._codec, chunks), np.uint8)
+                space = self._encoding_space
                 try:
                     encoded: EncodedVector = await self._compute(
-                        lambda: encode_delta(vectors.anchor, vectors.local, self._codec, chunks)
+                        lambda: encode_delta(vectors.anchor, vectors.local, self._codec, chunks, space)
                     )
                 except NonFinite as error:
                     raise NonFinite(f"training diverged: {error} in {self._parameter(error.element)}") from None
@@ -503,7 +516,8 @@ class Daemon:
                 outer.apply(c, payload)
 
         await self._compute(work)
-        outer.keep(round_, sealed.chunks)
+        for buffer in outer.keep(round_, sealed.chunks):
+            self._plane.peers.buffers.give(buffer)
         self._round = RoundBuffers()
         await self._settled()
 
@@ -602,7 +616,7 @@ def plan_of(wire: pb.Plan) -> Plan:
         Epoch(wire.epoch),
         Round(wire.round),
         wire.attempt,
-        tuple(PlanMember(NodeId(m.node_id), m.address, m.weight, m.gone, m.leaf) for m in wire.members),
+        tuple(PlanMember(NodeId(m.node_id), m.address, m.weight, m.gone, m.leaf, m.down) for m in wire.members),
         tuple(wire.owners),
         tuple(wire.since),
         frozenset(places(wire.kept)),

@@ -15,7 +15,7 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.codec import Codec
 from atoll.comm.digest import digest, root
 from atoll.comm.ids import Round
-from atoll.comm.octets import Octets
+from atoll.comm.octets import U8, Octets
 from atoll.node.vectors import Vectors
 from atoll.outer_opt.nesterov import Nesterov
 
@@ -27,7 +27,7 @@ class OuterState:
         self.vectors, self.chunks, self._codec, self._rule = vectors, chunks, codec, rule
         self.at: list[int] = [-1] * chunks.count  # the round each chunk of the state stands at; -1: nothing
         self._digests: list[bytes] = []
-        self._sealed: OrderedDict[int, Sequence[Octets]] = OrderedDict()
+        self._sealed: OrderedDict[int, Sequence[U8]] = OrderedDict()
         self._delta = np.empty(chunks.size(0), np.float32)
         self._scratch = np.empty(chunks.size(0), np.float32)
         self._still = False
@@ -73,11 +73,10 @@ class OuterState:
         self.at = [-1] * self.chunks.count
         self._aside = False
 
-    def keep(self, round_: int, payloads: Sequence[Octets]) -> None:
-        """Remember the sealed bytes of a committed round."""
+    def keep(self, round_: int, payloads: Sequence[U8]) -> Sequence[U8]:
+        """Remember the sealed bytes of a committed round; returns those that are forgotten instead."""
         self._sealed[round_] = payloads
-        while len(self._sealed) > KEEP:
-            self._sealed.popitem(last=False)
+        return self._sealed.popitem(last=False)[1] if len(self._sealed) > KEEP else ()
 
     def settle(self) -> bytes:
         """The state stands still until the next commit: digest it, open it to peers, return the root digest.
@@ -98,9 +97,9 @@ class OuterState:
 
     # What peers may read (atoll.comm.plane.Shelf)
 
-    def sealed(self, round: Round, chunk: int) -> Octets | None:
-        payloads = self._sealed.get(round)
-        return payloads[chunk] if payloads is not None and chunk < len(payloads) else None
+    def sealed(self, round: Round, chunk: int) -> bytes | None:
+        payloads = self._sealed.get(round)  # a copy: the memory is used again, when it is forgotten
+        return payloads[chunk].tobytes() if payloads is not None and chunk < len(payloads) else None
 
     def state(self, round: Round, chunk: int) -> bytes | None:
         if not self._still or self.round != round or not 0 <= chunk < self.chunks.count:

@@ -47,9 +47,11 @@ class Reducer:
     async def run(self) -> None:
         claim(self._options.state_dir)
         run = RunId(self._invite.run)
-        caps = self._config.upload * 125e3, self._config.download * 125e3
-        streams = self._config.streams
-        self._plane = await DataPlane.start(self._options.listen, run, NodeId("?"), b"", _Nothing(), caps, streams)
+        config = self._config
+        caps = config.upload * 125e3, config.download * 125e3
+        self._plane = await DataPlane.start(
+            self._options.listen, run, NodeId("?"), b"", _Nothing(), caps, config.streams, config.congestion
+        )
         try:
             period = await self._join()
             with on_signals(self._over.set):

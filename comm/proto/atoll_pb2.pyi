@@ -625,6 +625,7 @@ class PlanMember(_message.Message):
     WEIGHT_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
     LEAF_FIELD_NUMBER: _builtins.int
+    DOWN_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     address: _builtins.str
     weight: _builtins.float
@@ -633,6 +634,8 @@ class PlanMember(_message.Message):
     """takes part no more; what has arrived of it counts"""
     leaf: _builtins.bool
     """nobody can dial it"""
+    down: _builtins.float
+    """bytes a second that its link was seen to carry down; 0: not known"""
     def __init__(
         self,
         *,
@@ -641,10 +644,11 @@ class PlanMember(_message.Message):
         weight: _builtins.float = ...,
         gone: _builtins.bool = ...,
         leaf: _builtins.bool = ...,
+        down: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "gone", b"gone", "leaf", b"leaf", "node_id", b"node_id", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "down", b"down", "gone", b"gone", "leaf", b"leaf", "node_id", b"node_id", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
