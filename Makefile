@@ -29,7 +29,7 @@ test: .venv/installed-dev
 
 # Real processes, killed and stopped many times: about 20 minutes.
 chaos: .venv/installed-dev
-	ATOLL_CHAOS_TIMES=5 ATOLL_SIM_SEEDS=2000 $(BIN)/pytest -s -m "chaos or not chaos" tests/e2e tests/sim
+	ATOLL_CHAOS_TIMES=5 ATOLL_SIM_SEEDS=2000 $(BIN)/pytest -s -m "chaos or not chaos" tests/e2e tests/sim tests/test_wan.py
 
 # docs/performance.md: about 10 minutes. Emulated links need root; without it their rows say so.
 bench: .venv/installed-dev

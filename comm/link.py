@@ -203,8 +203,8 @@ class Link:
         return max(self._read_at, self._loop.time() - path.quiet) if path is not None else self._read_at
 
     def suit_path(self) -> None:
-        """On a long path, keep little waiting in the kernel: what is urgent cannot overtake it. On a short one, the
-        fewer calls the better."""
+        """On a long path, keep little waiting in the kernel: what is urgent cannot overtake it. On a short one,
+        the fewer calls the better."""
         path = self.path()
         if path is not None and path.rtt > FAR and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             with suppress(OSError):

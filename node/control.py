@@ -131,7 +131,7 @@ class Control:
             call.cancel()
 
     def report(self, report: pb.ReportRequest) -> None:
-        """Send a report when its turn comes; seals that wait together travel together, and nothing waits for them."""
+        """Send a report when its turn comes; seals that wait together travel together, nothing waits for them."""
         report.session = self.session
         kind = report.WhichOneof("report") or ""
         lane = self._lanes.get(kind, self._lanes[""])

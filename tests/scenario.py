@@ -305,7 +305,7 @@ class Run:
             case "leases":
                 return [shown_leases(state.leases, self.name)]
             case "ledger":
-                owners = (f"{c} {self.name(o)}" for c, o in enumerate(r.ledger.owners))
+                owners = (f"{c} {self.name(o) if o else 'nobody'}" for c, o in enumerate(r.ledger.owners))
                 seals = ", ".join(f"{o}{' sealed' if c in r.ledger.sealed else ''}" for c, o in enumerate(owners))
                 entered = ", ".join(f"{self.name(n)} {c.samples}" for n, c in r.ledger.contributions.items())
                 return [f"contributions: {entered or '-'}; attempt {r.ledger.attempt}, chunks: {seals or '-'}"]

@@ -256,7 +256,7 @@ def test_last_bytes_overtake_no_reset_while_the_other_side_still_sends() -> None
     between(talk)
 
 
-def test_the_kernel_tells_round_trip_and_acknowledged_bytes() -> None:
+def test_the_kernel_tells_round_trip_and_delivered_bytes() -> None:
     async def talk(here: Link, there: Link) -> None:
         sending = asyncio.create_task(here.write(NOISE))
         await there.read(len(NOISE))
@@ -267,7 +267,7 @@ def test_the_kernel_tells_round_trip_and_acknowledged_bytes() -> None:
             await asyncio.sleep(0)
             path = here.path()
             assert path is not None
-        assert path.acked <= len(NOISE) + 1  # the SYN counts on some kernels
+        assert path.acked < 2 * len(NOISE)  # in whole segments
 
     between(talk)
 

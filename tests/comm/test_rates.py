@@ -14,10 +14,10 @@ def test_a_steady_transfer_has_its_rate() -> None:
     assert peak([(i / 10, 100 * i) for i in range(30)]) == pytest.approx(1000)
 
 
-def test_the_best_half_second_counts_and_waiting_before_and_after_does_not() -> None:
+def test_the_best_second_counts_and_waiting_before_and_after_does_not() -> None:
     idle = [(i / 10, 0) for i in range(20)]
-    busy = [(2 + i / 10, 500 * i) for i in range(10)]
-    after = [(3 + i / 10, 4500) for i in range(20)]
+    busy = [(2 + i / 10, 500 * i) for i in range(15)]
+    after = [(3.5 + i / 10, 7000) for i in range(20)]
     assert peak(idle + busy + after) == pytest.approx(5000)
 
 

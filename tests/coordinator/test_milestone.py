@@ -8,7 +8,7 @@ from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Fence
 from atoll.coordinator import events as ev
 from atoll.coordinator.events import CommitRecord
-from atoll.coordinator.ledger import Ledger
+from atoll.coordinator.ledger import Ledger, Seal
 from atoll.coordinator.milestone import milestones
 from atoll.coordinator.state import Phase, Plan, RoundState, State
 
@@ -27,7 +27,7 @@ def at(phase: Phase, number: int = 1, ledger: Ledger = OPEN, planned: bool = Fal
 INNER = at(Phase.INNER, ledger=Ledger())
 COLLECTING = at(Phase.COLLECTING, ledger=Ledger())
 REDUCING = at(Phase.REDUCING, planned=True)
-SEALED = at(Phase.REDUCING, ledger=replace(OPEN, sealed={0: b"d"}), planned=True)
+SEALED = at(Phase.REDUCING, ledger=replace(OPEN, sealed={0: Seal(b"d", b"\x01")}), planned=True)
 AGAIN = at(Phase.REDUCING, ledger=replace(OPEN, attempt=2), planned=True)
 NEXT = replace(at(Phase.INNER, 2, Ledger(), committed=1), pending=RECORD)
 

@@ -13,7 +13,6 @@ from atoll.comm.codec import make
 from atoll.comm.config import CodecName
 from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.plane import DataPlane
-from atoll.comm.reduce import Slots
 from atoll.node.outer import KEEP, OuterState
 from atoll.node.recover import Donor, MovedOn, Target, recover
 from atoll.node.vectors import Vectors
@@ -21,7 +20,6 @@ from atoll.outer_opt.nesterov import Nesterov
 
 NUMEL, CHUNKS = 5000, Chunks(5000, 1024)
 CODEC = make(CodecName.INT8, 256)
-SLOTS = Slots(CHUNKS, CODEC)
 KEY = b"k" * 32
 
 
@@ -49,9 +47,9 @@ class Peer:
         delta = np.random.default_rng(round_).standard_normal(NUMEL, dtype=np.float32)
         payloads = []
         for c in range(CHUNKS.count):
-            out = np.empty(SLOTS.size(c), np.uint8)
+            out = np.empty(CODEC.size(CHUNKS.size(c)), np.uint8)
             CODEC.encode(delta[CHUNKS.span(c)], out)
-            payloads.append(out.tobytes())
+            payloads.append(out)
             self.outer.apply(c, payloads[-1])
         self.outer.keep(round_, payloads)
         return self.outer.settle()
@@ -83,7 +81,7 @@ def with_peers(folder: Path, *names: str) -> Callable[[Callable[..., Awaitable[N
 async def bring(joiner: Peer, round_: int, digest: bytes, *donors: Peer) -> None:
     target = Target(Round(round_), digest, tuple(d.donor for d in donors))
     with ThreadPoolExecutor(1) as worker:
-        await recover(joiner.plane, joiner.outer, SLOTS, target, worker, lambda done, of: None)
+        await recover(joiner.plane, joiner.outer, CODEC, target, worker, lambda done, of: None)
 
 
 def test_a_joiner_gets_anchor_and_momentum_bit_for_bit(tmp_path: Path) -> None:
