@@ -8,6 +8,7 @@ trip, and from reduce to reduce the number is doubled as long as that pays.
 from dataclasses import dataclass, replace
 
 MOST = 16
+NEAR = 0.002  # seconds of round trip below which one stream is enough
 PAYS = 1.15  # times the goodput before
 
 
@@ -21,10 +22,9 @@ class Streams:
 
 def start(rtt: float) -> Streams:
     """For a path with a round trip of so many seconds."""
-    for limit, count in ((0.002, 1), (0.015, 2), (0.04, 4)):
-        if rtt < limit:
-            return Streams(count, settled=rtt < 0.002)
-    return Streams(8)
+    if rtt < NEAR:
+        return Streams(1, settled=True)
+    return Streams(2 if rtt < 0.03 else 4)  # more would only be in each other's way on a slow link
 
 
 def observed(streams: Streams, goodput: float) -> Streams:

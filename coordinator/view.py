@@ -31,6 +31,7 @@ class Shared:
     planned: frozenset[NodeId]  # who gets the plan
     donors: tuple[tuple[str, str], ...]  # (node, address)
     known: tuple[int, int]  # what the donors follow from
+    apart: bool  # state_0 is only on leaves, which nobody can fetch it from: everybody makes it
 
 
 class Own(NamedTuple):
@@ -77,7 +78,8 @@ def shared(state: State, before: Shared | None = None, draining: bool = False) -
         facts = before.facts if before.facts == facts else facts
         train = before.train if before.train == train else train
         donors = before.donors if before.donors == donors else donors
-    return Shared(head, facts, train, plan, fence, planned, donors, known)
+    apart = not state.committed and state.held and all(state.members.here[n].leaf for n in state.holders)
+    return Shared(head, facts, train, plan, fence, planned, donors, known, apart)
 
 
 def touched(before: State, after: State) -> set[NodeId] | None:
@@ -111,7 +113,7 @@ def own(state: State, common: Shared, node: NodeId) -> Own:
     lacks = me.state_round != state.committed and me.role != REDUCER
     return Own(
         you=me.standing,
-        initialise=state.initialiser == node,
+        initialise=state.initialiser == node or (lacks and common.apart),
         evaluate=r.evaluator == node,
         ready=node in r.ledger.contributions,
         reached=node in r.reached,
