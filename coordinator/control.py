@@ -93,7 +93,8 @@ class ControlPlane:
             log.info(
                 f"stopping when round {number} is done, in {DRAIN:g} s at most; a second signal stops at once"
             )
-            done = asyncio.create_task(kernel.until(lambda state: state.round.number > number))
+            over = kernel.until(lambda s: s.round.number > number or s.round.phase not in CLOSING)
+            done = asyncio.create_task(over)
             hurry = asyncio.create_task(at_once.wait())
             await asyncio.wait((done, hurry), timeout=DRAIN, return_when=asyncio.FIRST_COMPLETED)
             done.cancel()

@@ -565,8 +565,10 @@ def duration(laps: dict[int, Lap]) -> float | None:
 
 def comparison(record: dict[str, Any], numbers: dict[str, int]) -> Compare:
     """What arrived, as the commit record has it; `numbers` are the peers' by their ids."""
-    weights = {numbers[node]: weight for node, weight in record["contributors"].items()}
-    return Compare(record["round"], weights, {})
+    # All bring as much; who died weighs less in the record, by the part of the vector that has its delta.
+    weights = {numbers[node]: 1.0 for node in record["contributors"]}
+    lacking = {int(c): tuple(numbers[node] for node in nodes) for c, nodes in record["lacking"].items()}
+    return Compare(record["round"], weights, lacking)
 
 
 def shortfall(course: Course) -> BenchFailed | None:

@@ -199,5 +199,5 @@ def test_the_error_is_against_the_weighted_mean_of_what_arrived_of_each_chunk() 
 
 
 def test_contributors_of_a_commit_record_become_weights_by_number() -> None:
-    record = {"round": 7, "contributors": {"n1": 8.0, "n3": 16.0}}
-    assert comparison(record, {"n1": 2, "n2": 1, "n3": 3}) == Compare(7, {2: 8.0, 3: 16.0}, {})
+    record = {"round": 7, "contributors": {"n1": 16.0, "n3": 8.0}, "lacking": {"4": ["n3"]}}
+    assert comparison(record, {"n1": 2, "n2": 1, "n3": 3}) == Compare(7, {2: 1.0, 3: 1.0}, {4: (3,)})
