@@ -4,7 +4,6 @@ Where no member can be dialled, each of them dials this one: on the coordinator'
 """
 
 import asyncio
-import contextlib
 import logging
 import secrets
 
@@ -83,19 +82,29 @@ class Reducer:
         remember(self._options.state_dir / "session", self._invite, reply.session)
 
     async def _live(self, period: float) -> None:
-        """The session with the coordinator until the run, or this node, is over; a lost one is joined again."""
-        while not self._over.is_set():
+        """The session with the coordinator until the run, or this node, is over."""
+        session = asyncio.create_task(self._keep_session(period))
+        over = asyncio.create_task(self._over.wait())
+        try:
+            await asyncio.wait((session, over), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            over.cancel()
+            session.cancel()
+            ended = (await asyncio.gather(session, return_exceptions=True))[0]
+        if ended is not None and not isinstance(ended, asyncio.CancelledError):
+            raise ended
+
+    async def _keep_session(self, period: float) -> None:
+        """A lost session is joined again."""
+        while True:
             try:
                 async with asyncio.TaskGroup() as session:
-                    work = (self._watch(), self._control.send_reports(), self._beat(period))
-                    tasks = [session.create_task(part) for part in work]
-                    await self._over.wait()
-                    for task in tasks:
-                        task.cancel()
+                    for part in (self._watch(), self._control.send_reports(), self._beat(period)):
+                        session.create_task(part)
             except* SessionLost as lost:
                 log.warning(f"the coordinator dropped this node ({lost.exceptions[0]}); it joins again")
-                self._stop()
-                self._admitted(await self._control.join(self._identity, AWAY))
+            self._stop()
+            self._admitted(await self._control.join(self._identity, AWAY))
 
     async def _watch(self) -> None:
         async for view in self._control.watch():
@@ -138,8 +147,7 @@ class Reducer:
                 rss_bytes=me.memory_info().rss,
             )
             await self._control.heartbeat(beat)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._over.wait(), period)
+            await asyncio.sleep(period)
 
     # What a reduce tells (atoll.comm.reduce.Outcome)
 
