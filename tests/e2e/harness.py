@@ -157,5 +157,9 @@ class Run:
         for process in self.processes:
             if process.poll() is None:
                 process.terminate()
-        for process in self.processes:
-            process.wait(30)
+        try:
+            for process in self.processes:
+                process.wait(30)
+        finally:  # what does not end is a fault, but no reason to disturb the tests that follow
+            for process in self.processes:
+                process.kill()
