@@ -137,7 +137,7 @@ def _member(member: Member, vitals: Vitals, state: State, now: float) -> dict[st
         "node_id": node,
         "name": member.name,
         "state": member.state,
-        "role": "trainer",
+        "role": member.role or "trainer",
         "phase": member.phase,
         "round": max(member.state_round, 0),
         "inner_step": member.step[1] if member.step[0] == r.number else 0,
