@@ -1,6 +1,6 @@
 """The all-reduce of one round among the members of a plan.
 
-    encode_delta     each member, once a round: anchor - local, chunk by chunk, encoded
+    DeltaEncoder     each member, once a round: anchor - local, chunk by chunk, encoded (`encoding`)
     Reduction        each member, from the round's first plan to its commit:
 
         contributions   member --chunk--> its owner
@@ -21,13 +21,10 @@ does the arithmetic, in threads.
 """
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from statistics import median
 from typing import Protocol, assert_never
 
@@ -37,6 +34,7 @@ from atoll.comm import compress, exchange
 from atoll.comm.chunks import Chunks
 from atoll.comm.codec import F32, Codec, Malformed, NonFinite
 from atoll.comm.digest import digest
+from atoll.comm.encoding import EncodedVector, workers
 from atoll.comm.exchange import Exchange, Verdict
 from atoll.comm.ids import NodeId
 from atoll.comm.link import Broken
@@ -54,14 +52,6 @@ PULLS = 4  # sealed chunks of one late owner that others are asked for at once
 # What a RESYNC is for, in place of its chunk. Of what is on its way, only what was lost with a link is sent again.
 TELL, TELL_AND_ASK, PING, PONG = range(4)
 WINDOW = 0.5  # of an encoded vector: contributions that an owner holds at once at most
-
-
-@dataclass(frozen=True)
-class EncodedVector:
-    """A member's delta, encoded; read-only, the same for every attempt of the round."""
-
-    chunks: tuple[U8, ...]
-    norm: float  # l2 norm of the delta before it was encoded
 
 
 @dataclass(frozen=True)
@@ -95,55 +85,6 @@ class Outcome(Protocol):
 
     def held(self, plan: Plan, root: bytes) -> None:
         """Every sealed chunk is here."""
-
-
-@cache
-def workers() -> Executor:
-    """Threads for encoding and merging: half of the processor's cores, the trainer has the others."""
-    return ThreadPoolExecutor(threads(), "codec")
-
-
-def threads() -> int:
-    return max(1, min(8, len(os.sched_getaffinity(0)) // 2))
-
-
-def encoded_size(codec: Codec, chunks: Chunks) -> int:
-    """Bytes of an encoded vector."""
-    return sum(codec.size(chunks.size(c)) for c in range(chunks.count))
-
-
-def encode_delta(anchor: F32, local: F32, codec: Codec, chunks: Chunks, into: U8 | None = None) -> EncodedVector:
-    """Encode `anchor - local`, both (numel,) fp32, with all `workers`. Call it in another thread.
-
-    `into`: memory to use, of `encoded_size`. `NonFinite` says which element is NaN or infinite.
-    """
-    if anchor.shape != (chunks.numel,) or local.shape != (chunks.numel,):
-        raise ValueError(f"vectors of shapes {anchor.shape} and {local.shape} for {chunks.numel} elements")
-    buffer = np.empty(encoded_size(codec, chunks), np.uint8) if into is None else into
-    ends = np.cumsum([codec.size(chunks.size(c)) for c in range(chunks.count)])
-    encoded = [buffer[end - codec.size(chunks.size(c)) : end] for c, end in enumerate(ends)]
-
-    def encode(first: int) -> float:
-        scratch = np.empty(min(chunks.chunk, chunks.numel), np.float32)
-        squares = 0.0
-        for c in range(first, chunks.count, threads()):
-            span, delta = chunks.span(c), scratch[: chunks.size(c)]
-            with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what comes of it
-                np.subtract(anchor[span], local[span], out=delta)
-                squares += float(np.einsum("i,i->", delta, delta))
-            try:
-                codec.encode(delta, encoded[c])
-            except NonFinite as error:
-                raise NonFinite("the delta holds NaN or infinity", span.start + error.element) from None
-        return squares
-
-    if threads() == 1:
-        squares = encode(0)
-    else:
-        squares = sum(workers().map(encode, range(threads())))
-    for chunk in encoded:
-        chunk.flags.writeable = False
-    return EncodedVector(tuple(encoded), squares**0.5)
 
 
 class Reduction:
@@ -195,9 +136,7 @@ class Reduction:
             self._peers.end(self)
             for task in self._merges:
                 task.cancel()
-            self._inbox.clear()
-            for buffer in self._inbox.values():
-                self._give_back(buffer)
+            self._inbox.clear()  # a merge may still read from these in its thread: they are not used again
 
     def replan(self, plan: Plan) -> None:
         """Go on under this plan, the first or a newer one of the round."""
@@ -290,7 +229,7 @@ class Reduction:
         payload: U8 | None = None
         match kind:
             case Kind.CONTRIBUTION:
-                payload = self._encoded.chunks[c] if self._encoded is not None else None
+                payload = await self._encoded.chunk(c) if self._encoded is not None else None
             case Kind.SEALED:
                 payload = self._sealed[c]
             case Kind.RESYNC:
@@ -400,6 +339,8 @@ class Reduction:
         mean = self._scratch.pop() if self._scratch else np.empty(self._chunks.size(0), np.float32)
         place = self._buffer(self._sizes[c])
         loop = asyncio.get_running_loop()
+        if self._encoded is not None:
+            await self._encoded.chunk(c)
         try:
             sum_ = await loop.run_in_executor(
                 workers(), merge, self._codec, terms, mean[: self._chunks.size(c)], place

@@ -96,6 +96,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     steps: int
     loss: float  # mean over the round's steps
     samples: int  # used, from the front of the order's lease
+    norm: float = 0.0  # l2, of the anchor minus the local vector
 
 
 class Evaluated(msgspec.Struct, tag=True, frozen=True):

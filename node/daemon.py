@@ -28,6 +28,7 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.codec import NonFinite
 from atoll.comm.codec import make as make_codec
 from atoll.comm.config import RunConfig, from_json
+from atoll.comm.encoding import DeltaEncoder, EncodedVector, encoded_size
 from atoll.comm.errors import AtollError, Refused, ResourceError
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
 from atoll.comm.invite import Invite, join_host_port, split_host_port
@@ -35,7 +36,7 @@ from atoll.comm.octets import U8, Octets
 from atoll.comm.plan import BadPlan, Plan, PlanMember
 from atoll.comm.plane import DataPlane
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.reduce import EncodedVector, Reduction, Seal, encode_delta, encoded_size
+from atoll.comm.reduce import Reduction, Seal
 from atoll.node import local, machine
 from atoll.node.channel import (
     Attach,
@@ -90,8 +91,9 @@ class Pulse:
 class RoundBuffers:
     """The encoded delta of the round at hand."""
 
-    encoded: EncodedVector | None = None
+    encoded: EncodedVector | None = None  # or being encoded
     encoded_for: tuple[int, int] = (-1, -1)  # (round, front of the lease)
+    encoding: asyncio.Task[None] | None = None
     up: int = 0  # the data plane's counters when the round's first attempt began
     down: int = 0
 
@@ -102,7 +104,7 @@ class Reducing:
 
     round: int
     task: asyncio.Task[None] | None = None
-    reduction: Reduction | None = None  # None: the delta is being encoded
+    reduction: Reduction | None = None  # None: it is about to begin
 
 
 class Daemon:
@@ -117,7 +119,6 @@ class Daemon:
         self._beat = asyncio.Event()  # the phase changed: tell at once
         self._over = asyncio.Event()
         self._joined = self._finished = False
-        self._encoding = asyncio.Lock()
         self._encoding_space: U8 | None = None
         self._worker = ThreadPoolExecutor(1, "arithmetic")
         self._reducing: Reducing | None = None
@@ -307,7 +308,7 @@ class Daemon:
             case machine.ReportReached(round_):
                 self._report(round_, reached=pb.Reached())
             case machine.ReportReady(ready):
-                self._spawn(self._report_ready(ready))
+                self._report_ready(ready)
             case machine.ReportEvaluated(round_, loss):
                 self._report(round_, evaluated=pb.Evaluated(round=round_, loss=loss))
             case machine.RunFinished():
@@ -320,7 +321,7 @@ class Daemon:
 
     def _train(self, order: pb.Train, carried: int) -> None:
         self._pulse = Pulse(time.monotonic(), 0, order.round, loss=self._pulse.loss)
-        self._round = RoundBuffers()  # what comes of these steps is encoded anew
+        self._new_round(RoundBuffers())  # what comes of these steps is encoded anew
         more = f", on top of {carried} samples of before" if carried else ""
         log.info(f"round {order.round}: {order.steps} inner steps{more}")
         lease = beyond([(r.first, r.count) for r in order.lease], carried)
@@ -368,8 +369,8 @@ class Daemon:
                 self._pulse = Pulse(time.monotonic(), step, round_, tokens_per_s, loss)
             case Reached(round_):
                 self._events.put_nowait(machine.TrainerReached(round_))
-            case Ready(round_, steps, loss, samples):
-                self._events.put_nowait(machine.TrainerReady(round_, steps, samples, loss))
+            case Ready(round_, steps, loss, samples, norm):
+                self._events.put_nowait(machine.TrainerReady(round_, steps, samples, loss, norm))
             case Evaluated(round_, loss):
                 self._events.put_nowait(machine.TrainerEvaluated(round_, loss))
             case TrainerSaysNo(sentence):
@@ -436,7 +437,7 @@ class Daemon:
         """This node's part in the reduce of a round, until it is committed or the node is out of it."""
         reducing = self._reducing
         assert self._outer is not None and reducing is not None
-        encoded = await self._encoded(ready)
+        encoded = self._encoded(ready)
         chunks, began = self._outer.chunks, time.monotonic()
         try:
             reducing.reduction = Reduction(
@@ -462,26 +463,32 @@ class Daemon:
             held.round_trips.add(node_id=node, seconds=seconds_)
         self.report_of(plan, held=held)
 
-    async def _encoded(self, ready: machine.Work) -> EncodedVector:
-        """The round's delta, encoded once whatever the number of attempts."""
+    def _encoded(self, ready: machine.Work) -> EncodedVector:
+        """The round's delta, encoded once whatever the number of attempts; from now on, if it was not begun."""
         assert self._outer is not None
         key = (ready.round, ready.front)
-        async with self._encoding:
-            if self._round.encoded is None or self._round.encoded_for != key:
-                buffers = self._round = RoundBuffers(up=self._plane.bytes_up, down=self._plane.bytes_down)
-                vectors, chunks = self._outer.vectors, self._outer.chunks
-                if self._encoding_space is None:
-                    self._encoding_space = np.empty(encoded_size(self._codec, chunks), np.uint8)
-                space = self._encoding_space
-                try:
-                    encoded: EncodedVector = await self._compute(
-                        lambda: encode_delta(vectors.anchor, vectors.local, self._codec, chunks, space)
-                    )
-                except NonFinite as error:
-                    raise NonFinite(f"training diverged: {error} in {self._parameter(error.element)}") from None
-                buffers.encoded, buffers.encoded_for = encoded, key
-                return encoded
-            return self._round.encoded
+        if self._round.encoded is None or self._round.encoded_for != key:
+            vectors, chunks = self._outer.vectors, self._outer.chunks
+            if self._encoding_space is None:
+                self._encoding_space = np.empty(encoded_size(self._codec, chunks), np.uint8)
+            encoder = DeltaEncoder(vectors.anchor, vectors.local, self._codec, chunks, self._encoding_space)
+            self._new_round(RoundBuffers(encoder.encoded, key, None, self._plane.bytes_up, self._plane.bytes_down))
+            self._round.encoding = self._tasks.create_task(self._encode(encoder))
+        assert self._round.encoded is not None
+        return self._round.encoded
+
+    async def _encode(self, encoder: DeltaEncoder) -> None:
+        try:
+            await encoder.run(self._compute)
+        except NonFinite as error:
+            raise NonFinite(f"training diverged: {error} in {self._parameter(error.element)}") from None
+
+    def _new_round(self, buffers: RoundBuffers) -> None:
+        """What was encoded is of no more use. The worker is at most in the middle of a few chunks of it, and does
+        whatever else it is told to, as to move the anchor, after that."""
+        if self._round.encoding is not None:
+            self._round.encoding.cancel()
+        self._round = buffers
 
     def _parameter(self, element: int) -> str:
         """The name of the parameter that this element of the flat vector belongs to."""
@@ -492,13 +499,13 @@ class Daemon:
                 return name
         return "no parameter"
 
-    async def _report_ready(self, ready: machine.Work) -> None:
-        encoded = await self._encoded(ready)
+    def _report_ready(self, ready: machine.Work) -> None:
+        self._encoded(ready)
         report = pb.Ready(
             steps=ready.steps,
             samples=ready.samples,
             loss=ready.loss,
-            delta_norm=encoded.norm,
+            delta_norm=ready.norm,
             front=ready.front,
         )
         self._report(ready.round, ready=report)
@@ -518,13 +525,14 @@ class Daemon:
         await self._compute(work)
         for buffer in outer.keep(round_, sealed.chunks):
             self._plane.peers.buffers.give(buffer)
-        self._round = RoundBuffers()
+        self._new_round(RoundBuffers())
         await self._settled()
 
     async def _recover(self, order: machine.Recover) -> None:
         outer, view = self._outer, order.view
         assert outer is not None
         self._stop_reduce()
+        self._new_round(RoundBuffers())
         if order.scratch:
             outer.distrust()
         if order.rebase:

@@ -81,17 +81,32 @@ def read_shards(model: nn.Module, layout: Layout, flat: Tensor) -> None:
         shard.view(-1).copy_(flat[interval])
 
 
+@torch.no_grad()
+def squared_distances(model: nn.Module, layout: Layout, flat: Tensor) -> list[float]:
+    """Of each parameter the squared l2 norm of its distance from `flat`, as far as this rank holds it."""
+    squares = [0.0] * len(layout.slots)
+    for i, interval, shard in _numbered_pieces(model, layout):
+        distance = shard.reshape(-1) - flat[interval].to(shard.device)
+        squares[i] = float(torch.linalg.vector_norm(distance, dtype=torch.float64)) ** 2
+    return squares
+
+
 def _pieces(model: nn.Module, layout: Layout) -> list[tuple[slice, Tensor]]:
+    return [(interval, shard) for _, interval, shard in _numbered_pieces(model, layout)]
+
+
+def _numbered_pieces(model: nn.Module, layout: Layout) -> list[tuple[int, slice, Tensor]]:
+    """This rank's part of each slot that it has one of: the slot's number, place in the flat vector, storage."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # An evaluation leaves the root's parameters gathered; what is written to those copies is lost.
             module.reshard()
     parameters, pieces = dict(model.named_parameters()), []
-    for slot in layout.slots:
+    for i, slot in enumerate(layout.slots):
         parameter = parameters[slot.name]
         start, stop = local_interval(parameter)
         shard = local_tensor(parameter)
         assert shard.numel() == stop - start, slot
         if stop > start:
-            pieces.append((slice(slot.offset + start, slot.offset + stop), shard))
+            pieces.append((i, slice(slot.offset + start, slot.offset + stop), shard))
     return pieces

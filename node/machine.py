@@ -23,6 +23,7 @@ class Work:
     samples: int
     steps: int = 0  # of this round
     loss: float = 0.0  # mean over the samples
+    norm: float = 0.0  # l2, of the local vector's distance from the anchor
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ class TrainerReady:
     steps: int
     samples: int  # of this round
     loss: float
+    norm: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,10 +293,10 @@ def _take(node: Node, event: Event, out: list[Effect]) -> Node:
                 return node
             out.append(ReportReached(round_))
             return replace(node, reached=round_)
-        case TrainerReady(round_, steps, samples, loss):
+        case TrainerReady(round_, steps, samples, loss, norm):
             if node.task is None or node.task.kind != "train" or node.task.round != round_:
                 return node
-            return _ready(node, node.task, steps, samples, loss, out)
+            return _ready(node, node.task, Work(round_, node.task.front, samples, steps, loss, norm), out)
         case TrainerEvaluated(round_, loss):
             out.append(ReportEvaluated(round_, loss))
             return replace(node, task=None, evaluated=round_)
@@ -335,14 +337,14 @@ def _repeat(node: Node, view: pb.View, out: list[Effect]) -> None:
         out.append(ReportState(node.round, node.digest))
 
 
-def _ready(node: Node, task: Task, steps: int, samples: int, loss: float, out: list[Effect]) -> Node:
+def _ready(node: Node, task: Task, done: Work, out: list[Effect]) -> Node:
     """The trainer's steps on top of what was carried over."""
     base = task.base or Work(task.round, task.front, 0)
-    total = base.samples + samples
+    total = base.samples + done.samples
     if not total:
         return replace(node, task=None, carried=None)
-    mean = (base.loss * base.samples + loss * samples) / total
-    ready = Work(task.round, task.front, total, steps, mean)
+    mean = (base.loss * base.samples + done.loss * done.samples) / total
+    ready = replace(done, samples=total, loss=mean)
     if node.view is not None and not _differs(node, node.view) and node.round == task.round - 1:
         out.append(ReportReady(ready))  # else a later view asks for it, if it can be used
     return replace(node, task=None, ready=ready, carried=None)

@@ -35,7 +35,7 @@ class Reducer:
         self._invite, self._config, self._options = invite, config, options
         self._control = Control(invite)
         self._over = asyncio.Event()
-        self._seen = (0, 0)  # incarnation and version of the latest view
+        self._finished = False  # the run is
         self._reduction: Reduction | None = None
         self._task: asyncio.Task[None] | None = None
         self._reduced = 0
@@ -56,7 +56,7 @@ class Reducer:
             with on_signals(self._over.set):
                 async with local.serve(self._options.state_dir, self.status, self._over.set):
                     await self._live(period)
-            await self._control.leave("stopped by its operator")
+            await self._control.leave("the run is finished" if self._finished else "stopped by its operator")
         finally:
             self._stop()
             await self._plane.close()
@@ -109,12 +109,12 @@ class Reducer:
     async def _watch(self) -> None:
         async for view in self._control.watch():
             if view.finished:
+                self._finished = True
                 self._over.set()
             elif view.HasField("plan"):
                 self._follow(plan_of(view.plan), view.plan.numel)
             elif self._reduction is not None and self._reduction.round <= view.committed:
                 self._stop()
-            self._seen = view.incarnation, view.epoch
 
     def _follow(self, plan: Plan, numel: int) -> None:
         try:
@@ -127,10 +127,18 @@ class Reducer:
             codec = make_codec(reduce.codec, reduce.block, reduce.scales)
             chunks = Chunks(numel, reduce.chunk)
             self._reduction = Reduction(self._plane.peers, self._me, None, codec, chunks, plan, self)
-            self._task = asyncio.create_task(self._reduction.run())
+            self._task = asyncio.create_task(self._reduce(self._reduction))
             self._reduced += 1
         except (AtollError, ValueError) as error:
             log.warning(f"round {plan.round}: {error}")
+
+    async def _reduce(self, reduction: Reduction) -> None:
+        try:
+            await reduction.run()
+        except AtollError as error:
+            log.warning(f"round {reduction.round}: {error}")  # the coordinator's clock decides
+        except Exception:
+            log.exception(f"round {reduction.round}: a fault of this node")
 
     def _stop(self) -> None:
         if self._task is not None:

@@ -7,6 +7,7 @@ daemon as `Failed`; anything else is a crash, which the daemon answers with a ne
 """
 
 import argparse
+import math
 import os
 import queue
 import signal
@@ -33,12 +34,16 @@ from atoll.node import channel
 from atoll.node.channel import TrainerEnd
 from atoll.node.config import Device, NodeConfig, TrainerSpec
 from atoll.node.data import Source, open_source
-from atoll.node.flat import Layout, layout_of, map_vector, read_shards, write_shards
+from atoll.node.flat import Layout, layout_of, map_vector, read_shards, squared_distances, write_shards
 from atoll.node.inner import Interrupt, Learner, Left, Team, adamw, evaluate, train
 from atoll.node.launch import LAUNCHER, die_with_parent
 from atoll.node.model import blocks_of, build, build_custom, init_parameters
 
 PATIENCE = timedelta(days=10)  # ranks wait in a collective while the daemon has nothing for them to do
+
+
+class Diverged(AtollError):
+    """The parameters are of no use any more."""
 
 
 class Line:
@@ -275,8 +280,8 @@ def serve(commands: Commands, learner: Learner, layout: Layout) -> None:
                 except Left:
                     return
                 write_shards(learner.model, layout, vectors.local)
-                learner.team.wait()
-                commands.send(ready)
+                norm = distance(learner, layout, vectors.anchor)  # also: every rank has written its shards
+                commands.send(msgspec.structs.replace(ready, norm=norm))
             case channel.Evaluate(round=number):
                 assert vectors, "Evaluate before Attach"
                 read_shards(learner.model, layout, vectors.anchor)
@@ -287,6 +292,15 @@ def serve(commands: Commands, learner: Learner, layout: Layout) -> None:
                 return
             case other:
                 assert_never(other)
+
+
+def distance(learner: Learner, layout: Layout, anchor: Tensor) -> float:
+    """L2 norm of what the parameters, all ranks', are away from the anchor; `Diverged` if that is not finite."""
+    squares = learner.team.total(*squared_distances(learner.model, layout, anchor))
+    for slot, square in zip(layout.slots, squares, strict=True):
+        if not math.isfinite(square):
+            raise Diverged(f"training diverged: {slot.name} holds NaN, infinity or values too large")
+    return math.sqrt(sum(squares))
 
 
 if __name__ == "__main__":

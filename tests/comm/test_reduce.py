@@ -7,7 +7,6 @@ import sys
 import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from random import Random
 from typing import Any
@@ -19,14 +18,15 @@ import pytest
 from atoll.comm import reduce as reduce_module
 from atoll.comm import wire
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import F32, Codec, NonFinite, make
+from atoll.comm.codec import F32, Codec, make
 from atoll.comm.config import CodecName
 from atoll.comm.digest import digest, root
+from atoll.comm.encoding import DeltaEncoder, EncodedVector
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
 from atoll.comm.link import Broken, Link
 from atoll.comm.plan import BadPlan, Plan, PlanMember
 from atoll.comm.plane import DataPlane
-from atoll.comm.reduce import EncodedVector, Reduction, Seal, encode_delta
+from atoll.comm.reduce import Reduction, Seal
 from atoll.comm.wire import Header, Kind
 
 CHUNKS = Chunks(10_000, 1024)  # 10 chunks, the last one shorter
@@ -42,7 +42,10 @@ class Empty:
 
 
 def encode(x: F32, codec: Codec = CODEC) -> EncodedVector:
-    return encode_delta(x, np.zeros_like(x), codec, CHUNKS)
+    encoder = DeltaEncoder(np.asarray(x), np.zeros_like(x), codec, CHUNKS)
+    while encoder.encoded.ready < CHUNKS.count:
+        encoder.encoded.advance(encoder.step())
+    return encoder.encoded
 
 
 ENCODED = [encode(x) for x in VECTORS]
@@ -412,7 +415,7 @@ def test_a_contributor_of_malformed_bytes_is_named_and_the_others_go_on_without_
         async with fleet(3) as planes:
             plan = plan_for(planes, owners=[0] * 10)
             poison = tuple(np.full_like(chunk, 0xFF) for chunk in ENCODED[2].chunks)
-            inputs = [ENCODED[0], ENCODED[1], EncodedVector(poison, 1.0)]
+            inputs = [ENCODED[0], ENCODED[1], EncodedVector(poison, len(poison))]
             members = [Member(p, inputs[i], plan) for i, p in enumerate(planes)]
             async with reducing(*members):
                 await members[0].heard.until(lambda heard: bool(heard.blamed))
@@ -620,44 +623,3 @@ def test_hundreds_of_rounds_with_members_that_come_and_go_leave_nothing_behind()
             await plane.close()
 
     run(body(), seconds=60 + CHURN / 2)
-
-
-# encode_delta
-
-
-def test_encode_delta_is_anchor_minus_local_with_its_norm_and_cannot_be_written_to() -> None:
-    anchor, local = VECTORS[0], VECTORS[1]
-    kept = anchor.tobytes(), local.tobytes()
-    encoded = encode_delta(anchor, local, make(CodecName.FP32, 1), CHUNKS)
-    assert b"".join(chunk.tobytes() for chunk in encoded.chunks) == (anchor - local).tobytes()
-    assert encoded.norm == pytest.approx(np.linalg.norm((anchor - local).astype(np.float64)), rel=1e-6)
-    assert (anchor.tobytes(), local.tobytes()) == kept
-    with pytest.raises(ValueError, match="read-only"):
-        encoded.chunks[0][0] = 1
-
-
-def test_how_many_threads_encode_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    for n in (1, 4):
-        with ThreadPoolExecutor(n) as pool:
-            monkeypatch.setattr(reduce_module, "threads", lambda n=n: n)
-            monkeypatch.setattr(reduce_module, "workers", lambda pool=pool: pool)
-            encoded = encode(VECTORS[0])
-            found.append([chunk.tobytes() for chunk in encoded.chunks])
-            assert encoded.norm == pytest.approx(np.linalg.norm(VECTORS[0].astype(np.float64)), rel=1e-6)
-    assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("element", [0, 3 * 1024 + 5, 9_999])
-def test_a_delta_that_is_not_finite_names_its_element(bad: float, element: int) -> None:
-    local = np.zeros(CHUNKS.numel, np.float32)
-    local[element] = bad
-    with pytest.raises(NonFinite) as caught:
-        encode_delta(VECTORS[0], local, CODEC, CHUNKS)
-    assert caught.value.element == element
-
-
-def test_vectors_of_another_length_are_refused() -> None:
-    with pytest.raises(ValueError, match="for 10000 elements"):
-        encode_delta(VECTORS[0][1:], VECTORS[0], CODEC, CHUNKS)

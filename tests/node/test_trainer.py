@@ -148,6 +148,8 @@ def test_one_rank_and_two_ranks_write_the_same_vectors(tmp_path: Path) -> None:
         apart = np.abs(one[3].local - two[3].local).max()
         assert moved > 1e-3
         assert apart < 1e-6
+        for _, ready, _, node in (one, two):
+            assert math.isclose(ready.norm, np.linalg.norm(node.local - node.anchor), rel_tol=1e-5)
 
     asyncio.run(both())
 
@@ -336,6 +338,21 @@ def test_bf16_and_your_own_model_train_too(tmp_path: Path, monkeypatch: pytest.M
             assert after < before - 0.2
 
     asyncio.run(both())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_parameters_that_are_not_finite_are_never_ready(ranks: int, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launched(tmp_path / "node", small(), ranks) as node:
+            await node.attach()
+            await node.ask(channel.Initialise(0), channel.Initialised)
+            await node.ask(order(1, 1), channel.Ready)
+            node.local[-1] = math.nan  # of the work that is carried on, in the last parameter, `norm.weight`
+            resumed = channel.Train(2, 1, 1, 1, 0, 1, ((20, 4),), resume=True)
+            failed = await node.ask(resumed, channel.Failed)
+            assert "diverged" in failed.sentence and " norm.weight holds NaN" in failed.sentence
+
+    asyncio.run(story())
 
 
 def test_a_vector_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ class Trainer:
             self._order = None
             batch = self.node.world.config.inner.batch_size
             self.node.trained(self._samples[: self.steps * batch])
-            self.node.feed(machine.TrainerReady(order.round, self.steps, self.steps * batch, 2.0))
+            self.node.feed(machine.TrainerReady(order.round, self.steps, self.steps * batch, 2.0, 1.0))
             return
         goal = order.steps if self.steps < order.steps < self._most else self._most
         due = self._began + goal * self.node.step_time - self.node.ran

@@ -1,0 +1,81 @@
+"""A delta, encoded chunk by chunk."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from atoll.comm import encoding
+from atoll.comm.chunks import Chunks
+from atoll.comm.codec import F32, Codec, NonFinite, make
+from atoll.comm.config import CodecName
+from atoll.comm.encoding import DeltaEncoder, EncodedVector
+
+CHUNKS = Chunks(20_000, 1024)  # 20 chunks, the last one shorter
+INT8, FP32 = make(CodecName.INT8, 128), make(CodecName.FP32, 1)
+ANCHOR, LOCAL = (np.random.default_rng(i).standard_normal(CHUNKS.numel, dtype=np.float32) for i in range(2))
+
+
+def encode(local: F32 = LOCAL, codec: Codec = INT8) -> EncodedVector:
+    encoder = DeltaEncoder(ANCHOR, local, codec, CHUNKS)
+    asyncio.run(encoder.run(asyncio.to_thread))
+    return encoder.encoded
+
+
+def test_it_is_anchor_minus_local_and_cannot_be_written_to() -> None:
+    kept = ANCHOR.tobytes(), LOCAL.tobytes()
+    encoded = encode(codec=FP32)
+    assert encoded.ready == CHUNKS.count
+    assert b"".join(chunk.tobytes() for chunk in encoded.chunks) == (ANCHOR - LOCAL).tobytes()
+    assert (ANCHOR.tobytes(), LOCAL.tobytes()) == kept
+    with pytest.raises(ValueError, match="read-only"):
+        encoded.chunks[0][0] = 1
+
+
+def test_a_chunk_can_be_had_before_the_last_one_is_encoded() -> None:
+    async def body() -> None:
+        encoder = DeltaEncoder(ANCHOR, LOCAL, FP32, CHUNKS)
+        gate = asyncio.Semaphore(1)
+
+        async def one_by_one(work: Callable[[], int]) -> int:
+            await gate.acquire()
+            return work()
+
+        running = asyncio.create_task(encoder.run(one_by_one))
+        last = asyncio.create_task(encoder.encoded.chunk(CHUNKS.count - 1))
+        first = await encoder.encoded.chunk(0)
+        assert first.tobytes() == (ANCHOR - LOCAL)[CHUNKS.span(0)].tobytes()
+        assert encoder.encoded.ready < CHUNKS.count and not last.done()
+        for _ in range(CHUNKS.count):
+            gate.release()
+        await running
+        assert (await last).tobytes() == (ANCHOR - LOCAL)[CHUNKS.span(CHUNKS.count - 1)].tobytes()
+
+    asyncio.run(body())
+
+
+def test_how_many_threads_encode_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for n in (1, 3):
+        with ThreadPoolExecutor(n) as pool:
+            monkeypatch.setattr(encoding, "threads", lambda n=n: n)
+            monkeypatch.setattr(encoding, "workers", lambda pool=pool: pool)
+            found.append([chunk.tobytes() for chunk in encode().chunks])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("element", [0, 3 * 1024 + 5, 19_999])
+def test_a_delta_that_is_not_finite_names_its_element(bad: float, element: int) -> None:
+    local = np.zeros(CHUNKS.numel, np.float32)
+    local[element] = bad
+    with pytest.raises(NonFinite) as caught:
+        encode(local)
+    assert caught.value.element == element
+
+
+def test_vectors_of_another_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="for 20000 elements"):
+        DeltaEncoder(ANCHOR[1:], LOCAL, INT8, CHUNKS)
