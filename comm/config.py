@@ -122,7 +122,7 @@ class ReduceConfig:
     codec: CodecName = CodecName.INT8
     block: int = 64  # elements that share one scale: 1.6 % more bytes than 128 with int8, a tenth less error
     scales: ScaleName = ScaleName.FP16
-    chunk: int = 262_144  # elements of one chunk
+    chunk: int = 524_288  # elements of one chunk
     zstd: bool = True  # pack what is sent wherever that saves more time than it takes
 
     @property

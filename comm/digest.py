@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 SIZE = 16  # bytes
 
 
-def digest(data: "Octets | NDArray[Any]") -> bytes:
-    """The 16 bytes that stand for the contiguous bytes of `data`."""
-    return blake3(view(data)).digest(length=SIZE)
+def digest(*parts: "Octets | NDArray[Any]") -> bytes:
+    """The 16 bytes that stand for the contiguous bytes of all `parts`, one after the other."""
+    state = blake3()
+    for part in parts:
+        state.update(view(part))
+    return state.digest(length=SIZE)
 
 
 def root(digests: Sequence[bytes]) -> bytes:

@@ -237,9 +237,10 @@ class Exchange:
         self.digests[c] = digest
         self._lacking -= 1
         out: list[Effect] = [Report(c, since, digest, tuple(inputs)), Free(c)]
+        more = self.unsealed >= self.window  # else nobody has contributions that wait for room
         for node, place in self._here.items():
             if node != self.me:
-                if place in inputs:
+                if more and place in inputs:
                     out.append(Send(node, Kind.MERGED, c, since))
                 if self._contributes(place):
                     out.append(Send(node, Kind.SEALED, c, since))
@@ -276,6 +277,11 @@ class Exchange:
         return self.pull(c) if self._asked.get(c, [])[-1:] == [node] else []
 
     # What is late
+
+    @property
+    def unsealed(self) -> int:
+        """Chunks that this member is still to seal."""
+        return len(self._arrived)
 
     def owner(self, c: int) -> NodeId | None:
         return self._owner[c]

@@ -33,7 +33,7 @@ import numpy as np
 from atoll.comm import compress, exchange
 from atoll.comm.chunks import Chunks
 from atoll.comm.codec import F32, Codec, Malformed, NonFinite
-from atoll.comm.digest import digest
+from atoll.comm.digest import digest, root
 from atoll.comm.encoding import EncodedVector, workers
 from atoll.comm.exchange import Exchange, Verdict
 from atoll.comm.ids import NodeId
@@ -75,7 +75,8 @@ class Seal:
 class Outcome(Protocol):
     """To whom a reduction tells what the coordinator must know. Called in the event loop."""
 
-    def sealed(self, plan: Plan, seal: Seal) -> None: ...
+    def sealed(self, plan: Plan, seal: Seal, more: bool) -> None:
+        """This member has sealed a chunk; `more`: others will follow."""
 
     def orphans(self, plan: Plan, here: tuple[tuple[int, bytes], ...]) -> None:
         """Sealed chunks without an owner that are here."""
@@ -162,6 +163,11 @@ class Reduction:
         self._do(self._exchange.replan(plan))
         self._replanned.set()
         self._replanned = asyncio.Event()
+
+    def holds(self, root_: bytes) -> bool:
+        """Whether every sealed chunk is here, and their digests are those of this root."""
+        digests = [d for d in self._exchange.digests if d is not None]
+        return len(digests) == self._chunks.count and root(digests) == root_
 
     @property
     def result(self) -> SealedVector:
@@ -309,7 +315,7 @@ class Reduction:
                     self._merges.add(task)
                     task.add_done_callback(self._wound_up)
                 case exchange.Report(c, since, sum_, inputs):
-                    self._outcome.sealed(self.plan, Seal(c, since, sum_, inputs))
+                    self._outcome.sealed(self.plan, Seal(c, since, sum_, inputs), self._exchange.unsealed > 0)
                 case exchange.Free(c):
                     for key in [key for key in self._inbox if key[0] == c]:
                         self._give_back(self._inbox.pop(key))
@@ -317,8 +323,8 @@ class Reduction:
                     self._sealed[c] = None
                 case exchange.Orphans(here):
                     self._outcome.orphans(self.plan, here)
-                case exchange.Held(root):
-                    self._outcome.held(self.plan, root)
+                case exchange.Held(root_):
+                    self._outcome.held(self.plan, root_)
                 case _:
                     assert_never(effect)
 

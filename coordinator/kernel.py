@@ -33,7 +33,7 @@ from atoll.coordinator.state import State
 log = logging.getLogger("atoll.coordinator")
 TICK = 0.25  # seconds
 NOTES = 200  # kept for the page
-GATHER = 0.01  # seconds between two writes: the events of many nodes share one
+GATHER = 0.01  # seconds between two writes at most, if the last took as long: the events of many nodes share one
 MOST = 250  # events in a batch, so that heartbeats are answered in between
 RETRY = 1.0  # seconds between two tries to write on a disk that is full
 SAVE = 10.0  # seconds between two saves of what was observed
@@ -98,9 +98,10 @@ class Kernel:
                 await self._arrival(self._looked + TICK - self.clock())
                 if self._queue:
                     await asyncio.sleep(gathered - time.monotonic())
-                    gathered = time.monotonic() + GATHER
-                    most = min(len(self._queue), MOST)
+                    began, most = time.monotonic(), min(len(self._queue), MOST)
                     await self._commit([self._queue.popleft() for _ in range(most)])
+                    ended = time.monotonic()
+                    gathered = ended + min(ended - began, GATHER)
                 if self.clock() >= self._looked + TICK:
                     await self._look()
             await self._durably(self._save(self.observed.dump()))

@@ -16,7 +16,7 @@ from atoll.coordinator.metrics import Metrics
 from atoll.coordinator.state import State
 from atoll.coordinator.view import Own, Shared
 
-PAUSE = 0.01  # seconds between two dispatches, however many events there are
+PAUSE = 0.01  # seconds between two dispatches at most, if the last took as long
 EASE = 0.0001  # seconds more for each view that the last one sent: the views of many joins become one
 SLICE = 20  # views that are sent before calls that came in meanwhile are served
 REASON = 2.0  # seconds after which a view is sent for nothing but its phase's reason
@@ -122,9 +122,10 @@ class Views:
         while True:
             await self._due.wait()
             self._due.clear()
+            began = time.monotonic()
             with self._metrics.dispatches.time():
                 sent = await self._dispatch()
-            await asyncio.sleep(PAUSE + EASE * sent)
+            await asyncio.sleep(min(time.monotonic() - began, PAUSE) + EASE * sent)
 
     async def _dispatch(self) -> int:
         """Show every stream its view if that changed; how many did."""

@@ -12,6 +12,7 @@ import random
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -28,6 +29,7 @@ PROTOCOL = 1
 DEADLINE = 10.0  # seconds for one call
 BACKOFF = 2.0  # seconds between two tries at most; with what gRPC adds, less than the coordinator waits
 BEHIND = 3.0  # seconds that a stream may be behind the newest view
+LINGER = 0.03  # seconds for which a report waits when more of its kind are to follow
 AWAY = 24 * 3600.0  # seconds that a member rides out without a coordinator
 NO = {  # answers that trying again will not change
     grpc.StatusCode.PERMISSION_DENIED,
@@ -55,6 +57,8 @@ class Lane:
     def __init__(self) -> None:
         self.outbox: deque[pb.ReportRequest] = deque()
         self.posted = asyncio.Event()
+        self.more = False  # others follow the newest one soon
+        self.last = asyncio.Event()  # that one has come
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +134,9 @@ class Control:
         finally:
             call.cancel()
 
-    def report(self, report: pb.ReportRequest) -> None:
-        """Send a report when its turn comes; seals that wait together travel together, nothing waits for them."""
+    def report(self, report: pb.ReportRequest, more: bool = False) -> None:
+        """Send a report when its turn comes; seals that wait together travel together, and nothing waits for them.
+        `more`: others of its kind follow soon."""
         report.session = self.session
         kind = report.WhichOneof("report") or ""
         lane = self._lanes.get(kind, self._lanes[""])
@@ -140,7 +145,10 @@ class Control:
             last.seals.seals.extend(report.seals.seals)
         else:
             lane.outbox.append(report)
+        lane.more = more
         lane.posted.set()
+        if not more:
+            lane.last.set()
 
     async def send_reports(self) -> None:
         """Empty the outboxes until cancelled. Raises `SessionLost`."""
@@ -156,6 +164,10 @@ class Control:
             while not lane.outbox:
                 lane.posted.clear()
                 await lane.posted.wait()
+            if lane.more:
+                lane.last.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(lane.last.wait(), LINGER)
             request = lane.outbox.popleft()
             ack = await self._insist(lambda r=request: self._stub.Report(r, timeout=DEADLINE), AWAY)  # type: ignore[misc]
             if not ack.known and not request.HasField("leave"):

@@ -297,8 +297,8 @@ class Daemon:
                 self._start_reduce(plan)
             case machine.StopReduce():
                 self._stop_reduce()
-            case machine.Apply(round_):
-                self._spawn(self._apply(round_))
+            case machine.Apply(round_, root):
+                self._spawn(self._apply(round_, root))
             case machine.Recover():
                 self._spawn(self._recover(effect))
             case machine.ReportLayout():
@@ -350,11 +350,11 @@ class Daemon:
         )
         self._control.report(pb.ReportRequest(fence=fence, **report))
 
-    def report_of(self, plan: Plan, attempt: int | None = None, **report: Any) -> None:
+    def report_of(self, plan: Plan, attempt: int | None = None, more: bool = False, **report: Any) -> None:
         """Tell the coordinator something of an attempt, the plan's unless told."""
         attempt = plan.attempt if attempt is None else attempt
         fence = pb.Fence(incarnation=plan.incarnation, epoch=plan.epoch, round=plan.round, attempt=attempt)
-        self._control.report(pb.ReportRequest(fence=fence, **report))
+        self._control.report(pb.ReportRequest(fence=fence, **report), more)
 
     # The trainer
 
@@ -512,9 +512,12 @@ class Daemon:
 
     # The outer state
 
-    async def _apply(self, round_: int) -> None:
+    async def _apply(self, round_: int, root: bytes) -> None:
         outer, reducing = self._outer, self._reducing
-        assert outer is not None and reducing is not None and reducing.reduction is not None
+        assert outer is not None
+        if reducing is None or reducing.reduction is None or not reducing.reduction.holds(root):
+            self._events.put_nowait(machine.MoveFailed(outer.round))
+            return
         sealed = reducing.reduction.result
         self._stop_reduce()
 
@@ -598,8 +601,8 @@ class _Tell:
     def __init__(self, daemon: Daemon, began: float) -> None:
         self._daemon, self._began = daemon, began
 
-    def sealed(self, plan: Plan, seal: Seal) -> None:
-        self._daemon.report_of(plan, seal.since, seals=pb.Seals(seals=[seal_of(plan, seal)]))
+    def sealed(self, plan: Plan, seal: Seal, more: bool) -> None:
+        self._daemon.report_of(plan, seal.since, more, seals=pb.Seals(seals=[seal_of(plan, seal)]))
 
     def orphans(self, plan: Plan, here: tuple[tuple[int, bytes], ...]) -> None:
         entries = [pb.Seal(chunk=c, digest=digest) for c, digest in here]

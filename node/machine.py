@@ -52,7 +52,7 @@ class Node:
     carried: Work | None = None  # of rounds that left it out, rebased on the state it holds
     reached: int = -1  # the round that has its inner steps here
     reducing: Attempt | None = None
-    held: Attempt | None = None  # has every sealed chunk of it
+    held: Attempt | None = None  # the last one of which every sealed chunk was here
     held_root: bytes = b""
     apart: bool = False  # that was in an earlier session
     evaluated: int = -1
@@ -197,9 +197,11 @@ class StopReduce:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Step to `round` with the sealed bytes that the reduce left here."""
+    """Step to `round` with the sealed bytes that the reduce left here; `MoveFailed` if these are not `root`'s, as
+    some were given up under a later plan."""
 
     round: int
+    root: bytes  # over their digests
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +318,7 @@ def _take(node: Node, event: Event, out: list[Effect]) -> Node:
                 out.append(ReportLayout())
             if node.round >= 0 and not node.moving:
                 out.append(ReportState(node.round, node.digest))
-            if node.reducing is not None:
+            if node.reducing is not None and node.held is None:
                 out.append(StopReduce())  # the run goes on without what this node had entered
             # What it holds may be committed, and nobody else have it.
             return replace(node, view=None, reducing=None, apart=node.held is not None)
@@ -363,7 +365,8 @@ def _decide(node: Node, out: list[Effect]) -> Node:
     if node.moving:
         return node
     if node.reducing is not None and node.reducing[0] <= view.committed:
-        out.append(StopReduce())
+        if not _holds(node, view):
+            out.append(StopReduce())
         return replace(node, reducing=None)
     if node.round != view.committed or _differs(node, view):
         return _move(node, view, out)
@@ -385,15 +388,19 @@ def _move(node: Node, view: pb.View, out: list[Effect]) -> Node:
     if node.round == view.committed:  # and differs
         out.append(Recover(view, scratch=True, rebase=False))
         return replace(node, moving=True, round=-1, ready=None, carried=None, held=None)
-    if node.round == view.committed - 1 and node.held is not None and node.held[0] == view.committed:
-        if node.held_root == view.sealed:
-            out.append(Apply(view.committed))
-            return replace(node, moving=True, ready=None, carried=None, held=None)
+    if node.round == view.committed - 1 and _holds(node, view):
+        out.append(Apply(view.committed, view.sealed))
+        return replace(node, moving=True, ready=None, carried=None, held=None)
     if not view.has_state or not view.state_digest or not view.donors or not node.trainer_up:
         return node  # nobody has it yet, the others are still applying; or the vectors are not there yet
     rebase = node.ready is not None or node.carried is not None
     out.append(Recover(view, scratch=False, rebase=rebase))
     return replace(node, moving=True, held=None)
+
+
+def _holds(node: Node, view: pb.View) -> bool:
+    """It has what was committed, if only from an attempt before the last."""
+    return node.held is not None and node.held[0] == view.committed and node.held_root == view.sealed
 
 
 def _initialise(node: Node, out: list[Effect]) -> Node:
@@ -409,10 +416,12 @@ def _reduce(node: Node, plan: pb.Plan, out: list[Effect]) -> Node | None:
         return None
     if node.ready is None or node.ready.round != plan.round:
         return None
-    if node.apart:
+    held = node.held
+    if node.apart or (held is not None and held[0] != plan.round):
         out.append(StopReduce())
+        held = None
     out.append(StartReduce(plan))
-    return replace(node, reducing=mine, held=None, apart=False)
+    return replace(node, reducing=mine, held=held, apart=False)
 
 
 def _occupy_trainer(node: Node, view: pb.View, out: list[Effect]) -> Node:

@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from atoll.comm.chunks import Chunks
 from atoll.comm.codec import Codec
@@ -89,11 +88,8 @@ class OuterState:
         return root(self._digests)
 
     def chunk_digest(self, c: int) -> bytes:
-        return digest(self._chunk(c))
-
-    def _chunk(self, c: int) -> NDArray[np.float32]:
         span = self.chunks.span(c)
-        return np.concatenate([self.vectors.anchor[span], self.vectors.momentum[span]])
+        return digest(self.vectors.anchor[span], self.vectors.momentum[span])
 
     # What peers may read (atoll.comm.plane.Shelf)
 
@@ -104,7 +100,8 @@ class OuterState:
     def state(self, round: Round, chunk: int) -> bytes | None:
         if not self._still or self.round != round or not 0 <= chunk < self.chunks.count:
             return None
-        return self._chunk(chunk).tobytes()
+        span = self.chunks.span(chunk)
+        return self.vectors.anchor[span].tobytes() + self.vectors.momentum[span].tobytes()
 
     def digests(self, round: Round) -> Sequence[bytes] | None:
         return self._digests if self._still and self.round == round else None

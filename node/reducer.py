@@ -159,8 +159,8 @@ class Reducer:
 
     # What a reduce tells (atoll.comm.reduce.Outcome)
 
-    def sealed(self, plan: Plan, seal: Seal) -> None:
-        self._report(plan, seal.since, seals=pb.Seals(seals=[seal_of(plan, seal)]))
+    def sealed(self, plan: Plan, seal: Seal, more: bool) -> None:
+        self._report(plan, seal.since, more, seals=pb.Seals(seals=[seal_of(plan, seal)]))
 
     def orphans(self, plan: Plan, here: tuple[tuple[int, bytes], ...]) -> None:
         pass  # only who contributes holds sealed chunks
@@ -172,9 +172,9 @@ class Reducer:
     def held(self, plan: Plan, root: bytes) -> None:
         pass
 
-    def _report(self, plan: Plan, attempt: int, **report: object) -> None:
+    def _report(self, plan: Plan, attempt: int, more: bool = False, **report: object) -> None:
         fence = pb.Fence(incarnation=plan.incarnation, epoch=plan.epoch, round=plan.round, attempt=attempt)
-        self._control.report(pb.ReportRequest(fence=fence, **report))  # type: ignore[arg-type]
+        self._control.report(pb.ReportRequest(fence=fence, **report), more)  # type: ignore[arg-type]
 
     # For `atoll node status`
 

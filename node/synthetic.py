@@ -239,10 +239,10 @@ class Peer(Daemon):
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self._say(AtHand(round_, self._payload(), up, down, peak))
 
-    async def _apply(self, round_: int) -> None:
+    async def _apply(self, round_: int, root: bytes) -> None:
         await self._compute(self._decode)
         self._say(Decoded(round_, time.monotonic(), time.process_time()))
-        await super()._apply(round_)
+        await super()._apply(round_, root)
 
     def _decode(self) -> None:
         outer, reducing = self._outer, self._reducing

@@ -77,7 +77,7 @@ class Heard:
         self.root = b""
         self.changed = asyncio.Event()
 
-    def sealed(self, plan: Plan, seal: Seal) -> None:
+    def sealed(self, plan: Plan, seal: Seal, more: bool) -> None:
         self.seals[seal.chunk] = plan, seal
         self.changed.set()
 

@@ -116,7 +116,10 @@ class Node(Process):
                 self.plane.begin(plan, Contribution(self.me, tuple(self.local), self.base))
             case machine.StopReduce():
                 self.plane.cancel()
-            case machine.Apply(round_):
+            case machine.Apply(round_, sealed):
+                if not self.plane.holds(sealed):
+                    self.later(0.0, self.feed, machine.MoveFailed(self.state[0]))
+                    return
                 self.still = False
                 self.later(self.world.apply_time, self._apply, round_, self.plane.result())
                 self.plane.cancel()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
-from sim.truth import Contribution, Mean, digest
+from sim.truth import Contribution, Mean, digest, root
 
 from atoll.comm import exchange
 from atoll.comm.bits import bitmap
@@ -157,6 +157,13 @@ class Plane:
     def cancel(self) -> None:
         self.reduce = None
 
+    def holds(self, sealed: bytes) -> bool:
+        """Whether it has the sealed chunks with this root."""
+        reduce = self.reduce
+        return (
+            reduce is not None and len(reduce.sealed) == reduce.exchange.chunks and root(self.result()) == sealed
+        )
+
     def result(self) -> tuple[bytes, ...]:
         """The sealed chunks, all of them."""
         reduce = self.reduce
@@ -183,8 +190,8 @@ class Plane:
                     self.held = ()
                 case exchange.Orphans(here):
                     self._tell_orphans(reduce, here)
-                case exchange.Held(root):
-                    self._tell_held(reduce, root)
+                case exchange.Held(root_):
+                    self._tell_held(reduce, root_)
                 case _:
                     assert_never(effect)
 
