@@ -28,6 +28,7 @@ from typing import NamedTuple
 from atoll.comm.errors import AtollError
 
 KEEP = 1.1  # a plan that is predicted this much slower than the best is as good: the rates are not known better
+WORTH = 0.25  # seconds: as good, too, is one that is predicted this much slower
 FALL = 0.25  # how far one lower measurement pulls a rate down
 Regions = Sequence[Sequence[int]]  # members, by region
 
@@ -63,7 +64,8 @@ class Load(NamedTuple):
 def plan_shares(
     nodes: Sequence[Node], payload: float, *, chunks: int = 0, regions: Regions = (), between: float = 0.0
 ) -> Shares:
-    """The shares that a reduce of `payload` bytes is fastest with; equal ones unless that is 10 % faster.
+    """The shares that a reduce of `payload` bytes is fastest with; equal ones unless that is 10 %, and a
+    quarter of a second, faster.
 
     Equal shares do not change from round to round with what was measured. Members whose share is less than half
     of one of `chunks` chunks own nothing, where that costs little. For `regions` and `between` see `predict`.
@@ -85,7 +87,7 @@ def plan_shares(
     if equal.seconds == 0 or _symmetric(nodes, regions):
         return equal
     best = planned(_solved(nodes, regions, between) if regions else _filled(nodes))
-    if equal.seconds <= KEEP * best.seconds:
+    if equal.seconds <= max(KEEP * best.seconds, best.seconds + WORTH):
         return equal
     trimmed = planned(_trimmed(best.shares, chunks))
     return trimmed if trimmed.seconds <= KEEP * best.seconds else best
