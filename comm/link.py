@@ -71,6 +71,8 @@ class Path(NamedTuple):
     rtt: float  # seconds, the smallest of late: a receiver that is busy makes others longer
     acked: int  # bytes that have reached the other side, in whole segments; in whatever order they did
     quiet: float  # seconds since data last came in
+    sent: int  # segments
+    resent: int  # segments, of these
 
 
 class Link:
@@ -317,9 +319,9 @@ def tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-# struct tcp_info of linux/tcp.h: tcpi_snd_mss, tcpi_last_data_recv (ms), tcpi_rtt and tcpi_min_rtt (microseconds),
-# tcpi_delivered
-_INFO = struct.Struct("16xI32xI12xI76xI40xI")
+# struct tcp_info of linux/tcp.h: tcpi_snd_mss, tcpi_last_data_recv (ms), tcpi_rtt (microseconds),
+# tcpi_total_retrans, tcpi_segs_out, tcpi_min_rtt (microseconds), tcpi_delivered
+_INFO = struct.Struct("16xI32xI12xI28xI32xI8xI40xI")
 
 
 def tcp_info(sock: socket.socket) -> Path | None:
@@ -331,8 +333,8 @@ def tcp_info(sock: socket.socket) -> Path | None:
         return None
     if len(info) < _INFO.size:
         return None
-    segment, quiet, smoothed, smallest, delivered = _INFO.unpack(info)
-    return Path(min(smoothed, smallest) / 1e6, segment * delivered, quiet / 1e3)
+    segment, quiet, smoothed, resent, sent, smallest, delivered = _INFO.unpack(info)
+    return Path(min(smoothed, smallest) / 1e6, segment * delivered, quiet / 1e3, sent, resent)
 
 
 def reason(error: OSError) -> str:

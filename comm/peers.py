@@ -24,7 +24,7 @@ from atoll.comm.octets import U8
 from atoll.comm.plan import PlanMember
 from atoll.comm.rates import Peak
 from atoll.comm.squeeze import Squeeze
-from atoll.comm.streams import Streams, observed, start
+from atoll.comm.streams import Streams, congestion_control, observed, start
 from atoll.comm.wire import Header, Kind
 
 log = logging.getLogger("atoll.plane")
@@ -106,7 +106,7 @@ class Peer:
         self.node, self.address, self.leaf = node, "", False
         self.links: set[Link] = set()
         self.streams: Streams | None = None  # None: the path is not known yet
-        self.moved = 0  # bytes over links that are gone
+        self.segments = self.resent = 0  # sent over them, and sent again
         self.broke = False  # a link broke, and what was on it may be lost
         self.tries = 0  # to dial, in vain
         self.pace = Cap(0, burst=0.05)  # its share of the peer's link
@@ -203,6 +203,8 @@ class Peers:
         self._dialled: set[asyncio.Task[None]] = set()
         self._pace = Cap(0, burst=0.02)
         self._scratch = memoryview(bytearray(PIECE))
+        self._reduces = 0
+        self._best = 0.0  # bytes a second that this node's link carried in the reduce, at best
         self._coming: dict[Key, Coming] = {}
 
     # The reduce under way
@@ -213,8 +215,8 @@ class Peers:
         for peer in self._peers.values():
             peer.clear()
             peer.broke = False
-            peer.moved = -sum(link.moved for link in peer.links)
             self._measure_path(peer)
+            self._suit(peer)
         self._coming.clear()
         self.squeeze.forget()
         self.squeeze.rate = self.up
@@ -235,12 +237,12 @@ class Peers:
                 peer.clear()
                 self._leave(peer)
 
-    def done(self, seconds: float) -> None:
-        """The reduce has come to its end after so long: learn from it."""
+    def done(self) -> None:
+        """The reduce has come to its end: learn from it. The first one was also about having links at all."""
+        self._reduces += 1
         for peer in self._peers.values():
-            moved = peer.moved + sum(link.moved for link in peer.links)
-            if peer.streams is not None and moved > 0 and not self._fixed:
-                peer.streams = observed(peer.streams, moved / seconds)
+            if peer.streams is not None and self._reduces > 1 and not self._fixed:
+                peer.streams = observed(peer.streams, self._best)
 
     def expect(self, members: Iterable[PlanMember], primary: Callable[[PlanMember], bool]) -> None:
         """Have links to these members as long as the reduce lasts; `primary`: this side dials."""
@@ -311,7 +313,7 @@ class Peers:
                     acked[link] = path.acked
             up.add(clock(), total)
             down.add(clock(), self._meter.down)
-            self.up, self.down = up.rate or self.up, down.rate or self.down
+            self.up, self.down, self._best = up.rate or self.up, down.rate or self.down, up.rate
             self.squeeze.rate = self.up
             await asyncio.sleep(SAMPLE)
 
@@ -321,13 +323,12 @@ class Peers:
         """Use a link until it breaks, which it does at the latest when it carries a frame that is none."""
         peer, since = self.peer(node), asyncio.get_running_loop().time()
         link.suit_path()
-        if self._congestion:
-            link.use(self._congestion)
         if peer.streams is None and (path := link.path()) is not None:
             peer.streams = Streams(self._fixed, settled=True) if self._fixed else start(path.rtt)
         if not peer.links:
             self._measure_path(peer, link)
         peer.links.add(link)
+        self._suit(peer)
         peer.changed.set()
         if self._talk is not None and peer.broke:
             self._talk.joined(node)
@@ -341,9 +342,12 @@ class Peers:
             peer.tries = 0 if lived > SHORT else peer.tries + 1
             log.debug("a link to %s broke after %.1f s: %s", node, lived, broken.exceptions[0])
         finally:
+            path = link.path()
             link.close()
             peer.links.discard(link)
-            peer.moved += link.moved
+            if path is not None:
+                peer.segments += path.sent
+                peer.resent += path.resent
             peer.broke = not peer.links
             if peer.links and self._talk is not None:  # what was on this one may be lost: ask over another
                 self._talk.joined(node)
@@ -384,6 +388,14 @@ class Peers:
         if path is not None:
             size = max(SMALLEST_PIECE, int(self.up * PIECE_TIME))
             peer.piece = size if path.rtt > FAR else 0
+
+    def _suit(self, peer: Peer) -> None:
+        """Have the peer's links use the congestion control that suits its path, or the one that was asked for."""
+        paths = [path for link in peer.links if (path := link.path()) is not None]
+        sent, resent = peer.segments + sum(p.sent for p in paths), peer.resent + sum(p.resent for p in paths)
+        if self._congestion or any(path.rtt > FAR for path in paths):
+            for link in peer.links:
+                link.use(self._congestion or congestion_control(sent, resent))
 
     def _lost(self, peer: Peer, sentence: str) -> None:
         if not peer.links and self._talk is not None:

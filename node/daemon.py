@@ -438,19 +438,19 @@ class Daemon:
         reducing = self._reducing
         assert self._outer is not None and reducing is not None
         encoded = self._encoded(ready)
-        chunks, began = self._outer.chunks, time.monotonic()
+        chunks = self._outer.chunks
         try:
             reducing.reduction = Reduction(
-                self._plane.peers, self._me, encoded, self._codec, chunks, self._plan, _Tell(self, began)
+                self._plane.peers, self._me, encoded, self._codec, chunks, self._plan, _Tell(self)
             )
             await reducing.reduction.run()
         except AtollError as error:
             log.warning(f"round {reducing.round}: {error}")  # nobody to blame: the coordinator's clock decides
 
-    def held(self, plan: Plan, root: bytes, seconds: float) -> None:
+    def held(self, plan: Plan, root: bytes) -> None:
         """Every sealed chunk is here."""
         peers = self._plane.peers
-        peers.done(seconds)
+        peers.done()
         self._events.put_nowait(machine.ReduceHeld((plan.round, plan.attempt), root))
         held = pb.Held(
             digest=root,
@@ -598,8 +598,8 @@ async def live(invite: Invite, config: NodeConfig, options: Options) -> None:
 class _Tell:
     """What a reduce tells the coordinator (`atoll.comm.reduce.Outcome`)."""
 
-    def __init__(self, daemon: Daemon, began: float) -> None:
-        self._daemon, self._began = daemon, began
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
 
     def sealed(self, plan: Plan, seal: Seal, more: bool) -> None:
         self._daemon.report_of(plan, seal.since, more, seals=pb.Seals(seals=[seal_of(plan, seal)]))
@@ -613,7 +613,7 @@ class _Tell:
         self._daemon.report_of(plan, unreachable=pb.Unreachable(node_id=node, reason=sentence[:200]))
 
     def held(self, plan: Plan, root: bytes) -> None:
-        self._daemon.held(plan, root, time.monotonic() - self._began)
+        self._daemon.held(plan, root)
 
 
 def seal_of(plan: Plan, seal: Seal) -> pb.Seal:

@@ -1,6 +1,6 @@
 import pytest
 
-from atoll.comm.streams import MOST, Streams, observed, start
+from atoll.comm.streams import MOST, Streams, congestion_control, observed, start
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,8 @@ def test_there_are_never_more_than_the_most() -> None:
 
 def test_a_reduce_without_traffic_leaves_at_least_one_stream() -> None:
     assert observed(start(0.02), 0.0).count >= 1
+
+
+def test_a_path_that_loses_segments_gets_bbr() -> None:
+    assert congestion_control(0, 0) == congestion_control(1_000_000, 10) == "cubic"
+    assert congestion_control(1_000_000, 100) == "bbr"
