@@ -19,6 +19,7 @@ SMALLEST = 4096  # bytes that are worth a try
 
 class Squeeze:
     def __init__(self) -> None:
+        self.on = True  # the run wants it
         self.rate = 0.0  # bytes a second that the node's link carries up; 0: not known
         self._saved = 0.04  # share of the bytes
         self._cost = 1e-9  # seconds a byte
@@ -31,7 +32,7 @@ class Squeeze:
 
     async def pack(self, kind: Kind, chunk: int, since: int, payload: U8) -> bytes | None:
         """The payload as a zstandard frame; None: it goes as it is."""
-        if payload.size < SMALLEST or not self.rate or (not self.pays and self._skipped < TRY_AGAIN):
+        if not self.on or payload.size < SMALLEST or not self.rate or (not self.pays and self._skipped < TRY_AGAIN):
             self._skipped += 1
             return None
         self._skipped = 0

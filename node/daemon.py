@@ -180,6 +180,7 @@ class Daemon:
         remember(memory, self._invite, self._control.session)
         reply = await self._control.join(self._identity, self._options.patience)
         self._run = from_json(reply.config)
+        self._plane.peers.squeeze.on = self._run.reduce.zstd
         self._admitted(reply)
         self._joined = True
         log.info(f"joined run {reply.run} as {self._me}; peers reach this node at {reply.address}")

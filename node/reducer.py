@@ -72,6 +72,7 @@ class Reducer:
         remember(memory, self._invite, self._control.session)
         reply = await self._control.join(self._identity, self._options.patience)
         self._run = from_json(reply.config)
+        self._plane.peers.squeeze.on = self._run.reduce.zstd
         self._admitted(reply)
         log.info(f"joined run {reply.run} as {self._me}, a reducer; peers reach it at {reply.address}")
         return reply.heartbeat

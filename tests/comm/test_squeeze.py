@@ -109,3 +109,13 @@ def test_few_packed_chunks_are_kept() -> None:
         assert len(squeeze._kept) == KEPT
 
     run(body())
+
+
+def test_a_run_may_do_without(packed: list[int]) -> None:
+    async def body() -> None:
+        squeeze = of(SLOW)
+        squeeze.on = False
+        assert await squeeze.pack(Kind.CONTRIBUTION, 0, 1, ZEROS) is None
+        assert not packed
+
+    run(body())
