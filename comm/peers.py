@@ -22,17 +22,17 @@ from atoll.comm.ids import NodeId, Round
 from atoll.comm.link import FAR, PIECE, Broken, Cap, Link, Meter
 from atoll.comm.octets import U8
 from atoll.comm.plan import PlanMember
-from atoll.comm.rates import Peak
+from atoll.comm.rates import Pace, Rate
 from atoll.comm.squeeze import Squeeze
-from atoll.comm.streams import Streams, congestion_control, observed, start
+from atoll.comm.streams import congestion_control, is_lossy, streams
 from atoll.comm.wire import Header, Kind
 
 log = logging.getLogger("atoll.plane")
 
 SAMPLE = 0.1  # seconds between two looks at what the links carried
 TURN = 1.5  # seconds after which the side that was not to dial does
-PACE = 1.02  # times what this node's link carried: in bursts above that, packets are lost
-PEER_PACE = 1.15  # likewise of a peer's link, whose senders do not all send at the same time
+PEER_PACE = 1.05  # likewise of a peer's link, whose senders do not all send at the same time
+SLOWER = 4  # times; a node's link is then what bounds the transfer to it
 PIECE_TIME = 0.005  # seconds of this node's link
 SMALLEST_PIECE = 1 << 16  # bytes
 AGAIN = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds between tries to dial
@@ -105,7 +105,8 @@ class Peer:
     def __init__(self, node: NodeId) -> None:
         self.node, self.address, self.leaf = node, "", False
         self.links: set[Link] = set()
-        self.streams: Streams | None = None  # None: the path is not known yet
+        self.wanted = 1  # links that there should be
+        self.down = 0.0  # bytes a second that its link carries; 0: not known
         self.segments = self.resent = 0  # sent over them, and sent again
         self.broke = False  # a link broke, and what was on it may be lost
         self.tries = 0  # to dial, in vain
@@ -131,11 +132,6 @@ class Peer:
         queue.clear()
         queue.update(dict.fromkeys([waiting, *later]))
         self._wake()
-
-    @property
-    def wanted(self) -> int:
-        """Links that there should be."""
-        return 1 if self.streams is None else self.streams.count
 
     def clear(self) -> None:
         for queue in (self._urgent, self._first, self._then):
@@ -201,10 +197,8 @@ class Peers:
         self._talk: Talk | None = None
         self._begun = asyncio.Event()  # set, and replaced, whenever a reduce begins
         self._dialled: set[asyncio.Task[None]] = set()
-        self._pace = Cap(0, burst=0.02)
+        self._pace, self._pacing = Cap(0, burst=0.02), Pace()
         self._scratch = memoryview(bytearray(PIECE))
-        self._reduces = 0
-        self._best = 0.0  # bytes a second that this node's link carried in the reduce, at best
         self._coming: dict[Key, Coming] = {}
 
     # The reduce under way
@@ -216,11 +210,10 @@ class Peers:
             peer.clear()
             peer.broke = False
             self._measure_path(peer)
-            self._suit(peer)
         self._coming.clear()
         self.squeeze.forget()
         self.squeeze.rate = self.up
-        self._pace.rate = PACE * self.up
+        self._pace.rate = self._pacing.next(self.up)
         if self._sampling is not None:
             self._sampling.cancel()
         self._sampling = asyncio.create_task(self._sample())
@@ -237,13 +230,6 @@ class Peers:
                 peer.clear()
                 self._leave(peer)
 
-    def done(self) -> None:
-        """The reduce has come to its end: learn from it. The first one was also about having links at all."""
-        self._reduces += 1
-        for peer in self._peers.values():
-            if peer.streams is not None and self._reduces > 1 and not self._fixed:
-                peer.streams = observed(peer.streams, self._best)
-
     def expect(self, members: Iterable[PlanMember], primary: Callable[[PlanMember], bool]) -> None:
         """Have links to these members as long as the reduce lasts; `primary`: this side dials."""
         expected = {m.node: m for m in members}
@@ -258,12 +244,18 @@ class Peers:
                 self._leave(peer)
                 if peer.address != member.address:
                     peer.tries = 0  # it is another process: what came of the one before says nothing
-                peer.address, peer.leaf = member.address, member.leaf
+                peer.address, peer.leaf, peer.down = member.address, member.leaf, member.down
                 peer.tending = asyncio.create_task(self._tend(peer, primary(member)))
+        for node, member in expected.items():
+            self._suit(peer := self.peer(node))
+            if primary(member):
+                for link in list(peer.links)[peer.wanted :]:
+                    link.close()
 
     def pace(self, node: NodeId, rate: float) -> None:
-        """Send it so many bytes a second at most, by what others' links were seen to carry; 0: not known."""
-        self.peer(node).pace.rate = PEER_PACE * rate
+        """Send it so many bytes a second at most, by what others' links were seen to carry; 0: not known. Of one
+        that is about as fast as this node it is seen too seldom what its link can."""
+        self.peer(node).pace.rate = PEER_PACE * rate if rate * SLOWER < self.up else 0
 
     def peer(self, node: NodeId) -> Peer:
         if node not in self._peers:
@@ -302,7 +294,7 @@ class Peers:
 
     async def _sample(self) -> None:
         """Learn what the node's own link carries."""
-        up, down = Peak(), Peak()
+        up, down = Rate(), Rate()
         clock = asyncio.get_running_loop().time
         acked: dict[Link, int] = {}
         total = 0
@@ -313,7 +305,7 @@ class Peers:
                     acked[link] = path.acked
             up.add(clock(), total)
             down.add(clock(), self._meter.down)
-            self.up, self.down, self._best = up.rate or self.up, down.rate or self.down, up.rate
+            self.up, self.down = up.best or self.up, down.best or self.down
             self.squeeze.rate = self.up
             await asyncio.sleep(SAMPLE)
 
@@ -323,8 +315,6 @@ class Peers:
         """Use a link until it breaks, which it does at the latest when it carries a frame that is none."""
         peer, since = self.peer(node), asyncio.get_running_loop().time()
         link.suit_path()
-        if peer.streams is None and (path := link.path()) is not None:
-            peer.streams = Streams(self._fixed, settled=True) if self._fixed else start(path.rtt)
         if not peer.links:
             self._measure_path(peer, link)
         peer.links.add(link)
@@ -390,12 +380,18 @@ class Peers:
             peer.piece = size if path.rtt > FAR else 0
 
     def _suit(self, peer: Peer) -> None:
-        """Have the peer's links use the congestion control that suits its path, or the one that was asked for."""
+        """Have as many links, and such congestion control, as suit the path; or as were asked for."""
         paths = [path for link in peer.links if (path := link.path()) is not None]
+        if not paths:
+            return
         sent, resent = peer.segments + sum(p.sent for p in paths), peer.resent + sum(p.resent for p in paths)
-        if self._congestion or any(path.rtt > FAR for path in paths):
+        lossy, rtt = is_lossy(sent, resent), min(path.rtt for path in paths)
+        rate = min((rate for rate in (self.up, peer.down) if rate), default=0.0)
+        busy = sum(p.tending is not None for p in self._peers.values())
+        peer.wanted = self._fixed or streams(rtt, rate, busy, lossy)
+        if self._congestion or rtt > FAR:
             for link in peer.links:
-                link.use(self._congestion or congestion_control(sent, resent))
+                link.use(self._congestion or congestion_control(lossy, rate))
 
     def _lost(self, peer: Peer, sentence: str) -> None:
         if not peer.links and self._talk is not None:

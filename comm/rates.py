@@ -6,13 +6,34 @@ bottleneck its rate was the link's, and somewhere in the reduce it was, if it ev
 
 from collections import deque
 
-WINDOW = 1.0  # seconds; shorter bursts are what buffers take, not what the link carries
+WINDOWS = 2.0, 1.0  # seconds; shorter bursts are what buffers take, not what the link carries
+
+PACE = 1.02  # times what the link carried: in bursts above that, packets are lost
+PROBE = 1.5
+REST = 8
+
+
+class Rate:
+    """The highest rate of a counter over any two seconds; over any one while it has not been seen for longer."""
+
+    def __init__(self) -> None:
+        self._peaks = [Peak(window) for window in WINDOWS]
+
+    def add(self, now: float, total: int) -> None:
+        """The counter stands at `total`."""
+        for peak in self._peaks:
+            peak.add(now, total)
+
+    @property
+    def best(self) -> float:
+        """A second."""
+        return next((peak.rate for peak in self._peaks if peak.rate), 0.0)
 
 
 class Peak:
-    """The highest rate of a counter over any second."""
+    """The highest rate of a counter over any `window` seconds."""
 
-    def __init__(self, window: float = WINDOW) -> None:
+    def __init__(self, window: float) -> None:
         self._window = window
         self._samples = deque[tuple[float, int]]()
         self.rate = 0.0  # a second
@@ -25,3 +46,24 @@ class Peak:
         then, before = self._samples[0]
         if now - then >= self._window:
             self.rate = max(self.rate, (total - before) / (now - then))
+
+
+class Pace:
+    """How fast a node sends: a little above what its link was seen to carry, so that no queue builds up. Now and
+    then it sends faster, to see whether the link carries more."""
+
+    def __init__(self) -> None:
+        self._seen = 0.0  # bytes a second
+        self._probing = True
+        self._rest = 0  # reduces until the next probe
+
+    def next(self, rate: float) -> float:
+        """Of the next reduce, in bytes a second, when the link carried `rate` in the last ones; 0: no limit."""
+        if self._probing and rate > 1.1 * self._seen:
+            self._rest = 0  # it does
+        elif self._probing:
+            self._rest = REST
+        else:
+            self._rest = max(self._rest - 1, 0)
+        self._probing, self._seen = self._rest == 0, rate
+        return rate * (PROBE if self._probing else PACE)

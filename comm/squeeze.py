@@ -32,7 +32,12 @@ class Squeeze:
 
     async def pack(self, kind: Kind, chunk: int, since: int, payload: U8) -> bytes | None:
         """The payload as a zstandard frame; None: it goes as it is."""
-        if not self.on or payload.size < SMALLEST or not self.rate or (not self.pays and self._skipped < TRY_AGAIN):
+        if (
+            not self.on
+            or payload.size < SMALLEST
+            or not self.rate
+            or (not self.pays and self._skipped < TRY_AGAIN)
+        ):
             self._skipped += 1
             return None
         self._skipped = 0

@@ -1,46 +1,38 @@
 """How many TCP streams lead to one peer, and which congestion control they use. Pure.
 
 One stream cannot fill a long fat pipe: it grows by a segment each round trip after a loss, and its window is
-bounded. On a short path more of them only cost time. So a path starts with a number that follows from its round
-trip, and from reduce to reduce the number is doubled as long as that pays.
+bounded. On a short path, and on a slow link, more of them are only in each other's way.
 
-BBR does not take a lost segment for a full queue. Where nothing is lost CUBIC leaves less of the link unused.
+BBR does not take a lost segment for a full queue. Where nothing is lost, and on slow links, whose losses are full
+queues, CUBIC leaves less of the link unused.
 """
 
-from dataclasses import dataclass, replace
+from math import ceil
 
-MOST = 16
-LOSSY = 2e-5  # of the segments sent: more are lost on a path that is more than full now and then
+MOST = 8
 NEAR = 0.002  # seconds of round trip below which one stream is enough
-PAYS = 1.15  # times the goodput before
+FAR = 0.03  # seconds of round trip
+FLIGHT = 1 << 17  # bytes that a stream may have under way without trouble
+LOSSY = 2e-5  # of the segments sent: more are lost on a path that is more than full now and then
+FAST = 10e6  # bytes a second
 
 
-@dataclass(frozen=True, slots=True)
-class Streams:
-    count: int
-    before: int = 0  # the number that was tried last; 0: none
-    goodput: float = 0.0  # bytes a second that the node's link carried then
-    settled: bool = False
-
-
-def start(rtt: float) -> Streams:
-    """For a path with a round trip of so many seconds."""
+def streams(rtt: float, rate: float, peers: int, lossy: bool) -> int:
+    """To each of so many peers over paths with a round trip of `rtt` seconds, of which a link with this `rate` in
+    bytes a second is the narrowest part; 0: not known yet."""
     if rtt < NEAR:
-        return Streams(1, settled=True)
-    return Streams(2 if rtt < 0.03 else 4)  # more would only be in each other's way on a slow link
+        return 1
+    if not rate:
+        return 2 if rtt < FAR else 4
+    flights = rate * rtt / FLIGHT * (2 if lossy else 1)
+    return min(max(ceil(flights / max(peers, 1)), 1), MOST)
 
 
-def congestion_control(sent: int, resent: int) -> str:
-    """For a path on which so many segments were sent, and of these sent again."""
-    return "bbr" if resent > LOSSY * sent else "cubic"
+def is_lossy(sent: int, resent: int) -> bool:
+    """Whether a path is on which so many segments were sent, and of these sent again."""
+    return resent > LOSSY * sent
 
 
-def observed(streams: Streams, goodput: float) -> Streams:
-    """After a reduce in which the node's link carried so many bytes a second, at best."""
-    if streams.settled or not goodput:
-        return streams
-    if goodput <= PAYS * streams.goodput:
-        return replace(streams, count=streams.before, settled=True)
-    if streams.count >= MOST:
-        return replace(streams, settled=True)
-    return Streams(min(2 * streams.count, MOST), streams.count, goodput)
+def congestion_control(lossy: bool, rate: float) -> str:
+    """For a path of which a link with this `rate` in bytes a second is the narrowest part."""
+    return "bbr" if lossy and rate > FAST else "cubic"

@@ -451,7 +451,6 @@ class Daemon:
     def held(self, plan: Plan, root: bytes) -> None:
         """Every sealed chunk is here."""
         peers = self._plane.peers
-        peers.done()
         self._events.put_nowait(machine.ReduceHeld((plan.round, plan.attempt), root))
         held = pb.Held(
             digest=root,

@@ -1,28 +1,32 @@
 import pytest
 
-from atoll.comm.rates import WINDOW, Peak
+from atoll.comm.rates import PACE, PROBE, Pace, Rate
 
 
 def peak(totals: list[tuple[float, int]]) -> float:
-    found = Peak()
+    found = Rate()
     for now, total in totals:
         found.add(now, total)
-    return found.rate
+    return found.best
 
 
 def test_a_steady_transfer_has_its_rate() -> None:
     assert peak([(i / 10, 100 * i) for i in range(30)]) == pytest.approx(1000)
 
 
-def test_the_best_second_counts_and_waiting_before_and_after_does_not() -> None:
+def test_the_best_two_seconds_count_and_waiting_does_not() -> None:
     idle = [(i / 10, 0) for i in range(20)]
-    busy = [(2 + i / 10, 500 * i) for i in range(15)]
-    after = [(3.5 + i / 10, 7000) for i in range(20)]
+    busy = [(2 + i / 10, 500 * i) for i in range(25)]
+    after = [(4.5 + i / 10, 12000) for i in range(20)]
     assert peak(idle + busy + after) == pytest.approx(5000)
 
 
 def test_a_burst_into_buffers_is_spread_over_the_window() -> None:
-    assert peak([(0.0, 0), (0.1, 1000), *((0.1 + i / 10, 1000) for i in range(1, 20))]) <= 1000 / WINDOW
+    assert peak([(0.0, 0), (0.1, 1000), *((0.1 + i / 10, 1000) for i in range(1, 30))]) <= 1000 / 2
+
+
+def test_of_a_short_transfer_the_best_second_counts() -> None:
+    assert peak([(i / 10, 500 * i) for i in range(15)]) == pytest.approx(5000)
 
 
 def test_nothing_is_said_before_a_window_has_passed() -> None:
@@ -31,3 +35,17 @@ def test_nothing_is_said_before_a_window_has_passed() -> None:
 
 def test_samples_that_come_late_make_no_rate_of_their_own() -> None:
     assert peak([(0.0, 0), (10.0, 1000)]) == pytest.approx(100)
+
+
+def test_a_node_sends_faster_as_long_as_its_link_carries_more_and_then_a_little_above_that() -> None:
+    pace, link, carried, paces = Pace(), 100.0, 20.0, []
+    for _ in range(20):
+        paces.append(pace.next(carried) / carried)
+        carried = min(link, carried * paces[-1])
+    assert carried == link
+    assert paces[:4] == [PROBE] * 4
+    assert paces.count(PROBE) == 6 and paces.count(PACE) == 14
+
+
+def test_a_node_that_knows_nothing_of_its_link_is_not_slowed() -> None:
+    assert Pace().next(0.0) == 0
