@@ -16,7 +16,7 @@ def test_a_url_is_read_back_as_it_was_written(address: str) -> None:
     "url", ["", "http://t@h:1/r", "atoll://h:1/r", "atoll://t@h/r", "atoll://t@h:1", "atoll://t@h:x/r"]
 )
 def test_anything_else_is_explained(url: str) -> None:
-    with pytest.raises(ConfigError, match="atoll://TOKEN@HOST:PORT/RUN"):
+    with pytest.raises(ConfigError, match="atoll://TOKEN:PIN@HOST:PORT/RUN"):
         parse(url)
 
 
