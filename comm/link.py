@@ -29,7 +29,8 @@ PIECE = 1 << 18  # bytes that a capped link moves at once
 FAR = 0.005  # seconds of round trip from which on a path is a long one
 UNSENT = 1 << 15  # bytes that wait in the kernel of a long path's sender
 TOGETHER = 1 << 17  # bytes that a waiting receiver is woken for at most: each time costs it 50 microseconds
-TLS_RECORDS = 1 << 16  # bytes read from the network at once under TLS
+TLS_RECORDS = 1 << 17  # bytes read from the network at once under TLS
+TLS_RECORD = 1 << 14  # bytes in one record at most
 
 
 class Broken(PeerError):
@@ -294,7 +295,7 @@ class _Tls:
             except ssl.SSLWantReadError:
                 # What a read has to say, a change of keys, goes out with the next write: if it had to wait for the
                 # write under way, two sides with full buffers would wait for each other.
-                if filled or not await self._fill(timeout, len(place) - self._in.pending):
+                if filled or not await self._fill(timeout, len(place) - TLS_RECORD):
                     break
             except ssl.SSLZeroReturnError:
                 break
@@ -303,7 +304,7 @@ class _Tls:
         return filled
 
     async def _fill(self, timeout: float | None, enough: int) -> int:
-        """Some of the records; what is in them is never longer than they are."""
+        """Some more records, `enough` bytes of them at best; the session itself may hold a part of one."""
         got = await self._link.pull(self._scratch, timeout, max(enough, 1))
         self._in.write(self._scratch[:got])
         return got
