@@ -348,6 +348,29 @@ def test_ends_are_told_apart_under_tls_too(contexts: Any) -> None:
     between(talk)
 
 
+def test_a_reader_that_has_a_part_of_a_record_waits_for_no_more_than_its_rest(contexts: Any) -> None:
+    server, client, _ = contexts
+
+    async def talk(here: Link, there: Link) -> None:
+        await asyncio.gather(here.secure(client, False, 5), there.secure(server, True, 5))
+        push, held = there.push, list[memoryview]()
+
+        async def all_but_the_end(rest: list[memoryview]) -> None:
+            whole = b"".join(rest)
+            held.append(memoryview(whole)[-600:])
+            await push([memoryview(whole)[:-600]])
+
+        there.push = all_but_the_end  # type: ignore[method-assign]
+        await there.write(NOISE[:20_000])  # two records; most of the second one is here at first
+        reading = asyncio.create_task(here.read(20_000))
+        while not here._waiting:
+            await asyncio.sleep(0)
+        await push(held)
+        assert await reading == NOISE[:20_000]
+
+    between(talk)
+
+
 @pytest.mark.parametrize("tls_is_server", [True, False])
 def test_a_peer_without_tls_is_refused_with_a_sentence(contexts: Any, tls_is_server: bool) -> None:
     server, client, _ = contexts
