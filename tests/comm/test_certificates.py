@@ -32,7 +32,9 @@ def test_the_pin_is_the_sha256_of_the_certificate(tmp_path: Path) -> None:
     certificate = own(tmp_path)
     der = ssl.PEM_cert_to_DER_cert(certificate.body.decode())
     assert certificate.pin == pin_of(der) and is_pin(certificate.pin)
-    assert pin_of(b"").startswith("4oymiquy7qobjgx36tejs35zeqt24qpemsnzgtfeswmrw6csxbkq")  # of no bytes: e3b0c442...
+    assert pin_of(b"").startswith(
+        "4oymiquy7qobjgx36tejs35zeqt24qpemsnzgtfeswmrw6csxbkq"
+    )  # of no bytes: e3b0c442...
     assert hashlib.sha256(b"").hexdigest().startswith("e3b0c442")
     assert not is_pin(certificate.pin[1:]) and not is_pin(certificate.pin.upper()) and not is_pin("")
 
@@ -51,7 +53,9 @@ def test_what_is_no_key_with_its_certificate_is_refused_with_the_remedy(tmp_path
     bad = (b"", b"no PEM at all", mine.key, mine.body, mine.key + other.body, (mine.key + mine.body)[:-60])
     for data in bad:
         mine.path.write_bytes(data)
-        with pytest.raises(ConfigError, match="does not hold a private key and its certificate .*delete it") as caught:
+        with pytest.raises(
+            ConfigError, match="does not hold a private key and its certificate .*delete it"
+        ) as caught:
             own(tmp_path)
         assert str(mine.path) in str(caught.value)
         assert mine.path.read_bytes() == data, "it is left as it is"
