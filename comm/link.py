@@ -31,6 +31,7 @@ UNSENT = 1 << 15  # bytes that wait in the kernel of a long path's sender
 TOGETHER = 1 << 17  # bytes that a waiting receiver is woken for at most: each time costs it 50 microseconds
 TLS_RECORDS = 1 << 17  # bytes read from the network at once under TLS
 TLS_RECORD = 1 << 14  # bytes in one record at most
+TLS_PIECE = 1 << 15  # bytes encrypted at once: each link keeps memory for them
 
 
 class Broken(PeerError):
@@ -280,9 +281,9 @@ class _Tls:
         return self._session.getpeercert(binary_form=True) or b""
 
     async def write(self, views: list[memoryview]) -> None:
-        for piece in (piece for view in views for piece in _pieces(view)):
+        for piece in (piece for view in views for piece in _pieces(view, TLS_PIECE)):
             self._session.write(piece)
-            if self._out.pending >= PIECE:
+            if self._out.pending >= TLS_PIECE:
                 await self._flush()
         await self._flush()
 
@@ -360,8 +361,8 @@ def _said(error: ssl.SSLError) -> str:
     return (error.reason or str(error)).lower().replace("_", " ")
 
 
-def _pieces(buffer: memoryview) -> Sequence[memoryview]:
-    return [buffer[i : i + PIECE] for i in range(0, len(buffer), PIECE)] if len(buffer) > PIECE else [buffer]
+def _pieces(buffer: memoryview, size: int = PIECE) -> Sequence[memoryview]:
+    return [buffer[i : i + size] for i in range(0, len(buffer), size)] if len(buffer) > size else [buffer]
 
 
 def _done(ready: "asyncio.Future[None]") -> None:
