@@ -292,7 +292,10 @@ class _Tls:
         filled = 0
         while filled < len(place):
             try:
-                filled += self._session.read(len(place) - filled, place[filled:])  # type: ignore[operator]
+                got: int = self._session.read(len(place) - filled, place[filled:])  # type: ignore[assignment]
+                filled += got
+                if not got:  # it said that nothing follows
+                    break
             except ssl.SSLWantReadError:
                 # What a read has to say, a change of keys, goes out with the next write: if it had to wait for the
                 # write under way, two sides with full buffers would wait for each other.

@@ -3,6 +3,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +341,24 @@ def test_ends_are_told_apart_under_tls_too(contexts: Any) -> None:
         await asyncio.gather(here.secure(client, False, 5), there.secure(server, True, 5))
         await there.write(b"abc")
         there.close()
+        with pytest.raises(Broken, match="in mid-frame"):
+            await here.read(4)
+        with pytest.raises(Closed):
+            await here.read(1)
+
+    between(talk)
+
+
+def test_a_session_that_is_ended_in_order_is_closed(contexts: Any) -> None:
+    server, client, _ = contexts
+
+    async def talk(here: Link, there: Link) -> None:
+        await asyncio.gather(here.secure(client, False, 5), there.secure(server, True, 5))
+        await there.write(b"abc")
+        assert there._tls is not None
+        with suppress(ssl.SSLWantReadError):
+            there._tls._session.unwrap()  # says that nothing follows; the connection stays
+        await there._tls._flush()
         with pytest.raises(Broken, match="in mid-frame"):
             await here.read(4)
         with pytest.raises(Closed):
