@@ -35,6 +35,12 @@ class ScaleName(StrEnum):
     FP32 = "fp32"
 
 
+class TlsMode(StrEnum):
+    AUTO = "auto"  # on, unless the coordinator is on a loopback address only
+    ON = "on"
+    OFF = "off"
+
+
 class WandbMode(StrEnum):
     ONLINE = "online"
     OFFLINE = "offline"
@@ -143,6 +149,11 @@ class MembersConfig:
 
 
 @dataclass
+class SecurityConfig:
+    tls: TlsMode = TlsMode.AUTO  # between nodes and coordinator, and between nodes
+
+
+@dataclass
 class WandbConfig:
     mode: WandbMode = WandbMode.AUTO
     project: str = "atoll"
@@ -160,6 +171,7 @@ class RunConfig:
     rounds: RoundsConfig = field(default_factory=RoundsConfig)
     reduce: ReduceConfig = field(default_factory=ReduceConfig)
     members: MembersConfig = field(default_factory=MembersConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
 
 
@@ -184,9 +196,9 @@ def load_dataclass(schema: type[T], path: Path | None, overrides: tuple[str, ...
         merged = OmegaConf.structured(schema)
         if path is not None:
             source = str(path)
-            merged = OmegaConf.merge(merged, OmegaConf.load(path))
+            merged = OmegaConf.merge(merged, _switches(OmegaConf.load(path)))
         source = "the overrides"
-        merged = OmegaConf.merge(merged, OmegaConf.from_dotlist(list(overrides)))
+        merged = OmegaConf.merge(merged, _switches(OmegaConf.from_dotlist(list(overrides))))
         loaded = OmegaConf.to_object(merged)
     except TypeError:
         raise ConfigError(f"{source} does not hold keys and values: write a YAML mapping") from None
@@ -200,6 +212,16 @@ def load_dataclass(schema: type[T], path: Path | None, overrides: tuple[str, ...
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     assert isinstance(loaded, schema)
     return loaded
+
+
+def _switches(found: Any) -> Any:
+    """YAML takes a bare on or off for true or false; `security.tls` has them as words."""
+    from omegaconf import DictConfig
+
+    security = found.get("security") if isinstance(found, DictConfig) else None
+    if isinstance(security, DictConfig) and isinstance(security.get("tls"), bool):
+        security["tls"] = "on" if security["tls"] else "off"
+    return found
 
 
 def check(config: RunConfig) -> None:

@@ -1,8 +1,12 @@
-"""The join URL: `atoll://TOKEN@HOST:PORT/RUN`. It alone is enough to join."""
+"""The join URL: `atoll://TOKEN:PIN@HOST:PORT/RUN`. It alone is enough to join.
+
+PIN says which certificate the coordinator shows. A run that is not encrypted has none: `atoll://TOKEN@HOST:PORT/RUN`.
+"""
 
 from dataclasses import dataclass
 from urllib.parse import quote, unquote, urlsplit
 
+from atoll.comm.certificates import NO_PIN, Pin, is_pin
 from atoll.comm.errors import ConfigError
 
 
@@ -11,14 +15,16 @@ class Invite:
     address: str  # of the coordinator, host:port
     run: str
     token: str
+    pin: Pin = NO_PIN  # of the coordinator's certificate; empty: the run is not encrypted
 
     def __str__(self) -> str:
-        return f"atoll://{self.token}@{self.address}/{quote(self.run, safe='')}"
+        secret = f"{self.token}:{self.pin}" if self.pin else self.token
+        return f"atoll://{secret}@{self.address}/{quote(self.run, safe='')}"
 
 
 def parse(url: str) -> Invite:
     """Read a join URL; raise `ConfigError` naming what is missing."""
-    shape = "a join URL looks like atoll://TOKEN@HOST:PORT/RUN (made by `atoll invite`)"
+    shape = "a join URL looks like atoll://TOKEN:PIN@HOST:PORT/RUN (made by `atoll invite`)"
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -27,7 +33,10 @@ def parse(url: str) -> Invite:
     run = unquote(parts.path.strip("/"))
     if parts.scheme != "atoll" or not parts.username or not parts.hostname or port is None or not run:
         raise ConfigError(f"{url!r} is not a join URL: {shape}")
-    return Invite(join_host_port(parts.hostname, port), run, parts.username)
+    pin = (parts.password or "").lower()
+    if parts.password is not None and not is_pin(pin):
+        raise ConfigError(f"{url!r} is not a join URL, its pin has not 52 letters and digits: {shape}")
+    return Invite(join_host_port(parts.hostname, port), run, parts.username, Pin(pin))
 
 
 def split_host_port(text: str, what: str) -> tuple[str, int]:

@@ -29,7 +29,9 @@ PIECE = 1 << 18  # bytes that a capped link moves at once
 FAR = 0.005  # seconds of round trip from which on a path is a long one
 UNSENT = 1 << 15  # bytes that wait in the kernel of a long path's sender
 TOGETHER = 1 << 17  # bytes that a waiting receiver is woken for at most: each time costs it 50 microseconds
-TLS_RECORDS = 1 << 16  # bytes read from the network at once under TLS
+TLS_RECORDS = 1 << 17  # bytes read from the network at once under TLS
+TLS_RECORD = 1 << 14  # bytes in one record at most
+TLS_PIECE = 1 << 15  # bytes encrypted at once: each link keeps memory for them
 
 
 class Broken(PeerError):
@@ -76,15 +78,8 @@ class Path(NamedTuple):
 
 
 class Link:
-    def __init__(
-        self,
-        sock: socket.socket,
-        meter: Meter,
-        up: Cap | None = None,
-        down: Cap | None = None,
-        tls: ssl.SSLObject | None = None,
-    ) -> None:
-        """`sock` is connected and does not block. `tls` has its handshake done, by `secure`."""
+    def __init__(self, sock: socket.socket, meter: Meter, up: Cap | None = None, down: Cap | None = None) -> None:
+        """`sock` is connected and does not block."""
         self._sock, self._meter = sock, meter
         self._up, self._down = up or Cap(0), down or Cap(0)
         self._tls: _Tls | None = None
@@ -101,11 +96,8 @@ class Link:
 
     async def write(self, *buffers: bytes | memoryview) -> None:
         """Hand the buffers to the kernel, in order; they must not change meanwhile."""
-        if self._tls is not None:
-            for buffer in buffers:
-                await self._tls.write(buffer)
-        else:
-            await self.push([memoryview(b).cast("B") for b in buffers])
+        views = [memoryview(b).cast("B") for b in buffers]
+        await (self.push(views) if self._tls is None else self._tls.write(views))
 
     async def push(self, rest: list[memoryview]) -> None:
         """Send these bytes as they are."""
@@ -149,15 +141,16 @@ class Link:
                 raise ended if filled else Closed("the connection was closed")
             filled += got
 
-    async def pull(self, place: memoryview, timeout: float | None) -> int:
-        """Some bytes as they come from the network; 0: the other side has ended."""
+    async def pull(self, place: memoryview, timeout: float | None, enough: int = 0) -> int:
+        """Some bytes as they come from the network; 0: the other side has ended. To be woken for less than
+        `enough` would be of no use; 0: than all of `place`."""
         if self._down.rate:
             place = place[:PIECE]
         while True:
             try:
                 got = self._sock.recv_into(place)
             except (BlockingIOError, InterruptedError):
-                self._wake_at(min(len(place), TOGETHER))
+                self._wake_at(min(enough or len(place), len(place), TOGETHER))
                 await self._until(self._loop.add_reader, self._loop.remove_reader, timeout, "sent nothing")
                 continue
             except OSError as error:
@@ -186,13 +179,16 @@ class Link:
     # Both
 
     async def secure(self, context: ssl.SSLContext, server: bool, timeout: float) -> bytes:
-        """Go over to TLS; returns the other side's certificate (DER; empty: it showed none)."""
-        self._wake_at(1)
-        self._inet = False  # TLS records have lengths that this side does not know beforehand
+        """Go over to TLS within `timeout` seconds; returns the other side's certificate (DER; empty: it showed
+        none), which the caller compares."""
         tls = _Tls(self, context, server)
         await tls.shake(timeout)
         self._tls = tls
         return tls.certificate()
+
+    @property
+    def encrypted(self) -> bool:
+        return self._tls is not None
 
     def path(self) -> Path | None:
         """None where the system does not tell."""
@@ -259,42 +255,61 @@ class _Tls:
 
     async def shake(self, timeout: float) -> None:
         try:
-            while True:
-                try:
-                    self._session.do_handshake()
-                    break
-                except ssl.SSLWantReadError:
-                    await self._flush()
-                    if not await self._fill(timeout):
-                        raise Closed("the connection was closed in the TLS handshake") from None
-            await self._flush()
+            async with asyncio.timeout(timeout):
+                await self._shake()
+        except TimeoutError:
+            raise Broken(f"no TLS session within {timeout:g} s") from None
         except ssl.SSLError as error:
-            raise Broken(f"no TLS session: {error.reason or error}") from None
+            raise Broken(f"no TLS session: {_said(error)}") from None
+
+    async def _shake(self) -> None:
+        while True:
+            try:
+                self._session.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                await self._flush()
+                if not await self._fill(None, 1):
+                    raise Closed("the connection was closed in the TLS handshake") from None
+            except ssl.SSLError:
+                with suppress(Broken):
+                    await self._flush()  # tells the other side why
+                raise
+        await self._flush()
 
     def certificate(self) -> bytes:
         return self._session.getpeercert(binary_form=True) or b""
 
-    async def write(self, buffer: bytes | memoryview) -> None:
-        for piece in _pieces(memoryview(buffer).cast("B")):
+    async def write(self, views: list[memoryview]) -> None:
+        for piece in (piece for view in views for piece in _pieces(view, TLS_PIECE)):
             self._session.write(piece)
-            await self._flush()
+            if self._out.pending >= TLS_PIECE:
+                await self._flush()
+        await self._flush()
 
     async def read_some(self, place: memoryview, timeout: float | None) -> int:
-        while True:
+        """What is here of `place`, a byte at least; 0: the other side has ended."""
+        filled = 0
+        while filled < len(place):
             try:
-                return self._session.read(len(place), place)  # type: ignore[return-value]
+                got: int = self._session.read(len(place) - filled, place[filled:])  # type: ignore[assignment]
+                filled += got
+                if not got:  # it said that nothing follows
+                    break
             except ssl.SSLWantReadError:
                 # What a read has to say, a change of keys, goes out with the next write: if it had to wait for the
                 # write under way, two sides with full buffers would wait for each other.
-                if not await self._fill(timeout):
-                    return 0
+                if filled or not await self._fill(timeout, len(place) - TLS_RECORD):
+                    break
             except ssl.SSLZeroReturnError:
-                return 0
+                break
             except ssl.SSLError as error:
-                raise Broken(f"the TLS session broke: {error.reason or error}") from None
+                raise Broken(f"the TLS session broke: {_said(error)}") from None
+        return filled
 
-    async def _fill(self, timeout: float | None) -> int:
-        got = await self._link.pull(self._scratch, timeout)
+    async def _fill(self, timeout: float | None, enough: int) -> int:
+        """Some more records, `enough` bytes of them at best; the session itself may hold a part of one."""
+        got = await self._link.pull(self._scratch, timeout, max(enough, 1))
         self._in.write(self._scratch[:got])
         return got
 
@@ -344,8 +359,13 @@ def reason(error: OSError) -> str:
     return str(error.strerror or error or type(error).__name__).lower()
 
 
-def _pieces(buffer: memoryview) -> Sequence[memoryview]:
-    return [buffer[i : i + PIECE] for i in range(0, len(buffer), PIECE)] if len(buffer) > PIECE else [buffer]
+def _said(error: ssl.SSLError) -> str:
+    """OpenSSL's reason, in words."""
+    return (error.reason or str(error)).lower().replace("_", " ")
+
+
+def _pieces(buffer: memoryview, size: int = PIECE) -> Sequence[memoryview]:
+    return [buffer[i : i + size] for i in range(0, len(buffer), size)] if len(buffer) > size else [buffer]
 
 
 def _done(ready: "asyncio.Future[None]") -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from atoll.comm import wire
 from atoll.comm.buffers import Buffers
+from atoll.comm.certificates import NO_PIN, Pin
 from atoll.comm.ids import NodeId, Round
 from atoll.comm.link import FAR, PIECE, Broken, Cap, Link, Meter
 from atoll.comm.octets import U8
@@ -103,7 +104,7 @@ class Peer:
     """Another node: its links, and what waits to be sent."""
 
     def __init__(self, node: NodeId) -> None:
-        self.node, self.address, self.leaf = node, "", False
+        self.node, self.address, self.pin, self.leaf = node, "", NO_PIN, False
         self.links: set[Link] = set()
         self.wanted = 1  # links that there should be
         self.down = 0.0  # bytes a second that its link carries; 0: not known
@@ -178,11 +179,11 @@ class Peer:
 
 
 class Peers:
-    """All of them. `dial(node, address)` opens a connection for a link."""
+    """All of them. `dial(node, address, pin)` opens a connection for a link."""
 
     def __init__(
         self,
-        dial: Callable[[NodeId, str], Awaitable[Link]],
+        dial: Callable[[NodeId, str, Pin], Awaitable[Link]],
         meter: Meter,
         streams: int = 0,
         congestion_control: str = "",
@@ -240,14 +241,17 @@ class Peers:
                     link.close()
         for node, member in expected.items():
             peer = self.peer(node)
-            if peer.address != member.address or peer.tending is None:
+            other = (peer.address, peer.pin) != (member.address, member.pin)
+            if other or peer.tending is None:
                 self._leave(peer)
-                if peer.address != member.address:
+                if other:
                     peer.tries = 0  # it is another process: what came of the one before says nothing
-                peer.address, peer.leaf, peer.down = member.address, member.leaf, member.down
+                peer.address, peer.pin, peer.leaf = member.address, member.pin, member.leaf
                 peer.tending = asyncio.create_task(self._tend(peer, primary(member)))
         for node, member in expected.items():
-            self._suit(peer := self.peer(node))
+            peer = self.peer(node)
+            peer.down = member.down
+            self._suit(peer)
             if primary(member):
                 for link in list(peer.links)[peer.wanted :]:
                     link.close()
@@ -359,7 +363,7 @@ class Peers:
                     self._lost(peer, f"it is a leaf and did not dial within {PATIENCE:g} s")
                 continue
             missing = (peer.wanted if primary else 1) - len(peer.links)
-            dials = (self._dial(peer.node, peer.address) for _ in range(missing))
+            dials = (self._dial(peer.node, peer.address, peer.pin) for _ in range(missing))
             for result in await asyncio.gather(*dials, return_exceptions=True):
                 if isinstance(result, Link):
                     self._dialled.add(task := asyncio.create_task(self.adopt(peer.node, result)))

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from atoll.comm.certificates import NO_PIN, Pin
 from atoll.comm.errors import AtollError
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 
@@ -36,6 +37,7 @@ class PlanMember:
     gone: bool = False  # takes part no more; what has arrived of it counts
     leaf: bool = False  # nobody can dial it
     down: float = 0.0  # bytes a second that its link was seen to carry down; 0: not known
+    pin: Pin = NO_PIN  # of the certificate that it shows; empty: the run is not encrypted
 
 
 @dataclass(frozen=True)

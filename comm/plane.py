@@ -6,7 +6,7 @@
 
 No peer can crash the node from here. Peers are those who know the run's key; that a node's bytes are right
 is for digests to say. With TLS, a node shows a certificate that it made for itself, and is dialled under the
-pin that the coordinator has of it.
+pin that the coordinator has of it: who dials says nothing before that was compared.
 """
 
 import asyncio
@@ -20,12 +20,14 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from atoll.comm import compress, wire
+from atoll.comm.certificates import NO_PIN, Pin
 from atoll.comm.codec import Malformed
 from atoll.comm.errors import PeerError, ResourceError
 from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.link import Broken, Cap, Closed, Link, Meter, reason
 from atoll.comm.octets import Octets, view
 from atoll.comm.peers import Peers
+from atoll.comm.tls import Sessions
 from atoll.comm.wire import Header, Kind
 
 log = logging.getLogger("atoll.plane")
@@ -80,9 +82,10 @@ class DataPlane:
         caps: tuple[float, float] = (0, 0),
         streams: int = 0,
         congestion_control: str = "",
+        tls: Sessions | None = None,
     ) -> None:
         self.run, self.node = run, node
-        self._key, self._shelf = key, shelf
+        self._key, self._shelf, self._tls = key, shelf, tls
         self._meter = Meter()
         self._up, self._down = (Cap(rate) for rate in caps)
         self._address = ""
@@ -101,15 +104,17 @@ class DataPlane:
         caps: tuple[float, float] = (0, 0),
         streams: int = 0,
         congestion_control: str = "",
+        tls: Sessions | None = None,
     ) -> Self:
         """Listen on "host:port"; port 0 lets the kernel choose. `ResourceError` if that cannot be had.
 
         With an empty key everybody is refused until `identify` brings the real one. `caps`: bytes a second up and
-        down, 0: as much as there is. `streams` to each peer, 0: as many as measurements say.
+        down, 0: as much as there is. `streams` to each peer, 0: as many as measurements say. Without `tls`
+        nothing is encrypted.
         """
         if max(len(run.encode()), len(node.encode())) > 255:
             raise ValueError("the ids of a run and of a node have at most 255 bytes")
-        plane = cls(run, node, key, shelf, caps, streams, congestion_control)
+        plane = cls(run, node, key, shelf, caps, streams, congestion_control, tls)
         sock = await _listen(listen)
         host, port = sock.getsockname()[:2]
         plane._address = wire.format_address(host, port)
@@ -124,6 +129,11 @@ class DataPlane:
     def address(self) -> str:
         """Where it listens, with the port that was bound."""
         return self._address
+
+    @property
+    def pin(self) -> Pin:
+        """Of the certificate that it shows; empty: it shows none."""
+        return self._tls.pin if self._tls is not None else NO_PIN
 
     @property
     def bytes_up(self) -> int:
@@ -145,8 +155,9 @@ class DataPlane:
 
     # Dialling side
 
-    async def dial(self, node: NodeId, address: str) -> Link:
-        """A connection to `node` with the hello said; `Broken` if it cannot be had. The caller closes it."""
+    async def dial(self, node: NodeId, address: str, pin: Pin = NO_PIN) -> Link:
+        """A connection to `node` with the hello said; `Broken` if it cannot be had. The caller closes it. `pin` is
+        of the node's certificate, where the run is encrypted."""
         try:
             host, port = wire.parse_address(address)
             async with asyncio.timeout(wire.HANDSHAKE):
@@ -159,14 +170,16 @@ class DataPlane:
             raise Broken(f"no connection to {address}: {reason(error)}") from None
         link = Link(sock, self._meter, self._up, self._down)
         try:
+            if self._tls is not None:
+                await self._tls.dial(link, pin, wire.HANDSHAKE)
             await wire.greet(link, self.run, self.node, node, self._key)
         except BaseException:
             link.close()
             raise
         return link
 
-    async def _dial_link(self, node: NodeId, address: str) -> Link:
-        link = await self.dial(node, address)
+    async def _dial_link(self, node: NodeId, address: str, pin: Pin) -> Link:
+        link = await self.dial(node, address, pin)
         try:
             await wire.send(link, wire.unfenced(Kind.LINK))
         except BaseException:
@@ -175,10 +188,18 @@ class DataPlane:
         return link
 
     async def fetch(
-        self, node: NodeId, address: str, item: Item, round: Round, chunk: int, size: int, deadline: float = 60.0
+        self,
+        node: NodeId,
+        address: str,
+        item: Item,
+        round: Round,
+        chunk: int,
+        size: int,
+        deadline: float = 60.0,
+        pin: Pin = NO_PIN,
     ) -> bytes:
         """One `Fetcher.fetch` on a connection of its own."""
-        async with Fetcher(self, node, address) as fetcher:
+        async with Fetcher(self, node, address, pin) as fetcher:
             return await fetcher.fetch(item, round, chunk, size, deadline)
 
     # Accepting side
@@ -205,6 +226,8 @@ class DataPlane:
     async def _accept(self, link: Link) -> None:
         who = "a stranger"
         try:
+            if self._tls is not None:
+                await self._tls.accept(link, wire.HANDSHAKE)
             node = await wire.welcome(link, self.run, self.node, self._key)
             who = node
             first = await wire.receive(link, IDLE)
@@ -216,7 +239,8 @@ class DataPlane:
             pass
         except Broken as error:
             log.warning("closed a connection from %s: %s", who, error)
-            await wire.farewell(link, Kind.REFUSED, str(error))
+            if self._tls is None or link.encrypted:
+                await wire.farewell(link, Kind.REFUSED, str(error))
         except Exception:
             log.exception("closed a connection from %s because of a fault of this node", who)
         finally:
@@ -259,8 +283,8 @@ class Fetcher:
     One `fetch` at a time; use several fetchers for several chunks at once.
     """
 
-    def __init__(self, plane: DataPlane, node: NodeId, address: str) -> None:
-        self._plane, self.node, self.address = plane, node, address
+    def __init__(self, plane: DataPlane, node: NodeId, address: str, pin: Pin = NO_PIN) -> None:
+        self._plane, self.node, self.address, self._pin = plane, node, address, pin
         self._link: Link | None = None
 
     async def __aenter__(self) -> Self:
@@ -296,7 +320,7 @@ class Fetcher:
 
     async def _ask(self, item: Item, round: Round, chunk: int, size: int) -> bytes:
         if self._link is None:
-            self._link = await self._plane.dial(self.node, self.address)
+            self._link = await self._plane.dial(self.node, self.address, self._pin)
         link = self._link
         await wire.send(link, wire.unfenced(item.value, round, chunk))
         answer = await wire.receive(link, None)

@@ -11,6 +11,7 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_reflection.v1alpha.reflection import SERVICE_NAME as REFLECTION
 from grpc_reflection.v1alpha.reflection import enable_server_reflection
 
+from atoll.comm.certificates import Certificate
 from atoll.comm.config import RunConfig
 from atoll.comm.errors import ResourceError
 from atoll.coordinator.events import Effect
@@ -44,13 +45,21 @@ CHANNEL = {
 
 
 class ControlPlane:
-    def __init__(self, config: RunConfig, journal: Journal, tell: Callable[[Effect], None]) -> None:
-        """Rebuild the run from its journal. `tell` hears of every effect."""
+    def __init__(
+        self,
+        config: RunConfig,
+        journal: Journal,
+        tell: Callable[[Effect], None],
+        certificate: Certificate | None = None,
+    ) -> None:
+        """Rebuild the run from its journal. `tell` hears of every effect. Without a certificate nothing is
+        encrypted."""
         self.metrics, self.health = Metrics(), health.aio.HealthServicer()
         self.kernel = Kernel(config, journal, self.metrics, tell, self._show_health)
         self.views = Views(self.kernel, self.metrics)
         self.kernel.on_change.append(self.views.changed)
-        service = Service(self.kernel, self.views, journal, self.metrics, config.name, _data_key(journal))
+        self._certificate, tls = certificate, certificate is not None
+        service = Service(self.kernel, self.views, journal, self.metrics, config.name, _data_key(journal), tls)
         self._server = grpc.aio.server(maximum_concurrent_rpcs=MOST_CALLS, options=list(CHANNEL.items()))
         self._server.add_generic_rpc_handlers((service.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
@@ -59,6 +68,9 @@ class ControlPlane:
     def listen(self, address: str) -> int:
         """Bind `address`, host:port; return the port. Raises `ResourceError`."""
         try:
+            if (own := self._certificate) is not None:
+                credentials = grpc.ssl_server_credentials([(own.key, own.body)])
+                return self._server.add_secure_port(address, credentials)
             return self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise ResourceError(f"cannot listen on {address}: {error}") from None

@@ -6,6 +6,7 @@ A `ValueError` here is the sentence that the node gets as its answer.
 from math import isfinite
 from urllib.parse import unquote
 
+from atoll.comm.certificates import NO_PIN, Pin, is_pin
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.invite import join_host_port, split_host_port
 from atoll.comm.plan import Fence
@@ -85,6 +86,13 @@ def address(asked: str, peer: str) -> str:
     if len(asked) > MOST_TEXT or not 0 < port or not all(c.isalnum() or c in ".-:_%" for c in host):
         raise ValueError(f"the data-plane address is {asked[:40]!r}: give HOST:PORT as other nodes can dial it")
     return join_host_port(host_of(peer) if host in ANY_HOST else host, port)
+
+
+def pin(asked: str, tls: bool) -> Pin:
+    """Of the certificate that the node shows to those who dial it; `tls`: the run is encrypted."""
+    if tls and not is_pin(asked):
+        raise ValueError("this run is encrypted, and the node shows no certificate to its peers: update atoll")
+    return Pin(asked) if tls else NO_PIN
 
 
 def host_of(peer: str) -> str:

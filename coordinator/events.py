@@ -7,6 +7,7 @@ an event belongs to, `fence` which attempt of a reduce: what is late is refused 
 
 from dataclasses import dataclass, field
 
+from atoll.comm.certificates import NO_PIN, Pin
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence
 
@@ -27,6 +28,7 @@ class Joined:
     session: str
     leaf: bool = False  # nobody can dial it
     role: str = ""  # "reducer": owns chunks, has no trainer
+    pin: Pin = NO_PIN  # of the certificate that its data plane shows
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,7 +209,16 @@ def _joined(state: State, event: Joined, now: float, out: list[Effect]) -> State
     if node in state.members.here:  # before it was missed, but with nothing that the round could use
         state = drop_from_round(state, node)
     members = who.join(
-        state.members, node, event.life, event.name, event.address, event.session, now, event.leaf, event.role
+        state.members,
+        node,
+        event.life,
+        event.name,
+        event.address,
+        event.session,
+        now,
+        event.leaf,
+        event.role,
+        event.pin,
     )
     return replace(state, members=members)
 

@@ -16,6 +16,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from atoll.comm.certificates import NO_PIN, Pin
 from atoll.comm.config import MembersConfig
 from atoll.comm.ids import NodeId
 from atoll.coordinator.events import Event, Expired, Suspected, Trusted
@@ -65,6 +66,7 @@ class Member:
     role: str = ""  # "reducer": owns chunks, has no trainer
     up: float = 0.0  # bytes a second that its link carries; 0: not known
     down: float = 0.0
+    pin: Pin = NO_PIN  # of the certificate that its data plane shows
 
     @property
     def standing(self) -> MemberState:
@@ -105,6 +107,7 @@ def join(
     now: float,
     leaf: bool = False,
     role: str = "",
+    pin: Pin = NO_PIN,
 ) -> Members:
     """Admit a new node, or one that returns under its old id; its stream of views is not open yet."""
     known = members.here.get(node) or members.gone.get(node)
@@ -125,6 +128,7 @@ def join(
         role=role,
         up=known.up if known is not None else 0.0,
         down=known.down if known is not None else 0.0,
+        pin=pin,
     )
     gone = {n: m for n, m in members.gone.items() if n != node}
     next_id = max(members.next_id, int(node[1:]) + 1)

@@ -7,11 +7,13 @@ import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 import uvicorn
 
-from atoll.comm.config import RunConfig, to_json
+from atoll.comm.certificates import NO_PIN, Pin, own
+from atoll.comm.config import RunConfig, TlsMode, from_json, to_json
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.invite import Invite, join_host_port, split_host_port
 from atoll.coordinator.control import ControlPlane
@@ -37,7 +39,7 @@ async def serve(config: RunConfig, options: Options) -> None:
     gc.freeze()  # what was imported stays: a collection need not look at it again
     journal = Journal(options.state_dir)
     try:
-        _pin(journal, config)
+        _same_run(journal, config)
         http_socket = _bind(options.http, "--http")
         tracker = Tracker(config, options.state_dir, _past(journal))
         try:
@@ -51,15 +53,18 @@ async def serve(config: RunConfig, options: Options) -> None:
 async def _serve(
     config: RunConfig, options: Options, journal: Journal, http_socket: socket.socket, tracker: Tracker
 ) -> None:
-    plane = ControlPlane(config, journal, tracker.tell)
+    certificate = own(options.state_dir) if encrypted(config, options) else None
+    plane = ControlPlane(config, journal, tracker.tell, certificate)
     address = _listen(plane, options)
     journal.set_meta("address", address)
+    journal.set_meta("pin", certificate.pin if certificate is not None else NO_PIN)
     page = uvicorn.Server(uvicorn.Config(app(plane.kernel, journal, config.name), log_config=None, lifespan="off"))
     host, port = http_socket.getsockname()[:2]
     http_url = f"http://{join_host_port(host, port)}"
     journal.set_meta("http", http_url)
     stop, at_once = _signals()
     log.info(f"run {config.name}: nodes join at {address}, page at {http_url}")
+    log.info("both planes are encrypted" if certificate is not None else "nothing is encrypted (security.tls)")
     stopping = asyncio.create_task(stop.wait())
     parts = [asyncio.create_task(part) for part in (plane.run(), page._serve([http_socket]))]
     try:
@@ -94,17 +99,34 @@ def _past(journal: Journal) -> Iterator[CommitRecord]:
         since = page[-1].round
 
 
-def _pin(journal: Journal, config: RunConfig) -> None:
+def _same_run(journal: Journal, config: RunConfig) -> None:
     """One state directory is one run: the config it began with is the config it keeps."""
-    mine, found = to_json(config).decode(), journal.meta("config")
+    found = journal.meta("config")
     if found is None:
-        journal.set_meta("config", mine)
+        journal.set_meta("config", to_json(config).decode())
         journal.set_meta("run", config.name)
-    elif found != mine:
+    elif from_json(found.encode()) != config:
         raise ConfigError(
             "the state directory belongs to a run with another config: "
             "start with the file and overrides that it began with, or give another --state-dir"
         )
+
+
+def encrypted(config: RunConfig, options: Options) -> bool:
+    """Whether the run's connections are: by `security.tls`, and by where nodes come from."""
+    if config.security.tls is not TlsMode.AUTO:
+        return config.security.tls is TlsMode.ON
+    where = [(options.listen, "--listen")]
+    if options.advertise:
+        where.append((options.advertise, "--advertise"))
+    return not all(_loopback(split_host_port(address, option)[0]) for address, option in where)
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _listen(plane: ControlPlane, options: Options) -> str:
@@ -146,6 +168,7 @@ def invite_url(state_dir: Path, name: str, uses: int, expires: float) -> Invite:
         address, run = journal.meta("address"), journal.meta("run")
         if address is None or run is None:
             raise ConfigError(f"the coordinator in {state_dir} has not come up yet: start it first")
-        return Invite(address, run, journal.issue_token(name, uses, expires))
+        pin = Pin(journal.meta("pin") or NO_PIN)
+        return Invite(address, run, journal.issue_token(name, uses, expires), pin)
     finally:
         journal.close()

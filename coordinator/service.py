@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import grpc
 
+from atoll.comm.certificates import Pin
 from atoll.comm.config import to_json
 from atoll.comm.errors import AtollError, ConfigError, Refused
 from atoll.comm.ids import NodeId
@@ -44,10 +45,17 @@ Context = grpc.aio.ServicerContext[object, object]
 
 class Service:
     def __init__(
-        self, kernel: Kernel, views: Views, journal: Journal, metrics: Metrics, run: str, data_key: bytes
+        self,
+        kernel: Kernel,
+        views: Views,
+        journal: Journal,
+        metrics: Metrics,
+        run: str,
+        data_key: bytes,
+        tls: bool = False,
     ) -> None:
         self._kernel, self._views, self._journal, self._metrics = kernel, views, journal, metrics
-        self._run, self._key = run, data_key
+        self._run, self._key, self._tls = run, data_key, tls
         members = kernel.state.members
         self._secrets = {m.session: m.node for m in (*members.gone.values(), *members.here.values())}
         self._joining = asyncio.Lock()  # ids and lives are given one at a time
@@ -80,11 +88,11 @@ class Service:
             )
             await self._abort(context, Code.INVALID_ARGUMENT, sentence)
         try:
-            address = edge.address(request.address, context.peer())
+            address, pin = edge.address(request.address, context.peer()), edge.pin(request.pin, self._tls)
         except (ValueError, ConfigError) as error:
             await self._abort(context, Code.INVALID_ARGUMENT, str(error))
         async with self._joining:
-            member = await self._admitted(request, address, context)
+            member = await self._admitted(request, address, pin, context)
         config = self._kernel.state.config
         return pb.JoinReply(
             node_id=member.node,
@@ -142,7 +150,7 @@ class Service:
             return self._unknown(request.session)
         return self._ack(member.node)
 
-    async def _admitted(self, request: pb.JoinRequest, address: str, context: Context) -> Member:
+    async def _admitted(self, request: pb.JoinRequest, address: str, pin: Pin, context: Context) -> Member:
         """The node as a member: one that was here before, or a new one in return for a token. A crash between
         the join and the use of the token leaves a token that is good for one node more, not one too few."""
         members = self._kernel.state.members
@@ -155,7 +163,7 @@ class Service:
             node, secret, life = before.node, before.session, before.life + 1
         secret = secret or secrets.token_hex(16)
         name = edge.name(request.name) or node
-        joined = ev.Joined(node, life, name, address, secret, request.leaf, request.role)
+        joined = ev.Joined(node, life, name, address, secret, request.leaf, request.role, pin)
         await self._take(joined, context)
         self._secrets[secret] = node
         if before is None:

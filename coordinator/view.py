@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from atoll.comm.bits import bitmap
+from atoll.comm.certificates import Pin
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import NOBODY, Fence
 from atoll.comm.proto import atoll_pb2 as pb
@@ -17,6 +18,7 @@ from atoll.coordinator.membership import REDUCER, MemberState
 from atoll.coordinator.state import TRAINING, Phase, State, order
 
 DONORS = 8  # named to a node that lacks the state
+Donors = tuple[tuple[str, str, Pin], ...]  # (node, address, of its certificate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class Shared:
     plan: bytes
     fence: Fence | None  # of the plan
     planned: frozenset[NodeId]  # who gets the plan
-    donors: tuple[tuple[str, str], ...]  # (node, address)
+    donors: Donors
     known: tuple[int, int]  # what the donors follow from
     apart: bool  # state_0 is only on leaves, which nobody can fetch it from: everybody makes it
 
@@ -45,7 +47,7 @@ class Own(NamedTuple):
     closing: bool
     lease: Lease
     planned: bool
-    donors: tuple[tuple[str, str], ...]
+    donors: Donors
 
 
 def shared(state: State, before: Shared | None = None, draining: bool = False) -> Shared:
@@ -135,8 +137,8 @@ def encode(common: Shared, mine: Own, version: int) -> bytes:
         reached=mine.reached,
         closing=mine.closing,
     )
-    for node, address in mine.donors:
-        message.donors.add(node_id=node, address=address)
+    for node, address, pin in mine.donors:
+        message.donors.add(node_id=node, address=address, pin=pin)
     for first, count in mine.lease:
         message.train.lease.add(first=first, count=count)
     parts = [common.head, common.train if mine.lease else b"", common.plan if mine.planned else b""]
@@ -149,14 +151,14 @@ def view(state: State, node: NodeId, version: int = 0) -> pb.View:
     return pb.View.FromString(encode(common, own(state, common, node), version))
 
 
-def _donors(state: State) -> tuple[tuple[str, str], ...]:
+def _donors(state: State) -> Donors:
     here = state.members.here
     able = [n for n in state.holders if state.members.trusted(n) and not here[n].leaf]
     able = able[: 1 << len(able).bit_length() >> 1]  # so that the list is new a few times, not with every holder
-    return tuple((str(n), here[n].address) for n in able)
+    return tuple((str(n), here[n].address, here[n].pin) for n in able)
 
 
-def _choose(donors: tuple[tuple[str, str], ...], node: NodeId) -> tuple[tuple[str, str], ...]:
+def _choose(donors: Donors, node: NodeId) -> Donors:
     """A few, other ones for each node."""
     at = order(node) % len(donors)
     return tuple(d for d in (donors[at:] + donors[:at])[: DONORS + 1] if d[0] != node)[:DONORS]
@@ -186,7 +188,8 @@ def _plan(state: State) -> bytes:
         member = None if entry.gone else state.members.here.get(entry.node)
         planned = plan.members.add(node_id=entry.node, weight=weight, gone=entry.gone)
         if member is not None:
-            planned.address, planned.leaf, planned.down = member.address, member.leaf, member.down
+            planned.address, planned.pin = member.address, member.pin
+            planned.leaf, planned.down = member.leaf, member.down
     place = {entry.node: i for i, entry in enumerate(ledger.entries) if not entry.gone}
     plan.owners.extend(NOBODY if owner is None else place[owner] for owner in ledger.owners)
     plan.since.extend(ledger.since)

@@ -210,8 +210,8 @@ def allreduce(as_json: bool, **options: Any) -> None:
     """Let PEERS processes agree on the mean of their vectors, as in training; print how long it takes.
 
     In --host and --launch-prefix, {i} stands for the number of the peer, from 1; the coordinator has the number
-    after the last. OVERRIDES are key=value settings of the run. Times are seconds from the last peer's input to
-    the last result; without --json, rates are of the fp32 vector.
+    after the last. OVERRIDES are key=value settings of the run, which is encrypted with security.tls=on only.
+    Times are seconds from the last peer's input to the last result; without --json, rates are of the fp32 vector.
 
     The exit code is 0 if every iteration was committed by all peers that lived, with equal digests.
     """
@@ -283,6 +283,7 @@ def _write_run(bench: Bench, folder: Path) -> Path:
             "reconnect": 1.0,
             "stall": 10 * bench.timeout,
         },
+        "security": {"tls": "off"},  # as what it is compared with
         "wandb": {"mode": "disabled"},
     }
     path = folder / "run.yaml"

@@ -1,4 +1,4 @@
-"""The node's side of the control plane: join, views, reports and heartbeats over one gRPC channel.
+"""The node's side of the control plane: join, views, reports and heartbeats over one gRPC channel (`secure`).
 
 Rides out a coordinator that is away: every call has a deadline and is tried again with jittered backoff, of at
 most a few seconds, so that the node is back soon after the coordinator is. Reports leave in order, seals in one of
@@ -18,10 +18,12 @@ from typing import TypeVar
 
 import grpc
 
+from atoll.comm.certificates import NO_PIN, Pin
 from atoll.comm.errors import Refused, Unreachable
 from atoll.comm.invite import Invite
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as rpc
+from atoll.node import secure
 
 log = logging.getLogger("atoll.node")
 T = TypeVar("T")
@@ -69,13 +71,14 @@ class Identity:
     address: str  # data plane
     leaf: bool = False  # nobody can dial it
     role: str = ""  # "reducer": owns chunks, has no trainer
+    pin: Pin = NO_PIN  # of the certificate that the data plane shows
 
 
 class Control:
     def __init__(self, invite: Invite) -> None:
         self._invite = invite
-        self._channel = grpc.aio.insecure_channel(invite.address, options=OPTIONS)
-        self._stub = rpc.CoordinatorStub(self._channel)
+        self._channel: grpc.aio.Channel | None = None  # opened by the first join
+        self._stub: rpc.CoordinatorAsyncStub
         self._lanes = {kind: Lane() for kind in ("seals", "held", "")}
         self._seen = (0, 0)  # incarnation and version of the newest view
         self._behind_since: float | None = None  # seconds
@@ -84,7 +87,8 @@ class Control:
         self.session = ""
 
     async def close(self) -> None:
-        await self._channel.close()
+        if self._channel is not None:
+            await self._channel.close()
 
     async def join(self, identity: Identity, patience: float) -> pb.JoinReply:
         """Join, or come back under the session held before. Raises `Refused`, `Unreachable` after `patience`."""
@@ -97,13 +101,25 @@ class Control:
             session=self.session,
             leaf=identity.leaf,
             role=identity.role,
+            pin=identity.pin,
         )
-        reply = await self._insist(lambda: self._stub.Join(request, timeout=DEADLINE), patience)
+        reply = await self._insist(lambda: self._ask_to_join(request), patience)
         self.session = reply.session
         for lane in self._lanes.values():
             lane.outbox.clear()  # reports of the lost session
         self._seen, self._behind_since = (0, 0), None
         return reply
+
+    async def _ask_to_join(self, request: pb.JoinRequest) -> pb.JoinReply:
+        if self._channel is None:
+            self._channel = await secure.channel(self._invite, OPTIONS)
+            self._stub = rpc.CoordinatorStub(self._channel)
+        try:
+            return await self._stub.Join(request, timeout=DEADLINE)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE and not self._invite.pin:
+                await secure.check_plain(self._invite)
+            raise
 
     async def watch(self) -> AsyncIterator[pb.View]:
         """Views as they come, through as many streams as it takes. Raises `SessionLost`."""
@@ -126,7 +142,7 @@ class Control:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 raise SessionLost(error.details() or "") from None
-            self._missed(error)
+            self._missed(_why(error))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._stream is call or (task is not None and task.cancelling()):
@@ -181,7 +197,7 @@ class Control:
         try:
             ack = await self._stub.Heartbeat(beat, timeout=DEADLINE)
         except grpc.aio.AioRpcError as error:
-            self._missed(error)
+            self._missed(_why(error))
             return
         self._heard()
         if not ack.known:
@@ -216,27 +232,33 @@ class Control:
                 answer = await call()
                 self._heard()
                 return answer
-            except grpc.aio.AioRpcError as error:
-                if error.code() in NO:
+            except (grpc.aio.AioRpcError, Unreachable) as error:
+                if isinstance(error, grpc.aio.AioRpcError) and error.code() in NO:
                     raise Refused(error.details() or error.code().name) from None
-                self._missed(error)
+                why = _why(error)
+                self._missed(why)
                 left = until - time.monotonic()
                 if left <= 0:
-                    where, why = self._invite.address, error.details() or error.code().name
                     raise Unreachable(
-                        f"no coordinator at {where} for {patience:g} s ({why}): is it running, is the port open?"
+                        f"no coordinator at {self._invite.address} for {patience:g} s ({why}): "
+                        "is it running, is the port open?"
                     ) from None
                 await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), left))
                 pause = min(pause * 2, BACKOFF)
 
-    def _missed(self, error: grpc.aio.AioRpcError) -> None:
+    def _missed(self, why: str) -> None:
         """Say once that the coordinator does not answer."""
         if self._away_since is None:
             self._away_since = time.monotonic()
-            why = (error.details() or error.code().name).splitlines()[0]
             log.warning(f"no coordinator at {self._invite.address} ({why}): trying until it answers")
 
     def _heard(self) -> None:
         if self._away_since is not None:
             log.info(f"the coordinator answers again after {time.monotonic() - self._away_since:.1f} s")
             self._away_since = None
+
+
+def _why(error: grpc.aio.AioRpcError | Unreachable) -> str:
+    """One line of why a call failed."""
+    said = str(error) if isinstance(error, Unreachable) else error.details() or error.code().name
+    return said.splitlines()[0]

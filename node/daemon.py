@@ -24,6 +24,7 @@ import numpy as np
 import psutil
 
 from atoll.comm.bits import bitmap, places
+from atoll.comm.certificates import Pin, own
 from atoll.comm.chunks import Chunks
 from atoll.comm.codec import NonFinite
 from atoll.comm.codec import make as make_codec
@@ -37,6 +38,7 @@ from atoll.comm.plan import BadPlan, Plan, PlanMember
 from atoll.comm.plane import DataPlane
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.reduce import Reduction, Seal
+from atoll.comm.tls import Sessions
 from atoll.node import local, machine
 from atoll.node.channel import (
     Attach,
@@ -146,6 +148,7 @@ class Daemon:
             caps,
             config.streams,
             config.congestion,
+            sessions(self._invite, self._options),
         )
         self._plane = plane
         try:
@@ -173,7 +176,7 @@ class Daemon:
         host, port = split_host_port(self._plane.address, "--listen")
         listening = "" if host in ("0.0.0.0", "::", "") else host
         address = self._options.advertise or join_host_port(listening, port)
-        self._identity = Identity(self._options.name, address, self._options.leaf)
+        self._identity = Identity(self._options.name, address, self._options.leaf, pin=self._plane.pin)
         memory = self._options.state_dir / "session"
         # Chosen here and remembered first: if the answer is lost, the next try is the same node's.
         self._control.session = remembered(memory, self._invite) or secrets.token_hex(16)
@@ -540,7 +543,7 @@ class Daemon:
             outer.distrust()
         if order.rebase:
             await self._compute(outer.set_aside)
-        donors = tuple(Donor(NodeId(d.node_id), d.address) for d in view.donors)
+        donors = tuple(Donor(NodeId(d.node_id), d.address, Pin(d.pin)) for d in view.donors)
         target = Target(Round(view.committed), view.state_digest, donors)
         started, before = time.monotonic(), self._plane.bytes_down
         try:
@@ -627,7 +630,10 @@ def plan_of(wire: pb.Plan) -> Plan:
         Epoch(wire.epoch),
         Round(wire.round),
         wire.attempt,
-        tuple(PlanMember(NodeId(m.node_id), m.address, m.weight, m.gone, m.leaf, m.down) for m in wire.members),
+        tuple(
+            PlanMember(NodeId(m.node_id), m.address, m.weight, m.gone, m.leaf, m.down, Pin(m.pin))
+            for m in wire.members
+        ),
         tuple(wire.owners),
         tuple(wire.since),
         frozenset(places(wire.kept)),
@@ -665,6 +671,11 @@ def claim(state_dir: Path) -> None:
         raise ResourceError(f"cannot use the state directory {state_dir}: {error.strerror}") from None
     local.refuse_second(state_dir)
     clear_stale(state_dir)
+
+
+def sessions(invite: Invite, options: Options) -> Sessions | None:
+    """The data plane's TLS, with the certificate in the state directory; None where the run is not encrypted."""
+    return Sessions(own(options.state_dir)) if invite.pin else None
 
 
 def remember(memory: Path, invite: Invite, session: str) -> None:

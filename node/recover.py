@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeVar
 
+from atoll.comm.certificates import NO_PIN, Pin
 from atoll.comm.codec import Codec, Malformed
 from atoll.comm.digest import SIZE, root
 from atoll.comm.errors import Unreachable
@@ -34,6 +35,7 @@ class MovedOn(Unreachable):
 class Donor:
     node: NodeId
     address: str
+    pin: Pin = NO_PIN  # of its certificate
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ async def recover(
         for k in range(len(donors)):
             donor = donors[(i + k) % len(donors)]
             try:
-                async with Fetcher(plane, donor.node, donor.address) as fetcher:
+                async with Fetcher(plane, donor.node, donor.address, donor.pin) as fetcher:
                     while not todo.empty():
                         c = todo.get_nowait()
                         try:
@@ -94,7 +96,9 @@ async def _digest_list(plane: DataPlane, outer: OuterState, target: Target) -> t
     for i, donor in enumerate(target.donors):
         try:
             size = SIZE * outer.chunks.count
-            packed = await plane.fetch(donor.node, donor.address, Item.DIGESTS, target.round, 0, size)
+            packed = await plane.fetch(
+                donor.node, donor.address, Item.DIGESTS, target.round, 0, size, pin=donor.pin
+            )
         except (PeerLost, Missing) as error:
             log.warning(f"recovering: {error}")
             continue

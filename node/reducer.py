@@ -23,7 +23,7 @@ from atoll.comm.reduce import Reduction, Seal
 from atoll.node import local
 from atoll.node.config import NodeConfig
 from atoll.node.control import AWAY, Control, Identity, SessionLost
-from atoll.node.daemon import Options, claim, on_signals, plan_of, remember, remembered, seal_of
+from atoll.node.daemon import Options, claim, on_signals, plan_of, remember, remembered, seal_of, sessions
 
 log = logging.getLogger("atoll.node")
 
@@ -49,7 +49,15 @@ class Reducer:
         config = self._config
         caps = config.upload * 125e3, config.download * 125e3
         self._plane = await DataPlane.start(
-            self._options.listen, run, NodeId("?"), b"", _Nothing(), caps, config.streams, config.congestion
+            self._options.listen,
+            run,
+            NodeId("?"),
+            b"",
+            _Nothing(),
+            caps,
+            config.streams,
+            config.congestion,
+            sessions(self._invite, self._options),
         )
         try:
             period = await self._join()
@@ -66,7 +74,7 @@ class Reducer:
         host, port = split_host_port(self._plane.address, "--listen")
         listening = "" if host in ("0.0.0.0", "::", "") else host
         address = self._options.advertise or join_host_port(listening, port)
-        self._identity = Identity(self._options.name, address, role="reducer")
+        self._identity = Identity(self._options.name, address, role="reducer", pin=self._plane.pin)
         memory = self._options.state_dir / "session"
         self._control.session = remembered(memory, self._invite) or secrets.token_hex(16)
         remember(memory, self._invite, self._control.session)

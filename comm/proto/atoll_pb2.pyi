@@ -32,6 +32,7 @@ class JoinRequest(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     LEAF_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
+    PIN_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     run: _builtins.str
     token: _builtins.str
@@ -44,6 +45,8 @@ class JoinRequest(_message.Message):
     """nobody can dial it"""
     role: _builtins.str
     """empty: trains; "reducer": owns chunks, has no trainer"""
+    pin: _builtins.str
+    """of the certificate that its data plane shows; empty: the run is not encrypted"""
     def __init__(
         self,
         *,
@@ -55,10 +58,11 @@ class JoinRequest(_message.Message):
         session: _builtins.str = ...,
         leaf: _builtins.bool = ...,
         role: _builtins.str = ...,
+        pin: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "leaf", b"leaf", "name", b"name", "protocol", b"protocol", "role", b"role", "run", b"run", "session", b"session", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "leaf", b"leaf", "name", b"name", "pin", b"pin", "protocol", b"protocol", "role", b"role", "run", b"run", "session", b"session", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -600,17 +604,20 @@ class Donor(_message.Message):
 
     NODE_ID_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    PIN_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     address: _builtins.str
+    pin: _builtins.str
     def __init__(
         self,
         *,
         node_id: _builtins.str = ...,
         address: _builtins.str = ...,
+        pin: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "node_id", b"node_id", "pin", b"pin"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -626,6 +633,7 @@ class PlanMember(_message.Message):
     GONE_FIELD_NUMBER: _builtins.int
     LEAF_FIELD_NUMBER: _builtins.int
     DOWN_FIELD_NUMBER: _builtins.int
+    PIN_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     address: _builtins.str
     weight: _builtins.float
@@ -636,6 +644,8 @@ class PlanMember(_message.Message):
     """nobody can dial it"""
     down: _builtins.float
     """bytes a second that its link was seen to carry down; 0: not known"""
+    pin: _builtins.str
+    """of the certificate that its data plane shows; empty: the run is not encrypted"""
     def __init__(
         self,
         *,
@@ -645,10 +655,11 @@ class PlanMember(_message.Message):
         gone: _builtins.bool = ...,
         leaf: _builtins.bool = ...,
         down: _builtins.float = ...,
+        pin: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "down", b"down", "gone", b"gone", "leaf", b"leaf", "node_id", b"node_id", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "down", b"down", "gone", b"gone", "leaf", b"leaf", "node_id", b"node_id", "pin", b"pin", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -31,6 +31,19 @@ def test_the_printed_config_is_one_that_can_be_read(tmp_path: Path) -> None:
     assert config.outer.lr == 0.5
 
 
+@pytest.mark.parametrize("word", ["on", "off", "auto", "ON"])
+def test_tls_is_on_off_or_auto_though_yaml_takes_two_of_them_for_truths(word: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(f"security:\n  tls: {word}\n")
+    for config in (
+        load_run(tmp_path / "run.yaml"),
+        load_run(ROOT / "configs" / "demo.yaml", (f"security.tls={word}",)),
+    ):
+        assert config.security.tls == word.lower()
+        assert from_json(to_json(config)) == config
+        (tmp_path / "again.yaml").write_text(to_yaml(config))
+        assert load_run(tmp_path / "again.yaml") == config
+
+
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
@@ -48,6 +61,7 @@ def test_the_printed_config_is_one_that_can_be_read(tmp_path: Path) -> None:
         ("members.reconnect=-5", "members.reconnect is -5"),
         ("inner.beta1=2", "inner.beta1 is 2"),
         ("model.layers=99999999999999999999", "no machine can hold"),
+        ("security.tls=perhaps", "security.tls"),
     ],
 )
 def test_what_is_wrong_is_named(override: str, sentence: str) -> None:

@@ -1,7 +1,10 @@
 """Join URLs are read back as they were written, and anything else is explained."""
 
+from dataclasses import replace
+
 import pytest
 
+from atoll.comm.certificates import pin_of
 from atoll.comm.errors import ConfigError
 from atoll.comm.invite import Invite, parse, split_host_port
 
@@ -10,13 +13,21 @@ from atoll.comm.invite import Invite, parse, split_host_port
 def test_a_url_is_read_back_as_it_was_written(address: str) -> None:
     invite = Invite(address, "run with / and space", "a-token_0")
     assert parse(str(invite)) == invite
+    pinned = replace(invite, pin=pin_of(b"a certificate"))
+    assert parse(str(pinned)) == pinned and len(str(pinned)) - len(str(invite)) == 53
+
+
+@pytest.mark.parametrize("pin", ["", "a", "a" * 51, "1" * 52, "a" * 53])
+def test_a_pin_that_was_cut_or_mistyped_is_explained(pin: str) -> None:
+    with pytest.raises(ConfigError, match="its pin has not 52 letters and digits"):
+        parse(f"atoll://token:{pin}@host:1/run")
 
 
 @pytest.mark.parametrize(
     "url", ["", "http://t@h:1/r", "atoll://h:1/r", "atoll://t@h/r", "atoll://t@h:1", "atoll://t@h:x/r"]
 )
 def test_anything_else_is_explained(url: str) -> None:
-    with pytest.raises(ConfigError, match="atoll://TOKEN@HOST:PORT/RUN"):
+    with pytest.raises(ConfigError, match="atoll://TOKEN:PIN@HOST:PORT/RUN"):
         parse(url)
 
 

@@ -3,6 +3,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +349,47 @@ def test_ends_are_told_apart_under_tls_too(contexts: Any) -> None:
     between(talk)
 
 
+def test_a_session_that_is_ended_in_order_is_closed(contexts: Any) -> None:
+    server, client, _ = contexts
+
+    async def talk(here: Link, there: Link) -> None:
+        await asyncio.gather(here.secure(client, False, 5), there.secure(server, True, 5))
+        await there.write(b"abc")
+        assert there._tls is not None
+        with suppress(ssl.SSLWantReadError):
+            there._tls._session.unwrap()  # says that nothing follows; the connection stays
+        await there._tls._flush()
+        with pytest.raises(Broken, match="in mid-frame"):
+            await here.read(4)
+        with pytest.raises(Closed):
+            await here.read(1)
+
+    between(talk)
+
+
+def test_a_reader_that_has_a_part_of_a_record_waits_for_no_more_than_its_rest(contexts: Any) -> None:
+    server, client, _ = contexts
+
+    async def talk(here: Link, there: Link) -> None:
+        await asyncio.gather(here.secure(client, False, 5), there.secure(server, True, 5))
+        push, held = there.push, list[memoryview]()
+
+        async def all_but_the_end(rest: list[memoryview]) -> None:
+            whole = b"".join(rest)
+            held.append(memoryview(whole)[-600:])
+            await push([memoryview(whole)[:-600]])
+
+        there.push = all_but_the_end  # type: ignore[method-assign]
+        await there.write(NOISE[:20_000])  # two records; most of the second one is here at first
+        reading = asyncio.create_task(here.read(20_000))
+        while not here._waiting:
+            await asyncio.sleep(0)
+        await push(held)
+        assert await reading == NOISE[:20_000]
+
+    between(talk)
+
+
 @pytest.mark.parametrize("tls_is_server", [True, False])
 def test_a_peer_without_tls_is_refused_with_a_sentence(contexts: Any, tls_is_server: bool) -> None:
     server, client, _ = contexts
@@ -362,7 +404,7 @@ def test_a_peer_without_tls_is_refused_with_a_sentence(contexts: Any, tls_is_ser
 
 def test_a_peer_that_says_nothing_ends_the_tls_handshake_at_its_deadline(contexts: Any) -> None:
     async def talk(here: Link, there: Link) -> None:
-        with pytest.raises(Broken, match="sent nothing for 0.02 s"):
+        with pytest.raises(Broken, match="no TLS session within 0.02 s"):
             await here.secure(contexts[1], False, 0.02)
         there._sock.shutdown(socket.SHUT_WR)
         with pytest.raises(Closed, match="closed in the TLS handshake"):

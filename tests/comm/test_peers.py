@@ -11,6 +11,7 @@ import pytest
 
 from atoll.comm import peers as module
 from atoll.comm import wire
+from atoll.comm.certificates import Pin
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
 from atoll.comm.link import Broken, Link, Meter
 from atoll.comm.octets import U8
@@ -277,7 +278,7 @@ def test_tries_in_vain_come_at_growing_intervals(monkeypatch: pytest.MonkeyPatch
     pauses = Pauses(monkeypatch)
 
     async def body() -> None:
-        async def nobody(node: NodeId, address: str) -> Link:
+        async def nobody(node: NodeId, address: str, pin: Pin) -> Link:
             raise Broken("nobody is there")
 
         peers, here = Peers(nobody, Meter()), Notes()

@@ -8,6 +8,7 @@ import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 from atoll.comm import reduce as reduce_module
 from atoll.comm import wire
+from atoll.comm.certificates import own
 from atoll.comm.chunks import Chunks
 from atoll.comm.codec import F32, Codec, make
 from atoll.comm.config import CodecName
@@ -27,6 +29,7 @@ from atoll.comm.link import Broken, Link
 from atoll.comm.plan import BadPlan, Plan, PlanMember
 from atoll.comm.plane import DataPlane
 from atoll.comm.reduce import Reduction, Seal
+from atoll.comm.tls import Sessions
 from atoll.comm.wire import Header, Kind
 
 CHUNKS = Chunks(10_000, 1024)  # 10 chunks, the last one shorter
@@ -131,13 +134,13 @@ async def first(wanted: Coroutine[Any, Any, None], task: "asyncio.Task[None]") -
     await waiting
 
 
-async def plane_of(node: NodeId, streams: int = 1) -> DataPlane:
-    return await DataPlane.start("127.0.0.1:0", RunId("run"), node, b"k" * 32, Empty(), streams=streams)
+async def plane_of(node: NodeId, streams: int = 1, tls: Sessions | None = None) -> DataPlane:
+    return await DataPlane.start("127.0.0.1:0", RunId("run"), node, b"k" * 32, Empty(), streams=streams, tls=tls)
 
 
 @asynccontextmanager
-async def fleet(n: int, streams: int = 1) -> AsyncIterator[list[DataPlane]]:
-    planes = [await plane_of(name(i), streams) for i in range(n)]
+async def fleet(n: int, streams: int = 1, tls: Sessions | None = None) -> AsyncIterator[list[DataPlane]]:
+    planes = [await plane_of(name(i), streams, tls) for i in range(n)]
     try:
         yield planes
     finally:
@@ -163,7 +166,7 @@ def plan_for(
     **rest: Any,
 ) -> Plan:
     weights = weights or [1.0] * len(planes)
-    members = tuple(PlanMember(p.node, p.address, w) for p, w in zip(planes, weights, strict=True))
+    members = tuple(PlanMember(p.node, p.address, w, pin=p.pin) for p, w in zip(planes, weights, strict=True))
     owners = owners or [c % len(planes) for c in range(CHUNKS.count)]
     return Plan(Incarnation(1), Epoch(1), Round(round), attempt, members, tuple(owners), **rest)
 
@@ -192,6 +195,20 @@ def test_a_reduce_equals_the_reference_bit_for_bit_on_every_member(n: int, codec
                     seal = Seal(c, 1, digest(expected[c]), tuple(range(n)))
                     assert members[owner].heard.seals[c] == (plan, seal)
                 assert not any(member.heard.blamed for member in members)
+
+    run(body())
+
+
+def test_over_encrypted_links_it_is_the_same(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with fleet(3, streams=2, tls=Sessions(own(tmp_path))) as planes:
+            plan = plan_for(planes)
+            members = [Member(p, ENCODED[i], plan) for i, p in enumerate(planes)]
+            async with reducing(*members):
+                for member in members:
+                    assert await member.holds_all() == [reference(c, range(3), [1.0] * 3) for c in range(10)]
+                links = [link for plane in planes for _, link in plane.peers.links()]
+                assert len(links) >= 6 and all(link.encrypted for link in links)
 
     run(body())
 

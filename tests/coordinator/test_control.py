@@ -14,6 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from atoll.comm.certificates import NAME, Certificate, own, pin_of
 from atoll.comm.config import MembersConfig, ReduceConfig, RoundsConfig, RunConfig
 from atoll.comm.digest import root
 from atoll.comm.ids import NodeId
@@ -85,9 +86,9 @@ class Node:
         assert self._watching is not None
         await asyncio.wait_for(self._watching, SOON)
 
-    async def at_work(self) -> None:
+    async def at_work(self, **changes: Any) -> None:
         """Join, and get as far as a member can alone: it has state_0."""
-        await self.join()
+        await self.join(**changes)
         self.watch()
         await self.report(layout=pb.Layout(numel=40, digest=digest("layout")))
         await self.sees(lambda v: v.initialise or v.has_state)
@@ -114,10 +115,10 @@ class Node:
 
 
 class Coordinator:
-    def __init__(self, plane: ControlPlane, journal: Journal, address: str) -> None:
+    def __init__(self, plane: ControlPlane, journal: Journal, address: str, tls: Certificate | None) -> None:
         self.plane, self.journal, self.address = plane, journal, address
         self.kernel = plane.kernel
-        self.channel = grpc.aio.insecure_channel(address)
+        self.channel = grpc.aio.insecure_channel(address) if tls is None else trusting(address, tls)
         self.token = journal.issue_token("test", 100, math.inf)
 
     def node(self) -> Node:
@@ -133,13 +134,20 @@ class Coordinator:
         return ada, bo
 
 
+def trusting(address: str, certificate: Certificate) -> grpc.aio.Channel:
+    options = [("grpc.ssl_target_name_override", NAME)]
+    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(certificate.body), options)
+
+
 @asynccontextmanager
-async def coordinator(folder: Path, config: RunConfig = CONFIG) -> AsyncIterator[Coordinator]:
+async def coordinator(
+    folder: Path, config: RunConfig = CONFIG, tls: Certificate | None = None
+) -> AsyncIterator[Coordinator]:
     journal = Journal(folder)
-    plane = ControlPlane(config, journal, lambda effect: None)
+    plane = ControlPlane(config, journal, lambda effect: None, tls)
     port, lives = plane.listen("127.0.0.1:0"), plane.kernel.state.incarnation
     running = asyncio.create_task(plane.run())
-    here = Coordinator(plane, journal, f"127.0.0.1:{port}")
+    here = Coordinator(plane, journal, f"127.0.0.1:{port}", tls)
     try:
         await until(lambda: plane.kernel.state.incarnation > lives)
         yield here
@@ -434,5 +442,59 @@ def test_metrics_tell_of_the_control_plane(tmp_path: Path) -> None:
                 "atoll_streams 2.0",
             ):
                 assert line in lines, line
+
+    asyncio.run(story())
+
+
+def test_an_encrypted_run_passes_pins_on_and_asks_for_them(tmp_path: Path) -> None:
+    pins = {name: pin_of(name.encode()) for name in ("ada", "bo")}
+
+    async def story() -> None:
+        async with coordinator(tmp_path, tls=own(tmp_path)) as c:
+            old = await refused(c.node().join(), Code.INVALID_ARGUMENT)
+            assert "this run is encrypted" in old and "update atoll" in old
+            ada, bo = c.node(), c.node()
+            await ada.at_work(name="ada", pin=pins["ada"])
+            await bo.at_work(name="bo", pin=pins["bo"])
+            for node in (ada, bo):
+                await node.sees(lambda v: v.train.round == 1)
+                await node.report(pb.Fence(round=1), reached=pb.Reached())
+            for node in (ada, bo):
+                await node.ready(1)
+            plan = (await ada.sees(lambda v: v.HasField("plan"))).plan
+            assert [member.pin for member in plan.members] == [pins["ada"], pins["bo"]]
+            await bo.join(
+                bo.session, name="bo", pin=pin_of(b"another")
+            )  # its state directory was lost but for that
+            assert c.kernel.state.members.here[bo.node].pin == pin_of(b"another")
+            late = c.node()
+            await late.join(name="late", pin=pin_of(b"late"))
+            late.watch()
+            donors = (await late.sees(lambda v: v.donors)).donors
+            assert [(d.node_id, d.pin) for d in donors] == [(ada.node, pins["ada"])]
+
+    asyncio.run(story())
+
+
+def test_an_encrypted_control_plane_answers_only_who_trusts_its_certificate(tmp_path: Path) -> None:
+    (tmp_path / "another").mkdir()
+    certificate, another = own(tmp_path), own(tmp_path / "another")
+
+    async def story() -> None:
+        async with coordinator(tmp_path, tls=certificate) as c:
+            assert await healthy(c)
+            for channel in (grpc.aio.insecure_channel(c.address), trusting(c.address, another)):
+                await refused(Node(channel, c.token).join(pin=certificate.pin), Code.UNAVAILABLE)
+                await channel.close()
+
+    asyncio.run(story())
+
+
+def test_a_run_that_is_not_encrypted_keeps_no_pins(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            node = c.node()
+            await node.join(pin="a" * 52)
+            assert c.kernel.state.members.here[node.node].pin == ""
 
     asyncio.run(story())

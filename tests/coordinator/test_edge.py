@@ -78,6 +78,14 @@ def test_an_address_that_nobody_can_dial_is_refused(asked: str) -> None:
         edge.address(asked, "ipv4:10.1.2.3:5555")
 
 
+def test_a_node_of_an_encrypted_run_has_a_pin_and_of_another_none() -> None:
+    assert edge.pin("a" * 52, tls=True) == "a" * 52
+    assert edge.pin("a" * 52, tls=False) == edge.pin("", tls=False) == ""
+    for bad in ("", "a" * 51, "A" * 52, "1" * 52, "a" * 10_000):
+        with pytest.raises(ValueError, match="this run is encrypted"):
+            edge.pin(bad, tls=True)
+
+
 def test_numbers_of_a_heartbeat_are_finite_and_its_words_printable() -> None:
     beat = pb.HeartbeatRequest(phase="in\nner" + "x" * 99, tokens_per_s=math.nan, loss=math.inf, bytes_up=3)
     assert edge.vitals(beat).tokens_per_s == edge.vitals(beat).loss == 0.0

@@ -15,11 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+import msgspec
 import pytest
 
+from atoll.comm.config import RunConfig
 from atoll.comm.errors import AtollError, ConfigError, Refused, ResourceError
 from atoll.comm.ids import NodeId
 from atoll.coordinator import events as ev
+from atoll.coordinator.core import Core, encode
 from atoll.coordinator.journal import FORMAT, KINDS, NOTES_KEPT, Journal, JournalFull, Snapshot, _sealed
 
 PLAIN = {int: 3, float: 0.1, str: "naïve", bytes: b"\x00\xff" * 8, bool: True}
@@ -428,6 +431,22 @@ def test_an_event_of_another_version_is_named(journal: Journal, kind: str, body:
         ConfigError, match=rf"event 2 \({kind}\) .* cannot be understood \(.*{why}.*another version"
     ):
         list(journal.events())
+
+
+def test_joins_and_snapshots_from_before_there_were_certificates_are_understood(journal: Journal) -> None:
+    config = RunConfig(name="reef")
+    joined = ev.Joined(NodeId("n1"), 1, "ada", "10.0.0.1:7", "s" * 32)
+    core = Core(config, journal)
+    core.adopt(batch := core.prepare([ev.Started(1), joined], 1.0))
+    state = msgspec.msgpack.decode(encode(batch.state))
+    del state["config"]["security"], state["members"]["here"]["n1"]["pin"]
+    journal.snapshot(1.0, msgspec.msgpack.encode(state))
+    body = msgspec.to_builtins(replace(joined, node=NodeId("n2")))
+    del body["pin"]
+    row = _sealed(2.0, "Joined", msgspec.json.encode(body))
+    journal._db.execute("insert into events (at, kind, body, digest) values (?, ?, ?, ?)", row)
+    here = Core(config, journal).state.members.here
+    assert {node: member.pin for node, member in here.items()} == {"n1": "", "n2": ""}
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_another_runs_url_is_refused(coordinator: Coordinator, tmp_path: Path) -
 
 
 def test_a_url_that_is_none_is_explained(tmp_path: Path) -> None:
-    assert "atoll://TOKEN@HOST:PORT/RUN" in join("http://example.org", tmp_path, code=2)
+    assert "atoll://TOKEN:PIN@HOST:PORT/RUN" in join("http://example.org", tmp_path, code=2)
 
 
 def test_an_unreachable_coordinator_is_tried_until_the_patience_ends(tmp_path: Path) -> None:
