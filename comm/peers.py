@@ -248,6 +248,7 @@ class Peers:
                     peer.tries = 0  # it is another process: what came of the one before says nothing
                 peer.address, peer.pin, peer.leaf = member.address, member.pin, member.leaf
                 peer.tending = asyncio.create_task(self._tend(peer, primary(member)))
+                peer.tending.add_done_callback(_look_at)
         for node, member in expected.items():
             peer = self.peer(node)
             peer.down = member.down
@@ -512,3 +513,9 @@ class Peers:
             piece = self._scratch[: min(length, PIECE)]
             await link.read_into(piece)
             length -= len(piece)
+
+
+def _look_at(task: "asyncio.Task[None]") -> None:
+    """Nobody waits for it: a fault is to be seen all the same."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a peer is not dialled any more, because of a fault of this node", exc_info=error)

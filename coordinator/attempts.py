@@ -185,10 +185,12 @@ def _owners(ledger: book.Ledger) -> set[NodeId]:
 
 
 def _adopt(state: State, now: float) -> State:
-    """All members told which orphans they hold: holders own them now, the others' are reduced again."""
+    """All members told which orphans they hold: holders own them now, those of nobody, or of leaves alone, which the
+    others cannot ask, are reduced again."""
     r, ledger = state.round, state.round.ledger
     assert r.plan is not None
-    here = {n: dict(r.plan.orphans[n].here) for n in ledger.members}
+    leaves = {n for n in ledger.members if state.members.here[n].leaf}
+    here = {n: dict(r.plan.orphans[n].here) for n in ledger.members if n not in leaves}
     deal_ = owning(state, ledger.members, len(ledger.owners)).deal
     return _put_in_force(state, book.adopt(ledger, here, deal_), r.plan.predicted, now)
 

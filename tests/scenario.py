@@ -72,6 +72,7 @@ class Run:
         self.config, self.state, self.now = CONFIG, State(CONFIG), 0.0
         self.journal: list[tuple[float, ev.Event]] = []
         self.quiet, self.hung, self.phases = set[NodeId](), set[NodeId](), dict[NodeId, str]()
+        self.leaves = set[str]()  # names of those that nobody can dial
         self.lives_ago = 0
         self.said: list[str] = []
         self.passing = ""  # what was said of the round at this command and moment
@@ -150,6 +151,8 @@ class Run:
             case "join":
                 for name in words:
                     self.join(name, NodeId(f"n{self.state.members.next_id}"), 1)
+            case "leaf":
+                self.leaves.update(words)
             case "knock":
                 for name in words:
                     node = NodeId(f"n{self.state.members.next_id}")
@@ -273,7 +276,8 @@ class Run:
     def join(self, name: str, node: NodeId, life: int) -> None:
         self.quiet.discard(node)
         self.hung.discard(node)
-        self.feed(ev.Joined(node, life, name, f"{name}:1", f"session of {name}"))
+        session = f"session of {name}"
+        self.feed(ev.Joined(node, life, name, f"{name}:1", session, leaf=name in self.leaves))
         self.feed(ev.Connected(node, life))
         self.feed(ev.LayoutKnown(node, life, NUMEL, digest(b"layout")))
 
