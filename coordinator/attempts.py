@@ -185,8 +185,8 @@ def _owners(ledger: book.Ledger) -> set[NodeId]:
 
 
 def _adopt(state: State, now: float) -> State:
-    """All members told which orphans they hold: holders own them now, those of nobody, or of leaves alone, which the
-    others cannot ask, are reduced again."""
+    """All members told which orphans they hold: holders own them now. Those of nobody, and those of leaves alone,
+    which the others cannot ask, are reduced again."""
     r, ledger = state.round, state.round.ledger
     assert r.plan is not None
     leaves = {n for n in ledger.members if state.members.here[n].leaf}
