@@ -183,7 +183,8 @@ class Control:
             if lane.more:
                 lane.last.clear()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(lane.last.wait(), LINGER)
+                    async with asyncio.timeout(LINGER):
+                        await lane.last.wait()
             request = lane.outbox.popleft()
             ack = await self._insist(lambda r=request: self._stub.Report(r, timeout=DEADLINE), AWAY)  # type: ignore[misc]
             if not ack.known and not request.HasField("leave"):

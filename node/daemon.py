@@ -270,7 +270,8 @@ class Daemon:
             )
             await self._control.heartbeat(beat)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._beat.wait(), period)
+                async with asyncio.timeout(period):  # wait_for may lose a cancellation
+                    await self._beat.wait()
 
     # The machine and its effects
 
