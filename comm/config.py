@@ -130,6 +130,7 @@ class ReduceConfig:
     scales: ScaleName = ScaleName.FP16
     chunk: int = 524_288  # elements of one chunk
     zstd: bool = True  # pack what is sent wherever that saves more time than it takes
+    levels: int = 2  # 1: also what crosses slow links between regions goes straight to its owner
 
     @property
     def bytes_per_element(self) -> float:
@@ -268,6 +269,7 @@ def check(config: RunConfig) -> None:
         ((m.dim // m.heads) % 2 == 0, f"model.dim / model.heads is {m.dim / m.heads:g}: rotary needs it even"),
         (m.heads % m.kv_heads == 0, f"model.heads {m.heads} is not a multiple of model.kv_heads {m.kv_heads}"),
         (config.data.val_every >= 2, f"data.val_every is {config.data.val_every}: it must be 2 or more"),
+        (config.reduce.levels in (1, 2), f"reduce.levels is {config.reduce.levels}: it must be 1 or 2"),
         (config.reduce.block % 2 == 0, f"reduce.block is {config.reduce.block}: it must be even"),
         (
             config.reduce.chunk % config.reduce.block == 0,

@@ -3,13 +3,23 @@
     at a chunk's owner    collecting --every contribution is here--> merging --> sealed: reported, sent to all
     everywhere else       contributed ----------------------------> awaited --> here
 
+of a chunk that is reduced in two levels,
+
+    at a region's relay   collecting --its region's are here--> summing --> summed: sent to the owner
+                                                                            --> here: passed on
+
+A relay is to the members of its region what the owner is in a flat reduce, and to the owner what a member is; the
+owner knows of each region's sum whose contributions are in it, and takes each only from where it belongs.
+
 A plan of the same round continues the one before (see `plan`): only chunks that got another owner start again,
 all contributions are still at hand. What is late is recognised by the attempt in which the chunk got its owner,
 and by its sender's place in the plan: a member that came back has another. Every frame carries both. Frames may be
 lost with their connection, and come twice: `resync` says what is here, and what the other side then finds missing
 it sends again.
 
-A member has at most `window` contributions at an owner that were not merged there: this bounds the owner's memory.
+A member has at most `window` contributions, or sums, at an owner or relay that were not merged there: this bounds
+its memory. (Twice that for a moment, when chunks start anew at the same owner and it does not have that plan yet.)
+They go out in the same order at all members, sums too, which may have to wait for one before them.
 Whatever is sent to whom and when follows from the calls, so the simulation of the protocol runs this class.
 """
 
@@ -40,6 +50,16 @@ class Merge:
     chunk: int
     since: int
     inputs: tuple[int, ...]  # places in the plan, in the order of the sum
+    sums: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (relay, those of them that are in its region's sum)
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Average these contributions of this member's region to a chunk, and call `summed`."""
+
+    chunk: int
+    since: int
+    inputs: tuple[int, ...]  # places in the plan, in the order of the sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +74,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Contributions to this chunk are of no more use here."""
+    """Contributions to this chunk are of no more use here; nor is its region's sum, but one that was just made."""
 
     chunk: int
 
@@ -80,7 +100,7 @@ class Held:
     root: bytes
 
 
-Effect = Send | Merge | Report | Free | Forget | Orphans | Held
+Effect = Send | Merge | Sum | Report | Free | Forget | Orphans | Held
 
 
 class Verdict(Enum):
@@ -99,12 +119,15 @@ class Exchange:
         self._place = -1  # of this member in the plan
         self._entered = 0  # the first attempt that was seen with it at this place
         self._here: dict[NodeId, int] = {}  # places of all members that are not gone
-        self._owner: list[NodeId | None] = [None] * chunks
+        self._up: list[NodeId | None] = [None] * chunks  # a chunk's owner, or the relay that leads there
         self._since = [-1] * chunks
-        self._arrived: dict[int, set[int]] = {}  # places whose contributions are here, to chunks to be sealed here
+        self._arrived: dict[int, set[int]] = {}  # places whose contributions are here, to chunks to be merged here
+        self._partials: dict[int, dict[int, tuple[int, ...]]] = {}  # by relay: those that are here in its sum
         self._merging: set[int] = set()
-        self._mine: set[int] = set()  # sealed here
-        self._queue: dict[NodeId, deque[int]] = {}  # contributions not sent yet, by owner
+        self._relayed: set[int] = set()  # chunks that are summed here, and owned elsewhere
+        self._summed: set[int] = set()  # of these, those that are
+        self._mine: set[int] = set()  # sealed here, or relayed: others get them from here
+        self._queue: dict[NodeId, deque[int]] = {}  # chunks whose contributions, or sums, were not sent yet
         self._out: dict[NodeId, set[int]] = {}  # sent, and not merged yet
         self._asked: dict[int, list[NodeId]] = {}  # whom for the sealed chunk
         self._lacking = chunks  # sealed chunks that are not here
@@ -130,9 +153,10 @@ class Exchange:
             if since != self._since[c]:
                 self._reassign(c, plan.owners[c], since, out)
         for node, place in self._here.items():
-            if before and before.get(node) != place and node != self.me and self._receives(node):
+            if before and before.get(node) != place and node != self.me:
                 # It asks for what its first plan kept; which chunks these are is not known if that was skipped.
                 late = self._mine if skipped else self._mine - plan.kept
+                late = {c for c in late if self._gives(c, place)}
                 out += [Send(node, Kind.SEALED, c, self._since[c]) for c in sorted(late)]
         again = {i for i, m in enumerate(plan.members) if m.gone and m.node in self._here}
         for arrived in self._arrived.values():
@@ -165,14 +189,15 @@ class Exchange:
     def _reassign(self, c: int, owner: int, since: int, out: list[Effect]) -> None:
         """The chunk has an owner, and starts from there, or is kept as it was sealed before."""
         assert self.plan is not None
-        if (old := self._owner[c]) is not None:
+        if (old := self._up[c]) is not None:
             self._out.get(old, set()).discard(c)
             if c in (queue := self._queue.get(old, deque())):
                 queue.remove(c)
-        if self._arrived.pop(c, None) is not None:
+        if self._arrived.pop(c, None) is not None or c in self._relayed:
             out.append(Free(c))
-        self._merging.discard(c)
-        self._mine.discard(c)
+        self._partials.pop(c, None)
+        for chunks in (self._merging, self._relayed, self._summed, self._mine):
+            chunks.discard(c)
         self._asked.pop(c, None)
         kept = c in self.plan.kept
         if not kept and self.digests[c] is not None:
@@ -180,18 +205,24 @@ class Exchange:
             self._lacking += 1
             out.append(Forget(c))
         self._since[c] = since
-        node = self._owner[c] = None if owner == NOBODY else self.plan.members[owner].node
-        if node is None:
+        if owner == NOBODY:
+            self._up[c] = None
             return
-        if node == self.me:
-            if not kept:
-                self._arrived[c] = {self._place} if self._contributes(self._place) else set()
-        elif not kept:
-            if self._contributes(self._place):
-                self._queue.setdefault(node, deque()).append(c)
-        elif self.digests[c] is None and self._contributes(self._place):
-            self._asked[c] = [node]
-            out.append(Send(node, Kind.WANT, c, since))
+        node = self._up[c] = self.plan.members[self.plan.towards(c, self._place)].node
+        contributes = self._contributes(self._place)
+        if relays := self.plan.relays_for(c, self._place):
+            self._relayed.add(c)
+        if kept:
+            holder = self.plan.members[owner].node
+            if holder != self.me and self.digests[c] is None and contributes:
+                self._asked[c] = [holder]
+                out.append(Send(holder, Kind.WANT, c, since))
+            return
+        if relays or node == self.me:
+            self._arrived[c] = {self._place} if contributes else set()
+            self._partials[c] = {}
+        if relays or (contributes and node != self.me):
+            self._queue.setdefault(node, deque()).append(c)
 
     # Frames
 
@@ -205,8 +236,12 @@ class Exchange:
         if kind is Kind.CONTRIBUTION:
             arrived = self._arrived.get(c)
             useful = arrived is not None and place not in arrived and self._contributes(place)
+            useful = useful and self._sums_for(c, place)
+        elif kind is Kind.PARTIAL:
+            useful = c not in self._relayed and place not in self._partials.get(c, {place: ()})
+            useful = useful and self.plan.relays_for(c, place)
         elif kind is Kind.SEALED:
-            useful = self.digests[c] is None and (node == self._owner[c] or node in self._asked.get(c, ()))
+            useful = self.digests[c] is None and (node == self._up[c] or node in self._asked.get(c, ()))
         return Verdict.TAKE if useful else Verdict.DISCARD
 
     def contribution(self, node: NodeId, c: int) -> list[Effect]:
@@ -216,13 +251,29 @@ class Exchange:
         self._merge_if_complete(c, out)
         return out
 
+    def partial(self, node: NodeId, c: int, inputs: Sequence[int]) -> list[Effect] | None:
+        """The sum of a relay's region that is to be taken is here, of these places; None: not of its region."""
+        assert self.plan is not None
+        relay, here = self._here[node], self._arrived[c]
+        region = self.plan.region(relay)
+        if not inputs or any(
+            self.plan.region(i) != region or not self._contributes(i) or i in here for i in inputs
+        ):
+            return None
+        out: list[Effect] = []
+        here.update(inputs)
+        self._partials[c][relay] = tuple(inputs)
+        self._merge_if_complete(c, out)
+        return out
+
     def refused(self, c: int, since: int, place: int) -> list[Effect] | None:
-        """A contribution turned out to be of no use: as if it had not come. None: nobody minds any more."""
+        """A contribution, or a relay's sum, turned out to be of no use: as if it had not come. None: nobody minds
+        any more."""
         if since != self._since[c] or c not in self._merging:
             return None
         out: list[Effect] = []
         self._merging.discard(c)
-        self._arrived[c].discard(place)
+        self._arrived[c].difference_update(self._partials[c].pop(place, (place,)))
         self._merge_if_complete(c, out)  # its sender may be gone
         return out
 
@@ -232,24 +283,42 @@ class Exchange:
             return []
         assert self.plan is not None
         self._merging.discard(c)
+        relays = self._partials.pop(c)
         del self._arrived[c]
         self._mine.add(c)
         self.digests[c] = digest
         self._lacking -= 1
         out: list[Effect] = [Report(c, since, digest, tuple(inputs)), Free(c)]
-        more = self.unsealed >= self.window  # else nobody has contributions that wait for room
+        more = len(self._arrived) >= self.window  # else nobody has contributions that wait for room
         for node, place in self._here.items():
             if node != self.me:
-                if more and place in inputs:
+                if more and (place in relays or (place in inputs and self._sums_for(c, place))):
                     out.append(Send(node, Kind.MERGED, c, since))
-                if self._contributes(place):
+                if self._gives(c, place):
                     out.append(Send(node, Kind.SEALED, c, since))
         self._complete(out)
         return out
 
+    def summed(self, c: int, since: int, inputs: Sequence[int]) -> list[Effect]:
+        """The contributions of this member's region to chunk `c` are averaged and encoded; nothing comes of it if
+        the chunk started anew, or is sealed."""
+        if since != self._since[c] or c not in self._merging:
+            return []
+        self._merging.discard(c)
+        del self._arrived[c], self._partials[c]
+        self._summed.add(c)
+        out: list[Effect] = [Free(c)]
+        more = len(self._arrived) >= self.window
+        for node, place in self._here.items():
+            if more and node != self.me and place in inputs:
+                out.append(Send(node, Kind.MERGED, c, since))
+        if (up := self._up[c]) is not None:
+            self._feed(up, out)
+        return out
+
     def is_merged(self, node: NodeId, c: int) -> list[Effect]:
-        """The owner has made use of this member's contribution: there is room for another."""
-        out: list[Effect] = []
+        """The owner or relay has made use of what this member sent: there is room for more."""
+        out: list[Effect] = [Free(c)] if c in self._summed and node == self._up[c] else []
         self._out.get(node, set()).discard(c)
         self._feed(node, out)
         return out
@@ -260,10 +329,19 @@ class Exchange:
         self.digests[c] = digest
         self._lacking -= 1
         self._asked.pop(c, None)
-        if (owner := self._owner[c]) is not None:  # it was sealed without this member, if that joined meanwhile
-            if c in (queue := self._queue.get(owner, deque())):
+        if c in self._relayed:
+            if self._arrived.pop(c, None) is not None:  # it was sealed without this region
+                del self._partials[c]
+                self._merging.discard(c)
+                out.append(Free(c))
+            self._mine.add(c)
+            for node, place in self._here.items():
+                if node != self.me and self._gives(c, place):
+                    out.append(Send(node, Kind.SEALED, c, self._since[c]))
+        if (up := self._up[c]) is not None:  # it was sealed without this member, if that joined meanwhile
+            if c in (queue := self._queue.get(up, deque())):
                 queue.remove(c)
-            out += self.is_merged(owner, c)
+            out += self.is_merged(up, c)
         self._complete(out)
         return out
 
@@ -281,17 +359,21 @@ class Exchange:
     @property
     def unsealed(self) -> int:
         """Chunks that this member is still to seal."""
-        return len(self._arrived)
+        return len(self._arrived.keys() - self._relayed)
 
-    def owner(self, c: int) -> NodeId | None:
-        return self._owner[c]
+    def up(self, c: int) -> NodeId | None:
+        """Where the sealed chunk comes from: its owner, or its relay."""
+        return self._up[c]
 
     def lacking(self) -> list[int]:
-        """Sealed chunks that are not here."""
-        return [c for c in range(self.chunks) if self.digests[c] is None and c not in self._arrived]
+        """Sealed chunks that are to be here, and are not."""
+        assert self.plan is not None
+        late = (c for c in range(self.chunks) if self.digests[c] is None and c not in self._arrived)
+        return [c for c in late if self._contributes(self._place) or c in self._relayed]
 
     def pull(self, c: int) -> list[Effect]:
-        """Ask the next member that might have the sealed chunk; nobody twice."""
+        """Ask the next member that might have the sealed chunk; nobody twice, and of two levels nobody in another
+        region, from where it comes once."""
         assert self.plan is not None
         if self.digests[c] is not None or c in self._arrived:
             return []
@@ -299,6 +381,8 @@ class Exchange:
         able = [
             n for n, i in self._here.items() if n != self.me and n not in asked and not self.plan.members[i].leaf
         ]
+        if c in self.plan.layered and (region := self.plan.region(self._place)) >= 0:
+            able = [n for n in able if self.plan.region(self._here[n]) == region]
         if not able:
             return []
         node = able[(c + self._place) % len(able)]  # not everybody the same one
@@ -311,8 +395,8 @@ class Exchange:
         for node, place in self._here.items():
             if node == self.me or not self._contributes(place):
                 continue
-            waiting = sum(place in arrived for arrived in self._arrived.values())
-            if waiting < min(self.window, len(self._arrived)):
+            due = [arrived for c, arrived in self._arrived.items() if self._sums_for(c, place)]
+            if sum(place in arrived for arrived in due) < min(self.window, len(due)):
                 yield node
 
     def awaiting(self) -> list[tuple[NodeId, str]]:
@@ -320,19 +404,21 @@ class Exchange:
         assert self.plan is not None
         owed: dict[NodeId, list[int]] = {}
         for c in self.lacking():
-            if (owner := self._owner[c]) is not None and owner != self.me:
-                owed.setdefault(owner, []).append(c)
+            if (up := self._up[c]) is not None and up != self.me:
+                owed.setdefault(up, []).append(c)
         late = [(node, "contributions") for node in self.owing()]
+        late += [(node, "region's sums") for node in self._summing()]
         return late + [(node, f"{len(cs)} of its chunks") for node, cs in owed.items()]
 
     # After a connection broke
 
     def state(self, node: NodeId) -> tuple[bytes, bytes, bytes]:
-        """For a RESYNC: contributions of `node` that are here, those merged, and sealed chunks that are here."""
+        """For a RESYNC: what of `node` is here to be merged, what is merged, and sealed chunks that are here."""
         place = self._here.get(node, -1)
-        here = (c for c, arrived in self._arrived.items() if place in arrived)
+        here = (c for c, arrived in self._arrived.items() if place in arrived or place in self._partials[c])
         sealed = (c for c, digest in enumerate(self.digests) if digest is not None)
-        return bitmap(here, self.chunks), bitmap(self._mine, self.chunks), bitmap(sealed, self.chunks)
+        merged = self._mine | self._summed
+        return bitmap(here, self.chunks), bitmap(merged, self.chunks), bitmap(sealed, self.chunks)
 
     def resync(self, node: NodeId, attempt: int, here: bytes, merged: bytes, sealed: bytes) -> list[Effect]:
         """Send `node` again what it should have and does not, by its own account under `attempt`."""
@@ -345,10 +431,10 @@ class Exchange:
             if bit(merged, c) and not unheard:
                 self._out[node].discard(c)
             elif not bit(here, c) or unheard:
-                out.append(Send(node, Kind.CONTRIBUTION, c, self._since[c]))
-        if self._receives(node):
-            late = (c for c in sorted(self._mine) if self._since[c] > attempt or not bit(sealed, c))
-            out += [Send(node, Kind.SEALED, c, self._since[c]) for c in late]
+                out.append(Send(node, self._kind(c), c, self._since[c]))
+        for c in sorted(self._mine):
+            if (self._since[c] > attempt or not bit(sealed, c)) and self._gives(c, self._here[node]):
+                out.append(Send(node, Kind.SEALED, c, self._since[c]))
         for c, asked in self._asked.items():
             if asked[-1:] == [node]:
                 out.append(Send(node, Kind.WANT, c, self._since[c]))
@@ -361,24 +447,56 @@ class Exchange:
         assert self.plan is not None
         return self.plan.members[place].weight > 0
 
-    def _receives(self, node: NodeId) -> bool:
-        return self._contributes(self._here[node])
+    def _sums_for(self, c: int, place: int) -> bool:
+        """Whether contributions of the member at `place` to this chunk come here."""
+        assert self.plan is not None
+        return self.plan.towards(c, place) == self._place and not self.plan.relays_for(c, place)
+
+    def _gives(self, c: int, place: int) -> bool:
+        """Whether the member at `place` has the sealed chunk from here."""
+        assert self.plan is not None
+        receives = self._contributes(place) or self.plan.relays_for(c, place)
+        return receives and self.plan.towards(c, place) == self._place
+
+    def _summing(self) -> Iterator[NodeId]:
+        """Relays of which a sum is due."""
+        assert self.plan is not None
+        if not self.plan.layered:
+            return
+        for node, place in self._here.items():
+            late = (
+                c for c, partials in self._partials.items() if c not in self._relayed and place not in partials
+            )
+            if any(self.plan.relays_for(c, place) for c in late):
+                yield node
+
+    def _kind(self, c: int) -> Kind:
+        """What this member sends of the chunk."""
+        return Kind.PARTIAL if c in self._relayed else Kind.CONTRIBUTION
 
     def _merge_if_complete(self, c: int, out: list[Effect]) -> None:
         if c in self._merging:
             return
-        arrived = self._arrived[c]
-        if all(place in arrived for place in self._here.values() if self._contributes(place)):
+        arrived, relayed = self._arrived[c], c in self._relayed
+        if all(
+            place in arrived
+            for place in self._here.values()
+            if self._contributes(place) and (not relayed or self._sums_for(c, place))
+        ):
+            if relayed and not arrived:
+                return  # there is nobody left in this region
             self._merging.add(c)
-            out.append(Merge(c, self._since[c], tuple(sorted(arrived))))
+            inputs, since = tuple(sorted(arrived)), self._since[c]
+            sums = tuple(sorted(self._partials[c].items()))
+            out.append(Sum(c, since, inputs) if relayed else Merge(c, since, inputs, sums))
 
     def _feed(self, node: NodeId, out: list[Effect]) -> None:
-        """Send contributions to `node` as long as there is room."""
+        """Send contributions and sums to `node` as long as there is room, and the next one is made."""
         queue, sent = self._queue.get(node), self._out.setdefault(node, set())
-        while queue and len(sent) < self.window:
+        while queue and len(sent) < self.window and (queue[0] not in self._relayed or queue[0] in self._summed):
             c = queue.popleft()
             sent.add(c)
-            out.append(Send(node, Kind.CONTRIBUTION, c, self._since[c]))
+            out.append(Send(node, self._kind(c), c, self._since[c]))
 
     def _complete(self, out: list[Effect]) -> None:
         assert self.plan is not None

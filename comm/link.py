@@ -75,6 +75,7 @@ class Path(NamedTuple):
     quiet: float  # seconds since data last came in
     sent: int  # segments
     resent: int  # segments, of these
+    burst: float  # bytes a second that it carried of late, while there was something to carry
 
 
 class Link:
@@ -335,8 +336,8 @@ def tune(sock: socket.socket) -> None:
 
 
 # struct tcp_info of linux/tcp.h: tcpi_snd_mss, tcpi_last_data_recv (ms), tcpi_rtt (microseconds),
-# tcpi_total_retrans, tcpi_segs_out, tcpi_min_rtt (microseconds), tcpi_delivered
-_INFO = struct.Struct("16xI32xI12xI28xI32xI8xI40xI")
+# tcpi_total_retrans, tcpi_segs_out, tcpi_min_rtt (microseconds), tcpi_delivery_rate, tcpi_delivered
+_INFO = struct.Struct("16xI32xI12xI28xI32xI8xI8xQ24xI")
 
 
 def tcp_info(sock: socket.socket) -> Path | None:
@@ -348,8 +349,8 @@ def tcp_info(sock: socket.socket) -> Path | None:
         return None
     if len(info) < _INFO.size:
         return None
-    segment, quiet, smoothed, resent, sent, smallest, delivered = _INFO.unpack(info)
-    return Path(min(smoothed, smallest) / 1e6, segment * delivered, quiet / 1e3, sent, resent)
+    segment, quiet, smoothed, resent, sent, smallest, rate, delivered = _INFO.unpack(info)
+    return Path(min(smoothed, smallest) / 1e6, segment * delivered, quiet / 1e3, sent, resent, float(rate))
 
 
 def reason(error: OSError) -> str:

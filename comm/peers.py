@@ -193,6 +193,8 @@ class Peers:
         self._congestion = congestion_control
         self.squeeze, self.buffers = Squeeze(), Buffers()
         self.up = self.down = 0.0  # bytes a second that this node's link carried in the last reduces, at best
+        self.near: set[NodeId] | None = None  # peers of this node's region; None: there are no regions
+        self.inside = self.outside = 0.0  # likewise, of what went to one of those, and to all others
         self._sampling: asyncio.Task[None] | None = None
         self._peers: dict[NodeId, Peer] = {}
         self._talk: Talk | None = None
@@ -299,18 +301,27 @@ class Peers:
 
     async def _sample(self) -> None:
         """Learn what the node's own link carries."""
-        up, down = Rate(), Rate()
+        up, down, outside = Rate(), Rate(), Rate()
+        inside = 0.0  # within a region a reduce waits for other regions: what a link carries shows in bursts only
         clock = asyncio.get_running_loop().time
         acked: dict[Link, int] = {}
-        total = 0
+        total = far = 0
         while True:
-            for _, link in self.links():
+            for node, link in self.links():
                 if (path := link.path()) is not None:
-                    total += path.acked - acked.get(link, path.acked)
+                    more = path.acked - acked.get(link, path.acked)
                     acked[link] = path.acked
+                    total += more
+                    if self.near is not None and node not in self.near:
+                        far += more
+                    elif self.near is not None and more:
+                        inside = max(inside, path.burst)
             up.add(clock(), total)
             down.add(clock(), self._meter.down)
             self.up, self.down = up.best or self.up, down.best or self.down
+            if self.near is not None:
+                outside.add(clock(), far)
+                self.inside, self.outside = inside or self.inside, outside.best or self.outside
             self.squeeze.rate = self.up
             await asyncio.sleep(SAMPLE)
 

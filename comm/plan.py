@@ -3,6 +3,15 @@
 A later attempt of the round continues the one before it. Members keep their places: one that is lost is marked as
 gone, one that comes (back) is put at the end. A chunk whose owner stays keeps its progress; `since` tells, so that
 it is the same for members that never saw the attempts between.
+
+Where links between regions are slow, chunks may be reduced in two levels. Each region has a relay for each of
+them, in the owner's region the owner itself:
+
+    members --contributions--> relay --the region's mean, and who is in it--> owner
+    members <--sealed chunk--- relay <------------- sealed chunk ------------ owner
+
+A round's regions are those of its first attempt; who comes later belongs to none, and deals with the owners. A
+chunk that loses one of its relays is flat from then on: contributions are still at hand.
 """
 
 import math
@@ -50,6 +59,9 @@ class Plan:
     owners: tuple[int, ...]  # (chunks,) owners[c] is an index into members
     since: tuple[int, ...] = ()  # (chunks,) the attempt in which the chunk got its owner; empty: this one
     kept: frozenset[int] = frozenset()  # chunks sealed in earlier attempts; their owners hold the sealed bytes
+    regions: tuple[int, ...] = ()  # of the first places; those behind them have none
+    relays: tuple[tuple[int, ...], ...] = ()  # (regions, chunks) relays[g][c]: index into members
+    layered: frozenset[int] = frozenset()  # chunks that are reduced in two levels; of others relays do not matter
 
     @property
     def fence(self) -> Fence:
@@ -65,6 +77,31 @@ class Plan:
     def owned(self, index: int) -> list[int]:
         """The chunks that member `index` owns."""
         return [c for c, owner in enumerate(self.owners) if owner == index]
+
+    def region(self, place: int) -> int:
+        """Of the member at `place`; -1: it has none."""
+        return self.regions[place] if place < len(self.regions) else -1
+
+    def towards(self, c: int, place: int) -> int:
+        """Where the member at `place` sends what it has of chunk `c`, and has the sealed chunk from: the relay of
+        its region, and the owner, if it is that relay or the owner. `NOBODY` if nobody owns it."""
+        if c not in self.layered or place >= len(self.regions):
+            return self.owners[c]
+        relay = self.relays[self.regions[place]][c]
+        return self.owners[c] if relay == place else relay
+
+    def relays_for(self, c: int, place: int) -> bool:
+        """Whether the member at `place` sums chunk `c` for its region, and is not the owner."""
+        if c not in self.layered or place >= len(self.regions) or place == self.owners[c]:
+            return False
+        return self.relays[self.regions[place]][c] == place
+
+    def senders(self) -> list[int]:
+        """For each member, how many others send data to it at the same time: they share its link."""
+        if self.layered:  # the relays of a chunk, or one
+            return [max(len(self.relays) - 1, 1)] * len(self.members)
+        living, owners = sum(not m.gone for m in self.members), set(self.owners)
+        return [living - 1 if i in owners else len(owners) for i in range(len(self.members))]
 
     def validate(self) -> None:
         """Raise `BadPlan` with a sentence unless every member can carry this plan out."""
@@ -94,6 +131,27 @@ class Plan:
                 raise BadPlan(f"{self}: the owner of chunk {c} is {owner}, there are {len(self.members)} members")
             if self.members[owner].gone:
                 raise BadPlan(f"{self}: the owner of chunk {c} is {self.members[owner].node}, which is gone")
+        self._validate_regions()
+
+    def _validate_regions(self) -> None:
+        n, chunks = len(self.relays), len(self.owners)
+        if len(self.regions) > len(self.members) or min(self.regions, default=0) < 0:
+            raise BadPlan(f"{self}: its regions are not those of its members")
+        if any(len(row) != chunks for row in self.relays) or not all(0 <= c < chunks for c in self.layered):
+            raise BadPlan(f"{self}: it does not have a relay for each of {chunks} chunks in each of {n} regions")
+        if self.layered and max(self.regions, default=-1) + 1 != n:
+            raise BadPlan(
+                f"{self}: it has relays for {n} regions and members in {max(self.regions, default=-1) + 1}"
+            )
+        for c in self.layered:
+            if self.region(self.owners[c]) < 0:
+                raise BadPlan(f"{self}: the owner of chunk {c} has no region")
+            for g, row in enumerate(self.relays):
+                relay = row[c]
+                if not 0 <= relay < len(self.regions) or self.regions[relay] != g or self.members[relay].gone:
+                    raise BadPlan(f"{self}: the relay of chunk {c} in region {g} is {relay}")
+                if g == self.region(self.owners[c]) and relay != self.owners[c]:
+                    raise BadPlan(f"{self}: the owner of chunk {c} is not its region's relay")
 
     def __str__(self) -> str:
         return f"plan of round {self.round}, attempt {self.attempt}"

@@ -5,12 +5,16 @@ bottleneck its rate was the link's, and somewhere in the reduce it was, if it ev
 """
 
 from collections import deque
+from collections.abc import Mapping
+
+from atoll.comm.ids import NodeId
 
 WINDOWS = 2.0, 1.0  # seconds; shorter bursts are what buffers take, not what the link carries
 
 PACE = 1.02  # times what the link carried: in bursts above that, packets are lost
 PROBE = 1.5
 REST = 8
+MOST = 64  # round trips that a node tells
 
 
 class Rate:
@@ -67,3 +71,11 @@ class Pace:
             self._rest = max(self._rest - 1, 0)
         self._probing, self._seen = self._rest == 0, rate
         return rate * (PROBE if self._probing else PACE)
+
+
+def some(trips: Mapping[NodeId, float], most: int = MOST) -> dict[NodeId, float]:
+    """Round trips that tell who is near whom: the shortest, and some of all others."""
+    order = sorted(trips, key=lambda node: trips[node])
+    near, rest = order[: most // 2], order[most // 2 :]
+    step = -(-len(rest) // (most - most // 2)) or 1
+    return {node: trips[node] for node in (*near, *rest[::step])}

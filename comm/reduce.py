@@ -7,17 +7,23 @@
         merge           owner: decode, weigh, sum in plan order, encode the mean once, digest it: sealed
         results         owner --sealed chunk--> every other member
 
-Two hops and two quantisations however many members there are. When a member is lost, the coordinator's next plan
-gives the chunks that it owned and had not sealed to others; everything else goes on. Inputs are never written to,
-and nothing is applied before the commit.
+Two hops and two quantisations however many members there are. Chunks that the plan reduces in two levels (`plan`)
+take two hops and one quantisation more: a relay averages and encodes what it has of its region as an owner does,
+and the owner averages its own region's contributions and the other regions' means. When a member is lost, the next
+plan of the coordinator gives the chunks that it owned and had not sealed to others; everything else goes on.
+Inputs are never written to, and nothing is applied before the commit.
 
 The mean of chunk c is, in fp32, each operation rounded once and in this order, over what arrived,
 
     mean = 0;  mean += share[i] * x[i], i in plan order         x[i] = decode(contribution of members[i])
     share[i] = fp32(weight[i] / (sum of the weights that arrived))          the sum and the quotient in fp64
 
-Which ones these were is in the ledger. This file binds what decides (`exchange`) to what carries (`peers`), and
-does the arithmetic, in threads.
+Of two levels, a region's mean is one term, at its relay's place in the order, weighed with all that is in it. It
+is encoded with the run's codec, like everything: the slow links would have to carry what a finer one adds. For
+int8 the error is then 1.1 to 1.2 times that of a flat reduce.
+
+Which contributions these were is in the ledger. This file binds what decides (`exchange`) to what carries
+(`peers`), and does the arithmetic, in threads.
 """
 
 import asyncio
@@ -31,6 +37,7 @@ from typing import Protocol, assert_never
 import numpy as np
 
 from atoll.comm import compress, exchange
+from atoll.comm.bits import bitmap, places
 from atoll.comm.chunks import Chunks
 from atoll.comm.codec import F32, Codec, Malformed, NonFinite
 from atoll.comm.digest import digest, root
@@ -109,7 +116,8 @@ class Reduction:
         self._exchange = Exchange(me, chunks.count, int(WINDOW * chunks.count / others))
         self._sizes = [codec.size(chunks.size(c)) for c in range(chunks.count)]
         self._sealed: list[U8 | None] = [None] * chunks.count
-        self._inbox: dict[tuple[int, int], U8] = {}  # contributions, by chunk and place
+        self._inbox: dict[tuple[int, int], U8] = {}  # contributions, and regions' means, by chunk and place
+        self._partials: dict[int, U8] = {}  # means of this region, with the places of those who are in them
         self._scratch: list[F32] = []  # for sums
         self._replanned = asyncio.Event()
         self._merges: set[asyncio.Task[None]] = set()
@@ -155,10 +163,12 @@ class Reduction:
             return not member.leaf and (me.leaf or place < order[member.node])
 
         self._peers.expect([m for m in others if not (m.leaf and me.leaf)], primary)
-        owners = set(plan.owners)
+        senders = plan.senders()
         for member in others:  # all that send to a peer share its link
-            senders = len(others) if order[member.node] in owners else len(owners)
-            self._peers.pace(member.node, member.down / max(senders, 1))
+            self._peers.pace(member.node, member.down / max(senders[order[member.node]], 1))
+        mine = plan.region(place)
+        near = {m.node for m in others if plan.region(order[m.node]) == mine}
+        self._peers.near = near if mine >= 0 else None
         self._reported.clear()
         self._do(self._exchange.replan(plan))
         self._replanned.set()
@@ -197,21 +207,24 @@ class Reduction:
                 raise Broken(f"a frame {kind.name} of {length} bytes about chunk {c}")
             settled = resync or await self._settled(node, header) is Verdict.TAKE
             return np.empty(length, np.uint8) if settled else None
-        if kind not in (Kind.CONTRIBUTION, Kind.SEALED) or not self._has(c):
+        if kind not in (Kind.CONTRIBUTION, Kind.PARTIAL, Kind.SEALED) or not self._has(c):
             raise Broken(f"a frame {kind.name} about chunk {c}, of {self._chunks.count}")
-        size = self._sizes[c]
+        if kind is Kind.PARTIAL and await self._settled(node, header) is not Verdict.TAKE:
+            return None  # how long it is to be follows from the plan
+        size = self._size(kind, c)
         if length != size and not (header.packed and length < size):
             raise Broken(f"it sent {length} bytes of chunk {c}, expected {size}")
         if await self._settled(node, header) is not Verdict.TAKE:
             return None
-        return np.empty(length, np.uint8) if header.packed else self._buffer(size)
+        whole = size == self._sizes[c] and not header.packed
+        return self._buffer(size) if whole else np.empty(length, np.uint8)
 
     def arrived(self, node: NodeId, header: Header, payload: U8) -> None:
         if self._over:
             return
         x, c = self._exchange, header.chunk
         match header.kind:
-            case Kind.CONTRIBUTION | Kind.SEALED:
+            case Kind.CONTRIBUTION | Kind.PARTIAL | Kind.SEALED:
                 self._arrived_chunk(node, header, payload)
             case Kind.MERGED:
                 self._do(x.is_merged(node, c))
@@ -236,6 +249,8 @@ class Reduction:
         match kind:
             case Kind.CONTRIBUTION:
                 payload = await self._encoded.chunk(c) if self._encoded is not None else None
+            case Kind.PARTIAL:
+                payload = self._partials.get(c)
             case Kind.SEALED:
                 payload = self._sealed[c]
             case Kind.RESYNC:
@@ -259,6 +274,10 @@ class Reduction:
             self._outcome.lost(self.plan, node, sentence)
 
     # Chunks
+
+    def _size(self, kind: Kind, c: int) -> int:
+        """Bytes of such a payload."""
+        return self._sizes[c] + (-(-len(self.plan.regions) // 8) if kind is Kind.PARTIAL else 0)
 
     def _has(self, c: int) -> bool:
         return 0 <= c < self._chunks.count
@@ -289,7 +308,7 @@ class Reduction:
             self._give_back(payload)
             return
         try:
-            whole = self._unpacked(c, payload) if header.packed else payload
+            whole = _unpacked(payload, self._size(kind, c)) if header.packed else payload
             if kind is Kind.SEALED:
                 self._codec.check(whole, self._chunks.size(c))
         except Malformed as error:
@@ -298,19 +317,23 @@ class Reduction:
         if kind is Kind.SEALED:
             self._sealed[c] = whole
             self._do(self._exchange.sealed(c, digest(whole)))
+        elif kind is Kind.PARTIAL:
+            mean, listed = whole[: self._sizes[c]], places(whole[self._sizes[c] :].tobytes())
+            if (effects := self._exchange.partial(node, c, listed)) is None:
+                self.lost(node, f"its region's mean of chunk {c} was refused: it claims places of others")
+                return
+            self._inbox[c, self.plan.index(node)] = mean
+            self._do(effects)
         else:
             self._inbox[c, self.plan.index(node)] = whole
             self._do(self._exchange.contribution(node, c))
-
-    def _unpacked(self, c: int, frame: U8) -> U8:
-        return np.frombuffer(compress.unpack(frame.data, self._sizes[c]), np.uint8)
 
     def _do(self, effects: Sequence[exchange.Effect]) -> None:
         for effect in effects:
             match effect:
                 case exchange.Send(node, kind, c, since):
                     self._peers.peer(node).post((kind, c, since))
-                case exchange.Merge():
+                case exchange.Merge() | exchange.Sum():
                     task = asyncio.create_task(self._merge(effect, self._terms(effect)))
                     self._merges.add(task)
                     task.add_done_callback(self._wound_up)
@@ -319,6 +342,7 @@ class Reduction:
                 case exchange.Free(c):
                     for key in [key for key in self._inbox if key[0] == c]:
                         self._give_back(self._inbox.pop(key))
+                    self._partials.pop(c, None)
                 case exchange.Forget(c):
                     self._sealed[c] = None
                 case exchange.Orphans(here):
@@ -328,28 +352,34 @@ class Reduction:
                 case _:
                     assert_never(effect)
 
-    def _terms(self, order: exchange.Merge) -> list[tuple[int, U8, np.float32]]:
+    def _terms(self, order: exchange.Merge | exchange.Sum) -> list[tuple[int, U8, np.float32]]:
         """What is to be summed, taken at once: a newer plan may free the contributions before the merge begins."""
         c, plan = order.chunk, self.plan
         total = sum(plan.members[i].weight for i in order.inputs)
+        sums = dict(order.sums) if isinstance(order, exchange.Merge) else {}
+        inside = {i for listed in sums.values() for i in listed}
+        direct = {i: (i,) for i in order.inputs if i not in inside}
         terms: list[tuple[int, U8, np.float32]] = []
-        for i in order.inputs:
+        for i, listed in sorted((direct | sums).items()):
             mine = plan.members[i].node == self.me and (c, i) not in self._inbox
             assert self._encoded is not None or not mine
             payload = self._encoded.chunks[c] if mine and self._encoded is not None else self._inbox[c, i]
-            terms.append((i, payload, np.float32(plan.members[i].weight / total)))
+            terms.append((i, payload, np.float32(sum(plan.members[k].weight for k in listed) / total)))
         return terms
 
-    async def _merge(self, order: exchange.Merge, terms: Sequence[tuple[int, U8, np.float32]]) -> None:
-        c, plan = order.chunk, self.plan
+    async def _merge(
+        self, order: exchange.Merge | exchange.Sum, terms: Sequence[tuple[int, U8, np.float32]]
+    ) -> None:
+        c, plan, size = order.chunk, self.plan, self._sizes[order.chunk]
         mean = self._scratch.pop() if self._scratch else np.empty(self._chunks.size(0), np.float32)
-        place = self._buffer(self._sizes[c])
+        partial = isinstance(order, exchange.Sum)
+        place = np.empty(self._size(Kind.PARTIAL, c), np.uint8) if partial else self._buffer(size)
         loop = asyncio.get_running_loop()
         if self._encoded is not None:
             await self._encoded.chunk(c)
         try:
             sum_ = await loop.run_in_executor(
-                workers(), merge, self._codec, terms, mean[: self._chunks.size(c)], place
+                workers(), merge, self._codec, terms, mean[: self._chunks.size(c)], place[:size]
             )
         except Refused as refused:
             self._give_back(place)
@@ -362,6 +392,13 @@ class Reduction:
             return
         finally:
             self._scratch.append(mean)
+        if partial:
+            place[size:] = np.frombuffer(bitmap(order.inputs, len(plan.regions)), np.uint8)
+            effects = self._exchange.summed(c, order.since, order.inputs)
+            self._do(effects)
+            if effects:
+                self._partials[c] = place
+            return
         effects = self._exchange.merged(c, order.since, order.inputs, sum_)
         if effects:
             self._sealed[c] = place
@@ -414,10 +451,14 @@ class Reduction:
         """Ask others for sealed chunks of owners from which nothing came since."""
         asked = dict.fromkeys((n for n, came in self._progress.items() if came < before), 0)
         for c in self._exchange.lacking() if asked else ():
-            owner = self._exchange.owner(c)
+            owner = self._exchange.up(c)
             if owner in asked and asked[owner] < PULLS:
                 asked[owner] += 1
                 self._do(self._exchange.pull(c))
+
+
+def _unpacked(frame: U8, size: int) -> U8:
+    return np.frombuffer(compress.unpack(frame.data, size), np.uint8)
 
 
 class Refused(Exception):

@@ -1,13 +1,13 @@
-"""The bytes between two data planes, version 2.
+"""The bytes between two data planes, version 3.
 
 Every connection starts like this (integers are little-endian, text is UTF-8; with TLS, inside of its session):
 
     accepting side      4  magic "ATOL"
-                        1  version, 2
+                        1  version, 3
                         3  zero
                        16  nonce, fresh for each connection
     dialling side       4  magic "ATOL"
-                        1  version, 2
+                        1  version, 3
                         1  bytes of the run id            r
                         1  bytes of the sender's node id  s
                         1  bytes of the receiver's id     t
@@ -35,13 +35,15 @@ Over a long path a payload travels in pieces, each in a frame, over all links to
 A connection that starts with LINK is one of several between two members and carries their reduces, this round's
 and the next ones', both ways (`exchange` says when):
 
-    CONTRIBUTION   an encoded chunk, to its owner
-    SEALED         a sealed chunk, from its owner, or from whoever was asked for it
-    MERGED         no payload: the chunk's owner has made use of the contribution, its memory is free
+    CONTRIBUTION   an encoded chunk, to its owner, or to the relay of the sender's region
+    PARTIAL        the encoded mean of what a relay has of its region, to the chunk's owner; behind it the places
+                   of those who are in it, as a bitmap of as many bytes as the plan's `regions` need
+    SEALED         a sealed chunk, from its owner or relay, or from whoever was asked for it
+    MERGED         no payload: the owner or relay has made use of what it was sent of the chunk, its memory is free
     WANT           no payload: send this sealed chunk
     LACK           no payload: it is not here
-    RESYNC         three bitmaps of ceil(chunks / 8) bytes, chunk c is bit c % 8 of byte c // 8: the receiver's
-                   contributions that are here, those that are merged, and the sealed chunks that are here.
+    RESYNC         three bitmaps of ceil(chunks / 8) bytes, chunk c is bit c % 8 of byte c // 8: what of the
+                   receiver is here to be merged, what is merged, and the sealed chunks that are here.
                    Chunk 0: so it is; 1: and the other side is to answer with its own, links broke;
                    2 and 3: only to hear that the other side is alive, and the answer to that
 
@@ -67,7 +69,7 @@ from atoll.comm.octets import Octets, view
 from atoll.comm.plan import Fence
 
 MAGIC = b"ATOL"
-VERSION = 2
+VERSION = 3
 GREETING = struct.Struct("<4sB3x16s")
 HELLO = struct.Struct("<4sBBBB")
 HEADER = struct.Struct("<BBHIQQQIIII")
@@ -85,6 +87,7 @@ class Kind(IntEnum):
     LACK = 6
     RESYNC = 7
     REFUSED = 8  # last: the payload is a sentence
+    PARTIAL = 9
     GET_SEALED = 16  # requests, without payload
     GET_STATE = 17
     GET_DIGESTS = 18

@@ -14,6 +14,7 @@ from atoll.coordinator import leases as data
 from atoll.coordinator import ledger as book
 from atoll.coordinator import membership as who
 from atoll.coordinator.events import CommitRecord, Effect, Held, Note, Orphans, PeerLost, Sealed
+from atoll.coordinator.levels import levels, told
 from atoll.coordinator.membership import REDUCER, MemberState
 from atoll.coordinator.owning import owning, reducers
 from atoll.coordinator.roster import publish
@@ -66,14 +67,21 @@ def plan(state: State, members: tuple[NodeId, ...], now: float, out: list[Effect
     assert state.layout is not None
     r, chunks = state.round, -(-state.layout[0] // state.config.reduce.chunk)
     planned = owning(state, members, chunks)
-    ledger = book.reopen(r.ledger, members, reducers(state), chunks, planned.deal)
+    split = None if r.ledger.owners else levels(state, members, planned)
+    owners = split.owners if split is not None else ()
+    ledger = book.reopen(r.ledger, members, reducers(state), chunks, lambda n: owners or planned.deal(n))
     reason = f"{len(members)} members reduce" if len(members) > 1 else "1 member reduces"
+    predicted = planned.seconds if r.plan is None else r.plan.predicted
+    if split is not None:
+        ledger = book.divide(ledger, split.regions, split.relays)
+        state = with_round(state, levels=split.levels, predictions=split.predictions)
+        predicted = split.predicted or predicted
+        reason += told(split)
     if r.planned_at is not None:
         without = [n for n in r.participants if n not in members]
         reason = f"attempt {ledger.attempt} among {count(len(members), 'member')}"
         reason += f", without {state.names(without)}" if without else ""
         out.append(Note(f"round {r.number}: {reason}; {r.story.rpartition('; ')[2]}"))
-    predicted = planned.seconds if r.plan is None else r.plan.predicted
     state = with_round(state, phase=Phase.REDUCING, reason=reason, planned_at=_first(r.planned_at, now))
     return _put_in_force(state, ledger, predicted, now)
 
@@ -114,10 +122,14 @@ def held(state: State, event: Held) -> State:
     late = event.fence.round != r.number or event.fence.attempt < r.ledger.newest
     if late or event.node not in r.ledger.members or event.node not in state.members.here:
         return state
-    if event.up or event.down:
-        member = state.members.here[event.node]
-        rates = {"up": blend(member.up, event.up), "down": blend(member.down, event.down)}
-        state = with_member(state, event.node, **rates)
+    if event.up or event.down or event.rtts:
+        member, here = state.members.here[event.node], state.members.here
+        measured = {"up": event.up, "down": event.down, "inside": event.inside, "outside": event.outside}
+        rates = {what: blend(getattr(member, what), rate) for what, rate in measured.items()}
+        if r.levels > 1:  # less crosses than could
+            rates["outside"] = max(member.outside, event.outside)
+        rtts = {n: seconds for n, seconds in (member.rtts | dict(event.rtts)).items() if n in here}
+        state = with_member(state, event.node, **rates, rtts=rtts)
     return with_round(state, held=r.held | {event.node: event})
 
 
@@ -168,7 +180,7 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
             return remove(with_round(state, held=right), liar, MemberState.EVICTED, reason, out)
     if ledger.orphans and all(n in plan_.orphans for n in left) and not gone:
         return _adopt(state, now)
-    if gone := gone or [n for n in _owners(ledger) if n not in state.members.here]:
+    if gone := gone or [n for n in ledger.workers if n not in state.members.here]:
         return _fail(state, f"{state.names(gone)} {'is' if len(gone) == 1 else 'are'} gone", now)
     if now - plan_.opened_at > state.config.rounds.reduce_timeout:
         slow = {o for c in ledger.unsealed if (o := ledger.owners[c])} or {n for n in members if n not in r.held}
@@ -176,12 +188,9 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
         if len(members) - len(late) >= max(state.config.members.minimum, 1):
             for node in late:
                 ledger = book.withdraw(ledger, node)
+        ledger = book.flatten(ledger)
         return _fail(with_round(state, ledger=ledger), f"{state.names(late)} did not finish in time", now)
     return state
-
-
-def _owners(ledger: book.Ledger) -> set[NodeId]:
-    return {owner for c in ledger.unsealed if (owner := ledger.owners[c]) is not None}
 
 
 def _adopt(state: State, now: float) -> State:
@@ -230,6 +239,9 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
     members = who.update_each(state.members, {n: {"missed": rounds} for n, rounds in missed.items()})
     places = dict(enumerate(ledger.entries))
     everybody = {n for n in parts}
+    near: dict[int, list[NodeId]] = {}
+    for entry, g in zip(ledger.entries, ledger.regions, strict=False):
+        near.setdefault(g, []).append(entry.node)
     record = CommitRecord(
         round=r.number,
         epoch=state.epoch,
@@ -251,6 +263,9 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         sealed_digest=ledger.root.hex(),
         shares={n: k / len(ledger.owners) for n, k in Counter(o for o in ledger.owners if o).items()},
         predicted=r.plan.predicted,
+        levels=r.levels,
+        predictions=r.predictions,
+        regions=tuple(tuple(near[g]) for g in sorted(near)),
         rates={n: (here[n].up, here[n].down) for n in members_ if here[n].up},
         lacking={
             c: out_

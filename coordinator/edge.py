@@ -19,6 +19,7 @@ MOST_LOSS = 1e6  # nats a token; sums of it stay finite
 MOST_NORM = 1e30
 MOST_RATE = 1e15  # bytes a second
 MOST_TRIP = 3600.0  # seconds
+MOST_TRIPS = 256  # members whose round trips are kept of one
 MOST_PLACES = 2048  # bytes of a bitmap of members
 MOST_PARAMETERS = 1 << 42
 MOST_SAMPLES = 1 << 53
@@ -57,7 +58,10 @@ def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:
             rtts = tuple(
                 (NodeId(text(t.node_id)), _within("a round trip", t.seconds, 0, MOST_TRIP)) for t in h.round_trips
             )
-            return ev.Held(node, life, fence, _digest(h.digest), h.bytes_up, h.bytes_down, up, down, rtts)
+            inside = _within("rate_inside", h.rate_inside, 0, MOST_RATE)
+            outside = _within("rate_outside", h.rate_outside, 0, MOST_RATE)
+            rates = up, down, rtts[:MOST_TRIPS], inside, outside
+            return ev.Held(node, life, fence, _digest(h.digest), h.bytes_up, h.bytes_down, *rates)
         case "evaluated":
             loss = _within("loss", request.evaluated.loss, -MOST_LOSS, MOST_LOSS)
             return ev.Evaluated(node, life, request.evaluated.round, loss)

@@ -130,6 +130,10 @@ class Held:
     up: float = 0.0  # bytes a second that its link carried at best; 0: not known
     down: float = 0.0
     rtts: tuple[tuple[NodeId, float], ...] = ()  # seconds to other members
+    inside: float = (
+        0.0  # bytes a second that it sent at best to members of its region, and to others; 0: not known
+    )
+    outside: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +239,9 @@ class CommitRecord:
     shares: dict[NodeId, float] = field(default_factory=dict)  # of the chunks that each owned in the end
     predicted: float = 0.0  # seconds of the reduce, by the plan; 0: nothing was known of the links
     rates: dict[NodeId, tuple[float, float]] = field(default_factory=dict)  # bytes a second up, down; by the plan
+    levels: int = 1  # 2: the first attempt was planned in two levels
+    predictions: dict[str, float] = field(default_factory=dict)  # seconds: "flat", "two_level"; empty: not known
+    regions: tuple[tuple[NodeId, ...], ...] = ()  # of the first attempt's members; empty: all are near
     lacking: dict[int, tuple[NodeId, ...]] = field(default_factory=dict)  # chunk: contributors that are not in it
     state_digest: str = ""  # hex; of anchor and momentum after the step
     digests: dict[NodeId, str] = field(default_factory=dict)  # what each member found

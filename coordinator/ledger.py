@@ -8,9 +8,12 @@ An attempt continues the one before: entries keep their places, owners that stay
 stay sealed. A lost owner's unsealed chunks are dealt to others. Those that it had sealed are orphans until the
 members have told who holds them; what nobody holds is reopened. The first seal of a chunk wins, only its owner can
 seal it, and only under the attempt in which it got the chunk (`since`), so what is late changes nothing.
+
+The first attempt may be in two levels (see `comm.plan`). A chunk that loses a relay starts anew, flat, with the
+same owner; so does an unsealed one when a member comes back: what it brought before may be in a region's sum.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from atoll.comm.bits import bit
@@ -57,6 +60,9 @@ class Ledger:
     since: tuple[int, ...] = ()  # of each chunk: the attempt in which it got its owner
     sealed: dict[int, Seal] = field(default_factory=dict)
     kept: tuple[int, ...] = ()  # chunks that were sealed when the attempt was opened
+    regions: tuple[int, ...] = ()  # of the first attempt's entries; empty: it was not in regions
+    relays: tuple[tuple[int, ...], ...] = ()  # (regions, chunks) places; empty: the next attempt is flat
+    layered: frozenset[int] = frozenset()  # chunks that are reduced in two levels
 
     @property
     def complete(self) -> bool:
@@ -75,6 +81,13 @@ class Ledger:
     def orphans(self) -> tuple[int, ...]:
         """Sealed chunks of which it is not known who holds them."""
         return tuple(c for c, owner in enumerate(self.owners) if owner is None)
+
+    @property
+    def workers(self) -> set[NodeId]:
+        """Members that others wait for beside the contributors: owners of unsealed chunks, and relays."""
+        owners = {owner for c in self.unsealed if (owner := self.owners[c]) is not None}
+        relays = (self.entries[row[c]] for row in self.relays for c in self.layered)
+        return owners | {relay.node for relay in relays if not relay.gone}
 
     @property
     def newest(self) -> int:
@@ -103,6 +116,8 @@ def reopen(
     wanted |= dict.fromkeys(reducers)
     entries = [replace(e, gone=e.gone or wanted.get(e.node, e) != e.contribution) for e in ledger.entries]
     staying = {e.node for e in entries if not e.gone}
+    known = {e.node for e in ledger.entries if e.contribution is not None}
+    returned = any(n in known for n in wanted if n not in staying)
     entries += [Entry(n, c) for n, c in wanted.items() if n not in staying]
     owners: list[NodeId | None] = list(ledger.owners) or [None] * chunks
     since = list(ledger.since) or [attempt] * chunks
@@ -112,9 +127,20 @@ def reopen(
         owners[c], since[c] = None, attempt
     for c, owner in zip(free, deal(len(free)), strict=True):
         owners[c] = owner
+    broken = {
+        c
+        for c in ledger.layered
+        if not ledger.relays
+        or since[c] == attempt
+        or (returned and c not in ledger.sealed)
+        or any(entries[row[c]].gone for row in ledger.relays)
+    }
+    for c in broken:
+        since[c] = attempt
     kept = tuple(sorted(ledger.sealed))
     return replace(
         ledger,
+        layered=ledger.layered - broken,
         attempt=attempt,
         entries=tuple(entries),
         members=members,
@@ -122,6 +148,23 @@ def reopen(
         since=tuple(since),
         kept=kept,
     )
+
+
+def divide(ledger: Ledger, regions: Mapping[NodeId, int], relays: Sequence[Sequence[NodeId]]) -> Ledger:
+    """Put the regions of its members into a round's first attempt, whose chunks are reduced in two levels if there
+    are relays, of each region for each chunk."""
+    places = {e.node: i for i, e in enumerate(ledger.entries)}
+    return replace(
+        ledger,
+        regions=tuple(regions[e.node] for e in ledger.entries),
+        relays=tuple(tuple(places[n] for n in row) for row in relays),
+        layered=frozenset(range(len(ledger.owners))) if relays else frozenset(),
+    )
+
+
+def flatten(ledger: Ledger) -> Ledger:
+    """The next attempt is flat."""
+    return replace(ledger, relays=())
 
 
 def adopt(ledger: Ledger, here: Mapping[NodeId, Mapping[int, bytes]], deal: Deal) -> Ledger:

@@ -66,6 +66,9 @@ class Member:
     role: str = ""  # "reducer": owns chunks, has no trainer
     up: float = 0.0  # bytes a second that its link carries; 0: not known
     down: float = 0.0
+    inside: float = 0.0  # the same, of what it sends to members of its region, and to others
+    outside: float = 0.0
+    rtts: dict[NodeId, float] = field(default_factory=dict)  # seconds, to other members
     pin: Pin = NO_PIN  # of the certificate that its data plane shows
 
     @property
@@ -128,6 +131,8 @@ def join(
         role=role,
         up=known.up if known is not None else 0.0,
         down=known.down if known is not None else 0.0,
+        inside=known.inside if known is not None else 0.0,
+        outside=known.outside if known is not None else 0.0,
         pin=pin,
     )
     gone = {n: m for n, m in members.gone.items() if n != node}

@@ -75,6 +75,20 @@ def plan_flat(nodes: Sequence[Node], rtts: Rtts, payload: float, chunks: int, *,
     """`plan_shares` in whole chunks, with the prediction of this module."""
     regions = usable(find_regions(len(nodes), rtts), nodes, rtts)
     planned = plan_shares(nodes, payload, chunks=chunks, regions=regions, between=between).shares
+    return predict_flat(nodes, planned, rtts, payload, chunks, regions, between=between)
+
+
+def predict_flat(
+    nodes: Sequence[Node],
+    planned: tuple[float, ...],
+    rtts: Rtts,
+    payload: float,
+    chunks: int,
+    regions: Sequence[tuple[int, ...]],
+    *,
+    between: float = 0.0,
+) -> Shares:
+    """These shares of a flat plan in whole chunks, with the prediction of this module."""
     owners = deal(planned, chunks)
     dealt = [owners.count(i) / chunks for i in range(len(nodes))]
     seconds = predict(nodes, dealt, payload, regions=regions, between=between)

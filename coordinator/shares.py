@@ -46,6 +46,7 @@ class Node:
     leaf: bool = False  # dials out only: owns nothing
     contributes: bool = True  # sends a vector and receives the result; False: only reduces
     local: float = 0.0  # each way, to members of its own region; 0 = over the same link as everything
+    link: float = 0.0  # each way, of all together; 0 = no limit but these
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,8 @@ def busy(node: Node, load: Load, payload: float) -> float:
     """Seconds that a member's links need for its load."""
     rate = min(node.up, node.down)
     if node.local:
-        return max(load.inside / node.local, load.outside / rate) * payload
+        all_ = (load.inside + load.outside) / node.link if node.link else 0.0
+        return max(load.inside / node.local, load.outside / rate, all_) * payload
     return (load.inside + load.outside) / rate * payload
 
 

@@ -58,6 +58,8 @@ class RoundState:
     plan: Plan | None = None
     held: dict[NodeId, Held] = field(default_factory=dict)  # members that have every sealed chunk
     sealed_at: float = 0.0  # seconds; when the last chunk was sealed
+    levels: int = 1  # of its first attempt
+    predictions: dict[str, float] = field(default_factory=dict)  # seconds, of the plans there were to choose from
     evaluator: NodeId | None = None  # measures the validation loss of the state this round starts from
 
 

@@ -194,4 +194,9 @@ def _plan(state: State) -> bytes:
     plan.owners.extend(NOBODY if owner is None else place[owner] for owner in ledger.owners)
     plan.since.extend(ledger.since)
     plan.kept = bitmap(ledger.kept, len(ledger.owners))
+    plan.regions.extend(ledger.regions)
+    if ledger.layered:
+        plan.layered = bitmap(ledger.layered, len(ledger.owners))
+        for row in ledger.relays:
+            plan.relays.extend(row)
     return pb.View(plan=plan).SerializeToString()

@@ -123,6 +123,8 @@ class Figures:
     killed: list[int]
     killed_late: bool  # it had the result before: its death was not in the way
     predicted_s: list[float]  # by the plans; 0: nothing was known of the links
+    levels: list[int]  # 2: planned in two levels
+    predictions: list[dict[str, float]]  # seconds, of the plans that there were to choose from
     shares: list[dict[str, float]]  # of the chunks that each peer owned, by node id
     rates: dict[str, tuple[float, float]]  # bytes a second up and down, as the last plan had them
     reduce_s: list[float]  # from the plan to the last seal, by the coordinator's clock
@@ -609,6 +611,8 @@ def summarise(bench: Bench, course: Course) -> Figures:
         killed_late=any(lap.decoded is not None for lap in course.laps[-1].values() if lap.after is None),
         reduce_s=[record["seconds"]["reduce"] for record in records],
         predicted_s=[record["predicted"] for record in records],
+        levels=[record["levels"] for record in records],
+        predictions=[record["predictions"] for record in records],
         shares=[record["shares"] for record in records],
         rates=records[-1]["rates"] if records else {},
         attempts=[record["attempts"] for record in records],

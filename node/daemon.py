@@ -37,6 +37,7 @@ from atoll.comm.octets import U8, Octets
 from atoll.comm.plan import BadPlan, Plan, PlanMember
 from atoll.comm.plane import DataPlane
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.rates import some
 from atoll.comm.reduce import Reduction, Seal
 from atoll.comm.tls import Sessions
 from atoll.node import local, machine
@@ -462,8 +463,10 @@ class Daemon:
             bytes_down=self._plane.bytes_down - self._round.down,
             rate_up=peers.up,
             rate_down=peers.down,
+            rate_inside=peers.inside,
+            rate_outside=peers.outside,
         )
-        for node, seconds_ in peers.round_trips().items():
+        for node, seconds_ in some(peers.round_trips()).items():
             held.round_trips.add(node_id=node, seconds=seconds_)
         self.report_of(plan, held=held)
 
@@ -626,6 +629,7 @@ def seal_of(plan: Plan, seal: Seal) -> pb.Seal:
 
 def plan_of(wire: pb.Plan) -> Plan:
     """The plan as it travels, decoded."""
+    chunks = len(wire.owners)
     return Plan(
         Incarnation(wire.incarnation),
         Epoch(wire.epoch),
@@ -638,6 +642,9 @@ def plan_of(wire: pb.Plan) -> Plan:
         tuple(wire.owners),
         tuple(wire.since),
         frozenset(places(wire.kept)),
+        tuple(wire.regions),
+        tuple(tuple(wire.relays[i : i + chunks]) for i in range(0, len(wire.relays), chunks or 1)),
+        frozenset(places(wire.layered)),
     )
 
 

@@ -13,6 +13,7 @@ ready NAME... [steps=10] [samples=10] [front=0]    they stopped and can contribu
 seal NAME... [chunk=0] [word=w] [attempt=1]        they sealed the chunks they own, or that one, or other bytes
 orphans NAME... [here=0,2] [attempt=1]             of the chunks whose owner is gone they hold these
 held NAME... [word=w] [attempt=1]                  they have every sealed chunk, or other bytes
+regions NAME... / NAME...   these are near each other, those too; so they report from now on what they hold
 reduce                      all members of the attempt seal and hold
 commit                      all participants: 10 s, reached, ready, reduce, and they tell their new state
 evaluated NAME LOSS [ROUND]
@@ -43,6 +44,7 @@ from atoll.coordinator import events as ev
 from atoll.coordinator import leases as data
 from atoll.coordinator import membership
 from atoll.coordinator.leases import Lease, Leases
+from atoll.coordinator.ledger import Ledger
 from atoll.coordinator.machine import step
 from atoll.coordinator.membership import Member, MemberState
 from atoll.coordinator.state import State
@@ -74,6 +76,7 @@ class Run:
         self.quiet, self.hung, self.phases = set[NodeId](), set[NodeId](), dict[NodeId, str]()
         self.leaves = set[str]()  # names of those that nobody can dial
         self.lives_ago = 0
+        self.near: dict[NodeId, int] = {}  # regions
         self.said: list[str] = []
         self.passing = ""  # what was said of the round at this command and moment
         self.clock: float | None = None  # seconds; when the wait began whose notes are dated
@@ -177,6 +180,9 @@ class Run:
                 self.do("held", names)
             case "members" | "leases" | "ledger" | "view" | "reason":
                 self.said += self.show(verb, words)
+            case "regions":
+                groups = " ".join(words).split(" / ")
+                self.near = {self.node(name): g for g, group in enumerate(groups) for name in group.split()}
             case "silent" | "hang":
                 (self.quiet if verb == "silent" else self.hung).update(map(self.node, words))
             case "talk" | "move":
@@ -239,7 +245,7 @@ class Run:
                 assert fence is not None
                 root = r.ledger.root if r.ledger.complete else b""
                 root = digest(options["word"].encode()) if "word" in options else root
-                return ev.Held(node, life, fence, root, 1000, 1000)
+                return ev.Held(node, life, fence, root, 1000, 1000, 0.0, 0.0, *self.measured(node))
             case "lost":
                 assert fence is not None
                 return ev.PeerLost(node, life, self.node(rest[0]), fence, "connection reset")
@@ -253,6 +259,12 @@ class Run:
                 return ev.Leaving(node, life, "its operator stopped it")
             case _:
                 raise ValueError(f"no such command: {verb}")
+
+    def measured(self, node: NodeId) -> tuple[tuple[tuple[NodeId, float], ...], float, float]:
+        """Round trips, and what a node sends within its region and to others once it knows them."""
+        mine = self.near.get(node)
+        trips = ((n, 0.004 if g == mine else 0.1) for n, g in self.near.items() if n != node)
+        return tuple(trips), *((100.0, 10.0) if self.state.round.ledger.regions else (0.0, 0.0))
 
     def alive(self) -> bytes:
         """The places in the plan of those who still take part."""
@@ -309,7 +321,7 @@ class Run:
             case "leases":
                 return [shown_leases(state.leases, self.name)]
             case "ledger":
-                owners = (f"{c} {self.name(o) if o else 'nobody'}" for c, o in enumerate(r.ledger.owners))
+                owners = (self.shown_owner(r.ledger, c, o) for c, o in enumerate(r.ledger.owners))
                 seals = ", ".join(f"{o}{' sealed' if c in r.ledger.sealed else ''}" for c, o in enumerate(owners))
                 entered = ", ".join(f"{self.name(n)} {c.samples}" for n, c in r.ledger.contributions.items())
                 return [f"contributions: {entered or '-'}; attempt {r.ledger.attempt}, chunks: {seals or '-'}"]
@@ -324,6 +336,13 @@ class Run:
                 return [f"{words[0]} is told: {v.you}; {', '.join(flags) or 'nothing to do'}"]
             case _:
                 return [self.round()]
+
+    def shown_owner(self, ledger: Ledger, c: int, owner: NodeId | None) -> str:
+        rows = ledger.relays if c in ledger.layered else ()
+        relays = ", ".join(
+            self.name(ledger.entries[row[c]].node) for row in rows if ledger.entries[row[c]].node != owner
+        )
+        return f"{c} {self.name(owner) if owner else 'nobody'}{' <- ' if rows else ''}{relays}"
 
 
 class Desk:

@@ -110,6 +110,16 @@ def test_a_round_trip_takes_its_time() -> None:
         assert round_trip(wan) == pytest.approx(30, abs=3)
 
 
+def test_regions_are_farther_apart_and_share_a_link() -> None:
+    with network(3, up=200, down=200, rtt=10) as wan:
+        for i in (1, 2, 3):
+            wan.set(i, region=int(i == 2), far=60, between=40)
+        assert round_trip(wan) == pytest.approx(70, abs=3)
+        flow = tcp.measure(wan, [1, 3], streams=4, seconds=3)
+    assert 35 < flow.wire[1] < 41, "1 and 3 share what leads to 2"
+    assert flow.wire[0] + flow.wire[2] > 150
+
+
 def test_a_cut_node_hears_nothing_until_it_is_healed() -> None:
     with network(2, rtt=4) as wan:
         wan.cut(2)

@@ -448,6 +448,8 @@ class Held(_message.Message):
     RATE_UP_FIELD_NUMBER: _builtins.int
     RATE_DOWN_FIELD_NUMBER: _builtins.int
     ROUND_TRIPS_FIELD_NUMBER: _builtins.int
+    RATE_INSIDE_FIELD_NUMBER: _builtins.int
+    RATE_OUTSIDE_FIELD_NUMBER: _builtins.int
     digest: _builtins.bytes
     """root over the sealed chunks' digests"""
     bytes_up: _builtins.int
@@ -456,8 +458,14 @@ class Held(_message.Message):
     rate_up: _builtins.float
     """bytes a second that the node's link carried at best; 0: not known"""
     rate_down: _builtins.float
+    rate_inside: _builtins.float
+    """bytes a second that it sent at best to members of its region; 0: not known"""
+    rate_outside: _builtins.float
+    """the same, to members of other regions"""
     @_builtins.property
-    def round_trips(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundTrip]: ...
+    def round_trips(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundTrip]:
+        """to some of the other members"""
+
     def __init__(
         self,
         *,
@@ -467,10 +475,12 @@ class Held(_message.Message):
         rate_up: _builtins.float = ...,
         rate_down: _builtins.float = ...,
         round_trips: _abc.Iterable[Global___RoundTrip] | None = ...,
+        rate_inside: _builtins.float = ...,
+        rate_outside: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "digest", b"digest", "rate_down", b"rate_down", "rate_up", b"rate_up", "round_trips", b"round_trips"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "digest", b"digest", "rate_down", b"rate_down", "rate_inside", b"rate_inside", "rate_outside", b"rate_outside", "rate_up", b"rate_up", "round_trips", b"round_trips"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -678,6 +688,9 @@ class Plan(_message.Message):
     SINCE_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
     NUMEL_FIELD_NUMBER: _builtins.int
+    REGIONS_FIELD_NUMBER: _builtins.int
+    RELAYS_FIELD_NUMBER: _builtins.int
+    LAYERED_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     attempt: _builtins.int
     incarnation: _builtins.int
@@ -687,6 +700,8 @@ class Plan(_message.Message):
     """bitmap: the chunks that were sealed in earlier attempts"""
     numel: _builtins.int
     """elements of the flat vector"""
+    layered: _builtins.bytes
+    """bitmap: the chunks that are reduced in two levels, by way of the relays"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanMember]: ...
     @_builtins.property
@@ -696,6 +711,14 @@ class Plan(_message.Message):
     @_builtins.property
     def since(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of chunk c: the attempt in which it got its owner"""
+
+    @_builtins.property
+    def regions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of the first members; those behind them have none"""
+
+    @_builtins.property
+    def relays(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of region after region, who sums for it: for each chunk an index into members"""
 
     def __init__(
         self,
@@ -709,10 +732,13 @@ class Plan(_message.Message):
         since: _abc.Iterable[_builtins.int] | None = ...,
         kept: _builtins.bytes = ...,
         numel: _builtins.int = ...,
+        regions: _abc.Iterable[_builtins.int] | None = ...,
+        relays: _abc.Iterable[_builtins.int] | None = ...,
+        layered: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "incarnation", b"incarnation", "kept", b"kept", "members", b"members", "numel", b"numel", "owners", b"owners", "round", b"round", "since", b"since"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "incarnation", b"incarnation", "kept", b"kept", "layered", b"layered", "members", b"members", "numel", b"numel", "owners", b"owners", "regions", b"regions", "relays", b"relays", "round", b"round", "since", b"since"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

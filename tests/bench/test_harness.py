@@ -128,6 +128,7 @@ def test_what_other_commands_print_is_checked() -> None:
 
 def test_the_emulators_words_are_understood() -> None:
     assert shape_words({"up": 100, "rtt": 50, "loss": 0.05}) == ["up=100", "delay=25", "loss=0.05"]
+    assert shape_words({"region": 1, "far": 80, "between": 100}) == ["region=1", "far=40", "between=100"]
     node = {"tx": 1, "rx": 2, "lost": 3, "dropped": 4, "severed": 5}
     told = parse_stat(json.dumps({"cpu_s": 0.5, "late_max_ms": 2, "late_mean_ms": 0.1, "nodes": [node, node]}))
     assert told.cpu_s == 0.5 and [n.lost for n in told.nodes] == [3, 3]

@@ -16,8 +16,12 @@
  *     jitter      ms, the most that is added at random to a packet that the node sends; packets keep their order
  *     loss        percent of the TCP segments that the node sends
  *     queue       ms that a segment may wait for a link, up or down; what would wait longer is dropped
+ *     region      a number; all are in region 0 unless told
+ *     far         ms one way, on top of the delay, of what the node sends to other regions
+ *     between     Mbit/s of the link that all nodes of its region share for what they send to other regions
  *
- * A packet's way:  read from the sender's TUN, wait for the up link, delay, wait for the down link, write.
+ * A packet's way:  read from the sender's TUN, wait for the up link, then for the region's if it leaves that, delay,
+ * wait for the down link, write.
  *
  * The kernel hands over bursts: up to 64 KiB of TCP segments behind one header, which makes 1 Gbit/s cheap. A
  * burst is carried whole, but the links see its segments, each with its headers: loss and full queues hit single
@@ -70,7 +74,7 @@ enum { TCP_SEQ = 4, TCP_ACK = 8, TCP_OFFSET = 12, TCP_FLAGS = 13, TCP_SUM = 16 }
 enum { FIN = 0x01, PSH = 0x08, ACK = 0x10, CWR = 0x80 };
 
 typedef struct {
-    double up, down, delay, jitter, loss, queue;
+    double up, down, delay, jitter, loss, queue, region, far, between;
 } Shape;
 
 typedef struct {
@@ -111,6 +115,7 @@ static int nodes, made;
 static char name[16] = "wan", net[16] = "10.77.0";
 static Event *heap;
 static int heap_size, heap_room;
+static int64_t shared_free[MAX_NODES + 1]; /* ns, of the links between the regions, when they have sent all */
 static int64_t events;
 static int64_t late_max, late_sum, deliveries; /* ns: how far this process lags behind the network that it plays */
 static volatile sig_atomic_t stop;
@@ -292,12 +297,14 @@ static int node_at(const unsigned char *address) {
     return !strncmp(text, net, prefix) && text[prefix] == '.' && address[3] <= nodes ? address[3] : 0;
 }
 
-/* Put the segments [first, last) of a burst, whose up link starts to send at `start`, on their way. */
-static void launch(int from, int to, const Burst *b, int first, int last, int64_t start) {
+static bool leaves_region(int from, int to) { return node[from].shape.region != node[to].shape.region; }
+
+/* Put the segments [first, last) of a burst, which its link starts to send at `start`, on their way. */
+static void launch(int from, int to, const Burst *b, int first, int last, int64_t start, double byte_ns) {
     Node *sender = &node[from];
-    double byte_ns = ns_per_byte(sender->shape.up);
     int64_t first_out = start + wire(b, first + 1) * byte_ns, last_out = start + wire(b, last) * byte_ns;
     int64_t delay = later((sender->shape.delay + node[to].shape.delay) / 2 * 1e6 - TICK, 0);
+    if (leaves_region(from, to)) delay += sender->shape.far * 1e6;
     if (sender->shape.jitter > 0) delay += uniform(sender) * sender->shape.jitter * 1e6;
     int64_t at = sender->arrival[to] = later(first_out + delay, sender->arrival[to]);
     schedule((Event){at, 0, from, to, false, last_out - first_out, slice(b, first, last)});
@@ -312,20 +319,26 @@ static void leave(int from, const Burst *b, int64_t now) {
         sender->count.severed += b->segments;
         return;
     }
-    double byte_ns = ns_per_byte(sender->shape.up);
-    int64_t start = later(now, sender->up_free);
+    double up_ns = ns_per_byte(sender->shape.up), byte_ns = up_ns;
+    int64_t up_start = later(now, sender->up_free), start = up_start, *shared = NULL;
+    if (sender->shape.between > 0 && leaves_region(from, to)) {
+        shared = &shared_free[(int)sender->shape.region];
+        start = later(start, *shared);
+        byte_ns = fmax(byte_ns, ns_per_byte(sender->shape.between));
+    }
     int taken = fitting(b, start - now, sender->shape.queue, byte_ns), first = 0;
     sender->count.dropped += b->segments - taken;
     if (!taken) return;
     sender->count.tx += wire(b, taken);
-    sender->up_free = start + wire(b, taken) * byte_ns;
+    sender->up_free = up_start + wire(b, taken) * up_ns;
+    if (shared) *shared = start + wire(b, taken) * ns_per_byte(sender->shape.between);
     for (int s = 0; s < taken; s++)
         if (loses_next(sender)) {
             sender->count.lost++;
-            if (s > first) launch(from, to, b, first, s, start);
+            if (s > first) launch(from, to, b, first, s, start, byte_ns);
             first = s + 1;
         }
-    if (taken > first) launch(from, to, b, first, taken, start);
+    if (taken > first) launch(from, to, b, first, taken, start, byte_ns);
 }
 
 /* A burst's first segment is at the receiver's down link. */
@@ -491,12 +504,14 @@ static bool set_key(Shape *shape, const char *text) {
         const char *key;
         double *value;
     } keys[] = {{"up", &shape->up},         {"down", &shape->down}, {"delay", &shape->delay},
-                {"jitter", &shape->jitter}, {"loss", &shape->loss}, {"queue", &shape->queue}};
+                {"jitter", &shape->jitter}, {"loss", &shape->loss}, {"queue", &shape->queue},
+                {"far", &shape->far},       {"region", &shape->region}, {"between", &shape->between}};
     const char *equals = strchr(text, '=');
     if (!equals) return false;
     char *end;
     double value = strtod(equals + 1, &end);
     if (end == equals + 1 || *end || !isfinite(value) || value < 0) return false;
+    if (!strncmp(text, "region=", 7) && value > MAX_NODES) return false;
     for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
         if (strlen(keys[k].key) == (size_t)(equals - text) && !strncmp(text, keys[k].key, equals - text)) {
             *keys[k].value = value;

@@ -50,7 +50,8 @@ class Stat:
 
 
 class Wan:
-    """Nodes 1 to n, each in a namespace of its own. Between two nodes, delays are the mean of theirs."""
+    """Nodes 1 to n, each in a namespace of its own. Between two nodes, delays are the mean of theirs; `set` puts
+    them in regions."""
 
     def __init__(
         self,
@@ -108,7 +109,9 @@ class Wan:
         return f"{self._net}.{{i}}"
 
     def set(self, i: int, **shape: float) -> None:
-        """Change node i's up, down, rtt, jitter, loss or queue; what is on its way keeps its times."""
+        """Change node i's up, down, rtt, jitter, loss, queue, region, far (ms that the way to another region and
+        back takes longer) or between (Mbit/s of what its region sends to others). What is on its way keeps its
+        times."""
         self._command(f"set {i} {' '.join(shape_words(shape))}")
 
     def cut(self, i: int) -> None:
@@ -200,7 +203,8 @@ def build() -> Path:
 
 def shape_words(shape: Mapping[str, float]) -> list[str]:
     """The emulator's words for a shape; it thinks in one-way delays."""
-    return [f"delay={value / 2:g}" if key == "rtt" else f"{key}={value:g}" for key, value in shape.items()]
+    one_way = {"rtt": "delay", "far": "far"}
+    return [f"{one_way[k]}={v / 2:g}" if k in one_way else f"{k}={v:g}" for k, v in shape.items()]
 
 
 def parse_stat(line: str) -> Stat:

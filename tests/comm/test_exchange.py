@@ -2,14 +2,15 @@
 
 `World` is what `Reduction`, `Peers` and the coordinator are to an `Exchange`: frames between two members come in
 any order (several links lead to one peer), links break and take frames with them, plans come late or are skipped,
-members die, join and come back, merges take their time. What must hold is checked after every event.
+members die, join and come back, merges take their time. In two of five worlds chunks are reduced in two levels.
+What must hold is checked after every event.
 """
 
 import os
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -50,6 +51,9 @@ class Entry:
     gone: bool = False
 
 
+Partial = tuple[tuple[int, ...], tuple[bytes, ...]]  # places, and their deltas
+
+
 @dataclass
 class Life:
     """A member from its start to its death: what `Reduction` and `Peers` keep for it."""
@@ -62,7 +66,8 @@ class Life:
     exchange: Any  # an Exchange, or a mutant of it
     alive: bool = True
     noticed: bool = False  # its death, by the coordinator
-    inbox: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    inbox: dict[tuple[int, int], tuple[bytes, ...]] = field(default_factory=dict)  # deltas
+    partials: dict[int, Partial] = field(default_factory=dict)
     sealed: dict[int, bytes] = field(default_factory=dict)
     merges: list[Any] = field(default_factory=list)
     outbox: dict[tuple[NodeId, Kind, int, int], None] = field(default_factory=dict)
@@ -80,6 +85,11 @@ class World:
         self.attempt = 0
         self.owners, self.since = [-1] * self.chunks, [1] * self.chunks
         self.ledger: dict[int, tuple[bytes, tuple[int, ...]]] = {}
+        self.contents: dict[bytes, list[bytes]] = {}  # the deltas in a sealed chunk, by its digest
+        self.levels = Random(seed) if seed % 5 in (0, 3) else None
+        self.regions: list[int] = []
+        self.relays: list[list[int]] = []
+        self.layered: set[int] = set()
         self.reports: dict[int, dict[int, bytes]] = {}  # of orphans, by life
         self.roots: dict[int, tuple[int, bytes]] = {}  # (attempt, root) of those that hold everything, by life
         self.flying: list[Frame] = []
@@ -113,15 +123,34 @@ class World:
         out = {w.life for w in self.lives if w.noticed} | {self.left_out}
         for e in self.entries:
             e.gone = e.gone or e.life in out
-        places = {e.life for e in self.here}
+        places, known = {e.life for e in self.here}, {e.node for e in self.entries if e.weight}
         new = [w for w in self.lives if w.life not in places and not w.noticed and w.life != self.left_out]
+        returned = any(w.node in known for w in new)
         self.entries += [Entry(w.life, w.node, w.weight, w.leaf) for w in new]
         able = [i for i, e in enumerate(self.entries) if not e.gone and not e.leaf]
         for c, owner in enumerate(self.owners):
             if owner == NOBODY or owner < 0 or self.entries[owner].gone:
                 self.owners[c] = NOBODY if c in self.ledger else self.random.choice(able)
                 self.since[c] = self.attempt
+                self.layered.discard(c)
+        for c in sorted(self.layered):
+            if (returned and c not in self.ledger) or any(self.entries[row[c]].gone for row in self.relays):
+                self.since[c] = self.attempt
+                self.layered.discard(c)
+        if self.attempt == 1 and self.levels is not None:
+            self.divide(self.levels, able)
         self.publish()
+
+    def divide(self, r: Random, able: list[int]) -> None:
+        """Into regions, which have one member at least that can be dialled."""
+        count = r.randint(2, min(3, len(able)))
+        heads = r.sample(able, count)
+        self.regions = [heads.index(i) if i in heads else r.randrange(count) for i in range(len(self.entries))]
+        for g in range(count):
+            mine = [i for i in able if self.regions[i] == g]
+            row = [o if o in mine else r.choice(mine) for o in self.owners]
+            self.relays.append(row)
+        self.layered = {c for c in range(self.chunks) if r.random() < 0.85}
 
     def adopt(self) -> None:
         """Everybody told which orphans are there: give them to holders, or reopen them."""
@@ -145,6 +174,7 @@ class World:
         self.plan = Plan(
             *(Incarnation(1), Epoch(1), Round(1), self.attempt, members),
             *(tuple(self.owners), tuple(self.since), kept),
+            *(tuple(self.regions), tuple(map(tuple, self.relays)), frozenset(self.layered)),
         )
         self.plan.validate()
 
@@ -190,6 +220,14 @@ class World:
                     to = plan.members[plan.index(node)]
                     assert node != life.node and not (to.leaf and life.leaf), f"{effect}: nobody to send it to"
                     self.post(life, node, kind, c, since)
+                case self.x.Sum(c, since, inputs):
+                    region = {plan.region(i) for i in inputs}
+                    assert region == {plan.region(plan.index(life.node))}, f"{effect} of several regions"
+                    contributors = {i for i, m in enumerate(plan.members) if m.weight and not m.gone}
+                    assert {i for i in contributors if plan.region(i) in region} <= set(inputs), (
+                        f"{effect} too soon"
+                    )
+                    life.merges.append(effect)
                 case self.x.Merge(c, since, inputs):
                     contributors = {i for i, m in enumerate(plan.members) if m.weight and not m.gone}
                     assert contributors <= set(inputs), f"{effect} without all living contributors"
@@ -198,6 +236,7 @@ class World:
                     life.merges.append(effect)
                 case self.x.Free(c):
                     life.inbox = {key: data for key, data in life.inbox.items() if key[0] != c}
+                    life.partials.pop(c, None)
                 case self.x.Forget(c):
                     life.sealed.pop(c, None)
                 case _:
@@ -218,7 +257,10 @@ class World:
         data: Any = None
         match kind:
             case Kind.CONTRIBUTION:
-                data = delta(life.life, c)
+                data = (delta(life.life, c),)
+            case Kind.PARTIAL:
+                if (data := life.partials.get(c)) is None:
+                    return
             case Kind.SEALED:
                 if (data := life.sealed.get(c)) is None:
                     return
@@ -246,6 +288,12 @@ class World:
                 assert self.entries[place].life == frame.sender, "the contribution of another life"
                 life.inbox[c, place] = frame.data
                 self.do(life, x.contribution(node, c))
+            case Kind.PARTIAL:
+                inputs, deltas = frame.data
+                effects = x.partial(node, c, inputs)
+                assert effects is not None, f"the sum of {inputs} was refused"
+                life.inbox[c, x.plan.index(node)] = deltas
+                self.do(life, effects)
             case Kind.SEALED:
                 life.sealed[c] = frame.data
                 self.do(life, x.sealed(c, digest(frame.data)))
@@ -264,20 +312,35 @@ class World:
         """A merge ends."""
         life.merges.remove(order)
         c, since, inputs = order.chunk, order.since, order.inputs
-        terms = []
-        for i in inputs:
+        total = isinstance(order, self.x.Merge)
+        sums = dict(order.sums) if total else {}
+        inside = {i for listed in sums.values() for i in listed}
+        terms: list[bytes] = []
+        for i in [*(i for i in inputs if i not in inside), *sums]:
             mine = self.entries[i].life == life.life
             if not mine and (c, i) not in life.inbox:
-                assert life.exchange.merged(c, since, inputs, b"") == [], f"{order} without its inputs"
+                void = (
+                    life.exchange.merged(c, since, inputs, b"")
+                    if total
+                    else life.exchange.summed(c, since, inputs)
+                )
+                assert void == [], f"{order} without its inputs"
                 return
-            terms.append(delta(life.life, c) if mine else life.inbox[c, i])
+            terms += (delta(life.life, c),) if mine else life.inbox[c, i]
             if not mine and self.lives[self.entries[i].life].liar:
                 self.refuse(life, c, since, i)
                 return
+        if not total:
+            effects = life.exchange.summed(c, since, inputs)
+            self.do(life, effects)
+            if effects:
+                life.partials[c] = inputs, tuple(terms)
+            return
         payload = repr((c, life.life, since, inputs, terms)).encode()
         effects = life.exchange.merged(c, since, inputs, digest(payload))
         if effects:
             life.sealed[c] = payload
+            self.contents[digest(payload)] = terms
         self.do(life, effects)
 
     def refuse(self, life: Life, c: int, since: int, place: int) -> None:
@@ -390,7 +453,8 @@ class World:
             count: dict[int, int] = {}
             for _, place in life.inbox:
                 count[place] = count.get(place, 0) + 1
-            assert max(count.values(), default=0) <= self.window, f"{life.node} holds {count}"
+            most = self.window * (2 if self.regions else 1)  # chunks may start anew at the same owner
+            assert max(count.values(), default=0) <= most, f"{life.node} holds {count}"
 
     def run(self) -> None:
         for _ in range(EVENTS):
@@ -423,7 +487,9 @@ class World:
                     f"{e.node} holds other bytes"
                 )
                 assert self.roots[e.life][1] == root(wanted), f"{e.node} told of another root"
-        for _, inputs in self.ledger.values():
+        for c, (sum_, inputs) in self.ledger.items():
+            listed = sorted(delta(self.entries[i].life, c) for i in inputs)
+            assert sorted(self.contents[sum_]) == listed, f"chunk {c} is not the sum of what its seal lists"
             nodes = [self.entries[i].node for i in inputs]
             assert len(set(nodes)) == len(nodes), "a node is in it twice"
 
@@ -612,6 +678,146 @@ def test_members_that_owe_contributions_are_those_whose_windows_are_not_full() -
     assert x.awaiting() == [(C, "contributions"), (D, "contributions"), (B, "1 of its chunks")]
 
 
+# Two levels: a and b are a region, c and d another; a owns the chunks, c relays them.
+
+
+def levels(attempt: int = 1, chunks: int = 1, gone: str = "", since: int = 1, flat: bool = False) -> Plan:
+    plan = plan_of(attempt, [0] * chunks, gone, (since,) * chunks)
+    layered = frozenset[int]() if flat else frozenset(range(chunks))
+    return replace(plan, regions=(0, 0, 1, 1), relays=((0,) * chunks, (2,) * chunks), layered=layered)
+
+
+def layered(me: NodeId, chunks: int = 1, window: int = 8) -> tuple[Exchange, list[exchange.Effect]]:
+    x = Exchange(me, chunks, window)
+    return x, x.replan(levels(chunks=chunks))
+
+
+def test_members_of_another_region_send_to_its_relay_which_sums_and_passes_on() -> None:
+    assert sends(layered(B)[1], Kind.CONTRIBUTION) == [(A, 0)]
+    assert sends(layered(D)[1], Kind.CONTRIBUTION) == [(C, 0)]
+    relay, out = layered(C)
+    assert out == []
+    assert contribute(relay, 0, D) == [exchange.Sum(0, 1, (2, 3))]
+    assert relay.summed(0, 1, (2, 3)) == [Free(0), Send(A, Kind.PARTIAL, 0, 1)]
+    assert relay.verdict(D, 3, Kind.CONTRIBUTION, 0, 1) is Verdict.DISCARD
+    assert relay.is_merged(D, 0) == [] and relay.is_merged(A, 0) == [Free(0)]
+    assert relay.sealed(0, b"digest")[0] == Send(D, Kind.SEALED, 0, 1)
+
+
+def test_the_owner_merges_its_region_and_the_others_sums_and_seals_who_is_in_them() -> None:
+    x, _ = layered(A)
+    assert contribute(x, 0, B) == []
+    assert x.partial(C, 0, (2, 3)) == [Merge(0, 1, (0, 1, 2, 3), ((2, (2, 3)),))]
+    out = x.merged(0, 1, (0, 1, 2, 3), b"digest")
+    assert out[0] == Report(0, 1, b"digest", (0, 1, 2, 3))
+    assert sends(out, Kind.SEALED) == [(B, 0), (C, 0)]
+
+
+def test_relay_and_owner_tell_those_that_wait_for_room() -> None:
+    x, relay = layered(A, 2, 1)[0], layered(C, 2, 1)[0]
+    contribute(x, 0, B)
+    x.partial(C, 0, (2, 3))
+    assert sends(x.merged(0, 1, (0, 1, 2, 3), b"digest"), Kind.MERGED) == [(B, 0), (C, 0)]
+    contribute(relay, 0, D)
+    assert sends(relay.summed(0, 1, (2, 3)), Kind.MERGED) == [(D, 0)]
+
+
+def test_a_contribution_counts_on_one_way_only() -> None:
+    x, relay = layered(A)[0], layered(C)[0]
+    assert x.verdict(D, 3, Kind.CONTRIBUTION, 0, 1) is Verdict.DISCARD, "d's comes in c's sum"
+    assert x.verdict(C, 2, Kind.CONTRIBUTION, 0, 1) is Verdict.DISCARD, "so does c's"
+    assert x.verdict(D, 3, Kind.PARTIAL, 0, 1) is Verdict.DISCARD, "d is no relay"
+    assert relay.verdict(B, 1, Kind.CONTRIBUTION, 0, 1) is Verdict.DISCARD, "b is of another region"
+    assert relay.verdict(A, 0, Kind.PARTIAL, 0, 1) is Verdict.DISCARD, "c owns nothing"
+    assert x.verdict(C, 2, Kind.PARTIAL, 0, 1) is Verdict.TAKE
+    x.partial(C, 0, (2, 3))
+    assert x.verdict(C, 2, Kind.PARTIAL, 0, 1) is Verdict.DISCARD, "it comes twice"
+
+
+@pytest.mark.parametrize("claimed", [(), (1,), (0, 2, 3), (2, 3, 4), (2, 3, 9)])
+def test_a_sum_of_others_than_its_region_is_refused(claimed: tuple[int, ...]) -> None:
+    x, _ = layered(A)
+    assert x.partial(C, 0, claimed) is None
+    contribute(x, 0, B)
+    assert x.partial(C, 0, (2, 3)) == [Merge(0, 1, (0, 1, 2, 3), ((2, (2, 3)),))]
+
+
+def test_a_sum_that_is_refused_counts_no_more() -> None:
+    x, _ = layered(A)
+    contribute(x, 0, B)
+    x.partial(C, 0, (2, 3))
+    assert x.refused(0, 1, 2) == []
+    assert x.replan(levels(2, gone="cd")) == [Merge(0, 1, (0, 1))]
+
+
+def test_a_sum_waits_for_those_of_the_chunks_before_it() -> None:
+    x, _ = layered(C, 2)
+    contribute(x, 0, D)
+    contribute(x, 1, D)
+    assert sends(x.summed(1, 1, (2, 3)), Kind.PARTIAL) == []
+    assert sends(x.summed(0, 1, (2, 3)), Kind.PARTIAL) == [(A, 0), (A, 1)]
+
+
+def test_a_region_whose_members_are_gone_is_waited_for_by_nobody() -> None:
+    x, relay = layered(A)[0], Exchange(C, 1, 8)
+    contribute(x, 0, B)
+    assert x.replan(levels(2, gone="cd")) == [Merge(0, 1, (0, 1))]
+    weightless = replace(levels(2, gone="d"), members=(*levels().members[:2], PlanMember(C, "c:1", 0.0)))
+    members = (*weightless.members, PlanMember(D, "d:1", 1.0, gone=True))
+    assert relay.replan(replace(weightless, members=members)) == []
+
+
+def test_a_chunk_that_was_sealed_without_a_region_is_over_there() -> None:
+    x, _ = layered(C)
+    contribute(x, 0, D)
+    assert x.verdict(A, 0, Kind.SEALED, 0, 1) is Verdict.TAKE
+    assert x.sealed(0, b"digest")[:2] == [Free(0), Send(D, Kind.SEALED, 0, 1)]
+    assert x.summed(0, 1, (2, 3)) == []
+
+
+def test_without_its_relay_a_chunk_starts_anew_and_is_flat() -> None:
+    x, d = layered(A)[0], layered(D)[0]
+    contribute(x, 0, B)
+    after = levels(2, gone="c", since=2, flat=True)
+    assert x.replan(after) == [Free(0)]
+    assert sends(d.replan(after), Kind.CONTRIBUTION) == [(A, 0)]
+    assert x.verdict(D, 3, Kind.CONTRIBUTION, 0, 2) is Verdict.TAKE
+
+
+def test_a_member_that_comes_later_has_no_region_and_deals_with_the_owner() -> None:
+    entered = (*levels(2).members, PlanMember(NodeId("e"), "e:1", 1.0))
+    plan = replace(levels(2), members=entered)
+    x, e = layered(A)[0], Exchange(NodeId("e"), 1, 8)
+    assert sends(e.replan(plan), Kind.CONTRIBUTION) == [(A, 0)]
+    x.replan(plan)
+    contribute(x, 0, B)
+    assert x.partial(C, 0, (2, 3)) == []
+    assert x.verdict(NodeId("e"), 4, Kind.CONTRIBUTION, 0, 1) is Verdict.TAKE
+    assert x.contribution(NodeId("e"), 0) == [Merge(0, 1, (0, 1, 2, 3, 4), ((2, (2, 3)),))]
+    assert sends(x.merged(0, 1, (0, 1, 2, 3, 4), b"d"), Kind.SEALED) == [(B, 0), (C, 0), (NodeId("e"), 0)]
+
+
+def test_after_a_break_neither_what_was_summed_nor_a_sum_that_is_here_is_sent_again() -> None:
+    x, relay, d = layered(A)[0], layered(C)[0], layered(D)[0]
+    contribute(relay, 0, D)
+    assert sends(d.resync(C, 1, *relay.state(D)), Kind.CONTRIBUTION) == []
+    relay.summed(0, 1, (2, 3))
+    assert sends(d.resync(C, 1, *relay.state(D)), Kind.CONTRIBUTION) == []
+    assert sends(relay.resync(A, 1, *x.state(C)), Kind.PARTIAL) == [(A, 0)]
+    x.partial(C, 0, (2, 3))
+    assert sends(relay.resync(A, 1, *x.state(C)), Kind.PARTIAL) == []
+    relay.sealed(0, b"digest")
+    assert sends(relay.resync(D, 1, *d.state(C)), Kind.SEALED) == [(D, 0)]
+
+
+def test_a_late_chunk_is_not_asked_for_in_other_regions() -> None:
+    d, c = layered(D)[0], layered(C)[0]
+    assert sends(d.pull(0), Kind.WANT) == [(C, 0)] and d.lacked(C, 0) == []
+    assert d.awaiting() == [(C, "1 of its chunks")]
+    assert c.awaiting() == [(D, "contributions")]
+    assert layered(A)[0].awaiting() == [(B, "contributions"), (C, "region's sums")]
+
+
 # One rule of the protocol broken at a time: a simulation that does not notice checks nothing.
 
 SOURCE = Path(exchange.__file__).read_text()
@@ -620,7 +826,7 @@ MUTATIONS = {
     "frames of members still unknown are discarded": (" or place >= len(self.plan.members)", ""),
     "a member that came back is in a sum twice": ("arrived -= again", "arrived -= set()"),
     "a lost contribution is not sent again": ("elif not bit(here, c) or unheard:", "elif unheard:"),
-    "a lost result is not sent again": ("if self._since[c] > attempt or not bit(sealed, c))", "if False)"),
+    "a lost result is not sent again": ("if (self._since[c] > attempt or not bit(sealed, c)) and", "if False and"),
     "what was held as its link broke is not sent again": (
         "bit(here, c) or unheard:",
         "bit(here, c) and not unheard:",
@@ -630,23 +836,51 @@ MUTATIONS = {
         "self._since[c] > attempt",
     ),
     "a lost question is not asked again": ("if asked[-1:] == [node]:\n", "if False:\n"),
-    "windows have no bound": ("while queue and len(sent) < self.window:", "while queue:"),
+    "windows have no bound": ("while queue and len(sent) < self.window and (", "while queue and ("),
     "contributions go out in any order": ("deque(sorted(queue, key=lambda c: (self._since[c], c)))", "queue"),
     "a chunk is merged as soon as anything is there": (
-        "if all(place in arrived for",
-        "if any(place in arrived for",
+        "        if all(\n            place in arrived",
+        "        if any(\n            place in arrived",
     ),
     "a chunk that was opened again is not forgotten": (
         "if not kept and self.digests[c] is not None:",
         "if False:",
     ),
-    "a seal does not make room": ("out += self.is_merged(owner, c)", "pass"),
+    "a seal does not make room": ("out += self.is_merged(up, c)", "pass"),
     "after a refusal nobody looks whether all is there": ("self._merge_if_complete(c, out)  # its", "pass  #"),
     "newcomers get nothing that was sealed before them": ("if before and before.get(node) != place", "if False"),
     "what a skipped plan kept is taken for known": ("self._mine if skipped else self", "self"),
     "a member that was left out goes on as before": ("self._come_back(plan, out)", "pass"),
-    "a kept chunk is not asked for": ("out.append(Send(node, Kind.WANT, c, since))", "pass"),
+    "a kept chunk is not asked for": ("out.append(Send(holder, Kind.WANT, c, since))", "pass"),
     "what is held is told once": ("self._told != self.plan.attempt", "self._told < 0"),
+    "a relay does not wait for its region": ("and (not relayed or self._sums_for(c, place))", "and not relayed"),
+    "a relay waits for other regions": (
+        "if self._contributes(place) and (not relayed or",
+        "if self._contributes(place) and (True or",
+    ),
+    "a relay without a region sums nothing": ("if relayed and not arrived:", "if False:"),
+    "sums go out before those before them": (
+        " and (queue[0] not in self._relayed or queue[0] in self._summed)",
+        "",
+    ),
+    "a relay keeps what is sealed": (
+        "if node != self.me and self._gives(c, place):\n                    out",
+        "if False:\n                    out",
+    ),
+    "a region's sum comes twice": ("place not in self._partials.get(c, {place: ()})", "c in self._partials"),
+    "a refused sum still counts": ("self._partials[c].pop(place, (place,))", "(place,)"),
+    "who was a relay is one": (
+        "for chunks in (self._merging, self._relayed, self._summed, self._mine)",
+        "for chunks in (self._merging, self._summed, self._mine)",
+    ),
+    "a lost chunk comes again from its relay only": (
+        "self._mine.add(c)\n            for",
+        "pass\n            for",
+    ),
+    "relays get no sealed chunks": (
+        "self._contributes(place) or self.plan.relays_for(c, place)\n        return",
+        "self._contributes(place)\n        return",
+    ),
 }
 STARTS = {  # at the seeds that notice, where these are rare
     "a life is taken for the one before": 949,
@@ -654,6 +888,10 @@ STARTS = {  # at the seeds that notice, where these are rare
     "a lost question is not asked again": 792,
     "what a skipped plan kept is taken for known": 141,
     "a member that came back believes what was said of it before": 13747,
+    "after a refusal nobody looks whether all is there": 363,
+    "a refused sum still counts": 1825,
+    "a lost chunk comes again from its relay only": 415,
+    "relays get no sealed chunks": 100,
 }
 
 

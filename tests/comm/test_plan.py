@@ -7,6 +7,8 @@ from atoll.comm.plan import NOBODY, BadPlan, Plan, PlanMember
 
 A, B = PlanMember(NodeId("a"), "127.0.0.1:1", 1.0), PlanMember(NodeId("b"), "127.0.0.1:2", 3.0)
 PLAN = Plan(Incarnation(1), Epoch(2), Round(3), 4, (A, B), (0, 1, 0))
+C = PlanMember(NodeId("c"), "127.0.0.1:3", 1.0)
+TWO = replace(PLAN, regions=(0, 1), relays=((0, 0, 0), (1, 1, 1)), layered=frozenset({0, 1, 2}))
 
 
 def test_a_sound_plan_passes_and_says_who_owns_what() -> None:
@@ -34,6 +36,17 @@ def test_a_sound_plan_passes_and_says_who_owns_what() -> None:
         (replace(PLAN, members=(A, replace(B, weight=-1.0))), "weight of b is -1.0"),
         (replace(PLAN, members=(A, replace(B, weight=float("nan")))), "weight of b is nan"),
         (replace(PLAN, members=(A, replace(B, weight=float("inf")))), "weight of b is inf"),
+        (replace(PLAN, regions=(0, 1, 1)), "its regions are not those of its members"),
+        (replace(TWO, relays=((0, 0, 0),)), "relays for 1 regions and members in 2"),
+        (replace(TWO, relays=((0, 0, 0), (1, 1))), "does not have a relay for each of 3 chunks"),
+        (replace(TWO, layered=frozenset({3})), "does not have a relay for each of 3 chunks"),
+        (replace(TWO, relays=((0, 0, 0), (1, 1, 0))), "the relay of chunk 2 in region 1 is 0"),
+        (
+            replace(TWO, members=(A, B, replace(C, gone=True)), regions=(0, 0, 1)),
+            "the relay of chunk 0 in region 1",
+        ),
+        (replace(TWO, members=(A, B, C), regions=(0, 1, 1), relays=((0, 0, 0), (1, 2, 1))), "its region's relay"),
+        (replace(TWO, regions=(0,), relays=((0, 0, 0),)), "the owner of chunk 1 has no region"),
         (replace(PLAN, members=(replace(A, weight=1e308), replace(B, weight=1e308))), "sum of the weights"),
     ],
 )
@@ -47,6 +60,15 @@ def test_a_plan_may_have_members_without_weight_members_that_are_gone_and_kept_c
     back = replace(PLAN, members=(replace(A, gone=True), B, A), owners=(2, 1, NOBODY), kept=frozenset({2}))
     back.validate()
     assert back.index(A.node) == 2
+
+
+def test_in_two_levels_everything_goes_by_way_of_the_own_regions_relay() -> None:
+    plan = replace(TWO, members=(A, B, C), regions=(0, 1, 1))
+    plan.validate()
+    assert [plan.towards(0, i) for i in range(3)] == [0, 0, 1], "b relays for c"
+    assert [plan.relays_for(0, i) for i in range(3)] == [False, True, False]
+    flat = replace(plan, layered=frozenset({1}))
+    assert [flat.towards(0, i) for i in range(3)] == [0, 0, 0] and not flat.relays_for(0, 1)
 
 
 def test_a_node_that_is_gone_has_no_index() -> None:

@@ -1,6 +1,7 @@
 import pytest
 
-from atoll.comm.rates import PACE, PROBE, Pace, Rate
+from atoll.comm.ids import NodeId
+from atoll.comm.rates import MOST, PACE, PROBE, Pace, Rate, some
 
 
 def peak(totals: list[tuple[float, int]]) -> float:
@@ -49,3 +50,12 @@ def test_a_node_sends_faster_as_long_as_its_link_carries_more_and_then_a_little_
 
 def test_a_node_that_knows_nothing_of_its_link_is_not_slowed() -> None:
     assert Pace().next(0.0) == 0
+
+
+def test_of_many_round_trips_the_shortest_are_told_and_some_of_all_others() -> None:
+    trips = {NodeId(f"n{i}"): 0.001 * i for i in range(1, 1001)}
+    told = some(trips)
+    assert len(told) <= MOST and all(told[node] == trips[node] for node in told)
+    assert set(list(trips)[: MOST // 2]) <= told.keys()
+    assert max(told.values()) > 0.9
+    assert some({NodeId("a"): 0.1}) == {NodeId("a"): 0.1} and some({}) == {}

@@ -33,7 +33,9 @@ def test_every_report_becomes_its_event() -> None:
     assert event(orphans=orphans) == ev.Orphans(ADA, 7, MINE, ((3, DIGEST),))
     held = pb.Held(digest=DIGEST, bytes_up=1, bytes_down=2, rate_up=3.0, rate_down=4.0)
     held.round_trips.add(node_id="n2", seconds=0.1)
-    assert event(held=held) == ev.Held(ADA, 7, MINE, DIGEST, 1, 2, 3.0, 4.0, ((NodeId("n2"), 0.1),))
+    held.rate_inside, held.rate_outside = 5.0, 6.0
+    trips = ((NodeId("n2"), 0.1),)
+    assert event(held=held) == ev.Held(ADA, 7, MINE, DIGEST, 1, 2, 3.0, 4.0, trips, 5.0, 6.0)
     assert event(evaluated=pb.Evaluated(round=8, loss=3.0)) == ev.Evaluated(ADA, 7, 8, 3.0)
     lost = pb.Unreachable(node_id="n2", reason="reset\x1b[31m\n")
     assert event(unreachable=lost) == ev.PeerLost(ADA, 7, NodeId("n2"), MINE, "reset[31m")
@@ -55,6 +57,8 @@ def test_every_report_becomes_its_event() -> None:
         {"seals": pb.Seals(seals=[pb.Seal(chunk=1, digest=b"")])},
         {"held": pb.Held(digest=b"x" * 17)},
         {"held": pb.Held(digest=DIGEST, rate_up=float("nan"))},
+        {"held": pb.Held(digest=DIGEST, rate_inside=-1.0)},
+        {"held": pb.Held(digest=DIGEST, rate_outside=math.inf)},
         {"orphans": pb.Orphans(here=[pb.Seal(chunk=1, digest=b"")])},
         {"evaluated": pb.Evaluated(round=1, loss=-math.inf)},
     ],

@@ -88,6 +88,35 @@ def test_whatever_is_said_the_ledger_keeps_its_promises(seed: int) -> None:
             assert ledger.root == root([ledger.sealed[c].digest for c in range(6)])
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_chunks_in_two_levels_have_all_their_relays_or_start_anew(seed: int) -> None:
+    rng = random.Random(seed)
+    ledger = opened(contributed(*NODES), *NODES)
+    regions = {n: i % 2 for i, n in enumerate(NODES)}
+    near = [[n for n in NODES if regions[n] == g] for g in (0, 1)]
+    owners = [o for o in ledger.owners if o]
+    relays = [[o if regions[o] == g else rng.choice(near[g]) for o in owners] for g in (0, 1)]
+    ledger = book.divide(ledger, regions, relays)
+    assert ledger.layered == set(range(6)) and set(NODES) <= ledger.workers | {*NODES}
+    for _ in range(6):
+        before, places = ledger, [e.node for e in ledger.entries]
+        for c in rng.sample(range(6), 2):
+            if (owner := ledger.owners[c]) is not None:
+                ledger = sealed_by(ledger, owner, c)
+        if rng.random() < 0.1:
+            ledger = book.flatten(ledger)
+        members = sorted(rng.sample(NODES, rng.randint(2, len(NODES))))
+        ledger = opened(ledger, *members)
+        came_back = any(n in places for n in [e.node for e in ledger.entries[len(before.entries) :]])
+        for c in before.layered:
+            here = all(not ledger.entries[row[c]].gone for row in before.relays)
+            stays = here and bool(ledger.relays) and (c in ledger.sealed or not came_back)
+            assert (c in ledger.layered) == stays
+            assert ledger.since[c] == (before.since[c] if stays else ledger.attempt)
+            assert not here or ledger.owners[c] == before.owners[c]
+        assert ledger.layered <= before.layered
+
+
 def test_a_ledger_without_an_attempt_is_not_complete() -> None:
     assert not contributed(A, B).complete
 

@@ -5,6 +5,7 @@ lack it.
 
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from sim.truth import Contribution, Mean, digest, root
@@ -33,10 +34,21 @@ SLOW = 3.5  # seconds that the next chunk of a peer may take
 PULL = 1.2  # seconds without a chunk after which others are asked for it
 TURN = 0.5  # seconds after which the side that was not to dial does
 MALFORMED = (-1,)
-CHUNKS = (Kind.CONTRIBUTION, Kind.SEALED)
+CHUNKS = (Kind.CONTRIBUTION, Kind.PARTIAL, Kind.SEALED)
 
 Waiting = tuple[Kind, int, int]  # kind, chunk, attempt
-Payload = Contribution | bytes | tuple[bytes, bytes, bytes] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """A region's mean."""
+
+    places: tuple[int, ...]
+    contributions: tuple[Contribution, ...]
+    weights: tuple[float, ...]
+
+
+Payload = Contribution | Partial | bytes | tuple[bytes, bytes, bytes] | None
 
 
 class Frame(NamedTuple):
@@ -99,7 +111,8 @@ class Reduce:
     def __init__(self, plan: Plan, me: NodeId, contribution: Contribution, window: int) -> None:
         self.round, self.plan, self.contribution = plan.round, plan, contribution
         self.exchange = Exchange(me, len(plan.owners), window)
-        self.inbox: dict[tuple[int, int], Contribution] = {}  # by chunk and place
+        self.inbox: dict[tuple[int, int], Contribution | Partial] = {}  # by chunk and place
+        self.partials: dict[int, Partial] = {}  # of this node's region, by chunk
         self.sealed: dict[int, bytes] = {}  # payloads
         self.came: dict[NodeId, float] = {}  # seconds; when a peer's last chunk did
         self.reported: dict[NodeId, float] = {}  # seconds; when a peer was said to be lost
@@ -176,15 +189,21 @@ class Plane:
             match effect:
                 case exchange.Send(node, kind, c, since):
                     self._post(self._peer(node), (kind, c, since))
-                case exchange.Merge(c, since, inputs):
-                    terms = tuple(self._term(reduce, c, i) for i in inputs)
-                    mean = Mean(c, terms, tuple(reduce.plan.members[i].weight for i in inputs))
+                case exchange.Merge(c, since, inputs, sums):
+                    inside = {i for _, listed in sums for i in listed}
+                    senders = [i for i in inputs if i not in inside] + [relay for relay, _ in sums]
                     took = self.world.seal_time * self.world.rng.uniform(0.2, 1.0)
-                    self.node.later(took, self._merged, reduce, since, inputs, mean)
+                    terms = {i: self._term(reduce, c, i) for i in senders}
+                    self.node.later(took, self._merged, reduce, c, since, inputs, terms)
+                case exchange.Sum(c, since, inputs):
+                    took = self.world.seal_time * self.world.rng.uniform(0.2, 1.0)
+                    terms = {i: self._term(reduce, c, i) for i in inputs}
+                    self.node.later(took, self._summed, reduce, c, since, inputs, terms)
                 case exchange.Report(c, since, payload, inputs):
                     self._tell(reduce, c, since, payload, bitmap(inputs, len(reduce.plan.members)))
                 case exchange.Free(c):
                     reduce.inbox = {key: x for key, x in reduce.inbox.items() if key[0] != c}
+                    reduce.partials.pop(c, None)
                 case exchange.Forget(c):
                     reduce.sealed.pop(c, None)
                     self.held = ()
@@ -195,16 +214,44 @@ class Plane:
                 case _:
                     assert_never(effect)
 
-    def _term(self, reduce: Reduce, c: int, place: int) -> Contribution:
+    def _term(self, reduce: Reduce, c: int, place: int) -> Partial:
+        """What is summed of the sender at `place`."""
+        found = self._sent(reduce, c, place)
+        weight = reduce.plan.members[place].weight
+        return Partial((place,), (found,), (weight,)) if isinstance(found, Contribution) else found
+
+    def _sent(self, reduce: Reduce, c: int, place: int) -> Contribution | Partial:
         mine = reduce.plan.members[place].node == self.node.me and (c, place) not in reduce.inbox
         return reduce.contribution if mine else reduce.inbox[c, place]
 
-    def _merged(self, reduce: Reduce, since: int, inputs: tuple[int, ...], mean: Mean) -> None:
+    def _sum(self, reduce: Reduce, c: int, since: int, terms: dict[int, Partial]) -> Partial | None:
+        """All of it, in plan order; None: something of it was refused."""
         if reduce is not self.reduce:
+            return None
+        for place, term in terms.items():
+            if any(x.samples == MALFORMED for x in term.contributions):
+                self._refuse(reduce, c, since, place)
+                return None
+        parts = (zip(t.places, t.contributions, t.weights, strict=True) for t in terms.values())
+        places, contributions, weights = zip(*sorted(chain(*parts), key=lambda part: part[0]), strict=True)
+        return Partial(places, contributions, weights)
+
+    def _summed(
+        self, reduce: Reduce, c: int, since: int, inputs: tuple[int, ...], terms: dict[int, Partial]
+    ) -> None:
+        if (partial := self._sum(reduce, c, since, terms)) is not None:
+            effects = reduce.exchange.summed(c, since, inputs)
+            if effects:  # the first of them frees what there was before
+                self._do(reduce, effects[:1])
+                reduce.partials[c] = partial
+                self._do(reduce, effects[1:])
+
+    def _merged(
+        self, reduce: Reduce, c: int, since: int, inputs: tuple[int, ...], terms: dict[int, Partial]
+    ) -> None:
+        if (total := self._sum(reduce, c, since, terms)) is None:
             return
-        for place, term in zip(inputs, mean.contributions, strict=True):
-            if term.samples == MALFORMED:
-                return self._refuse(reduce, mean.chunk, since, place)
+        mean = Mean(c, total.contributions, total.weights)
         payload = self.world.averaged(mean)
         effects = reduce.exchange.merged(mean.chunk, since, inputs, payload)
         if effects:
@@ -237,7 +284,7 @@ class Plane:
         told = {c: digest("a lie", payload) if self._lies(reduce, "seal") else payload}
         if lies_about("owner"):
             x = reduce.exchange
-            told |= {i: digest("not mine", i) for i in range(x.chunks) if x.owner(i) != self.node.me}
+            told |= {i: digest("not mine", i) for i in range(x.chunks) if x.up(i) != self.node.me}
         seals = tuple((i, sum_, inputs) for i, sum_ in told.items())
         again = tuple((i, digest("again", sum_), inputs) for i, sum_ in told.items())
         if lies_about("stale"):
@@ -264,8 +311,9 @@ class Plane:
         self.world.truth.held.setdefault((self.node.me, reduce.round), set()).add(self.held)
         told = digest("a lie", root) if self._lies(reduce, "held") else root
         fence, rates = reduce.plan.fence, (self.world.rng.choice([0.0, 1e6, 5e6]), 1e6)
+        trips, inside, outside = self.world.measured(self.node, list(reduce.came), bool(reduce.plan.regions))
         self.node.later(0.0, self.node.feed, machine.ReduceHeld((fence.round, fence.attempt), root))
-        self.node.report(lambda n, life: ev.Held(n, life, fence, told, 1000, 1000, *rates))
+        self.node.report(lambda n, life: ev.Held(n, life, fence, told, 1000, 1000, *rates, trips, inside, outside))
 
     def lost(self, reduce: Reduce, node: NodeId, reason: str) -> None:
         now = self.node.clock
@@ -294,6 +342,11 @@ class Plane:
             payload = reduce.contribution
             if self.node.host.lies_about("contribution"):
                 payload = replace(payload, samples=MALFORMED)
+        elif kind is Kind.PARTIAL:
+            if (payload := reduce.partials.get(c)) is None:
+                return None
+            if self.node.host.lies_about("contribution"):
+                payload = replace(payload, contributions=(replace(payload.contributions[0], samples=MALFORMED),))
         elif kind is Kind.SEALED:
             if (payload := reduce.sealed.get(c)) is None:
                 return None
@@ -339,6 +392,12 @@ class Plane:
                 assert isinstance(payload, Contribution)
                 reduce.inbox[c, frame.place] = payload
                 self._do(reduce, x.contribution(node, c))
+            case Kind.PARTIAL:
+                assert isinstance(payload, Partial)
+                effects = x.partial(node, c, payload.places)
+                assert effects is not None, f"{self.node.me} refuses the sum of {payload.places}"
+                reduce.inbox[c, frame.place] = payload
+                self._do(reduce, effects)
             case Kind.SEALED:
                 assert isinstance(payload, bytes)
                 reduce.sealed[c] = payload
@@ -426,7 +485,7 @@ class Plane:
             reduce.pulled = now
             late = {n for n, came in reduce.came.items() if now - came > PULL}
             for c in x.lacking() if late else ():
-                if x.owner(c) in late:
+                if x.up(c) in late:
                     self._do(reduce, x.pull(c))
 
     # The state

@@ -160,6 +160,35 @@ MUTATIONS = [
         "return replace(ledger, contributions={n: c for n, c in ledger.contributions.items() if n != node})",
         "return ledger",
     ),
+    # Two levels
+    Mutation(
+        "a chunk that lost a relay goes on in two levels",
+        C + "ledger.py",
+        "        or any(entries[row[c]].gone for row in ledger.relays)\n",
+        "",
+        23,
+    ),
+    Mutation(
+        "a chunk that lost a relay is flat for those who heard of it",
+        C + "ledger.py",
+        "    for c in broken:\n        since[c] = attempt\n",
+        "",
+        23,
+    ),
+    Mutation(
+        "a sum is of all that is there",
+        X,
+        "if self._contributes(place) and (not relayed or self._sums_for(c, place))",
+        "if self._contributes(place) and not relayed",
+        8,
+    ),
+    Mutation(
+        "a region's sum goes out as a contribution",
+        X,
+        "return Kind.PARTIAL if c in self._relayed else Kind.CONTRIBUTION",
+        "return Kind.CONTRIBUTION",
+        8,
+    ),
     # Rounds
     Mutation(
         "a contribution to another round counts",

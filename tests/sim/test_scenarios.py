@@ -102,6 +102,28 @@ def test_while_the_coordinator_is_away_nodes_train_up_to_the_ceiling_and_then_co
         assert not w.unwell()
 
 
+def levels(world: World) -> list[int]:
+    """Of the commits so far."""
+    records = {record.round: record.levels for record in world.service.journal.rounds()}
+    return [records[k] for k in sorted(records)]
+
+
+def test_far_regions_go_in_two_levels_once_their_rates_are_known_and_a_relays_death_costs_one_attempt() -> None:
+    with world(members(6), [1.0] * 6) as w:
+        w.regions = 2
+        committed(w, 4, 80.0)
+        assert levels(w)[:3] == [1, 1, 2]
+        assert w.until(lambda: w.durable.round.phase is Phase.REDUCING, 30.0)
+        ledger = w.durable.round.ledger
+        relay = ledger.entries[ledger.relays[1][0]].node
+        before, layered = w.durable.committed, ledger.layered
+        w.kill(next(n for n in w.living if n.me == relay))
+        assert w.until(lambda: w.durable.round.ledger.attempt > 1 or w.durable.committed > before, 30.0)
+        left = w.durable.round.ledger.layered
+        assert w.durable.committed > before or left < layered
+        committed(w, 1, 30.0)
+
+
 def standing(world: World, node: Node) -> MemberState:
     members = world.durable.members
     return (members.here.get(node.me) or members.gone[node.me]).state

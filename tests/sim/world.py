@@ -18,7 +18,7 @@ from sim.service import Service, copy
 from sim.truth import CHUNK, Mean, Truth, digest
 
 from atoll.comm.config import DataConfig, InnerConfig, MembersConfig, ReduceConfig, RoundsConfig, RunConfig
-from atoll.comm.ids import Epoch, Incarnation, Round
+from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.core import Batch, Core
@@ -57,6 +57,7 @@ class World:
         self.folder = Path(tempfile.mkdtemp(prefix="atoll-sim-", dir=MEMORY if Path(MEMORY).is_dir() else None))
         self.seal_time = self.rng.choice([0.02, 0.02, 0.2, 0.6])  # seconds that an average takes at most
         self.same_bits = self.rng.random() < 0.5
+        self.regions = 2 + seed % 2 if seed % 5 == 3 else 1  # hosts are in them by turns; far from each other
         self.lives = 0  # of the coordinator
         self.last = 0.0  # seconds on its clock; of the latest event
         self.durable = self.durable_before = State(self.config)
@@ -186,6 +187,16 @@ class World:
         forged = digest("forged", payload)
         self.truth.means[forged] = self.truth.means[payload]
         return forged
+
+    def measured(
+        self, node: Node, peers: list[NodeId], divided: bool
+    ) -> tuple[tuple[tuple[NodeId, float], ...], float, float]:
+        """Round trips to peers, and rates of what it sends within its region and to others, if it knows them."""
+        if self.regions == 1:
+            return (), 0.0, 0.0
+        host = {n.me: int(n.place[1:]) % self.regions for n in self.nodes.values()}
+        trips = ((p, 0.004 if host[p] == host[node.me] else 0.1) for p in peers if p in host)
+        return tuple(trips), *((1e6, 10.0) if divided else (0.0, 0.0))
 
     def initial_state(self, node: Node) -> bytes:
         """Made from the run's seed; on some machines with other bits."""
