@@ -23,11 +23,18 @@ class DataKind(StrEnum):
     TEXT = "text"  # a folder of text files on each node, through a tokenizer
 
 
+class OptimizerName(StrEnum):
+    ADAMW = "adamw"
+    MUON = "muon"  # of matrices; embeddings, head, norms and biases by AdamW
+    SGD = "sgd"  # without momentum
+
+
 class CodecName(StrEnum):
     FP32 = "fp32"
     BF16 = "bf16"
     INT8 = "int8"
     INT4 = "int4"
+    SPARSE = "sparse"  # the largest 1 of 64 elements, 2 bits each
 
 
 class ScaleName(StrEnum):
@@ -84,8 +91,9 @@ class DataConfig:
 
 @dataclass
 class InnerConfig:
-    """AdamW on each node (Loshchilov & Hutter 2019)."""
+    """The optimizer on each node (`atoll.node.optimizer`): one learning rate for all parameters."""
 
+    optimizer: OptimizerName = OptimizerName.ADAMW
     lr: float = 3e-3  # peak
     min_lr: float = 3e-4  # at the end of the cosine
     warmup_tokens: int = 20_000  # committed tokens
@@ -93,6 +101,7 @@ class InnerConfig:
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
+    muon_momentum: float = 0.95
     weight_decay: float = 0.1
     clip: float = 1.0  # gradient norm
     batch_size: int = 8  # sequences a step and node, over all local ranks
@@ -135,7 +144,13 @@ class ReduceConfig:
     def bytes_per_element(self) -> float:
         """Of an encoded vector."""
         scale = (2 if self.scales is ScaleName.FP16 else 4) / self.block
-        sizes = {CodecName.FP32: 4.0, CodecName.BF16: 2.0, CodecName.INT8: 1 + scale, CodecName.INT4: 0.5 + scale}
+        sizes = {
+            CodecName.FP32: 4.0,
+            CodecName.BF16: 2.0,
+            CodecName.INT8: 1 + scale,
+            CodecName.INT4: 0.5 + scale,
+            CodecName.SPARSE: (64 * 14 / 8 + 2) / 4096,
+        }
         return sizes[self.codec]
 
 
@@ -275,6 +290,10 @@ def check(config: RunConfig) -> None:
         ),
         (config.inner.beta1 < 1, f"inner.beta1 is {config.inner.beta1}: it must be in [0, 1)"),
         (config.inner.beta2 < 1, f"inner.beta2 is {config.inner.beta2}: it must be in [0, 1)"),
+        (
+            config.inner.muon_momentum < 1,
+            f"inner.muon_momentum is {config.inner.muon_momentum}: it must be in [0, 1)",
+        ),
         (
             config.inner.min_lr <= config.inner.lr,
             f"inner.min_lr {config.inner.min_lr} is above inner.lr {config.inner.lr}",
