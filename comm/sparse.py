@@ -3,7 +3,7 @@
 Of every 4096 consecutive elements (a group) the 64 of largest magnitude travel: 12 bits say where, 2 bits which of
 four levels. What stays behind goes into the sender's error feedback; without it this codec loses most of a delta.
 The mean of such vectors is not sparse, so members gather each other's instead of reducing: R - 1 payloads come
-down, each a 36th of int8.
+down, each a 37th of int8.
 
 Wire format of n elements in m = ceil(n / 4096) groups, of which the last may be shorter; a group of g elements
 has k = ceil(g / 64) picked ones; all numbers are little-endian:
