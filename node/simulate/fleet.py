@@ -22,6 +22,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.comm.codec import NonFinite
 from atoll.comm.config import RunConfig
 from atoll.node.method import Method
 from atoll.node.schedule import learning_rate
@@ -145,6 +146,7 @@ class Fleet:
                     self._revive()
             for p in range(len(self.rounds)):
                 self._close_if_due(p)
+        assert self._finished(), "nobody trains and nothing travels"
         self._finish()
 
     def _finished(self) -> bool:
@@ -278,7 +280,12 @@ class Fleet:
             share.offered = np.empty_like(delta)
             self.method.feedback.offer(share.residual, delta, share.offered)
             delta = share.offered
-        share.decoded = state.over_the_wire(delta)
+        try:
+            share.decoded = state.over_the_wire(delta)
+        except NonFinite as error:
+            raise NonFinite(
+                f"training diverged on node {node.number} in round {state.round + 1}: {error}"
+            ) from None
         share.sent, share.flying, share.since, share.after = local, share.owed, 0, 0
         if self.run.overlap.delay == 0:
             self._halt(node)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from atoll.comm.codec import NonFinite
 from atoll.comm.config import (
     CodecName,
     InnerConfig,
@@ -149,6 +150,24 @@ def test_every_method_trains_through_faults(path: Path, source: Source, tmp_path
     assert outcome.val_loss < losses(outcome)[0] - 0.5
     assert outcome.tokens >= 40 * 4 * 4 * 32 - 4 * 4 * 32
     assert outcome.inner_steps_lost > 0
+
+
+def test_late_work_can_count_less_and_rounds_can_keep_their_decay_a_token(source: Source) -> None:
+    run = tiny(rounds=RoundsConfig(inner_steps=4))
+    conditions: dict[str, Any] = {"drop": 0.5, "speeds": (1.0, 1.0, 0.8, 0.5)}
+    usual = OuterConfig(lr=0.9, momentum=0.5, momentum_warmup=3)
+    settings = [usual, replace(usual, damping=True), replace(usual, per_token=True)]
+    found = [played(replace(run, outer=outer), source, **conditions) for outer in settings]
+    assert len({outcome.val_loss for outcome in found}) == 3
+    assert max(outcome.val_loss for outcome in found) < losses(found[0])[0] - 0.5
+    assert {outcome.tokens for outcome in found} == {20 * 4 * 4 * 32}
+
+
+def test_training_that_diverges_is_said(source: Source) -> None:
+    wild = InnerConfig(optimizer=OptimizerName.SGD, lr=float("inf"), warmup_tokens=0, batch_size=4)
+    run = tiny(inner=wild)
+    with pytest.raises(NonFinite, match="training diverged on node 0 in round 1"):
+        played(run, source)
 
 
 def test_waiting_costs_what_the_formula_says_and_overlap_nothing(source: Source) -> None:
