@@ -138,7 +138,10 @@ def _print(rows: list[dict[str, Any]], out: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("run", "val loss", "against DP", "rounds", "MB sent", "times less", "utilisation", "goodput")
+    table = Table()
+    table.add_column("run", no_wrap=True)
+    for title in ("loss", "to DP", "rounds", "MB sent", "less", "training", "goodput"):
+        table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         against, less = row["against_baseline"], row["reduction"]
         table.add_row(
@@ -147,9 +150,10 @@ def _print(rows: list[dict[str, Any]], out: Path) -> None:
             "" if against is None else f"{100 * against:+.1f} %",
             f"{row['rounds']}",
             f"{row['bytes_per_node'] / 1e6:.2f}",
-            "" if less is None else f"{less:.0f}",
-            f"{100 * row['utilisation']:.1f} %",
-            f"{100 * row['goodput']:.1f} %",
+            "" if less is None else f"{less:.0f}x",
+            f"{100 * row['utilisation']:.0f} %",
+            f"{100 * row['goodput']:.0f} %",
         )
     Console().print(table)
+    click.echo("less: bytes, than data parallelism in fp32; training: share of the nodes' time")
     click.echo(f"curves, summary.json and comparison.png are in {out}")

@@ -37,6 +37,15 @@ def test_its_size_is_within_three_percent_of_the_formula(numel: int) -> None:
     assert told == pytest.approx(CODEC.size(numel), rel=0.03)
 
 
+@pytest.mark.parametrize("name", CodecName)
+def test_every_codec_has_the_size_that_the_config_tells_to_three_percent(name: CodecName) -> None:
+    config = ReduceConfig(codec=name)
+    size = make(name, config.block, config.scales).size(config.chunk)
+    assert size == pytest.approx(config.bytes_per_element * config.chunk, rel=0.03)
+    formula = {"fp32": 4, "bf16": 2, "int8": 1 + 2 / 64, "int4": 0.5 + 2 / 64, "sparse": 0.21875 / 8}[name]
+    assert size == pytest.approx(formula * config.chunk, rel=0.03)
+
+
 @pytest.mark.parametrize("n", SIZES)
 def test_the_largest_of_each_group_arrive_and_nothing_else(n: int) -> None:
     (x,) = deltas(1, n, seed=n)
