@@ -68,15 +68,13 @@ BASE = 150 << 20  # bytes of a peer without a vector
 FP32 = 4  # bytes of an element
 VECTORS = 4  # fp32 vectors of a peer: anchor, momentum, local and the decoded mean
 PAYLOADS = 8  # encoded vectors of a peer: its own, what arrives, what is sealed, and those of the last rounds
+CODECS = [str(name) for name in CodecName if name is not CodecName.SPARSE]  # that a mean can be sent in
 W = TypeVar("W", bound=ToBench)
 T = TypeVar("T")
 
 
 class BenchFailed(AtollError):
     """What was to be measured did not happen."""
-
-
-CODECS = [str(name) for name in CodecName if name is not CodecName.SPARSE]  # that means are sent in
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,6 @@ Everything that happens follows from the config, the conditions and the seed.
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum
 from math import ceil
 
 import numpy as np
@@ -29,75 +27,11 @@ from atoll.node.schedule import learning_rate
 from atoll.node.simulate.conditions import Conditions
 from atoll.node.simulate.exchange import Contribution, Replicated
 from atoll.node.simulate.learner import Trainee
+from atoll.node.simulate.state import Event, Node, Phase, Record, Round, Share
 from atoll.outer_opt.late import damping
 from atoll.outer_opt.overlap import rebase
 
 F32 = NDArray[np.float32]
-
-
-class Phase(Enum):
-    OPEN = "open"
-    CLOSING = "closing"
-    TRAVELS = "travels"
-
-
-@dataclass
-class Share:
-    """A node's part in one fragment."""
-
-    since: int = 0  # inner steps since its last contribution: what a round waits for
-    owed: int = 0  # inner steps in its local parameters that no commit has counted
-    flying: int = 0  # of these, the ones in the contribution that travels
-    sent: F32 | None = None  # its local parameters at that contribution
-    offered: F32 | None = None  # what it encoded then, with error feedback
-    decoded: F32 | None = None  # and what the others decoded
-    after: int = 0  # inner steps since then
-    drift: float = 0.0  # how far the anchor moved under work that is still owed
-    residual: F32 | None = None
-    pending: bool = False  # a commit counted its contribution, and it has not taken the new anchor yet
-
-
-@dataclass
-class Node:
-    number: int
-    trainee: Trainee
-    joined: float
-    speed: float  # inner steps a second
-    shares: list[Share]
-    started: float = 0.0  # when the step at hand began
-    ticket: int = 0  # of the step at hand; another one's end means nothing
-    busy: bool = False
-    alive: bool = True
-    stopped: float = 0.0  # since when it does not train
-    idle: float = 0.0  # seconds that it did not train
-    losses: list[float] = field(default_factory=list)
-
-
-@dataclass
-class Round:
-    """The round of a fragment that is under way."""
-
-    phase: Phase = Phase.OPEN
-    opened: float = 0.0  # when the one before closed
-    quorum: float | None = None  # when a quorum had its inner steps
-    closed: float = 0.0
-    due: int = 0  # inner steps that a node takes in it
-    waits: set[int] = field(default_factory=set)  # nodes that finish a step
-    included: dict[int, Contribution] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Record:
-    """One committed round, or the start."""
-
-    fragment: int
-    round: int
-    time: float  # virtual seconds
-    tokens: float  # committed
-    members: int
-    bytes_sent: float  # by a node on average, since the start
-    train_loss: float | None
-    val_loss: float | None
 
 
 class Fleet:
@@ -120,7 +54,7 @@ class Fleet:
         self.now, self.cursor, self.committed = 0.0, begun_at, float(begun_at * run.model.seq_len)
         self.bytes_sent, self.records, self.lost, self.gone_idle = 0.0, list[Record](), 0, 0.0
         self._random = np.random.default_rng((run.seed, 7))
-        self._events: list[tuple[float, int, int, int, int]] = []  # time, order of entry, kind, who, ticket
+        self._events: list[tuple[float, int, Event, int, int]] = []  # time, order of entry, kind, who, ticket
         self._entries, self._last, self._present, self.val_loss = 0, False, 0.0, float("nan")
         for number in range(conditions.nodes):
             self._join(number).trainee.resume(start)
@@ -135,14 +69,14 @@ class Fleet:
         while self._events and not self._finished():
             self.now, _, kind, who, ticket = heapq.heappop(self._events)
             match kind:
-                case 0:
+                case Event.STEP:
                     if self.nodes[who].ticket == ticket and self.nodes[who].alive:
                         self._step_ends(self.nodes[who])
-                case 1:
+                case Event.COMMIT:
                     self._commit(who)
-                case 2:
+                case Event.KILL:
                     self._kill(int(self._random.choice([n.number for n in self._here()])))
-                case 3:
+                case Event.JOIN:
                     self._revive()
             for p in range(len(self.rounds)):
                 self._close_if_due(p)
@@ -160,7 +94,7 @@ class Fleet:
             self._halt(node)
         self._last = True
         for time, _, kind, who, _ in sorted(self._events):
-            if kind == 1:
+            if kind is Event.COMMIT:
                 self.now = time
                 self._commit(who)
         for p, round_ in enumerate(self.rounds):
@@ -197,7 +131,7 @@ class Fleet:
             return
         node.idle += self.now - node.stopped
         node.busy, node.started, node.ticket = True, self.now, node.ticket + 1
-        self._at(self.now + 1.0 / node.speed, 0, node.number, node.ticket)
+        self._at(self.now + 1.0 / node.speed, Event.STEP, node.number, node.ticket)
 
     def _must_wait(self, node: Node) -> bool:
         most = self.run.rounds.most_steps
@@ -300,7 +234,7 @@ class Fleet:
         round_.phase = Phase.TRAVELS
         size = self.states[p].bytes_sent(len(round_.included))
         seconds = size * 8e-6 / self.conditions.bandwidth if self.conditions.bandwidth else 0.0
-        self._at(self.now + self.conditions.latency + seconds, 1, p, 0)
+        self._at(self.now + self.conditions.latency + seconds, Event.COMMIT, p)
 
     def _commit(self, p: int) -> None:
         """The exchange is over: the anchor moves, if anything arrived."""
@@ -314,7 +248,7 @@ class Fleet:
             self.committed += sum(c.tokens for c in included) / len(self.states)
         for node in self._here():
             share = node.shares[p]
-            if node.number in round_.included:
+            if node.number in round_.included and share.sent is not None:
                 share.owed, share.flying, share.drift, share.pending = share.owed - share.flying, 0, 0.0, True
                 if self.method.feedback is not None and share.offered is not None and share.decoded is not None:
                     assert share.residual is not None
@@ -373,13 +307,14 @@ class Fleet:
         every = self.conditions.churn
         if round_ % every == 0 and len(self._here()) > 1:
             half = 0.5 * self.run.rounds.inner_steps * self.conditions.step_seconds
-            self._at(self.now + half, 2, 0, 0)
+            self._at(self.now + half, Event.KILL)
         if round_ % every == every // 2:
-            self._at(self.now, 3, 0, 0)
+            self._at(self.now, Event.JOIN)
 
     def _kill(self, number: int) -> None:
         """Its inner steps since its last commit are gone with it; what travels arrives."""
         node = self.nodes[number]
+        node.idle += 0.0 if node.busy else self.now - node.stopped
         self._halt(node)
         node.alive = False
         self.lost += max(share.owed for share in node.shares)
@@ -393,6 +328,7 @@ class Fleet:
         for node in self.nodes:
             if not node.alive:
                 fresh = self._join(node.number)
+                fresh.ticket = node.ticket + 1
                 for state in self.states:
                     state.fragment.scatter(state.anchor, fresh.trainee.flat)
                 self._begin(fresh)
@@ -400,7 +336,7 @@ class Fleet:
 
     # Bookkeeping
 
-    def _at(self, time: float, kind: int, who: int, ticket: int) -> None:
+    def _at(self, time: float, kind: Event, who: int = 0, ticket: int = 0) -> None:
         self._entries += 1
         heapq.heappush(self._events, (time, self._entries, kind, who, ticket))
 

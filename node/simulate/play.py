@@ -10,8 +10,9 @@ from atoll.node.data import Source
 from atoll.node.method import method_of
 from atoll.node.schedule import learning_rate
 from atoll.node.simulate.conditions import Conditions
-from atoll.node.simulate.fleet import Fleet, Record
+from atoll.node.simulate.fleet import Fleet
 from atoll.node.simulate.learner import Trainee, with_batch
+from atoll.node.simulate.state import Record
 
 Tell = Callable[[Record], None]
 

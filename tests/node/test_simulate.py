@@ -152,6 +152,17 @@ def test_every_method_trains_through_faults(path: Path, source: Source, tmp_path
     assert outcome.inner_steps_lost > 0
 
 
+@pytest.mark.parametrize("churn", [1, 2, 3])
+@pytest.mark.parametrize("delay", [0, 4])
+def test_nodes_die_and_join_while_deltas_travel(churn: int, delay: int, source: Source) -> None:
+    run = tiny(
+        overlap=OverlapConfig(delay), reduce=ReduceConfig(codec=CodecName.INT4), outer=OuterConfig(feedback=1.0)
+    )
+    outcome = played(run, source, steps=30, churn=churn, latency=4.0, speeds=(1.0, 0.9, 0.7, 0.4))
+    assert outcome.tokens >= (30 * 4 - 2) * 4 * 32
+    assert outcome.utilisation <= 1.0 and outcome.goodput < 1.0
+
+
 def test_late_work_can_count_less_and_rounds_can_keep_their_decay_a_token(source: Source) -> None:
     run = tiny(rounds=RoundsConfig(inner_steps=4))
     conditions: dict[str, Any] = {"drop": 0.5, "speeds": (1.0, 1.0, 0.8, 0.5)}
