@@ -1,6 +1,6 @@
 """Fragments: parts of the flat vector that are exchanged each by itself, so that the network's load is even.
 
-Streaming DiLoCo (arXiv 2501.18512, section 2.2): with fragment p due at inner step t where (t - offset_p) mod H
+Streaming DiLoCo (arXiv 2501.18512): with fragment p due at inner step t where (t - offset_p) mod H
 = 0, each is exchanged every H steps as the whole model would be, and the peak of the bytes is 1/P of it.
 A fragment is a flat vector of its own: its tensors one after another, cut into chunks like any other.
 """
@@ -54,8 +54,8 @@ def whole(tensors: Sequence[Tensor]) -> tuple[Fragment, ...]:
 
 
 def strided(tensors: Sequence[Tensor], count: int) -> tuple[Fragment, ...]:
-    """Layer l belongs to fragment l mod `count` (Streaming DiLoCo, section 2.2, where it was better than runs of
-    neighbours). What is no layer goes where there is least by then: the last layers, with fewer in a fragment."""
+    """Layer l belongs to fragment l mod `count` (Streaming DiLoCo), so that each has early and late ones. What is
+    no layer goes where there is least by then."""
     parts: list[list[Tensor]] = [[] for _ in range(count)]
     for tensor in tensors:
         if tensor.layer is not None:

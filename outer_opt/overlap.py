@@ -28,7 +28,7 @@ def rebase(local: Array, anchor: Array, sent: Array, scratch: Array) -> None:
 
 @dataclass(frozen=True)
 class Mix:
-    """local <- alpha local + (1 - alpha) anchor (Streaming DiLoCo, arXiv 2501.18512, algorithm 2; 0.5 there)."""
+    """local <- alpha local + (1 - alpha) anchor (Streaming DiLoCo, arXiv 2501.18512; 0.5 there)."""
 
     alpha: float
 

@@ -1,8 +1,7 @@
 """The outer rule over rounds: its momentum's warm-up and decay, and rounds of unusual length.
 
-Pier (arXiv 2511.17849) found that the outer momentum should begin weak, because the first deltas are large and
-say little about the later ones, and that it should end lower than it was. Here both are linear (the form of the
-ramps is ours):
+Pier (arXiv 2511.17849) warms the outer momentum up and lets it decay: the first deltas are large and say little
+about the later ones, and a long memory at the end overshoots. Here both are linear (that form is ours):
 
     mu_k = mu min(1, (k - 1) / warmup)                                     in round k = 1, 2, ...
     mu_k = mu + (final - mu) min(1, max(0, k - begin) / (end - begin))     where there is a decay

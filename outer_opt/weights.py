@@ -11,7 +11,7 @@ BOUND = 4.0  # times the median weight
 
 
 def by_tokens(tokens: Sequence[float], steps: Sequence[float]) -> list[float]:
-    """The tokens behind each delta (FedAvg, arXiv 1602.05629, eq. 1)."""
+    """The tokens behind each delta (FedAvg, arXiv 1602.05629, algorithm 1)."""
     return [float(count) for count in tokens]
 
 
