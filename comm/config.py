@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from atoll.comm.errors import ConfigError
-from atoll.comm.outer_config import FragmentsConfig, OuterConfig, OverlapConfig, rules_of
+from atoll.comm.outer_config import FragmentsConfig, OverlapConfig, rules_of
+from atoll.comm.outer_config import OuterConfig as OuterConfig
 
 T = TypeVar("T")
 
