@@ -296,6 +296,10 @@ def make(name: CodecName, block: int, scales: ScaleName = ScaleName.FP16) -> Cod
             return Int8(block, scales)
         case CodecName.INT4:
             return Int4(block, scales)
+        case CodecName.SPARSE:
+            from atoll.comm.sparse import Sparse
+
+            return Sparse()
         case _:
             assert_never(name)
 

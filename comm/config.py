@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from atoll.comm.errors import ConfigError
+from atoll.comm.outer_config import FragmentsConfig, OverlapConfig, rules_of
+from atoll.comm.outer_config import OuterConfig as OuterConfig
 
 T = TypeVar("T")
 
@@ -23,11 +25,18 @@ class DataKind(StrEnum):
     TEXT = "text"  # a folder of text files on each node, through a tokenizer
 
 
+class OptimizerName(StrEnum):
+    ADAMW = "adamw"
+    MUON = "muon"  # of matrices; embeddings, head, norms and biases by AdamW
+    SGD = "sgd"  # without momentum
+
+
 class CodecName(StrEnum):
     FP32 = "fp32"
     BF16 = "bf16"
     INT8 = "int8"
     INT4 = "int4"
+    SPARSE = "sparse"  # the largest 1 of 64 elements, 2 bits each
 
 
 class ScaleName(StrEnum):
@@ -84,8 +93,9 @@ class DataConfig:
 
 @dataclass
 class InnerConfig:
-    """AdamW on each node (Loshchilov & Hutter 2019)."""
+    """The optimizer on each node (`atoll.node.optimizer`): one learning rate for all parameters."""
 
+    optimizer: OptimizerName = OptimizerName.ADAMW
     lr: float = 3e-3  # peak
     min_lr: float = 3e-4  # at the end of the cosine
     warmup_tokens: int = 20_000  # committed tokens
@@ -93,17 +103,10 @@ class InnerConfig:
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
+    muon_momentum: float = 0.95
     weight_decay: float = 0.1
     clip: float = 1.0  # gradient norm
     batch_size: int = 8  # sequences a step and node, over all local ranks
-
-
-@dataclass
-class OuterConfig:
-    """SGD with Nesterov momentum on the mean delta (DiLoCo, arXiv 2311.08105, algorithm 1)."""
-
-    lr: float = 0.7
-    momentum: float = 0.9
 
 
 @dataclass
@@ -116,6 +119,7 @@ class RoundsConfig:
     grace: float = 0.25  # of the quorum's inner time: how much longer those that will soon be there may take
     collect: float = 60.0  # seconds that a member told to finish may take at most
     reduce_timeout: float = 600.0  # seconds for one attempt of a reduce
+    data_parallel: int = 0  # inner steps at the start of the run whose gradients are averaged one by one
 
     @property
     def most_steps(self) -> int:
@@ -136,7 +140,13 @@ class ReduceConfig:
     def bytes_per_element(self) -> float:
         """Of an encoded vector."""
         scale = (2 if self.scales is ScaleName.FP16 else 4) / self.block
-        sizes = {CodecName.FP32: 4.0, CodecName.BF16: 2.0, CodecName.INT8: 1 + scale, CodecName.INT4: 0.5 + scale}
+        sizes = {
+            CodecName.FP32: 4.0,
+            CodecName.BF16: 2.0,
+            CodecName.INT8: 1 + scale,
+            CodecName.INT4: 0.5 + scale,
+            CodecName.SPARSE: (64 * 14 / 8 + 2) / 4096,
+        }
         return sizes[self.codec]
 
 
@@ -169,6 +179,8 @@ class RunConfig:
     data: DataConfig = field(default_factory=DataConfig)
     inner: InnerConfig = field(default_factory=InnerConfig)
     outer: OuterConfig = field(default_factory=OuterConfig)
+    fragments: FragmentsConfig = field(default_factory=FragmentsConfig)
+    overlap: OverlapConfig = field(default_factory=OverlapConfig)
     rounds: RoundsConfig = field(default_factory=RoundsConfig)
     reduce: ReduceConfig = field(default_factory=ReduceConfig)
     members: MembersConfig = field(default_factory=MembersConfig)
@@ -176,15 +188,17 @@ class RunConfig:
     wandb: WandbConfig = field(default_factory=WandbConfig)
 
 
-def load_run(path: Path, overrides: tuple[str, ...] = ()) -> RunConfig:
-    """Read a run's YAML file and dotlist overrides (`key.sub=value`); raise `ConfigError` with a sentence."""
-    config = load_dataclass(RunConfig, path, overrides)
+def load_run(path: Path, overrides: tuple[str, ...] = (), method: Path | None = None) -> RunConfig:
+    """Read a run's YAML file, a method's over it, and dotlist overrides (`key.sub=value`) over both; raise
+    `ConfigError` with a sentence."""
+    config = load_dataclass(RunConfig, path, overrides, over=method)
     check(config)
     return config
 
 
-def load_dataclass(schema: type[T], path: Path | None, overrides: tuple[str, ...]) -> T:
-    """Merge `schema`'s defaults, a YAML file and a dotlist; unknown keys and wrong types are `ConfigError`s."""
+def load_dataclass(schema: type[T], path: Path | None, overrides: tuple[str, ...], over: Path | None = None) -> T:
+    """Merge `schema`'s defaults, a YAML file, one `over` it, and a dotlist; unknown keys and wrong types are
+    `ConfigError`s."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -195,9 +209,10 @@ def load_dataclass(schema: type[T], path: Path | None, overrides: tuple[str, ...
     source = "the overrides"
     try:
         merged = OmegaConf.structured(schema)
-        if path is not None:
-            source = str(path)
-            merged = OmegaConf.merge(merged, _switches(OmegaConf.load(path)))
+        for file in (path, over):
+            if file is not None:
+                path, source = file, str(file)
+                merged = OmegaConf.merge(merged, _switches(OmegaConf.load(file)))
         source = "the overrides"
         merged = OmegaConf.merge(merged, _switches(OmegaConf.from_dotlist(list(overrides))))
         loaded = OmegaConf.to_object(merged)
@@ -249,6 +264,7 @@ def check(config: RunConfig) -> None:
         "rounds.reduce_timeout": config.rounds.reduce_timeout,
         "reduce.block": config.reduce.block,
         "reduce.chunk": config.reduce.chunk,
+        "fragments.count": config.fragments.count,
         "members.start": config.members.start,
         "members.minimum": config.members.minimum,
         "members.lease": config.members.lease,
@@ -257,7 +273,7 @@ def check(config: RunConfig) -> None:
     for key, value in positive.items():
         if not value > 0:
             raise ConfigError(f"{key} is {value}: it must be greater than 0")
-    for section in ("model", "inner", "outer", "rounds", "members"):
+    for section in ("model", "inner", "outer", "fragments", "overlap", "rounds", "members"):
         for key, value in vars(getattr(config, section)).items():
             if isinstance(value, float) and not 0 <= value < float("inf"):
                 raise ConfigError(f"{section}.{key} is {value}: it must be finite and not negative")
@@ -278,10 +294,25 @@ def check(config: RunConfig) -> None:
         (config.inner.beta1 < 1, f"inner.beta1 is {config.inner.beta1}: it must be in [0, 1)"),
         (config.inner.beta2 < 1, f"inner.beta2 is {config.inner.beta2}: it must be in [0, 1)"),
         (
+            config.inner.muon_momentum < 1,
+            f"inner.muon_momentum is {config.inner.muon_momentum}: it must be in [0, 1)",
+        ),
+        (
             config.inner.min_lr <= config.inner.lr,
             f"inner.min_lr {config.inner.min_lr} is above inner.lr {config.inner.lr}",
         ),
         (0 <= config.outer.momentum < 1, f"outer.momentum is {config.outer.momentum}: it must be in [0, 1)"),
+        *rules_of(config.outer, config.fragments, config.overlap),
+        (
+            config.overlap.delay <= config.rounds.inner_steps,
+            f"overlap.delay {config.overlap.delay} is above rounds.inner_steps {config.rounds.inner_steps}",
+        ),
+        (
+            config.reduce.codec is not CodecName.SPARSE or config.outer.feedback > 0,
+            "reduce.codec is sparse, which sends 1 of 64 elements, and outer.feedback is 0: set it to 0.95, "
+            "or most of each delta is lost",
+        ),
+        (config.rounds.data_parallel >= 0, "rounds.data_parallel must not be negative"),
         (0 < config.rounds.quorum <= 1, f"rounds.quorum is {config.rounds.quorum}: it must be in (0, 1]"),
         (config.rounds.ceiling >= 1, f"rounds.ceiling is {config.rounds.ceiling}: it must be 1 or more"),
         (

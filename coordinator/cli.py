@@ -14,8 +14,12 @@ import click
 
 from atoll.comm.config import load_run, to_yaml
 from atoll.comm.errors import ConfigError, Unreachable
+from atoll.comm.methods import check_real, method_file, simulated_only
 
 STATE_DIR = Path("~/.atoll/coordinator")
+method_option = click.option(
+    "--method", default="", help="A method's settings over RUN_YAML: a name (configs/methods) or a .yaml file."
+)
 FEW = 50  # members that `atoll status` shows
 
 
@@ -31,11 +35,19 @@ def coordinator() -> None:
 @click.option("--listen", default="0.0.0.0:4700", show_default=True, help="HOST:PORT of the control plane.")
 @click.option("--http", default="127.0.0.1:4701", show_default=True, help="HOST:PORT of the read-only page.")
 @click.option("--advertise", default="", help="HOST:PORT that nodes dial, when it is not the one listened on.")
+@method_option
 def start(
-    run_yaml: Path, overrides: tuple[str, ...], state_dir: Path, listen: str, http: str, advertise: str
+    run_yaml: Path,
+    overrides: tuple[str, ...],
+    state_dir: Path,
+    listen: str,
+    http: str,
+    advertise: str,
+    method: str,
 ) -> None:
     """Serve the run described by RUN_YAML, with key=value OVERRIDES; `atoll invite` then makes join URLs."""
-    config = load_run(run_yaml, overrides)
+    config = load_run(run_yaml, overrides, method_file(method, run_yaml) if method else None)
+    check_real(config)
     from atoll.comm import log
     from atoll.coordinator.server import Options, serve
 
@@ -46,10 +58,11 @@ def start(
 @coordinator.command("check")
 @click.argument("run_yaml", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1)
+@method_option
 @click.option("--json", "as_json", is_flag=True)
-def check_(run_yaml: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+def check_(run_yaml: Path, overrides: tuple[str, ...], method: str, as_json: bool) -> None:
     """Validate RUN_YAML and print the resolved config; start nothing."""
-    config = load_run(run_yaml, overrides)
+    config = load_run(run_yaml, overrides, method_file(method, run_yaml) if method else None)
     if as_json:
         import msgspec
 
@@ -57,6 +70,8 @@ def check_(run_yaml: Path, overrides: tuple[str, ...], as_json: bool) -> None:
         return
     click.echo(to_yaml(config).rstrip())
     click.echo(f"# ok: {config.model.n_params:,} parameters")
+    if beyond := simulated_only(config):
+        click.echo(f"# for `atoll simulate`: a coordinator does not carry out {', '.join(beyond)} yet")
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""The inner loop: AdamW steps on this node's share of the round, over all its local ranks.
+"""The inner loop: optimizer steps on this node's share of the round, over all its local ranks.
 
 `train` tells the story of one round. Every local rank calls it with the same order and takes its slice of
 each batch; what rank 0 alone knows (the daemon's wish to finish, that the daemon is gone) travels to the
@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atoll.comm.config import InnerConfig, RunConfig
+from atoll.comm.config import RunConfig
 from atoll.comm.errors import ConfigError
 from atoll.comm.faults import hit
 from atoll.node.channel import Evaluated, Progress, Reached, Ready, Train
@@ -139,12 +139,12 @@ def samples(lease: Sequence[tuple[int, int]], skip: int, count: int) -> list[int
 
 
 def step(learner: Learner, sequences: Tensor, rate: float) -> float:
-    """One AdamW step on this rank's sequences; return their mean loss."""
+    """One optimizer step on this rank's sequences; return their mean loss."""
     for group in learner.optimizer.param_groups:
         group["lr"] = rate
     loss = cross_entropy(learner.model, sequences)
     loss.backward()  # type: ignore[no-untyped-call]
-    # An infinity or NaN would stay in AdamW's moments for the rest of the run: such a step is left out.
+    # An infinity or NaN would stay in the optimizer's moments for the rest of the run: such a step is left out.
     if clip_gradients(learner.model, learner.run.inner.clip):
         learner.optimizer.step()
     learner.optimizer.zero_grad()
@@ -189,16 +189,3 @@ def cross_entropy(model: nn.Module, sequences: Tensor) -> Tensor:
     """Mean nats a token of predicting each next token of (B, T + 1)."""
     logits = model(sequences[:, :-1])  # (B, T, V)
     return F.cross_entropy(logits.float().flatten(0, 1), sequences[:, 1:].flatten())
-
-
-def adamw(model: nn.Module, config: InnerConfig) -> torch.optim.Optimizer:
-    """AdamW that leaves norms and biases undecayed; its learning rate is set before every step."""
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
-    groups = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    betas = (config.beta1, config.beta2)
-    return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)

@@ -16,13 +16,13 @@ from atoll.comm.digest import digest, root
 from atoll.comm.ids import Round
 from atoll.comm.octets import U8, Octets
 from atoll.node.vectors import Vectors
-from atoll.outer_opt.nesterov import Nesterov
+from atoll.outer_opt.ramp import Rule
 
 KEEP = 4  # rounds of sealed bytes that peers may ask for
 
 
 class OuterState:
-    def __init__(self, vectors: Vectors, chunks: Chunks, codec: Codec, rule: Nesterov) -> None:
+    def __init__(self, vectors: Vectors, chunks: Chunks, codec: Codec, rule: Rule) -> None:
         self.vectors, self.chunks, self._codec, self._rule = vectors, chunks, codec, rule
         self.at: list[int] = [-1] * chunks.count  # the round each chunk of the state stands at; -1: nothing
         self._digests: list[bytes] = []
@@ -49,7 +49,8 @@ class OuterState:
         delta, scratch = self._delta[:size], self._scratch[:size]
         self._codec.decode(payload, delta)
         self._still = False
-        self._rule.step(self.vectors.anchor[span], self.vectors.momentum[span], delta, scratch)
+        rule = self._rule.at(self.at[c] + 1)
+        rule.step(self.vectors.anchor[span], self.vectors.momentum[span], delta, scratch)
         self.at[c] += 1
 
     def put(self, c: int, round_: int, data: bytes) -> None:

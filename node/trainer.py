@@ -35,9 +35,10 @@ from atoll.node.channel import TrainerEnd
 from atoll.node.config import Device, NodeConfig, TrainerSpec
 from atoll.node.data import Source, open_source
 from atoll.node.flat import Layout, layout_of, map_vector, read_shards, squared_distances, write_shards
-from atoll.node.inner import Interrupt, Learner, Left, Team, adamw, evaluate, train
+from atoll.node.inner import Interrupt, Learner, Left, Team, evaluate, train
 from atoll.node.launch import LAUNCHER, die_with_parent
 from atoll.node.model import blocks_of, build, build_custom, init_parameters
+from atoll.node.optimizer import make as make_optimizer
 
 PATIENCE = timedelta(days=10)  # ranks wait in a collective while the daemon has nothing for them to do
 
@@ -220,7 +221,7 @@ def prepare(spec: TrainerSpec, team: Team, device: torch.device) -> tuple[Learne
     team.share(spec.run.inner.batch_size)
     source = open_together(spec, team)
     model = place(spec, team, device)
-    return Learner(spec.run, team, device, source, model, adamw(model, spec.run.inner)), layout_of(model)
+    return Learner(spec.run, team, device, source, model, make_optimizer(model, spec.run.inner)), layout_of(model)
 
 
 def open_together(spec: TrainerSpec, team: Team) -> Source:

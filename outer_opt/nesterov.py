@@ -1,16 +1,16 @@
-"""The outer step: SGD with Nesterov momentum on the mean delta.
+"""SGD with Nesterov momentum on the mean delta: the outer step of DiLoCo (arXiv 2311.08105, algorithm 1).
 
-DiLoCo (arXiv 2311.08105, algorithm 1) with the momentum of Sutskever et al. 2013 as torch.optim.SGD writes it:
+The momentum is that of Sutskever et al. 2013 as torch.optim.SGD writes it, without dampening:
 
     m <- mu m + delta
     theta <- theta - eta (delta + mu m)
 
-Works in place on numpy arrays and torch tensors alike. Each line below is one IEEE operation an element, rounded
-once; nothing is fused, so that every machine gets the same bits.
+Not a running mean: under a constant delta the steps grow to eta / (1 - mu) of it.
 """
 
 from dataclasses import dataclass
-from typing import Any
+
+from atoll.outer_opt.arrays import Array
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,11 @@ class Nesterov:
     lr: float  # eta
     momentum: float  # mu; 0 is plain SGD
 
-    def step(self, anchor: Any, momentum: Any, delta: Any, scratch: Any) -> None:
+    def at(self, round: int, length: float = 1.0) -> "Nesterov":
+        """The same rule in every round (see `ramp.Rule`)."""
+        return self
+
+    def step(self, anchor: Array, momentum: Array, delta: Array, scratch: Array) -> None:
         """Update `anchor` and `momentum` (n,) fp32 with the mean `delta` (n,); `scratch` (n,) is overwritten."""
         momentum *= self.momentum
         momentum += delta

@@ -35,7 +35,17 @@ def test_imports_point_down(package: str) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("module", ["atoll.coordinator.server", "atoll.coordinator.demo", "atoll.node.daemon"])
-def test_service_and_daemon_start_without_torch(module: str) -> None:
+@pytest.mark.parametrize(
+    "module",
+    [
+        "atoll.coordinator.server",
+        "atoll.coordinator.demo",
+        "atoll.node.daemon",
+        "atoll.node.method",
+        "atoll.node.simulate.cli",
+        "atoll.outer_opt.merge",
+    ],
+)
+def test_service_and_daemon_and_commands_start_without_torch(module: str) -> None:
     probe = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-P", "-c", probe], timeout=60).returncode == 0

@@ -7,8 +7,10 @@ import pytest
 
 from atoll.comm.config import RunConfig, from_json, load_run, to_json, to_yaml
 from atoll.comm.errors import ConfigError
+from atoll.comm.methods import method_file
 
 ROOT = Path(__file__).resolve().parents[2]
+METHODS = sorted((ROOT / "configs" / "methods").glob("*.yaml"))
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
@@ -16,6 +18,20 @@ CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 def test_every_shipped_config_is_valid_and_survives_the_wire(path: Path) -> None:
     config = load_run(path)
     assert from_json(to_json(config)) == config
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("method", METHODS, ids=lambda p: p.stem)
+def test_every_method_can_be_merged_over_every_shipped_config(path: Path, method: Path) -> None:
+    config = load_run(path, (), method_file(method.stem, path))
+    assert config.model == load_run(path).model
+    assert from_json(to_json(config)) == config
+
+
+def test_overrides_win_over_the_method_and_the_method_over_the_run() -> None:
+    demo = ROOT / "configs" / "demo.yaml"
+    config = load_run(demo, ("outer.lr=0.123",), method_file("muloco", demo))
+    assert (config.outer.lr, config.outer.momentum, config.rounds.inner_steps) == (0.123, 0.9, 30)
 
 
 @pytest.mark.parametrize(("name", "billions"), [("demo", 0.00082), ("150m", 0.15), ("1b", 1.0), ("10b", 10.2)])
@@ -60,6 +76,16 @@ def test_tls_is_on_off_or_auto_though_yaml_takes_two_of_them_for_truths(word: st
         ("inner.lr=inf", "inner.lr is inf"),
         ("members.reconnect=-5", "members.reconnect is -5"),
         ("inner.beta1=2", "inner.beta1 is 2"),
+        ("inner.muon_momentum=1", "inner.muon_momentum is 1"),
+        ("inner.optimizer=lion", "lion"),
+        ("outer.merge=median", "median"),
+        ("outer.decay_begin=5", "below outer.decay_end 0"),
+        ("outer.final_momentum=1", "outer.final_momentum is 1"),
+        ("outer.momentum_warmup=-1", "outer.momentum_warmup is -1"),
+        ("fragments.count=0", "fragments.count is 0"),
+        ("overlap.delay=-1", "overlap.delay is -1"),
+        ("overlap.alpha=0.5", "set overlap.take=mix"),
+        ("rounds.data_parallel=-1", "rounds.data_parallel must not be negative"),
         ("model.layers=99999999999999999999", "no machine can hold"),
         ("security.tls=perhaps", "security.tls"),
     ],

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
-from atoll.comm.config import DataConfig, DataKind, InnerConfig, ModelConfig, RunConfig
+from atoll.comm.config import DataConfig, DataKind, InnerConfig, ModelConfig, OptimizerName, RunConfig
 from atoll.node import channel
 from atoll.node.channel import DaemonEnd
 from atoll.node.config import Device, NodeConfig, TrainerSpec
@@ -150,6 +150,26 @@ def test_one_rank_and_two_ranks_write_the_same_vectors(tmp_path: Path) -> None:
         assert apart < 1e-6
         for _, ready, _, node in (one, two):
             assert math.isclose(ready.norm, np.linalg.norm(node.local - node.anchor), rel_tol=1e-5)
+
+    asyncio.run(both())
+
+
+@pytest.mark.parametrize("optimizer", [OptimizerName.MUON, OptimizerName.SGD])
+def test_other_optimizers_do_the_same_on_one_rank_and_on_two(optimizer: OptimizerName, tmp_path: Path) -> None:
+    run = small(inner=InnerConfig(optimizer=optimizer, batch_size=4, warmup_tokens=512))
+
+    async def trained(ranks: int) -> NDArray[np.float32]:
+        async with launched(tmp_path / str(ranks), run, ranks) as node:
+            await node.attach()
+            await node.ask(channel.Initialise(7), channel.Initialised)
+            await node.ask(order(1, 8, tokens=256, fleet=3, first=40), channel.Ready)
+            moved: NDArray[np.float32] = node.local - node.anchor
+            return moved
+
+    async def both() -> None:
+        one, two = await asyncio.gather(trained(1), trained(2))
+        assert np.abs(one).max() > 1e-4
+        assert np.linalg.norm(one - two) < 1e-4 * np.linalg.norm(one)
 
     asyncio.run(both())
 

@@ -1,0 +1,48 @@
+"""Named methods: YAML files that are merged over a run's config, and what of them real nodes can do yet."""
+
+from pathlib import Path
+
+from atoll.comm.config import CodecName, RunConfig
+from atoll.comm.errors import ConfigError
+from atoll.comm.outer_config import OuterConfig
+
+SHIPPED = Path(__file__).resolve().parent.parent / "configs" / "methods"
+SIMULATED = ("momentum_warmup", "decay_end", "per_token", "weights", "merge", "clip", "damping", "feedback")
+
+
+def method_file(name: str, run: Path) -> Path:
+    """The YAML file of a named method: a path, or NAME.yaml in the folder `methods` beside the run's file or in
+    the shipped configs."""
+    folders = [run.resolve().parent / "methods", SHIPPED]
+    if name.endswith((".yaml", ".yml")):
+        return Path(name)
+    for folder in folders:
+        if (folder / f"{name}.yaml").is_file():
+            return folder / f"{name}.yaml"
+    known = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
+    raise ConfigError(f"there is no method {name!r}: name one of {', '.join(known)}, or a .yaml file")
+
+
+def simulated_only(config: RunConfig) -> list[str]:
+    """The settings that `atoll simulate` carries out and a run of real nodes does not yet, as key=value."""
+    outer, default = config.outer, OuterConfig()
+    found = [
+        f"outer.{key}={getattr(outer, key)}" for key in SIMULATED if getattr(outer, key) != getattr(default, key)
+    ]
+    if config.fragments.count > 1:
+        found.append(f"fragments.count={config.fragments.count}")
+    if config.overlap.delay:
+        found.append(f"overlap.delay={config.overlap.delay}")
+    if config.reduce.codec is CodecName.SPARSE:
+        found.append("reduce.codec=sparse")
+    if config.rounds.data_parallel:
+        found.append(f"rounds.data_parallel={config.rounds.data_parallel}")
+    return found
+
+
+def check_real(config: RunConfig) -> None:
+    """Refuse what real nodes would silently ignore."""
+    if found := simulated_only(config):
+        raise ConfigError(
+            f"{', '.join(found)}: only `atoll simulate` carries this out so far; leave it out to train on nodes"
+        )

@@ -1,0 +1,159 @@
+"""`atoll simulate`: compare methods in one process."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from atoll.comm.config import load_run
+from atoll.comm.errors import ConfigError
+from atoll.comm.methods import method_file
+from atoll.node.simulate.conditions import Conditions
+
+
+@click.command()
+@click.argument("run_yaml", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1)
+@click.option("--nodes", required=True, type=int, help="Nodes of the run.")
+@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder for results.")
+@click.option(
+    "--method",
+    "methods",
+    multiple=True,
+    help="A method's settings over RUN_YAML, by name (configs/methods) or .yaml file; may be given several times.",
+)
+@click.option("--steps", default=0, help="Inner steps of a node on average; 0: rounds.total times inner_steps.")
+@click.option(
+    "--baseline/--no-baseline", default=True, show_default=True, help="Data parallelism, to compare with."
+)
+@click.option("--speeds", default="", help="Of each node, such as 1,1,0.8,0.5.")
+@click.option("--step-seconds", default=1.0, show_default=True, help="Virtual seconds of a step at speed 1.")
+@click.option("--bandwidth", default=0.0, help="Mbit/s of each node, each way; 0: as much as is needed.")
+@click.option("--latency", default=0.0, help="Virtual seconds that every exchange takes besides.")
+@click.option("--drop", default=0.0, help="Probability that a contribution does not count.")
+@click.option("--churn", default=0, help="Kill a node every so many rounds, and let one join halfway between.")
+@click.option("--data", default="", help="Folder of text files, for data.kind=bytes or text.")
+@click.option("--model", default="", help="package.module:function that builds your own model.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def simulate(
+    run_yaml: Path,
+    overrides: tuple[str, ...],
+    nodes: int,
+    out: Path,
+    methods: tuple[str, ...],
+    steps: int,
+    baseline: bool,
+    speeds: str,
+    step_seconds: float,
+    bandwidth: float,
+    latency: float,
+    drop: float,
+    churn: int,
+    data: str,
+    model: str,
+    as_json: bool,
+) -> None:
+    """Run RUN_YAML with key=value OVERRIDES on many nodes in this one process, on a virtual clock.
+
+    The same algorithms, codecs, model and data as a run of real nodes, and data parallelism at equal tokens and
+    batch to compare with. DIR gets curves.csv, a .jsonl for each run, summary.json and comparison.png. The same
+    seed gives the same numbers on the same machine.
+    """
+    base = load_run(run_yaml, overrides)
+    named = {Path(m).stem: load_run(run_yaml, overrides, method_file(m, run_yaml)) for m in methods}
+    runs = named or {base.name: base}
+    steps = steps or base.rounds.total * base.rounds.inner_steps
+    if not steps:
+        raise ConfigError("rounds.total is 0, the run would not end: give --steps or rounds.total")
+    conditions = Conditions(nodes, steps, _numbers(speeds), step_seconds, bandwidth, latency, drop, churn)
+    conditions.check()
+    from atoll.node.config import NodeConfig, check
+    from atoll.node.data import open_source
+    from atoll.node.simulate import report
+    from atoll.node.simulate.play import Outcome, data_parallel, local_updates
+
+    node = NodeConfig(data=data, model=model)
+    check(node)
+    outcomes, baseline_of = list[Outcome](), dict[str, str]()
+    with _progress(conditions, as_json) as follow:
+        source = open_source(base, node, out / "cache")
+        for label, run in runs.items():
+            optimizer = f"data-parallel-{run.inner.optimizer}"
+            if baseline and optimizer not in {outcome.label for outcome in outcomes}:
+                same = replace(run, rounds=base.rounds)
+                outcomes.append(data_parallel(optimizer, same, node, conditions, source, follow(optimizer, run)))
+            baseline_of[label] = optimizer
+            outcomes.append(local_updates(label, run, node, conditions, source, follow(label, run)))
+    rows = report.summary(outcomes, baseline_of)
+    settings = {"conditions": asdict(conditions), "runs": {label: asdict(run) for label, run in runs.items()}}
+    report.write(out, outcomes, rows, settings)
+    if as_json:
+        click.echo(json.dumps({"runs": rows}))
+    else:
+        _print(rows, out)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise ConfigError(f"--speeds is {text!r}: write numbers with commas, such as 1,1,0.8,0.5") from None
+
+
+class _progress:
+    """Bars on stderr, one a run: tokens, and the last validation loss."""
+
+    def __init__(self, conditions: Conditions, quiet: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description:>22}"), BarColumn(), TextColumn("{task.fields[loss]}"))
+        console = Console(stderr=True)
+        self._bars = Progress(*columns, TimeRemainingColumn(), console=console, disable=quiet)
+        self._conditions = conditions
+
+    def __enter__(self) -> Callable[[str, Any], Callable[[Any], None]]:
+        self._bars.start()
+        return self._follow
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def _follow(self, label: str, run: Any) -> Callable[[Any], None]:
+        total = self._conditions.steps * self._conditions.nodes * run.inner.batch_size * run.model.seq_len
+        task = self._bars.add_task(label, total=total, loss="")
+
+        def tell(record: Any) -> None:
+            self._bars.update(task, completed=record.tokens)
+            if record.val_loss is not None:
+                self._bars.update(task, loss=f"round {record.round}: {record.val_loss:.3f}")
+
+        return tell
+
+
+def _print(rows: list[dict[str, Any]], out: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    table.add_column("run", no_wrap=True)
+    for title in ("loss", "to DP", "rounds", "MB sent", "less", "training", "goodput"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        against, less = row["against_baseline"], row["reduction"]
+        table.add_row(
+            row["label"],
+            f"{row['val_loss']:.4f}",
+            "" if against is None else f"{100 * against:+.1f} %",
+            f"{row['rounds']}",
+            f"{row['bytes_per_node'] / 1e6:.2f}",
+            "" if less is None else f"{less:.0f}x",
+            f"{100 * row['utilisation']:.0f} %",
+            f"{100 * row['goodput']:.0f} %",
+        )
+    Console().print(table)
+    click.echo("less: bytes, than data parallelism in fp32; training: share of the nodes' time")
+    click.echo(f"curves, summary.json and comparison.png are in {out}")

@@ -1,0 +1,41 @@
+"""What a simulated run meets: how fast its nodes and links are, who fails, what gets lost."""
+
+from dataclasses import dataclass
+
+from atoll.comm.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Conditions:
+    nodes: int
+    steps: int  # inner steps of a node on average: the run ends when that many tokens are trained on
+    speeds: tuple[float, ...] = ()  # of each node, in units of the fastest; empty: all 1
+    step_seconds: float = 1.0  # of an inner step at speed 1
+    bandwidth: float = 0.0  # Mbit/s of each node, each way; 0: as much as is needed
+    latency: float = 0.0  # seconds that every exchange takes besides
+    drop: float = 0.0  # probability that a contribution does not count
+    churn: int = 0  # every so many rounds a node is killed, and half as long after each one joins; 0: none
+
+    def speed(self, node: int) -> float:
+        """Inner steps a second."""
+        return (self.speeds[node % len(self.speeds)] if self.speeds else 1.0) / self.step_seconds
+
+    def check(self) -> None:
+        for name, value, holds, must in (
+            ("--nodes", self.nodes, 1 <= self.nodes <= 1024, "in 1 ... 1024"),
+            ("--steps", self.steps, self.steps >= 1, "at least 1"),
+            ("--step-seconds", self.step_seconds, 0 < self.step_seconds < 1e6, "above 0"),
+            ("--bandwidth", self.bandwidth, 0 <= self.bandwidth < 1e9, "0 (no limit) or Mbit/s"),
+            ("--latency", self.latency, 0 <= self.latency < 1e6, "0 or more seconds"),
+            ("--drop", self.drop, 0 <= self.drop < 1, "in [0, 1)"),
+            ("--churn", self.churn, self.churn >= 0, "0 (none) or a number of rounds"),
+        ):
+            if not holds:
+                raise ConfigError(f"{name} is {value:g}: it must be {must}")
+        for speed in self.speeds:
+            if not 0 < speed <= 1000:
+                raise ConfigError(f"--speeds holds {speed:g}: speeds must be above 0, such as 1,1,0.8,0.5")
+        if self.speeds and len(self.speeds) != self.nodes:
+            raise ConfigError(
+                f"--speeds has {len(self.speeds)} numbers for --nodes {self.nodes}: give one for each"
+            )

@@ -1,0 +1,106 @@
+"""A fragment's shared state, and one round of it over the wire: encode, merge, seal, apply.
+
+All that real nodes do to the numbers is done, chunk by chunk: each member's delta is encoded once, the owner
+decodes and merges them and encodes the result once, and every replica decodes that. A sparse codec's payloads are
+gathered instead: everybody decodes all of them and merges by itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.comm.chunks import Chunks
+from atoll.comm.codec import Codec, make
+from atoll.comm.config import CodecName, RunConfig
+from atoll.node.method import Method, merge_parts
+from atoll.outer_opt.arrays import norm
+from atoll.outer_opt.fragments import Fragment
+from atoll.outer_opt.tensors import Kind
+from atoll.outer_opt.weights import clips, shares
+
+F32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What one member brings to a round."""
+
+    decoded: F32  # (numel,) what its encoded bytes say
+    tokens: int
+    steps: int  # inner steps behind the delta
+    damping: float = 1.0
+
+
+class Replicated:
+    """The anchor and momentum of a fragment, the same on every node: `state_k = apply(state_{k-1}, sealed_k)`."""
+
+    def __init__(self, config: RunConfig, method: Method, fragment: Fragment, flat: F32) -> None:
+        self.fragment, self.round = fragment, 0
+        self.anchor, self.momentum = np.empty(fragment.numel, np.float32), np.zeros(fragment.numel, np.float32)
+        fragment.gather(flat, self.anchor)
+        self.moved = 0.0  # |anchor_k - anchor_{k-1}|
+        self._config, self._method = config, method
+        self._gathers = config.reduce.codec is CodecName.SPARSE
+        self._codec: Codec = make(config.reduce.codec, config.reduce.block, config.reduce.scales)
+        self._chunks = Chunks(fragment.numel, config.reduce.chunk)
+        self._pieces = [_pieces(fragment, self._chunks.span(c)) for c in range(self._chunks.count)]
+
+    @property
+    def encoded_size(self) -> int:
+        """Bytes of one encoded delta."""
+        return sum(self._codec.size(self._chunks.size(c)) for c in range(self._chunks.count))
+
+    def bytes_sent(self, members: int) -> float:
+        """By each of `members` in a round: 2 (n - 1) / n of a vector in a reduce, n - 1 vectors in a gathering."""
+        return self.encoded_size * (members - 1) * (1.0 if self._gathers else 2.0 / max(members, 1))
+
+    def over_the_wire(self, delta: F32) -> F32:
+        """What the others decode of this delta (numel,). `NonFinite` if training diverged."""
+        decoded = np.empty_like(delta)
+        for c in range(self._chunks.count):
+            span, size = self._chunks.span(c), self._chunks.size(c)
+            payload = np.empty(self._codec.size(size), np.uint8)
+            self._codec.encode(delta[span], payload)
+            self._codec.decode(payload, decoded[span])
+        return decoded
+
+    def commit(self, contributions: Sequence[Contribution]) -> None:
+        """Merge, seal, and take the outer step."""
+        weights = self._method.weigh([c.tokens for c in contributions], [c.steps for c in contributions])
+        factors = [c.damping for c in contributions]
+        if self._config.outer.clip:
+            factors = [
+                f * g for f, g in zip(factors, clips([norm(c.decoded) for c in contributions]), strict=True)
+            ]
+        parts, merged = shares(weights, factors), np.empty_like(self.anchor)
+        scratch = np.empty_like(self.anchor)
+        for c in range(self._chunks.count):
+            span = self._chunks.span(c)
+            deltas = [contribution.decoded[span] for contribution in contributions]
+            merge_parts(self._method.merging, self._pieces[c], deltas, parts, merged[span], scratch[span])
+        sealed = merged if self._gathers else self.over_the_wire(merged)
+        self.round += 1
+        before = self.anchor.copy()
+        rule = self._method.rule.at(self.round, self._length(contributions))
+        rule.step(self.anchor, self.momentum, sealed, scratch)
+        before -= self.anchor
+        self.moved = norm(before)
+
+    def _length(self, contributions: Sequence[Contribution]) -> float:
+        """Of the round, in usual rounds."""
+        if not self._config.outer.per_token:
+            return 1.0
+        return sum(c.steps for c in contributions) / len(contributions) / self._config.rounds.inner_steps
+
+
+def _pieces(fragment: Fragment, span: slice) -> list[tuple[Kind, slice]]:
+    """What the chunk that is `span` of the fragment has of each tensor, in elements of the chunk."""
+    found, start = [], 0
+    for tensor in fragment.tensors:
+        first, last = max(start, span.start), min(start + tensor.numel, span.stop)
+        if first < last:
+            found.append((tensor.kind, slice(first - span.start, last - span.start)))
+        start += tensor.numel
+    return found

@@ -1,0 +1,359 @@
+"""Many nodes on a virtual clock: whose inner step ends next, when a fragment's round closes, who was in it.
+
+A round of a fragment is
+
+    OPEN      nodes train; it closes when all have their inner steps, or a quorum has and those that would soon
+              have them had their grace (as the coordinator's rounds do)
+    CLOSING   everybody finishes the step at hand and contributes; with overlap nobody stops for that
+    TRAVELS   the exchange takes its time
+    OPEN      committed: each node takes the new anchor, at once or after `overlap.delay` steps of its own
+
+What a node trained and could not contribute, or contributed in vain, it keeps on top of the new anchor. The run
+ends when the tokens trained are all there; what is left is then contributed in a last round of each fragment.
+Everything that happens follows from the config, the conditions and the seed.
+"""
+
+import heapq
+from collections.abc import Callable
+from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.comm.codec import NonFinite
+from atoll.comm.config import RunConfig
+from atoll.node.method import Method
+from atoll.node.schedule import learning_rate
+from atoll.node.simulate.conditions import Conditions
+from atoll.node.simulate.exchange import Contribution, Replicated
+from atoll.node.simulate.learner import Trainee
+from atoll.node.simulate.state import Event, Node, Phase, Record, Round, Share
+from atoll.outer_opt.late import damping
+from atoll.outer_opt.overlap import rebase
+
+F32 = NDArray[np.float32]
+
+
+class Fleet:
+    def __init__(
+        self,
+        run: RunConfig,
+        conditions: Conditions,
+        method: Method,
+        make_trainee: Callable[[], Trainee],
+        judge: Trainee,  # whose flat vector the anchor is written to for an evaluation
+        start: Trainee,
+        begun_at: int = 0,  # samples that were trained on before, by data parallelism
+        tell: Callable[[Record], None] = lambda record: None,
+    ) -> None:
+        self.run, self.conditions, self.method = run, conditions, method
+        self._make, self._judge, self._tell = make_trainee, judge, tell
+        self.states = [Replicated(run, method, fragment, start.flat) for fragment in method.fragments]
+        self.rounds = [Round(due=due) for due in method.due]
+        self.nodes: list[Node] = []
+        self.now, self.cursor, self.committed = 0.0, begun_at, float(begun_at * run.model.seq_len)
+        self.bytes_sent, self.records, self.lost, self.gone_idle = 0.0, list[Record](), 0, 0.0
+        self._random = np.random.default_rng((run.seed, 7))
+        self._events: list[tuple[float, int, Event, int, int]] = []  # time, order of entry, kind, who, ticket
+        self._entries, self._last, self._present, self.val_loss = 0, False, 0.0, float("nan")
+        for number in range(conditions.nodes):
+            self._join(number).trainee.resume(start)
+
+    # The story
+
+    def play(self) -> None:
+        """Run to the end."""
+        self._record(0, self.states[0].round, [])
+        for node in self.nodes:
+            self._begin(node)
+        while self._events and not self._finished():
+            self.now, _, kind, who, ticket = heapq.heappop(self._events)
+            match kind:
+                case Event.STEP:
+                    if self.nodes[who].ticket == ticket and self.nodes[who].alive:
+                        self._step_ends(self.nodes[who])
+                case Event.COMMIT:
+                    self._commit(who)
+                case Event.KILL:
+                    self._kill(int(self._random.choice([n.number for n in self._here()])))
+                case Event.JOIN:
+                    self._revive()
+            for p in range(len(self.rounds)):
+                self._close_if_due(p)
+        assert self._finished(), "nobody trains and nothing travels"
+        self._finish()
+
+    def _finished(self) -> bool:
+        """Whether the tokens that were asked for are committed or in the parameters of somebody alive."""
+        goal = self.conditions.steps * self.conditions.nodes * self.step_tokens
+        return self.committed + self._outstanding() * self.step_tokens >= goal - 0.5 * self.step_tokens
+
+    def _finish(self) -> None:
+        """Take in what travels, then a last round of each fragment for what is left."""
+        for node in self.nodes:
+            self._halt(node)
+        self._last = True
+        for time, _, kind, who, _ in sorted(self._events):
+            if kind is Event.COMMIT:
+                self.now = time
+                self._commit(who)
+        for p, round_ in enumerate(self.rounds):
+            if any(node.shares[p].owed for node in self.nodes if node.alive):
+                round_.phase, round_.included = Phase.CLOSING, {}
+                for node in self._here():
+                    self._contribute(node, p)
+                self._commit(p)
+        for node in self._here():
+            node.idle += self.now - node.stopped
+            self._present += self.now - node.joined
+        self.val_loss = self.anchor_loss()
+
+    @property
+    def step_tokens(self) -> int:
+        return self.run.inner.batch_size * self.run.model.seq_len
+
+    @property
+    def utilisation(self) -> float:
+        """The share of their time that nodes trained."""
+        idle = self.gone_idle + sum(node.idle for node in self.nodes if node.alive)
+        return 1.0 - idle / self._present if self._present else 1.0
+
+    def anchor_loss(self) -> float:
+        for state in self.states:
+            state.fragment.scatter(state.anchor, self._judge.flat)
+        return self._judge.validation_loss()
+
+    # Inner steps
+
+    def _begin(self, node: Node) -> None:
+        """Start the next step, unless the node has to wait."""
+        if node.busy or not node.alive or self._last or self._must_wait(node):
+            return
+        node.idle += self.now - node.stopped
+        node.busy, node.started, node.ticket = True, self.now, node.ticket + 1
+        self._at(self.now + 1.0 / node.speed, Event.STEP, node.number, node.ticket)
+
+    def _must_wait(self, node: Node) -> bool:
+        most = self.run.rounds.most_steps
+        for share, round_ in zip(node.shares, self.rounds, strict=True):
+            if share.since >= most:
+                return True
+            travels = round_.phase is not Phase.OPEN and share.sent is not None
+            if travels and share.after >= self.run.overlap.delay:
+                return True
+        return False
+
+    def _step_ends(self, node: Node) -> None:
+        ahead = self.step_tokens * len(self._here()) * sum(s.owed for s in node.shares) / len(node.shares)
+        rate = learning_rate(self.run.inner, self.committed + ahead)
+        node.losses.append(node.trainee.step(self.cursor, rate))
+        self.cursor += self.run.inner.batch_size
+        node.busy, node.stopped = False, self.now
+        for p, share in enumerate(node.shares):
+            share.since, share.owed = share.since + 1, share.owed + 1
+            share.after += share.sent is not None
+            if share.pending and share.after >= self.run.overlap.delay:
+                self._adopt(node, p)
+            if node.number in self.rounds[p].waits:
+                self._contribute(node, p)
+        self._begin(node)
+
+    def _halt(self, node: Node) -> None:
+        """The step at hand is not taken."""
+        if node.busy:
+            node.busy, node.ticket, node.stopped = False, node.ticket + 1, self.now
+
+    # Rounds
+
+    def _close_if_due(self, p: int) -> None:
+        round_ = self.rounds[p]
+        if round_.phase is Phase.CLOSING and not round_.waits:
+            self._send(p)
+            return
+        if round_.phase is not Phase.OPEN:
+            return
+        here = self._here()
+        counted = [node for node in here if node.joined <= round_.opened] or here
+        reached = sum(node.shares[p].since >= round_.due for node in counted)
+        if not counted or reached < max(1, ceil(self.run.rounds.quorum * len(counted))):
+            return
+        round_.quorum = self.now if round_.quorum is None else round_.quorum
+        deadline = round_.quorum + self.run.rounds.grace * (round_.quorum - round_.opened)
+        if any(self._reaches(node, p) <= deadline for node in counted if node.shares[p].since < round_.due):
+            return
+        round_.phase, round_.closed = Phase.CLOSING, self.now
+        for node in here:
+            if node.busy and node.started < self.now:
+                round_.waits.add(node.number)
+            else:
+                self._contribute(node, p)
+        if not round_.waits:
+            self._send(p)
+
+    def _reaches(self, node: Node, p: int) -> float:
+        """When the node will have the round's inner steps, if nothing happens."""
+        missing = self.rounds[p].due - node.shares[p].since
+        if node.busy:
+            return node.started + missing / node.speed
+        return float("inf")
+
+    def _contribute(self, node: Node, p: int) -> None:
+        """Send what the node has of the fragment; from now on its round waits for it no more."""
+        share, state, round_ = node.shares[p], self.states[p], self.rounds[p]
+        round_.waits.discard(node.number)
+        if share.pending:
+            self._adopt(node, p)
+        if not share.owed:
+            return
+        local = np.empty_like(state.anchor)
+        state.fragment.gather(node.trainee.flat, local)
+        delta = state.anchor - local
+        if self.method.feedback is not None:
+            if share.residual is None:
+                share.residual = np.zeros_like(delta)
+            share.offered = np.empty_like(delta)
+            self.method.feedback.offer(share.residual, delta, share.offered)
+            delta = share.offered
+        try:
+            share.decoded = state.over_the_wire(delta)
+        except NonFinite as error:
+            raise NonFinite(
+                f"training diverged on node {node.number} in round {state.round + 1}: {error}"
+            ) from None
+        share.sent, share.flying, share.since, share.after = local, share.owed, 0, 0
+        if self.run.overlap.delay == 0:
+            self._halt(node)
+        if self._random.random() >= self.conditions.drop or self._last:
+            factor = damping(share.drift, state.moved) if self.run.outer.damping else 1.0
+            tokens = share.owed * self.step_tokens
+            round_.included[node.number] = Contribution(share.decoded, tokens, share.owed, factor)
+
+    def _send(self, p: int) -> None:
+        """All that come are there: the exchange begins."""
+        round_ = self.rounds[p]
+        round_.phase = Phase.TRAVELS
+        size = self.states[p].bytes_sent(len(round_.included))
+        seconds = size * 8e-6 / self.conditions.bandwidth if self.conditions.bandwidth else 0.0
+        self._at(self.now + self.conditions.latency + seconds, Event.COMMIT, p)
+
+    def _commit(self, p: int) -> None:
+        """The exchange is over: the anchor moves, if anything arrived."""
+        round_, state = self.rounds[p], self.states[p]
+        included = [round_.included[number] for number in sorted(round_.included)]
+        old = state.anchor.copy()
+        if included:
+            members = len(included)
+            self.bytes_sent += state.bytes_sent(members) * members / self.conditions.nodes
+            state.commit(included)
+            self.committed += sum(c.tokens for c in included) / len(self.states)
+        for node in self._here():
+            share = node.shares[p]
+            if node.number in round_.included and share.sent is not None:
+                share.owed, share.flying, share.drift, share.pending = share.owed - share.flying, 0, 0.0, True
+                if self.method.feedback is not None and share.offered is not None and share.decoded is not None:
+                    assert share.residual is not None
+                    self.method.feedback.commit(share.residual, share.offered, share.decoded)
+                if share.after >= self.run.overlap.delay:
+                    self._adopt(node, p)
+            elif included:
+                if share.pending:
+                    self._adopt(node, p)
+                else:
+                    self._replace(node, p, rebase, old)
+                    share.sent, share.flying = None, 0
+                share.drift = share.drift + state.moved if share.owed else 0.0
+            else:
+                share.sent, share.flying = None, 0
+            share.offered = share.decoded = None
+        self.rounds[p] = Round(opened=round_.closed, due=self.run.rounds.inner_steps)
+        if included:
+            self._record(p, state.round, included)
+            if p == 0 and self.conditions.churn and not self._last:
+                self._churn(state.round)
+        for node in self._here():
+            self._begin(node)
+
+    def _adopt(self, node: Node, p: int) -> None:
+        """Take the newest anchor in place of the parameters that were sent."""
+        share = node.shares[p]
+        assert share.sent is not None
+        self._replace(node, p, self.method.adopt, share.sent)
+        share.pending, share.sent = False, None
+
+    def _replace(self, node: Node, p: int, adopt: Callable[[F32, F32, F32, F32], None], sent: F32) -> None:
+        state = self.states[p]
+        local, scratch = np.empty_like(state.anchor), np.empty_like(state.anchor)
+        state.fragment.gather(node.trainee.flat, local)
+        adopt(local, state.anchor, sent, scratch)
+        state.fragment.scatter(local, node.trainee.flat)
+
+    # Who is there
+
+    def _here(self) -> list[Node]:
+        return [node for node in self.nodes if node.alive]
+
+    def _outstanding(self) -> float:
+        """Inner steps of the living that are not committed, on average over the fragments."""
+        return sum(share.owed for node in self._here() for share in node.shares) / len(self.states)
+
+    def _join(self, number: int) -> Node:
+        node = Node(number, self._make(), self.now, self.conditions.speed(number), [], stopped=self.now)
+        node.shares = [Share() for _ in self.states]
+        self.nodes[number : number + 1] = [node]
+        return node
+
+    def _churn(self, round_: int) -> None:
+        """Kill in the middle of this round, or join at its beginning, as the conditions say."""
+        every = self.conditions.churn
+        if round_ % every == 0 and len(self._here()) > 1:
+            half = 0.5 * self.run.rounds.inner_steps * self.conditions.step_seconds
+            self._at(self.now + half, Event.KILL)
+        if round_ % every == every // 2:
+            self._at(self.now, Event.JOIN)
+
+    def _kill(self, number: int) -> None:
+        """Its inner steps since its last commit are gone with it; what travels arrives."""
+        node = self.nodes[number]
+        node.idle += 0.0 if node.busy else self.now - node.stopped
+        self._halt(node)
+        node.alive = False
+        self.lost += max(share.owed for share in node.shares)
+        self._present += self.now - node.joined
+        self.gone_idle += node.idle
+        for round_ in self.rounds:
+            round_.waits.discard(number)
+
+    def _revive(self) -> None:
+        """A new node in the place of one that was killed: it has the anchor, and nothing else."""
+        for node in self.nodes:
+            if not node.alive:
+                fresh = self._join(node.number)
+                fresh.ticket = node.ticket + 1
+                for state in self.states:
+                    state.fragment.scatter(state.anchor, fresh.trainee.flat)
+                self._begin(fresh)
+                return
+
+    # Bookkeeping
+
+    def _at(self, time: float, kind: Event, who: int = 0, ticket: int = 0) -> None:
+        self._entries += 1
+        heapq.heappush(self._events, (time, self._entries, kind, who, ticket))
+
+    def _record(self, p: int, round_: int, included: list[Contribution]) -> None:
+        losses = [loss for node in self.nodes for loss in node.losses]
+        due = p == 0 and not self._last and round_ % self.run.data.eval_every == 0
+        record = Record(
+            p,
+            round_,
+            self.now,
+            self.committed,
+            len(included),
+            self.bytes_sent,
+            sum(losses) / len(losses) if losses else None,
+            self.anchor_loss() if due else None,
+        )
+        for node in self.nodes:
+            node.losses.clear()
+        self.records.append(record)
+        self._tell(record)

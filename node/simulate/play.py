@@ -1,0 +1,129 @@
+"""One simulated run from its config to its figures."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from atoll.comm.config import RunConfig
+from atoll.node.config import NodeConfig
+from atoll.node.data import Source
+from atoll.node.method import method_of
+from atoll.node.schedule import learning_rate
+from atoll.node.simulate.conditions import Conditions
+from atoll.node.simulate.fleet import Fleet
+from atoll.node.simulate.learner import Trainee, with_batch
+from atoll.node.simulate.state import Record
+
+Tell = Callable[[Record], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to; a round's bytes are those that a node sends."""
+
+    label: str
+    nodes: int
+    val_loss: float  # of the last anchor
+    tokens: float  # committed
+    rounds: int
+    virtual_seconds: float
+    utilisation: float  # the share of their time that nodes trained
+    goodput: float  # committed tokens over those of nodes that never wait, fail or lose anything
+    bytes_per_node: float
+    fp32_allreduce_bytes: float  # that data parallelism sends for as many tokens
+    inner_steps_lost: int  # with nodes that were killed
+    wall_seconds: float
+    records: tuple[Record, ...]
+
+    @property
+    def reduction(self) -> float:
+        """How many times less than data parallelism in fp32."""
+        return self.fp32_allreduce_bytes / self.bytes_per_node if self.bytes_per_node else float("inf")
+
+
+def local_updates(
+    label: str, run: RunConfig, node: NodeConfig, conditions: Conditions, source: Source, tell: Tell
+) -> Outcome:
+    """A run of the config's method."""
+    began = time.perf_counter()
+    start = Trainee(run, node, source)
+    start.initialise(run.seed)
+    nodes, batch, seq_len = conditions.nodes, run.inner.batch_size, run.model.seq_len
+    together = min(run.rounds.data_parallel, conditions.steps)
+    if together:
+        first = Trainee(with_batch(run, nodes * batch), node, source)
+        first.initialise(run.seed)
+        for k in range(together):
+            first.step(k * nodes * batch, learning_rate(run.inner, k * nodes * batch * seq_len))
+        start.resume(first)
+    method, judge = method_of(run, start.tensors()), Trainee(run, node, source)
+    fleet = Fleet(
+        run, conditions, method, lambda: Trainee(run, node, source), judge, start, together * nodes * batch, tell
+    )
+    fleet.bytes_sent += together * every_step(start.layout.numel, nodes)
+    fleet.play()
+    last = fleet.records[-1]
+    free = sum(n.speed for n in fleet.nodes) * last.time * batch * seq_len
+    return Outcome(
+        label,
+        nodes,
+        fleet.val_loss,
+        last.tokens,
+        sum(state.round for state in fleet.states),
+        last.time,
+        fleet.utilisation,
+        (last.tokens - together * nodes * batch * seq_len) / free if free else 1.0,
+        fleet.bytes_sent,
+        every_step(start.layout.numel, nodes) * last.tokens / (nodes * batch * seq_len),
+        fleet.lost,
+        time.perf_counter() - began,
+        (*fleet.records[:-1], replace(last, val_loss=fleet.val_loss)),
+    )
+
+
+def data_parallel(
+    label: str, run: RunConfig, node: NodeConfig, conditions: Conditions, source: Source, tell: Tell
+) -> Outcome:
+    """The baseline: one model takes all nodes' sequences of a step as one batch, which is what nodes do that
+    average their gradients at each step. The same samples, tokens and learning rates as a run of local updates."""
+    began, nodes = time.perf_counter(), conditions.nodes
+    batch = nodes * run.inner.batch_size
+    tokens = batch * run.model.seq_len
+    trainee, judge = Trainee(with_batch(run, batch), node, source), Trainee(run, node, source)
+    trainee.initialise(run.seed)
+    sent, records, losses = every_step(trainee.layout.numel, nodes), list[Record](), list[float]()
+    every = run.rounds.inner_steps * run.data.eval_every
+    seconds = conditions.step_seconds / min(conditions.speeds or (1.0,))
+    for k in range(conditions.steps + 1):
+        if k % every == 0 or k == conditions.steps:
+            judge.flat[:] = trainee.flat
+            mean = sum(losses) / len(losses) if losses else None
+            record = Record(0, k, k * seconds, k * tokens, nodes, k * sent, mean, judge.validation_loss())
+            records.append(record)
+            tell(record)
+            losses.clear()
+        if k < conditions.steps:
+            losses.append(trainee.step(k * batch, learning_rate(run.inner, k * tokens)))
+    last = records[-1]
+    assert last.val_loss is not None
+    free = sum(conditions.speed(n) for n in range(nodes)) * last.time * tokens / nodes
+    return Outcome(
+        label,
+        nodes,
+        last.val_loss,
+        last.tokens,
+        conditions.steps,
+        last.time,
+        1.0,
+        last.tokens / free,
+        last.bytes_sent,
+        last.bytes_sent,
+        0,
+        time.perf_counter() - began,
+        tuple(records),
+    )
+
+
+def every_step(numel: int, nodes: int) -> float:
+    """Bytes that a node sends in a ring or sharded all-reduce of fp32 gradients."""
+    return 8.0 * numel * (nodes - 1) / nodes

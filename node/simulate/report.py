@@ -1,0 +1,66 @@
+"""What a simulation leaves behind: curves, a summary, a picture."""
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from atoll.node.simulate.play import Outcome
+
+FIELDS = ("fragment", "round", "time", "tokens", "members", "bytes_sent", "train_loss", "val_loss")
+
+
+def summary(outcomes: Sequence[Outcome], baseline_of: dict[str, str]) -> list[dict[str, Any]]:
+    """One row a run; `against_baseline` is the validation loss relative to data parallelism with the same inner
+    optimizer."""
+    by_label = {outcome.label: outcome for outcome in outcomes}
+    rows = []
+    for outcome in outcomes:
+        row = {key: value for key, value in asdict(outcome).items() if key != "records"}
+        row["reduction"] = outcome.reduction if math.isfinite(outcome.reduction) else None
+        baseline = by_label.get(baseline_of.get(outcome.label, ""))
+        row["against_baseline"] = outcome.val_loss / baseline.val_loss - 1 if baseline else None
+        rows.append(row)
+    return rows
+
+
+def write(folder: Path, outcomes: Sequence[Outcome], rows: Sequence[dict[str, Any]], settings: Any) -> None:
+    """`LABEL.jsonl` and `curves.csv` with every round, `summary.json`, `comparison.png`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "curves.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(("method", *FIELDS))
+        for outcome in outcomes:
+            records = [asdict(record) for record in outcome.records]
+            table.writerows((outcome.label, *(record[key] for key in FIELDS)) for record in records)
+            lines = "".join(json.dumps(record) + "\n" for record in records)
+            (folder / f"{outcome.label}.jsonl").write_text(lines)
+    (folder / "summary.json").write_text(json.dumps({"runs": rows, "settings": settings}, indent=2) + "\n")
+    picture(folder / "comparison.png", outcomes)
+
+
+def picture(path: Path, outcomes: Sequence[Outcome]) -> None:
+    """Validation loss over tokens, and over the bytes that a node has sent."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    tokens, sent = figure.subplots(1, 2, sharey=True)
+    for outcome in outcomes:
+        told = [record for record in outcome.records if record.val_loss is not None]
+        label = f"{outcome.label}: {outcome.val_loss:.3f}"
+        losses = [record.val_loss for record in told]
+        tokens.plot([record.tokens for record in told], losses, label=label, linewidth=1.4)
+        some = [record for record in told if record.bytes_sent > 0]
+        if some:
+            sent.plot([record.bytes_sent for record in some], [r.val_loss for r in some], linewidth=1.4)
+    tokens.set_xlabel("tokens committed")
+    tokens.set_ylabel("validation loss of the anchor, nats a token")
+    sent.set_xlabel("bytes that a node has sent")
+    sent.set_xscale("log")
+    tokens.legend(fontsize=8)
+    for axes in (tokens, sent):
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,42 @@
+"""How the deltas of one tensor, or of a part of one, become one delta.
+
+The sums are in the order given, which is the plan's. A share of 0 is as if the delta were absent.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from atoll.outer_opt.arrays import Array, norm, scaled
+
+TINY = 1e-12  # of a mean direction's norm, which is 1 at most: the directions cancel each other
+
+
+class Merge(Protocol):
+    def __call__(self, deltas: Sequence[Array], shares: Sequence[float], out: Array, scratch: Array) -> None:
+        """Write the merged delta into `out` (n,); `deltas` are (n,) each; `scratch` (n,) is overwritten."""
+
+
+def mean(deltas: Sequence[Array], shares: Sequence[float], out: Array, scratch: Array) -> None:
+    """sum_i share_i delta_i (DiLoCo, arXiv 2311.08105, algorithm 1)."""
+    out[...] = 0.0
+    for delta, share in zip(deltas, shares, strict=True):
+        if share:
+            out += scaled(delta, share, scratch)
+
+
+def radial(deltas: Sequence[Array], shares: Sequence[float], out: Array, scratch: Array) -> None:
+    """Radial-directional averaging (Decoupled DiLoCo, arXiv 2604.21428): the mean of the norms times the
+    direction of the mean of the directions,
+
+        (sum_i share_i |delta_i|) phi( sum_i share_i phi(delta_i) ),    phi(x) = x / |x|, phi(0) = 0.
+
+    Deltas of different data are nearly orthogonal: a plain mean of M of them is sqrt(M) times shorter than each.
+    Where the directions cancel, the plain mean.
+    """
+    norms = [norm(delta) if share else 0.0 for delta, share in zip(deltas, shares, strict=True)]
+    mean(deltas, [share / n if n else 0.0 for share, n in zip(shares, norms, strict=True)], out, scratch)
+    length = norm(out)
+    if length < TINY:
+        mean(deltas, shares, out, scratch)
+    else:
+        out *= sum(share * n for share, n in zip(shares, norms, strict=True)) / length

@@ -1,0 +1,37 @@
+"""How a node takes the new anchor: at once, or after it has trained on while the delta travelled.
+
+`sent` are the local parameters that the delta was computed from, `local` those of now, tau inner steps later.
+All work in place on `local` (n,); `scratch` (n,) is overwritten.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from atoll.outer_opt.arrays import Array, scaled
+
+
+class Adopt(Protocol):
+    def __call__(self, local: Array, anchor: Array, sent: Array, scratch: Array) -> None: ...
+
+
+def replace(local: Array, anchor: Array, sent: Array, scratch: Array) -> None:
+    """local <- anchor: the node stood still during the exchange (DiLoCo), or gives up the tau steps."""
+    local[...] = anchor
+
+
+def rebase(local: Array, anchor: Array, sent: Array, scratch: Array) -> None:
+    """local <- anchor + (local - sent): what was trained meanwhile is done again from the new anchor, as in
+    CO2 (arXiv 2401.16265). With the old anchor as `sent`, what a node keeps that a round left out."""
+    local -= sent
+    local += anchor
+
+
+@dataclass(frozen=True)
+class Mix:
+    """local <- alpha local + (1 - alpha) anchor (Streaming DiLoCo, arXiv 2501.18512; 0.5 there)."""
+
+    alpha: float
+
+    def __call__(self, local: Array, anchor: Array, sent: Array, scratch: Array) -> None:
+        local *= self.alpha
+        local += scaled(anchor, 1.0 - self.alpha, scratch)

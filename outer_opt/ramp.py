@@ -1,0 +1,66 @@
+"""The outer rule over rounds: its momentum's warm-up and decay, and rounds of unusual length.
+
+Pier (arXiv 2511.17849) warms the outer momentum up and lets it decay: the first deltas are large and say little
+about the later ones, and a long memory at the end overshoots. Here both are linear (that form is ours):
+
+    mu_k = mu min(1, (k - 1) / warmup)                                     in round k = 1, 2, ...
+    mu_k = mu + (final - mu) min(1, max(0, k - begin) / (end - begin))     where there is a decay
+
+A momentum of mu for rounds of H inner steps forgets at a rate of mu^(1/H) a step. In a round of H' steps, with
+r = H' / H (derived; AutoLoCo, arXiv 2609.36662, corrects for the same),
+
+    mu' = mu^r,    eta' = eta (1 - mu') / (1 - mu)
+
+keeps that rate, and keeps eta / (1 - mu), which is how far the anchor goes in the end by each unit of delta.
+
+Every machine must get the same coefficients: the power is computed in decimal arithmetic, whose digits do not
+depend on the processor's or the system's mathematics.
+"""
+
+from dataclasses import dataclass, replace
+from decimal import Context, Decimal
+from typing import Protocol
+
+from atoll.outer_opt.arrays import Array
+from atoll.outer_opt.nesterov import Nesterov
+
+DIGITS = Context(prec=30)
+
+
+class Rule(Protocol):
+    """`state_k = step(state_{k-1}, delta_k)` with the coefficients of round k."""
+
+    def at(self, round: int, length: float = 1.0) -> "Rule":
+        """The rule for round `round` (from 1 on) whose inner steps were `length` times the usual number."""
+
+    def step(self, anchor: Array, momentum: Array, delta: Array, scratch: Array) -> None:
+        """Move `anchor` and `momentum` (n,) in place by the mean `delta` (n,); `scratch` (n,) is overwritten."""
+
+
+@dataclass(frozen=True)
+class Ramp:
+    rule: Nesterov  # with the momentum of the time between warm-up and decay
+    warmup: int = 0  # rounds until the momentum is there
+    begin: int = 0  # the round in which its decay begins
+    end: int = 0  # and the one from which on it is `final`; 0: no decay
+    final: float = 0.0
+
+    def at(self, round: int, length: float = 1.0) -> Nesterov:
+        mu = self.rule.momentum
+        if self.end and round > self.begin:
+            mu += (self.final - mu) * min(1.0, (round - self.begin) / max(1, self.end - self.begin))
+        if round <= self.warmup:
+            mu *= (round - 1) / self.warmup
+        return of_length(replace(self.rule, momentum=mu), length)
+
+    def step(self, anchor: Array, momentum: Array, delta: Array, scratch: Array) -> None:
+        """As in a round after the warm-up and before the decay."""
+        self.rule.step(anchor, momentum, delta, scratch)
+
+
+def of_length(rule: Nesterov, length: float) -> Nesterov:
+    """The rule with the same decay a token for a round of `length` times the usual inner steps."""
+    if length == 1.0 or rule.momentum == 0.0:
+        return rule
+    mu = float(DIGITS.power(Decimal(rule.momentum), Decimal(length)))
+    return Nesterov(rule.lr * (1.0 - mu) / (1.0 - rule.momentum), mu)

@@ -1,0 +1,256 @@
+"""Simulated runs of a tiny model: where theory says what must come out, they are exact."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from atoll.comm.codec import NonFinite
+from atoll.comm.config import (
+    CodecName,
+    InnerConfig,
+    ModelConfig,
+    OptimizerName,
+    ReduceConfig,
+    RoundsConfig,
+    RunConfig,
+    load_run,
+)
+from atoll.comm.errors import ConfigError
+from atoll.comm.methods import check_real, method_file, simulated_only
+from atoll.comm.outer_config import FragmentsConfig, OuterConfig, OverlapConfig, TakeName
+from atoll.node.config import NodeConfig
+from atoll.node.data import Source, open_source
+from atoll.node.schedule import learning_rate
+from atoll.node.simulate.cli import simulate
+from atoll.node.simulate.conditions import Conditions
+from atoll.node.simulate.learner import Trainee
+from atoll.node.simulate.play import Outcome, data_parallel, local_updates
+from atoll.outer_opt.merge import mean
+from atoll.outer_opt.overlap import replace as take
+from atoll.outer_opt.sgd import Sgd
+from atoll.outer_opt.weights import shares
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+METHODS = sorted((CONFIGS / "methods").glob("*.yaml"))
+MODEL = ModelConfig(dim=32, layers=2, heads=2, kv_heads=1, ffn_dim=48, seq_len=32, tied_head=False)
+FP32 = ReduceConfig(codec=CodecName.FP32)
+NODE = NodeConfig()
+
+
+def tiny(**changes: Any) -> RunConfig:
+    inner = InnerConfig(batch_size=4, warmup_tokens=512)
+    rounds = RoundsConfig(inner_steps=5)
+    return RunConfig(**{"seed": 5, "model": MODEL, "inner": inner, "reduce": FP32, "rounds": rounds, **changes})
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    return open_source(tiny(), NODE, tmp_path_factory.mktemp("cache"))
+
+
+def played(run: RunConfig, source: Source, nodes: int = 4, steps: int = 20, **conditions: Any) -> Outcome:
+    return local_updates("run", run, NODE, Conditions(nodes, steps, **conditions), source, lambda record: None)
+
+
+def losses(outcome: Outcome) -> list[float]:
+    return [record.val_loss for record in outcome.records if record.val_loss is not None]
+
+
+def plain(run: RunConfig, source: Source, steps: int) -> Trainee:
+    trainee = Trainee(run, NODE, source)
+    trainee.initialise(run.seed)
+    for k in range(steps):
+        train(trainee, run, k)
+    return trainee
+
+
+def train(trainee: Trainee, run: RunConfig, k: int) -> None:
+    first = k * run.inner.batch_size
+    trainee.step(first, learning_rate(run.inner, first * run.model.seq_len))
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_one_node_with_sgd_of_1_is_plain_training_bit_for_bit(every: int, source: Source) -> None:
+    # In fp64 the difference of two fp32 numbers is exact; in fp32 it is rounded where one is far from the other.
+    run, trainee = tiny(), Trainee(tiny(), NODE, source)
+    trainee.initialise(run.seed)
+    anchor = trainee.flat.astype(np.float64)
+    merged, scratch, momentum = np.empty_like(anchor), np.empty_like(anchor), np.zeros_like(anchor)
+    for k in range(12):
+        train(trainee, run, k)
+        if (k + 1) % every == 0:
+            mean([anchor - trainee.flat], shares([3.0]), merged, scratch)
+            Sgd(1.0).step(anchor, momentum, merged, scratch)
+            take(trainee.flat, anchor, anchor, scratch)
+    assert trainee.flat.tobytes() == plain(run, source, 12).flat.tobytes()
+
+
+def test_one_simulated_node_with_sgd_of_1_is_plain_training(source: Source) -> None:
+    run = tiny(outer=OuterConfig(lr=1.0, momentum=0.0))
+    outcome = played(run, source, nodes=1)
+    assert outcome.val_loss == pytest.approx(plain(run, source, 20).validation_loss(), abs=1e-6)
+
+
+def test_averaging_after_every_sgd_step_is_data_parallelism(source: Source) -> None:
+    run = tiny(
+        inner=InnerConfig(optimizer=OptimizerName.SGD, lr=0.1, warmup_tokens=512, clip=1e6, batch_size=4),
+        outer=OuterConfig(lr=1.0, momentum=0.0),
+        rounds=RoundsConfig(inner_steps=1),
+    )
+    here = played(run, source)
+    there = data_parallel("dp", run, NODE, Conditions(4, 20), source, lambda record: None)
+    assert len(losses(here)) == len(losses(there)) == 21
+    np.testing.assert_allclose(losses(here), losses(there), atol=1e-6, rtol=0)
+    assert losses(here)[0] - losses(here)[-1] > 0.1
+
+
+def test_fragments_that_are_all_due_at_once_are_the_whole_model_bit_for_bit(source: Source) -> None:
+    whole = tiny(overlap=OverlapConfig(0))
+    parts = tiny(fragments=FragmentsConfig(4, stagger=False), overlap=OverlapConfig(0, TakeName.MIX, 0.0))
+    one, other = played(whole, source), played(parts, source)
+    assert losses(one)[-1] == losses(other)[-1]
+    assert one.val_loss == other.val_loss
+    assert one.tokens == other.tokens
+    assert other.rounds == 4 * one.rounds
+
+
+def test_a_start_with_data_parallelism_is_data_parallelism_so_far(source: Source) -> None:
+    run = tiny(rounds=RoundsConfig(inner_steps=5, data_parallel=10))
+    there = data_parallel("dp", run, NODE, Conditions(4, 20), source, lambda record: None)
+    here = played(run, source)
+    assert here.records[0].tokens == 10 * 4 * 4 * 32
+    assert here.records[0].val_loss == losses(there)[2]
+    assert here.tokens == there.tokens
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(source: Source) -> None:
+    conditions: dict[str, Any] = {"drop": 0.3, "churn": 2, "speeds": (1.0, 1.0, 0.8, 0.5)}
+    run = tiny(reduce=ReduceConfig(codec=CodecName.INT8))
+    one, same = (played(run, source, **conditions) for _ in range(2))
+    assert one.records == same.records
+    assert played(replace(run, seed=6), source, **conditions).records != one.records
+
+
+@pytest.mark.parametrize("path", METHODS, ids=lambda path: path.stem)
+def test_every_method_trains_through_faults(path: Path, source: Source, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(
+        "model: {dim: 32, layers: 2, heads: 2, kv_heads: 1, ffn_dim: 48, seq_len: 32, tied_head: false}\n"
+        "inner: {batch_size: 4, warmup_tokens: 512}\nseed: 5\n"
+    )
+    small = (
+        ("rounds.inner_steps=8", "overlap.delay=2") if "overlap" in path.read_text() else ("rounds.inner_steps=8",)
+    )
+    run = load_run(tmp_path / "run.yaml", small, path)
+    outcome = played(run, source, steps=40, drop=0.2, churn=2, speeds=(1.0, 1.0, 0.8, 0.5), latency=0.5)
+    assert outcome.val_loss < losses(outcome)[0] - 0.5
+    assert outcome.tokens >= 40 * 4 * 4 * 32 - 4 * 4 * 32
+    assert outcome.inner_steps_lost > 0
+
+
+@pytest.mark.parametrize("churn", [1, 2, 3])
+@pytest.mark.parametrize("delay", [0, 4])
+def test_nodes_die_and_join_while_deltas_travel(churn: int, delay: int, source: Source) -> None:
+    run = tiny(
+        overlap=OverlapConfig(delay), reduce=ReduceConfig(codec=CodecName.INT4), outer=OuterConfig(feedback=1.0)
+    )
+    outcome = played(run, source, steps=30, churn=churn, latency=4.0, speeds=(1.0, 0.9, 0.7, 0.4))
+    assert outcome.tokens >= (30 * 4 - 2) * 4 * 32
+    assert outcome.utilisation <= 1.0 and outcome.goodput < 1.0
+
+
+def test_late_work_can_count_less_and_rounds_can_keep_their_decay_a_token(source: Source) -> None:
+    run = tiny(rounds=RoundsConfig(inner_steps=4))
+    conditions: dict[str, Any] = {"drop": 0.5, "speeds": (1.0, 1.0, 0.8, 0.5)}
+    usual = OuterConfig(lr=0.9, momentum=0.5, momentum_warmup=3)
+    settings = [usual, replace(usual, damping=True), replace(usual, per_token=True)]
+    found = [played(replace(run, outer=outer), source, **conditions) for outer in settings]
+    assert len({outcome.val_loss for outcome in found}) == 3
+    assert max(outcome.val_loss for outcome in found) < losses(found[0])[0] - 0.5
+    assert {outcome.tokens for outcome in found} == {20 * 4 * 4 * 32}
+
+
+def test_training_that_diverges_is_said(source: Source) -> None:
+    wild = InnerConfig(optimizer=OptimizerName.SGD, lr=float("inf"), warmup_tokens=0, batch_size=4)
+    run = tiny(inner=wild)
+    with pytest.raises(NonFinite, match="training diverged on node 0 in round 1"):
+        played(run, source)
+
+
+def test_waiting_costs_what_the_formula_says_and_overlap_nothing(source: Source) -> None:
+    # An exchange that takes half of a round: 10 steps of training, 10 seconds of exchange.
+    blocking = tiny(rounds=RoundsConfig(inner_steps=10))
+    waited = played(blocking, source, steps=40, latency=10.0)
+    assert waited.utilisation == pytest.approx(10 / 20, rel=0.03)
+    overlapped = played(replace(blocking, overlap=OverlapConfig(10)), source, steps=40, latency=8.0)
+    assert overlapped.utilisation == pytest.approx(40 / 48, rel=0.01)  # waits for the exchange that ends the run
+    assert overlapped.tokens == waited.tokens
+
+
+def test_a_quorum_with_grace_keeps_fast_nodes_training(source: Source) -> None:
+    speeds = (1.0, 1.0, 0.8, 0.5)
+    everybody = tiny(rounds=RoundsConfig(inner_steps=10, quorum=1.0, ceiling=1.0, grace=100.0))
+    waited = played(everybody, source, steps=40, speeds=speeds)
+    assert waited.goodput == pytest.approx(4 * 0.5 / sum(speeds), rel=0.03)
+    quorum = tiny(rounds=RoundsConfig(inner_steps=10, quorum=0.25, grace=0.5), overlap=OverlapConfig(2))
+    assert played(quorum, source, steps=40, speeds=speeds).goodput > 0.97
+
+
+def test_the_command_compares_methods_and_leaves_files(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(
+        "name: tiny\nmodel: {dim: 32, layers: 2, heads: 2, kv_heads: 1, ffn_dim: 48, seq_len: 32}\n"
+        "inner: {batch_size: 4, warmup_tokens: 512}\n"
+    )
+    out = tmp_path / "out"
+    arguments = [str(tmp_path / "run.yaml"), "--nodes", "2", "--out", str(out), "--steps", "10", "--json"]
+    methods = ["--method", "diloco", "--method", "sparse", "rounds.inner_steps=5", "seed=3"]
+    done = CliRunner().invoke(simulate, [*arguments, *methods], catch_exceptions=False)
+    rows = {row["label"]: row for row in json.loads(done.stdout)["runs"]}
+    assert set(rows) == {"data-parallel-adamw", "diloco", "sparse"}
+    assert {row["tokens"] for row in rows.values()} == {10 * 2 * 4 * 32}
+    assert rows["diloco"]["reduction"] == pytest.approx(5)  # fp32, once in five steps
+    assert rows["sparse"]["reduction"] > 5 * 130
+    assert rows["diloco"]["against_baseline"] is not None
+    assert (out / "comparison.png").read_bytes()[:4] == b"\x89PNG"
+    assert len((out / "diloco.jsonl").read_text().splitlines()) == 3
+    assert (out / "curves.csv").read_text().startswith("method,fragment,round")
+    assert json.loads((out / "summary.json").read_text())["settings"]["runs"]["sparse"]["seed"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--nodes", "0"), "--nodes is 0"),
+        (("--nodes", "2", "--speeds", "1,2,3"), "3 numbers for --nodes 2"),
+        (("--nodes", "2", "--speeds", "fast"), "write numbers"),
+        (("--nodes", "2", "--drop", "1"), "--drop is 1"),
+        (("--nodes", "2", "--method", "magic"), "name one of decoupled, diloco"),
+        (("--nodes", "2", "rounds.total=0", "--steps", "0"), "give --steps"),
+        (("--nodes", "2", "overlap.delay=99"), "above rounds.inner_steps"),
+        (("--nodes", "2", "reduce.codec=sparse"), "outer.feedback is 0"),
+        (("--nodes", "2", "outer.feedback=2"), "outer.feedback is 2"),
+    ],
+)
+def test_what_is_wrong_is_said(arguments: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        CliRunner().invoke(
+            simulate, [str(CONFIGS / "demo.yaml"), "--out", str(tmp_path), *arguments], catch_exceptions=False
+        )
+
+
+def test_a_coordinator_refuses_what_nodes_would_ignore() -> None:
+    demo = CONFIGS / "demo.yaml"
+    for name in ("diloco", "intellect-1", "local-sgd"):
+        check_real(load_run(demo, (), method_file(name, demo)))
+    for name in ("streaming", "overlapped", "decoupled", "sparse", "muloco"):
+        run = load_run(demo, (), method_file(name, demo))
+        with pytest.raises(ConfigError, match="only `atoll simulate` carries this out so far"):
+            check_real(run)
+    assert simulated_only(load_run(demo, (), method_file("streaming", demo))) == [
+        "fragments.count=4",
+        "overlap.delay=5",
+    ]

@@ -1,0 +1,132 @@
+"""The rules against torch.optim.SGD, their coefficients over rounds, and how much a late delta counts."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from deltas import deltas
+
+from atoll.outer_opt.late import damping, distance
+from atoll.outer_opt.nesterov import Nesterov
+from atoll.outer_opt.ramp import Ramp, Rule, of_length
+from atoll.outer_opt.sgd import Sgd
+
+RULES = [(0.7, 0.9), (0.8, 0.9), (0.9, 0.7), (0.7, 0.5), (1.0, 0.0)]
+
+AGAINST_TORCH = """
+import sys
+import numpy as np, torch
+from atoll.outer_opt.nesterov import Nesterov
+
+assert torch.backends.cpu.get_cpu_capability() == "DEFAULT"
+rng = np.random.default_rng(0)
+for lr, momentum in RULES:
+    rule = Nesterov(lr, momentum)
+    anchor = rng.standard_normal(1003).astype(np.float32)
+    buffer, scratch = np.zeros_like(anchor), np.empty_like(anchor)
+    parameter = torch.nn.Parameter(torch.from_numpy(anchor.copy()))
+    sgd = torch.optim.SGD([parameter], lr=lr, momentum=momentum, nesterov=momentum > 0)
+    for _ in range(20):
+        delta = rng.standard_normal(1003).astype(np.float32)
+        parameter.grad = torch.from_numpy(delta.copy())
+        sgd.step()
+        rule.step(anchor, buffer, delta, scratch)
+        if anchor.tobytes() != parameter.detach().numpy().tobytes():
+            sys.exit(f"{lr}, {momentum}: {np.count_nonzero(anchor != parameter.detach().numpy())} differ")
+"""
+
+
+def test_nesterov_is_torch_sgd_bit_for_bit_where_torch_fuses_nothing() -> None:
+    # Torch's kernels for AVX2 and later fuse each product with its sum, which rounds once less; its plain ones do
+    # not. Which are used is settled when torch is imported.
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": "default"}
+    code = AGAINST_TORCH.replace("RULES", repr(RULES))
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("lr", "momentum"), RULES)
+def test_nesterov_is_torch_sgd_but_for_the_rounding_of_fused_products(lr: float, momentum: float) -> None:
+    rule = Nesterov(lr, momentum)
+    anchor = np.linspace(-1, 1, 1000, dtype=np.float32)
+    buffer, scratch = np.zeros_like(anchor), np.empty_like(anchor)
+    parameter = torch.nn.Parameter(torch.from_numpy(anchor.copy()))
+    sgd = torch.optim.SGD([parameter], lr=lr, momentum=momentum, nesterov=momentum > 0)
+    for delta in deltas(20, 1000):
+        parameter.grad = torch.from_numpy(delta.copy())
+        sgd.step()
+        rule.step(anchor, buffer, delta, scratch)
+    np.testing.assert_allclose(anchor, parameter.detach().numpy(), rtol=0, atol=3e-7)
+
+
+def test_sgd_is_nesterov_without_momentum() -> None:
+    a, b = np.ones(1000, np.float32), np.ones(1000, np.float32)
+    m, scratch = np.zeros(1000, np.float32), np.empty(1000, np.float32)
+    for delta in deltas(5, 1000):
+        Sgd(0.4).step(a, m, delta, scratch)
+        assert not m.any()
+        Nesterov(0.4, 0.0).step(b, np.zeros_like(m), delta, scratch)
+    assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("rule", [Nesterov(0.7, 0.9), Sgd(0.4), Ramp(Nesterov(0.7, 0.9), 5, 10, 20, 0.5)])
+def test_numpy_and_torch_arrays_give_the_same_bits(rule: Rule) -> None:
+    a, m = np.ones(257, np.float32), np.zeros(257, np.float32)
+    ta, tm = torch.from_numpy(a.copy()), torch.from_numpy(m.copy())
+    for k, delta in enumerate(deltas(20, 257)):
+        rule.at(k + 1, 1.2).step(a, m, delta, np.empty_like(a))
+        rule.at(k + 1, 1.2).step(ta, tm, torch.from_numpy(delta.copy()), torch.empty_like(ta))
+    assert a.tobytes() == ta.numpy().tobytes()
+    assert m.tobytes() == tm.numpy().tobytes()
+
+
+def test_steps_chunk_by_chunk_are_the_step_of_the_whole() -> None:
+    rule = Nesterov(0.7, 0.9)
+    whole, part = np.ones(1000, np.float32), np.ones(1000, np.float32)
+    mw, mp, scratch = np.zeros(1000, np.float32), np.zeros(1000, np.float32), np.empty(1000, np.float32)
+    for delta in deltas(5, 1000):
+        rule.step(whole, mw, delta, scratch)
+        for span in (slice(0, 300), slice(300, 1000)):
+            rule.step(part[span], mp[span], delta[span], scratch[span])
+    assert whole.tobytes() == part.tobytes()
+
+
+def test_the_momentum_rises_stays_and_falls() -> None:
+    ramp = Ramp(Nesterov(0.7, 0.9), warmup=10, begin=50, end=60, final=0.5)
+    momenta = [ramp.at(k).momentum for k in range(1, 81)]
+    assert momenta[0] == 0.0
+    assert momenta[5] == pytest.approx(0.45)
+    assert set(momenta[10:50]) == {0.9}
+    assert momenta[54] == pytest.approx(0.7)
+    assert momenta[59:] == pytest.approx([0.5] * 21)
+    assert all(ramp.at(k).lr == 0.7 for k in range(1, 81))
+    assert Ramp(Nesterov(0.7, 0.9)).at(1) == Nesterov(0.7, 0.9)
+
+
+@pytest.mark.parametrize("length", [0.25, 0.5, 2.0, 3.0])
+def test_a_longer_round_keeps_the_decay_a_token_and_the_gain(length: float) -> None:
+    rule = of_length(Nesterov(0.7, 0.9), length)
+    assert rule.momentum == pytest.approx(0.9**length, rel=1e-15)
+    assert rule.lr / (1 - rule.momentum) == pytest.approx(7.0, rel=1e-12)
+    # Under a steady drift, rounds of another length end where those of the usual one do.
+    usual, other = np.zeros(1), np.zeros(1)
+    mu, mo = np.zeros(1), np.zeros(1)
+    for _ in range(1200):
+        Nesterov(0.7, 0.9).step(usual, mu, np.ones(1), np.empty(1))
+    for _ in range(int(1200 / length)):
+        rule.step(other, mo, np.full(1, length), np.empty(1))
+    assert other[0] == pytest.approx(usual[0], rel=0.02)
+
+
+def test_a_late_delta_counts_less_the_further_the_anchor_went() -> None:
+    now, then = np.ones(100, np.float32), np.zeros(100, np.float32)
+    assert distance(now, then, np.empty_like(now)) == pytest.approx(10.0)
+    assert damping(0.0, 5.0) == 1.0
+    assert damping(5.0, 5.0) == 0.5
+    assert damping(15.0, 5.0) == 0.25
+    assert damping(5.0, 0.0) == 1.0  # nothing is known of usual steps yet
