@@ -125,6 +125,9 @@ class Node(Process):
                 self.plane.cancel()
             case machine.Recover(_, scratch, rebase):
                 self._recover(effect, scratch, rebase)
+            case machine.Renumber(round_):
+                self.still = False
+                self.later(self.world.apply_time, self._settle, round_, self.state[1])
             case machine.ReportLayout():
                 self.report(lambda n, life: ev.LayoutKnown(n, life, self.world.numel, digest("layout")))
             case machine.ReportState(round_, state):
