@@ -14,6 +14,7 @@ from atoll.coordinator import leases as data
 from atoll.coordinator import ledger as book
 from atoll.coordinator import membership as who
 from atoll.coordinator.events import CommitRecord, Effect, Held, Note, Orphans, PeerLost, Sealed
+from atoll.coordinator.lost import remember
 from atoll.coordinator.membership import REDUCER, MemberState
 from atoll.coordinator.owning import owning, reducers
 from atoll.coordinator.roster import publish
@@ -214,6 +215,7 @@ def _liar(state: State, members: list[NodeId], told: dict[NodeId, bytes], root: 
 
 
 def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect]) -> State:
+    past = remember(state)
     state = publish(state, out)
     r, ledger = state.round, state.round.ledger
     assert r.plan is not None and r.told_at is not None and r.planned_at is not None and state.layout is not None
@@ -260,6 +262,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         state,
         members=members,
         committed=r.number,
+        past=past,
         digest=b"",
         sealed=ledger.root,
         makers=tuple(members_),

@@ -62,6 +62,15 @@ class RoundState:
 
 
 @dataclass(frozen=True, slots=True)
+class Past:
+    """A commit's state, which its digest proves."""
+
+    round: int
+    digest: bytes
+    tokens: int  # committed
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     config: RunConfig
     incarnation: int = 0
@@ -78,6 +87,8 @@ class State:
     round: RoundState = RoundState()
     leases: Leases = Leases()
     pending: CommitRecord | None = None  # the last commit, until its digests and validation loss are in
+    past: tuple[Past, ...] = ()  # earlier commits, the latest last
+    gone_at: float | None = None  # seconds; since when an older state is the newest that anybody has
 
     @property
     def holders(self) -> tuple[NodeId, ...]:
