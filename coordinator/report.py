@@ -88,7 +88,7 @@ def summarize(story: Story) -> Report:
         val_loss_first=run["val_loss_first"],
         val_loss_last=losses[-1] if losses else None,
         tokens=records[-1].tokens if records else 0,
-        digests_equal=bool(records) and all(record.digests_equal for record in records),
+        digests_equal=bool(records) and all(r.digests_equal or r.void for r in records),
         goodput=run["goodput"]["inner"],
         goodput_buckets=run["goodput"],
         bytes_per_node_per_round=mean(r.bytes_up.get(node, 0) for r in records for node in r.contributors),
