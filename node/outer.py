@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atoll.comm.chunks import Chunks
 from atoll.comm.codec import Codec
