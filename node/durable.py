@@ -250,8 +250,8 @@ class Durable:
             return True
 
     def behind(self, round_: int) -> bool:
-        """The disk cannot bring back the state of `round_` yet, but is being given what it lacks. A snapshot of what
-        others have on their disks does not count."""
+        """The disk cannot bring back the state of `round_` yet, but is being given what it lacks. Nobody waits for
+        a snapshot of what others have on their disks."""
         at_work = self._writing is not None or (self._snapping is not None and self._urgent)
         return self.keeps and at_work and self.proven < round_
 
