@@ -215,7 +215,6 @@ def _liar(state: State, members: list[NodeId], told: dict[NodeId, bytes], root: 
 
 
 def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect]) -> State:
-    past = remember(state)
     state = publish(state, out)
     r, ledger = state.round, state.round.ledger
     assert r.plan is not None and r.told_at is not None and r.planned_at is not None and state.layout is not None
@@ -262,7 +261,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         state,
         members=members,
         committed=r.number,
-        past=past,
+        past=remember(state),
         digest=b"",
         sealed=ledger.root,
         makers=tuple(members_),

@@ -25,10 +25,10 @@ from atoll.coordinator import membership as who
 from atoll.coordinator.events import CommitRecord, Effect, Note, Publish
 from atoll.coordinator.ledger import Ledger
 from atoll.coordinator.membership import REDUCER, MemberState
-from atoll.coordinator.state import Past, Phase, RoundState, State, most_common
+from atoll.coordinator.state import Gone, Past, Phase, RoundState, State, most_common
 
 REMEMBERED = 256  # commits
-SETTLE = 10.0  # seconds that a node which came back has at least to say what it holds
+SETTLE = 10.0  # seconds that the last who came back has to say what it can make of what it holds
 
 
 def gone(state: State) -> bool:
@@ -77,11 +77,17 @@ def go_on_without(state: State, now: float, out: list[Effect]) -> State:
     """Declare rounds void when it is time."""
     past = newest(state) if gone(state) else None
     if past is None:
-        return state if state.gone_at is None else replace(state, gone_at=None)
-    if state.gone_at is None:
-        return replace(state, gone_at=now)
-    patience = (state.committed - past.round) * state.config.checkpoint.patience if awaited(state) else 0.0
-    return state if now < state.gone_at + max(patience, SETTLE) else _void(state, past, now, out)
+        return state if state.gone is None else replace(state, gone=None)
+    since = state.gone or Gone(now)
+    if awaited(state):
+        since = replace(since, all_back_at=None)
+    elif since.all_back_at is None:
+        since = replace(since, all_back_at=now)
+    if since != state.gone:
+        return replace(state, gone=since)
+    late = now >= since.at + (state.committed - past.round) * state.config.checkpoint.patience
+    all_back = since.all_back_at is not None and now >= since.all_back_at + SETTLE
+    return _void(state, past, now, out) if late or all_back else state
 
 
 def _void(state: State, past: Past, now: float, out: list[Effect]) -> State:
@@ -100,7 +106,7 @@ def _void(state: State, past: Past, now: float, out: list[Effect]) -> State:
         tokens=past.tokens,
         pending=None,
         past=tuple(p for p in state.past if p.round < j or p is past),
-        gone_at=None,
+        gone=None,
         round=RoundState(
             number=k + 1,
             reason="the next round is about to start",

@@ -193,9 +193,9 @@ def _restarted(state: State, incarnation: int, now: float) -> State:
     """Nobody is connected to a fresh coordinator; nobody is left out before all had time to come back."""
     members = who.orphaned(state.members, state.config.members, now)
     plan = state.round.plan
-    state = replace(state, incarnation=incarnation, members=members, gone_at=None)
+    state = replace(state, incarnation=incarnation, members=members)
     return with_round(
-        state,
+        replace(state, gone=None),
         patient_until=now + who.RETURN,
         asked_at=now,
         plan=None if plan is None else replace(plan, opened_at=now),

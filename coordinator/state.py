@@ -71,6 +71,14 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
+class Gone:
+    """The state of the last commit is, with those who held it."""
+
+    at: float  # seconds; since when an older one is proven
+    all_back_at: float | None = None  # seconds; since when nobody is away who may bring it
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     config: RunConfig
     incarnation: int = 0
@@ -88,7 +96,7 @@ class State:
     leases: Leases = Leases()
     pending: CommitRecord | None = None  # the last commit, until its digests and validation loss are in
     past: tuple[Past, ...] = ()  # earlier commits, the latest last
-    gone_at: float | None = None  # seconds; since when an older state is the newest that anybody has
+    gone: Gone | None = None  # nobody has the state, but one an older one
 
     @property
     def holders(self) -> tuple[NodeId, ...]:

@@ -451,6 +451,8 @@ class Daemon:
 
     async def _initialised(self) -> None:
         assert self._outer is not None
+        if self._durable is not None:
+            self._durable.doubt()  # it may have one that was made before, and went with all others who had it
         await self._compute(self._outer.initialised)
         await self._settled(alone=True)
 

@@ -97,13 +97,18 @@ def only_what_nobody_can_bring_is_void(world: "World", after: State, records: li
         holds = node.state == (last, truth.states[last]) and node.still and not node.control.joining
         known = node.me in after.members.here and after.members.here[node.me].life == node.control.life
         hold(not (holds and known and not node.stopped), f"round {last} is void, though {node.me} has its state")
+    for host in world.hosts.values():
+        back = host.gone or host.sick or host.disk is None or host.disk.state() != (last, truth.states[last])
+        hold(back, f"round {last} is void, though the disk of {host.name} has its state")
     certain = not after.config.checkpoint.copies and all(h.disk is not None for h in world.hosts.values())
     hold(last == first or not certain, f"rounds {first} to {last} are void, though disks had the first of them")
     hold(after.digest == truth.states[first - 1], f"the run does not go on from state {first - 1}")
     truth.states[first:] = [truth.states[first - 1]] * (last - first + 1)
     truth.roots[first - 1 :] = [b"void"] * (last - first + 1)
     truth.void |= {*range(first, last + 1)}
-    truth.tokens = after.tokens
+    truth.tokens = truth.tokens_at[first - 1]
+    truth.tokens_at |= dict.fromkeys(range(first, last + 1), truth.tokens)
+    hold(after.tokens == truth.tokens, f"the run has {truth.tokens} tokens, not {after.tokens}")
 
 
 def rounds_commit_once_and_in_order(world: "World", before: State, after: State) -> None:
@@ -162,7 +167,7 @@ def records_say_what_the_bytes_contain(world: "World", record: CommitRecord) -> 
         hold(out == set(record.lacking.get(c, ())), f"chunk {c} of round {k} lacks {out}: {record.lacking}")
     tokens = truth.tokens + int(sum(record.contributors.values()))
     hold(record.tokens == tokens, f"the run has {tokens} tokens, not {record.tokens}")
-    truth.tokens = tokens
+    truth.tokens = truth.tokens_at[k] = tokens
     hold(abs(record.train_loss - 2.0) < 1e-9, f"round {k} has a loss of {record.train_loss}")
     hold(sum(record.shares.values()) < 1.001, f"the shares of round {k} are {record.shares}")
 

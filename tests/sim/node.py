@@ -201,6 +201,7 @@ class Node(Process):
 
     def _initialised(self) -> None:
         self.drop_for_good()
+        self.durable.doubt()
         self._settle(0, self.world.initial_state(self), alone=True)
 
     def _renumber(self, round_: int) -> None:
