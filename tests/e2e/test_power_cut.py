@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 pytestmark = pytest.mark.e2e
 
 TIMES = int(os.environ.get("ATOLL_CHAOS_TIMES", "5"))
+PATIENCE = 240.0  # seconds; starting trainers takes what it takes
 SEED = int(os.environ.get("ATOLL_CHAOS_SEED", "0"))
 
 
@@ -29,7 +30,8 @@ def storm(run: Run, names: tuple[str, ...], cuts: int, seed: int, *overrides: st
     url = run.invite(len(names))
     for name in names:
         run.join(url, name)
-    moments = [run.commit_after(k) for k in range(4)]
+    until("the first commit", lambda: run.committed() >= 1, PATIENCE)
+    moments = [run.commit_after(k) for k in range(1, 5)]
     usual = median(b - a for a, b in pairwise(moments[1:]))
     for cut in range(cuts):
         moment = rng.uniform(0, 2 * usual)
@@ -41,12 +43,12 @@ def storm(run: Run, names: tuple[str, ...], cuts: int, seed: int, *overrides: st
         run.restart()
         for name in names:
             run.join(url, name)
-        until("the coordinator", run.run)
+        until("the coordinator", run.run, PATIENCE)
         resumed = run.committed()
         assert resumed >= known, "the coordinator went back"
-        until("the next commit", lambda at=resumed: run.committed() > at, 240)  # type: ignore[misc]
+        until("the next commit", lambda at=resumed: run.committed() > at, PATIENCE)  # type: ignore[misc]
         late = time.monotonic() - died
-        until("all of them", lambda: run.contributors() == len(names), 120)
+        until("all of them", lambda: run.contributors() == len(names), PATIENCE)
         check(run, before, known, cut + 1)
         void = [r["round"] for r in run.rounds() if r["void"]]
         print(
