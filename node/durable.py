@@ -66,6 +66,7 @@ class Durable:
         self._writing: asyncio.Task[None] | None = None
         self._at_work = -1  # the round that is being written
         self._snapping: asyncio.Task[None] | None = None
+        self._gap = False  # a round could not be written
         self._urgent = False  # nobody else has what is being written as a snapshot
         self._doubted = False  # what is on the disk may be of a state that is not the run's
         self._closing = False
@@ -175,6 +176,7 @@ class Durable:
         self._memory[round_] = payloads, digests
         most = WAITING if self._log is not None else 1
         for old in sorted(set(self._memory) - {self._at_work})[:-most]:
+            self._gap = True
             self._forget(old)
         if self._log is not None and self._writing is None:
             self._writing = asyncio.create_task(self._write(self._log), name="sealed log")
@@ -196,6 +198,7 @@ class Durable:
                 self._troubles.pop(NO_LOG, None)
                 self._changed.set()
         except OSError as error:
+            self._gap = True
             self._say(NO_LOG, error.strerror or str(error))
         finally:
             self._at_work, self._writing = -1, None
@@ -271,10 +274,9 @@ class Durable:
         if self._log is None or not self.keeps or self._snapping is not None or self._closing:
             return
         assert self._place is not None
-        newest = self._snapshots[0].first if self._snapshots else -1
-        lost = self._reach((*self._log.rounds, *self._memory)) < round_
-        if lost or self._doubted or round_ - newest >= self._place.every:
-            self._urgent = alone
+        due = not self._snapshots or round_ - self._snapshots[0].first >= self._place.every
+        if due or alone or self._doubted or self._gap:
+            self._urgent, self._gap = alone, False
             self._snapping = asyncio.create_task(self._snap(self._place, tokens), name="snapshot")
 
     def doubt(self) -> None:
@@ -302,6 +304,7 @@ class Durable:
             if self._log is not None:
                 await loop.run_in_executor(self._quick, self._tidy, self._log)
         except (Torn, Flipped, OSError) as error:
+            self._gap = True
             if not self._closing:
                 self._say(NO_SNAPSHOT, str(error))
         finally:

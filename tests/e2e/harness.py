@@ -146,7 +146,8 @@ class Run:
     def cut_power(self) -> None:
         """SIGKILL everything at once."""
         everything = [p for name in self.nodes for p in self.family(name)]
-        for process in [psutil.Process(self.coordinator.pid), *everything]:
+        self.coordinator.kill()
+        for process in everything:
             process.kill()
         for daemon in (self.coordinator, *self.nodes.values()):
             daemon.wait()

@@ -75,6 +75,21 @@ def test_all_power_fails_and_the_run_goes_on(run: Run) -> None:
     assert {name.partition(".")[0] for name in load_file(Path(newest))} == {"anchor", "momentum"}
 
 
+def test_a_commit_that_no_disk_has_is_void_and_the_run_goes_on(run: Run) -> None:
+    run.start(faults="coordinator.commit.written@3=crash")  # before any node hears of it
+    url = run.invite(2)
+    run.join(url, "one"), run.join(url, "two")
+    run.coordinator.wait(PATIENCE)
+    run.cut_power()
+    run.restart()
+    run.join(url, "one"), run.join(url, "two")
+    until("rounds to commit", lambda: run.committed() >= 5, PATIENCE)
+    run.whole(4)
+    assert [r["round"] for r in run.rounds() if r["void"]] == [3]
+    assert "goes on from the state of round 2" in run.log("c")
+    assert "are void: goes on from the state of 2" in run.log("one")
+
+
 @pytest.mark.chaos
 def test_all_power_fails_again_and_again(run: Run) -> None:
     storm(run, ("one", "two", "three"), TIMES, SEED, "members.minimum=2")

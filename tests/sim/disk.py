@@ -63,7 +63,7 @@ class Durable:
         if disk is None or not self.keeps or self._snapping:
             return
         due = not disk.snapshots or round_ - disk.snapshots[0][0] >= self.world.config.checkpoint.every
-        if due or self._doubted or (disk.state()[0] < round_ and not self.writing):
+        if due or alone or self._doubted:
             self._snapping, self._urgent = True, alone
             self.node.later(self._took(), self._snapped, disk, (round_, state), self._doubted)
 

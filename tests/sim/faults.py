@@ -221,6 +221,8 @@ class Faults:
         places = ["coordinator", *(n.place for n in world.living)]
         here = set(rng.sample(places, rng.randint(1, max(1, len(places) // 2))))
         there = [p for p in places if p not in here]
+        if not there:
+            return  # nobody is left to be cut off
         if rng.random() < 0.5:
             there = rng.sample(there, rng.randint(1, len(there)))
         one_way = rng.random() < 0.3
