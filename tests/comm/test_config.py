@@ -60,6 +60,8 @@ def test_tls_is_on_off_or_auto_though_yaml_takes_two_of_them_for_truths(word: st
         ("inner.lr=inf", "inner.lr is inf"),
         ("members.reconnect=-5", "members.reconnect is -5"),
         ("inner.beta1=2", "inner.beta1 is 2"),
+        ("checkpoint.every=0", "checkpoint.every is 0"),
+        ("checkpoint.copies=-1", "every node"),
         ("model.layers=99999999999999999999", "no machine can hold"),
         ("security.tls=perhaps", "security.tls"),
     ],
