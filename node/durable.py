@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from atoll.comm.ids import Round
 from atoll.comm.octets import U8, Octets
 from atoll.node import snapshots
-from atoll.node.files import Room, clear_unfinished, room
+from atoll.node.files import DiskFull, Room, room
 from atoll.node.outer import Flipped, OuterState
 from atoll.node.sealed_log import SealedLog
 from atoll.node.snapshots import Layout, Snapshot, Torn
@@ -82,7 +82,6 @@ class Durable:
         self._whole = snapshots.size_of(place.run, place.layout, self._outer.chunks)
         try:
             place.folder.mkdir(parents=True, exist_ok=True)
-            clear_unfinished(place.folder)
             self._log = SealedLog(place.folder, place.run, self._outer.chunks.count, place.room)
             self._snapshots = snapshots.find(place.folder, place.run, place.layout, self._outer.chunks)
         except OSError as error:
@@ -157,7 +156,7 @@ class Durable:
         if any(payload is None for payload in payloads):
             return False
         for c, payload in zip(late, payloads, strict=True):
-            assert payload is not None
+            assert payload is not None  # and its digest says that it was committed
             self._outer.apply(c, payload)
         return bool(late)
 
@@ -206,6 +205,11 @@ class Durable:
 
     def _append(self, log_: SealedLog, round_: int) -> None:
         """In the log's thread."""
+        assert self._place is not None
+        size = sum(payload.nbytes for payload in self._memory[round_][0])
+        while self._place.limit and self._taken + size > self._place.limit:
+            if not self._squeeze(log_):
+                raise DiskFull(f"disk={self._place.limit / 1e9:g} has no room for {size / 1e6:,.1f} MB more")
         try:
             log_.write(round_, *self._memory[round_])
         except OSError:

@@ -253,6 +253,19 @@ def test_the_files_stay_within_the_limit(tmp_path: Path) -> None:
     run(body())
 
 
+@pytest.mark.parametrize("snapshots_of_room", [0.01, 0.3, 1.0, 1.5])
+def test_a_limit_that_is_too_small_is_said_and_kept(tmp_path: Path, snapshots_of_room: float) -> None:
+    async def body() -> None:
+        node = Node(tmp_path, limit=snapshots_of_room * WHOLE)
+        await node.initialise()
+        for round_ in range(1, 9):
+            await node.commit(round_)
+            assert sum(p.stat().st_size for p in node.folder.iterdir()) <= 1.02 * snapshots_of_room * WHOLE
+        assert "is too little" in node.disk.trouble or "no room" in node.disk.trouble
+
+    run(body())
+
+
 def test_without_a_limit_the_log_is_no_larger_than_a_snapshot_and_what_snapshots_need(tmp_path: Path) -> None:
     async def body() -> None:
         node = Node(tmp_path)
