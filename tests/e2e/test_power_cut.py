@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 pytestmark = pytest.mark.e2e
 
 TIMES = int(os.environ.get("ATOLL_CHAOS_TIMES", "5"))
-PATIENCE = 240.0  # seconds; starting trainers takes what it takes
+PATIENCE = 600.0  # seconds; starting trainers takes what it takes
 SEED = int(os.environ.get("ATOLL_CHAOS_SEED", "0"))
 
 
