@@ -406,24 +406,10 @@ MUTATIONS = [
         21,
     ),
     Mutation(
-        "a state counts for its number, not for its digest",
-        C + "roster.py",
-        "    if round_ < state.committed and digest == state.digest:\n        round_ = state.committed",
-        "    if False:\n        round_ = state.committed",
-        21,
-    ),
-    Mutation(
         "a node does not know its state by another number",
         N + "machine.py",
         "    if 0 <= node.round < view.committed and node.digest == view.state_digest:",
         "    if False:",
-        21,
-    ),
-    Mutation(
-        "the oldest state that came back is gone on from",
-        C + "lost.py",
-        "return max((past for past in told if past is not None)",
-        "return min((past for past in told if past is not None)",
         21,
     ),
     # The journal
