@@ -165,6 +165,15 @@ class SecurityConfig:
 
 
 @dataclass
+class CheckpointConfig:
+    """What outlives the nodes' processes: snapshots of the outer state on their disks, and the rounds since."""
+
+    copies: int = 0  # nodes that take snapshots; 0: every node
+    every: int = 4  # rounds between two snapshots of a node
+    patience: float = 300.0  # seconds to wait for a lost state to return, for each round that would be void
+
+
+@dataclass
 class WandbConfig:
     mode: WandbMode = WandbMode.AUTO
     project: str = "atoll"
@@ -185,6 +194,7 @@ class RunConfig:
     reduce: ReduceConfig = field(default_factory=ReduceConfig)
     members: MembersConfig = field(default_factory=MembersConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
 
 
@@ -269,11 +279,12 @@ def check(config: RunConfig) -> None:
         "members.minimum": config.members.minimum,
         "members.lease": config.members.lease,
         "members.stall": config.members.stall,
+        "checkpoint.every": config.checkpoint.every,
     }
     for key, value in positive.items():
         if not value > 0:
             raise ConfigError(f"{key} is {value}: it must be greater than 0")
-    for section in ("model", "inner", "outer", "fragments", "overlap", "rounds", "members"):
+    for section in ("model", "inner", "outer", "fragments", "overlap", "rounds", "members", "checkpoint"):
         for key, value in vars(getattr(config, section)).items():
             if isinstance(value, float) and not 0 <= value < float("inf"):
                 raise ConfigError(f"{section}.{key} is {value}: it must be finite and not negative")
@@ -322,6 +333,10 @@ def check(config: RunConfig) -> None:
         (
             config.members.minimum <= config.members.start,
             f"members.minimum {config.members.minimum} is above members.start {config.members.start}",
+        ),
+        (
+            config.checkpoint.copies >= 0,
+            f"checkpoint.copies is {config.checkpoint.copies}: it must be 0 (every node) or more",
         ),
         (config.rounds.total >= 0, f"rounds.total is {config.rounds.total}: it must not be negative"),
         (config.inner.warmup_tokens >= 0, "inner.warmup_tokens must not be negative"),

@@ -57,10 +57,10 @@ class Item(Enum):
 
 
 class Shelf(Protocol):
-    """What this node can give to others. Called in the event loop, so it must be quick; what it returns must
-    not change while it is sent: the caller never copies it."""
+    """What this node can give to others. Called in the event loop, so it must be quick, or wait without blocking
+    it; what it returns must not change while it is sent: the caller never copies it."""
 
-    def sealed(self, round: Round, chunk: int) -> Octets | None:
+    async def sealed(self, round: Round, chunk: int) -> Octets | None:
         """The sealed bytes of a committed round's chunk."""
 
     def state(self, round: Round, chunk: int) -> Octets | None:
@@ -258,7 +258,7 @@ class DataPlane:
         round, chunk = request.fence.round, request.chunk
         match request.kind:
             case Kind.GET_SEALED:
-                found = self._shelf.sealed(round, chunk)
+                found = await self._shelf.sealed(round, chunk)
             case Kind.GET_STATE:
                 found = self._shelf.state(round, chunk)
             case Kind.GET_DIGESTS:

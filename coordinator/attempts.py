@@ -15,6 +15,7 @@ from atoll.coordinator import ledger as book
 from atoll.coordinator import membership as who
 from atoll.coordinator.events import CommitRecord, Effect, Held, Note, Orphans, PeerLost, Sealed
 from atoll.coordinator.levels import levels, told
+from atoll.coordinator.lost import remember
 from atoll.coordinator.membership import REDUCER, MemberState
 from atoll.coordinator.owning import owning, reducers
 from atoll.coordinator.roster import publish
@@ -277,6 +278,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         state,
         members=members,
         committed=r.number,
+        past=remember(state),
         digest=b"",
         sealed=ledger.root,
         makers=tuple(members_),

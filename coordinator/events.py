@@ -247,6 +247,7 @@ class CommitRecord:
     digests: dict[NodeId, str] = field(default_factory=dict)  # what each member found
     digests_equal: bool | None = None  # None: nobody has told
     val_loss: float | None = None  # of the anchor after the step
+    void: bool = False  # its state was lost with all who held it: it is as if it had not been
 
 
 @dataclass(frozen=True, slots=True)

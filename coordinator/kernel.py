@@ -247,6 +247,8 @@ def _observed(journal: Journal) -> Observed:
 
 def sentence(record: CommitRecord) -> str:
     """A commit record in one line."""
+    if record.void:
+        return record.reason
     loss = "" if record.val_loss is None else f", validation loss {record.val_loss:.3f}"
     seconds = sum(record.seconds.values())
     return (

@@ -9,15 +9,15 @@
 
 No clock, no socket, no randomness: the same events in the same order give the same state, so replaying the
 journal rebuilds it. This file takes events to the part they concern: `roster` (who holds which state), `rounds`
-(when a round starts and closes), `attempts` (reduce and commit), on the small machines `membership`, `leases` and
-`ledger`. Each decision says why in a `Note`.
+(when a round starts and closes), `attempts` (reduce and commit), `lost` (when the state is gone with all who held
+it), on the small machines `membership`, `leases` and `ledger`. Each decision says why in a `Note`.
 """
 
 from dataclasses import replace
 from typing import assert_never
 
 from atoll.comm.ids import NodeId
-from atoll.coordinator import attempts, roster, rounds
+from atoll.coordinator import attempts, lost, roster, rounds
 from atoll.coordinator import membership as who
 from atoll.coordinator.events import (
     BecameReady,
@@ -150,7 +150,7 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
 def _advance(settled: State, state: State, now: float, out: list[Effect]) -> State:
     """Make every transition that is due. `settled`: the state before the event, where none was."""
     while True:
-        chosen = roster.choose_initialiser(state)
+        chosen = roster.choose_initialiser(lost.go_on_without(state, now, out))
         after = chosen
         if not roster.settled_alike(settled, chosen):
             after = roster.settle_digests(chosen, out)
@@ -195,7 +195,7 @@ def _restarted(state: State, incarnation: int, now: float) -> State:
     plan = state.round.plan
     state = replace(state, incarnation=incarnation, members=members)
     return with_round(
-        state,
+        replace(state, gone=None),
         patient_until=now + who.RETURN,
         asked_at=now,
         plan=None if plan is None else replace(plan, opened_at=now),

@@ -88,7 +88,7 @@ def summarize(story: Story) -> Report:
         val_loss_first=run["val_loss_first"],
         val_loss_last=losses[-1] if losses else None,
         tokens=records[-1].tokens if records else 0,
-        digests_equal=bool(records) and all(record.digests_equal for record in records),
+        digests_equal=bool(records) and all(r.digests_equal or r.void for r in records),
         goodput=run["goodput"]["inner"],
         goodput_buckets=run["goodput"],
         bytes_per_node_per_round=mean(r.bytes_up.get(node, 0) for r in records for node in r.contributors),
@@ -170,7 +170,9 @@ def contributions(run: dict[str, Any], records: Sequence[CommitRecord]) -> dict[
 def _draw_loss(ax: Any, run: dict[str, Any], records: Sequence[CommitRecord], marks: Sequence[Mark]) -> None:
     start = [] if run["val_loss_first"] is None else [(0.0, run["val_loss_first"])]
     validation = start + [(float(r.round), r.val_loss) for r in records if r.val_loss is not None]
-    train = [(r.round - 0.5, r.train_loss) for r in records]  # a mean over the round: drawn at its middle
+    train = [
+        (r.round - 0.5, r.train_loss) for r in records if not r.void
+    ]  # a mean over the round: drawn at its middle
     ax.plot(*_xy(train), color=TRAIN, lw=1.6, label="train, mean of the round")
     ax.plot(*_xy(validation), color=VALIDATION, lw=2.2, marker="o", ms=4, label="validation")
     for x, y in validation[:1] + validation[-1:]:

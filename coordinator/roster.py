@@ -40,6 +40,8 @@ def state_at(state: State, node: NodeId, round_: int, digest: bytes, out: list[E
     making = round_ == 0 and state.committed == 0 and not state.digest
     if making and node != state.initialiser:
         return state  # it was not the one to make it: it fetches what the initialiser makes
+    if round_ < state.committed and digest == state.digest:
+        round_ = state.committed  # the rounds in between are void
     if not state.members.here[node].state_round <= round_ <= state.committed:
         return state  # an older word that came late; or what nobody can hold, for it was not committed
     state = with_member(state, node, state_round=round_, state_digest=digest)

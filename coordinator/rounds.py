@@ -12,6 +12,7 @@ from statistics import median
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator import leases as data
+from atoll.coordinator import lost
 from atoll.coordinator import membership as who
 from atoll.coordinator.events import BecameReady, Effect, Note
 from atoll.coordinator.ledger import Contribution, contribute
@@ -41,18 +42,7 @@ def start_if_enough(state: State, now: float, out: list[Effect]) -> State:
     need = max(limits.start, limits.minimum) if state.committed == 0 else limits.minimum
     if len(able) >= need:
         return _start(state, able, now, out)
-    return with_round(state, reason=stateless(state) or too_few(state, len(able), need))
-
-
-def stateless(state: State) -> str:
-    """The reason to wait when nobody has, or can make, the state of the last round; empty: somebody can."""
-    here = state.members.here
-    if not state.committed or state.held:
-        return ""
-    if any(n in here and here[n].standing is MemberState.ACTIVE for n in state.makers):
-        return ""
-    k, names = state.committed, state.names(state.makers)
-    return f"no living member holds the state of round {k}: waits for one that made it to return ({names})"
+    return with_round(state, reason=lost.why(state) if lost.gone(state) else too_few(state, len(able), need))
 
 
 def too_few(state: State, ready: int, need: int) -> str:
@@ -158,10 +148,10 @@ def _paced(state: State, node: NodeId, steps: int, now: float) -> State:
 def close_if_due(state: State, now: float, out: list[Effect]) -> State:
     """INNER: tell the members to finish when the round has what it needs."""
     r, rounds, trusted = state.round, state.config.rounds, _trusted(state)
+    if r.participants and lost.gone(state):
+        return with_round(state, reason=lost.why(state))
     if len(trusted) < state.config.members.minimum:
         return refill(state, now, out)
-    if nobody := stateless(state):
-        return with_round(state, reason=nobody)
     done = r.reached.intersection(trusted)
     if len(done) < quorum(state):
         return with_round(state, reason=_training(state, len(r.participants)), reached_at=None)

@@ -64,6 +64,23 @@ class RoundState:
 
 
 @dataclass(frozen=True, slots=True)
+class Past:
+    """A commit's state, which its digest proves."""
+
+    round: int
+    digest: bytes
+    tokens: int  # committed
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The state of the last commit is, with those who held it."""
+
+    at: float  # seconds; since when an older one is proven
+    all_back_at: float | None = None  # seconds; since when nobody is away who may bring it
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     config: RunConfig
     incarnation: int = 0
@@ -80,6 +97,8 @@ class State:
     round: RoundState = RoundState()
     leases: Leases = Leases()
     pending: CommitRecord | None = None  # the last commit, until its digests and validation loss are in
+    past: tuple[Past, ...] = ()  # earlier commits, the latest last
+    gone: Gone | None = None  # nobody has the state, but one an older one
 
     @property
     def holders(self) -> tuple[NodeId, ...]:

@@ -107,12 +107,13 @@ def row(record: CommitRecord) -> dict[str, Any]:
     out: dict[str, Any] = {
         "round": record.round,
         "tokens": record.tokens,
-        "loss/train": record.train_loss,
         "members/contributors": len(record.contributors),
         "members/epoch": record.epoch,
         "reduce/attempts": record.attempts,
         "reduce/digests_equal": int(record.digests_equal is not False),
     }
+    if not record.void:
+        out["loss/train"] = record.train_loss
     if record.val_loss is not None:
         out["loss/val"] = record.val_loss
     out |= {f"seconds/{phase}": seconds for phase, seconds in record.seconds.items()}

@@ -33,6 +33,7 @@ class Shared:
     planned: frozenset[NodeId]  # who gets the plan
     donors: Donors
     known: tuple[int, int]  # what the donors follow from
+    keepers: frozenset[NodeId] | None  # who takes snapshots; None: everybody
     apart: bool  # state_0 is only on leaves, which nobody can fetch it from: everybody makes it
 
 
@@ -48,6 +49,7 @@ class Own(NamedTuple):
     lease: Lease
     planned: bool
     donors: Donors
+    keeps: bool
 
 
 def shared(state: State, before: Shared | None = None, draining: bool = False) -> Shared:
@@ -63,6 +65,7 @@ def shared(state: State, before: Shared | None = None, draining: bool = False) -
         sealed=state.sealed,
         finished=r.phase is Phase.FINISHED and state.pending is None,
         draining=draining,
+        tokens=state.tokens,
     ).SerializeToString()
     head = facts + pb.View(reason=r.reason).SerializeToString()
     train = _train(state) if r.phase in TRAINING else b""
@@ -75,13 +78,14 @@ def shared(state: State, before: Shared | None = None, draining: bool = False) -
     planned = frozenset(alive) if r.plan is not None else frozenset[NodeId]()
     known = state.committed, state.members.changes
     donors = before.donors if before is not None and before.known == known else _donors(state)
+    keepers = before.keepers if before is not None and before.known == known else _keepers(state)
     if before is not None:
         head = before.head if before.head == head else head
         facts = before.facts if before.facts == facts else facts
         train = before.train if before.train == train else train
         donors = before.donors if before.donors == donors else donors
     apart = not state.committed and state.held and all(state.members.here[n].leaf for n in state.holders)
-    return Shared(head, facts, train, plan, fence, planned, donors, known, apart)
+    return Shared(head, facts, train, plan, fence, planned, donors, known, keepers, apart)
 
 
 def touched(before: State, after: State) -> set[NodeId] | None:
@@ -110,7 +114,7 @@ def own(state: State, common: Shared, node: NodeId) -> Own:
     me = state.members.here.get(node)
     if me is None:
         gone = state.members.gone.get(node)
-        return Own(gone.state if gone is not None else "", False, False, False, False, False, (), False, ())
+        return Own(gone.state if gone is not None else "", False, False, False, False, False, (), False, (), False)
     trains = r.phase in TRAINING and me.standing in (MemberState.SYNCED, MemberState.ACTIVE)
     lacks = me.state_round != state.committed and me.role != REDUCER
     return Own(
@@ -123,6 +127,7 @@ def own(state: State, common: Shared, node: NodeId) -> Own:
         lease=state.leases.held.get(node, ()) if trains else (),
         planned=node in common.planned,
         donors=_choose(common.donors, node) if lacks and common.donors else (),
+        keeps=me.role != REDUCER and (common.keepers is None or node in common.keepers),
     )
 
 
@@ -136,6 +141,7 @@ def encode(common: Shared, mine: Own, version: int) -> bytes:
         ready=mine.ready,
         reached=mine.reached,
         closing=mine.closing,
+        keeps=mine.keeps,
     )
     for node, address, pin in mine.donors:
         message.donors.add(node_id=node, address=address, pin=pin)
@@ -156,6 +162,15 @@ def _donors(state: State) -> Donors:
     able = [n for n in state.holders if state.members.trusted(n) and not here[n].leaf]
     able = able[: 1 << len(able).bit_length() >> 1]  # so that the list is new a few times, not with every holder
     return tuple((str(n), here[n].address, here[n].pin) for n in able)
+
+
+def _keepers(state: State) -> frozenset[NodeId] | None:
+    """The first to have joined, of those that can be dialled where there are enough: so it stays the same ones."""
+    copies, here = state.config.checkpoint.copies, state.members.here
+    if not copies:
+        return None
+    able = [n for n, m in here.items() if m.role != REDUCER]
+    return frozenset(sorted(able, key=lambda n: (here[n].leaf, order(n)))[:copies])
 
 
 def _choose(donors: Donors, node: NodeId) -> Donors:

@@ -155,6 +155,7 @@ class Views:
         self._common, self._seen, self._fresh = new, state, set()
         nodes = view.touched(seen, state)
         same = (new.head, new.train, new.plan, new.donors) == (old.head, old.train, old.plan, old.donors)
+        same = same and new.keepers == old.keepers
         return new, nodes | fresh if nodes is not None and same else list(self._streams)
 
     def _show(self, stream: Stream, state: State, common: Shared) -> bool:

@@ -66,7 +66,8 @@ def join(
 
     @FILE in place of URL reads it from a file, so that the token does not show in the list of processes.
     Settings of this machine are read from STATE_DIR/node.yaml and from key=value OVERRIDES:
-    device, ranks, threads, bf16, compile, data, model, upload, download (Mbit/s), streams, congestion.
+    device, ranks, threads, bf16, compile, data, model, upload, download (Mbit/s), streams, congestion, durable,
+    disk (GB).
     """
     invite = parse(_from_file(url))
     split_host_port(listen, "--listen")

@@ -26,6 +26,8 @@ class NodeConfig:
     download: float = 0.0  # Mbit/s
     streams: int = 0  # TCP streams to each peer; 0: as many as measurements say
     congestion: str = ""  # TCP congestion control towards peers, such as bbr or cubic; empty: the system's
+    durable: bool = True  # keep the run's state, and the rounds since, in the state directory
+    disk: float = 0.0  # GB of it that they may take; 0: what they need, about 30 bytes a parameter
     data: str = ""  # folder of text files, for a run whose data.kind is bytes or text
     model: str = ""  # "package.module:function" that builds your own model from the run's ModelConfig
     max_restarts: int = 5  # trainer crashes without a finished round in between, before the node gives up
@@ -51,6 +53,8 @@ def check(config: NodeConfig) -> None:
             raise ConfigError(f"{key} is {rate:g}: it must be 0 (no limit) or a number of Mbit/s")
     if not 0 <= config.streams <= 64:
         raise ConfigError(f"streams is {config.streams}: it must be 0 (automatic) or 1 ... 64")
+    if not 0 <= config.disk < 1e9:
+        raise ConfigError(f"disk is {config.disk:g}: it must be 0 (what is needed) or a number of GB")
     if config.threads < 0:
         raise ConfigError(f"threads is {config.threads}: it must be 0 (automatic) or more")
     if config.model and ":" not in config.model:

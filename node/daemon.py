@@ -29,6 +29,7 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.codec import NonFinite
 from atoll.comm.codec import make as make_codec
 from atoll.comm.config import RunConfig, from_json
+from atoll.comm.digest import digest
 from atoll.comm.encoding import DeltaEncoder, EncodedVector, encoded_size
 from atoll.comm.errors import AtollError, Refused, ResourceError
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
@@ -59,6 +60,7 @@ from atoll.node.channel import Failed as TrainerSaysNo
 from atoll.node.config import NodeConfig, TrainerSpec
 from atoll.node.control import AWAY, Control, Identity, SessionLost
 from atoll.node.data import check_source
+from atoll.node.durable import Durable, Place
 from atoll.node.outer import OuterState
 from atoll.node.recover import Donor, MovedOn, Target, recover
 from atoll.node.resources import check_compiler, check_memory
@@ -129,6 +131,10 @@ class Daemon:
         self._tasks: asyncio.TaskGroup
         self._layout: Hello | None = None
         self._outer: OuterState | None = None
+        self._durable: Durable | None = None
+        self._trainer: Hello | None = None  # the one that is up
+        self._restored = asyncio.Event()  # what is on the disk was loaded
+        self._run_mark = b""
         self._identity: Identity
         self._run: RunConfig
         self._me = NodeId("")
@@ -170,6 +176,8 @@ class Daemon:
             await plane.close()
             await self._control.close()
             self._worker.shutdown(wait=False, cancel_futures=True)
+            if self._durable is not None:
+                await self._durable.close()
             if self._outer is not None:
                 self._outer.vectors.close()
 
@@ -193,6 +201,7 @@ class Daemon:
     def _admitted(self, reply: pb.JoinReply) -> None:
         """Be the node that the coordinator says this is, now and when it starts again."""
         self._me = NodeId(reply.node_id)
+        self._run_mark = digest(b"run" + reply.data_key)
         self._plane.identify(self._me, reply.data_key)
         remember(self._options.state_dir / "session", self._invite, reply.session)
 
@@ -246,6 +255,8 @@ class Daemon:
             if view.draining and not draining:
                 log.info("the coordinator stops for a while: training goes on until it is back")
             draining = view.draining
+            if self._durable is not None:
+                self._durable.keeps = view.keeps
             self._events.put_nowait(machine.ViewArrived(view))
 
     async def _heartbeats(self, period: float) -> None:
@@ -307,6 +318,8 @@ class Daemon:
                 self._spawn(self._apply(round_, root))
             case machine.Recover():
                 self._spawn(self._recover(effect))
+            case machine.Renumber(round_):
+                self._spawn(self._renumber(round_))
             case machine.ReportLayout():
                 self._report_layout()
             case machine.ReportState(round_, digest):
@@ -368,7 +381,7 @@ class Daemon:
         match message:
             case Hello():
                 self._attach(message)
-                self._events.put_nowait(machine.TrainerUp())
+                self._spawn(self._trainer_is_up(message))
             case Initialised():
                 self._spawn(self._initialised())
             case Progress(round_, step, loss, tokens_per_s):
@@ -384,7 +397,15 @@ class Daemon:
             case _:
                 assert_never(message)
 
+    async def _trainer_is_up(self, hello: Hello) -> None:
+        """The machine hears of it when it knows what the disk has brought back."""
+        self._trainer = hello
+        await self._restored.wait()
+        if self._trainer is hello:
+            self._events.put_nowait(machine.TrainerUp())
+
     def _on_trainer_down(self) -> None:
+        self._trainer = None
         self._events.put_nowait(machine.TrainerDown())
 
     def _attach(self, hello: Hello) -> None:
@@ -397,21 +418,45 @@ class Daemon:
             self._codec = codec
             self._outer = OuterState(vectors, chunks, codec, rule)
             self._layout = hello
+            self._durable = Durable(self._outer, self._plane.peers.buffers.give, self._place(hello))
+            self._spawn(self._restore(self._durable))
             log.info(f"the trainer is up: {hello.numel:,} parameters on {hello.ranks} local ranks")
         elif self._layout is not None and self._layout.layout != hello.layout:
             raise Refused("the trainer came back with another model than it had before")
         vectors = self._outer.vectors
         self._supervisor.send(Attach(vectors.path("anchor"), vectors.path("local"), hello.numel))
 
+    def _place(self, hello: Hello) -> Place | None:
+        """Where the state is kept, if it is."""
+        if not self._config.durable:
+            return None
+        mark, checkpoint = self._run_mark, self._run.checkpoint
+        folder = self._options.state_dir / "outer" / mark.hex()
+        return Place(folder, mark, hello.layout, checkpoint.every, self._config.disk * 1e9)
+
+    async def _restore(self, durable: Durable) -> None:
+        """Begin with what an earlier life left on the disk."""
+        outer, began = self._outer, time.monotonic()
+        assert outer is not None
+        round_ = await self._compute(durable.restore)
+        if round_ >= 0:
+            digest_ = await self._compute(outer.settle)
+            took = time.monotonic() - began
+            log.info(f"the state of round {round_} is on this node's disk: loaded in {took:.1f} s")
+            self._events.put_nowait(machine.StateMoved(round_, digest_))
+        self._restored.set()
+
     def _report_layout(self) -> None:
         assert self._layout is not None
-        digest = hashlib.blake2b(msgspec.json.encode(self._layout.layout), digest_size=16).digest()
-        self._report(0, layout=pb.Layout(numel=self._layout.numel, digest=digest))
+        sum_ = hashlib.blake2b(msgspec.json.encode(self._layout.layout), digest_size=16).digest()
+        self._report(0, layout=pb.Layout(numel=self._layout.numel, digest=sum_))
 
     async def _initialised(self) -> None:
         assert self._outer is not None
+        if self._durable is not None:
+            self._durable.doubt()  # it may have one that was made before, and went with all others who had it
         await self._compute(self._outer.initialised)
-        await self._settled()
+        await self._settled(alone=True)
 
     # Reduce
 
@@ -422,6 +467,8 @@ class Daemon:
             self._follow(self._plan)
         else:
             self._stop_reduce()
+            if self._durable is not None:
+                self._durable.make_room()
             self._reducing = Reducing(self._plan.round)
             self._reducing.task = self._tasks.create_task(self._reduce(self._node.ready))
 
@@ -508,6 +555,17 @@ class Daemon:
 
     def _report_ready(self, ready: machine.Work) -> None:
         self._encoded(ready)
+        durable = self._durable
+        if durable is not None and durable.behind(ready.round - 1):
+            self._spawn(self._report_when_written(durable, ready))
+        else:
+            self._report_as_ready(ready)
+
+    async def _report_when_written(self, durable: Durable, ready: machine.Work) -> None:
+        await durable.caught_up(ready.round - 1)
+        self._report_as_ready(ready)
+
+    def _report_as_ready(self, ready: machine.Work) -> None:
         report = pb.Ready(
             steps=ready.steps,
             samples=ready.samples,
@@ -533,8 +591,8 @@ class Daemon:
                 outer.apply(c, payload)
 
         await self._compute(work)
-        for buffer in outer.keep(round_, sealed.chunks):
-            self._plane.peers.buffers.give(buffer)
+        if self._durable is not None:
+            self._durable.committed(round_, sealed.chunks, sealed.digests)
         self._new_round(RoundBuffers())
         await self._settled()
 
@@ -545,6 +603,8 @@ class Daemon:
         self._new_round(RoundBuffers())
         if order.scratch:
             outer.distrust()
+            if self._durable is not None:
+                self._durable.doubt()
         if order.rebase:
             await self._compute(outer.set_aside)
         donors = tuple(Donor(NodeId(d.node_id), d.address, Pin(d.pin)) for d in view.donors)
@@ -564,11 +624,24 @@ class Daemon:
     def _on_recovery(self, done: int, of: int) -> None:
         self.recovering = f"{done} of {of} chunks"
 
-    async def _settled(self) -> None:
+    async def _renumber(self, round_: int) -> None:
         outer = self._outer
+        assert outer is not None and self._durable is not None
+        log.info(
+            f"the rounds after {outer.round} up to {round_} are void: goes on from the state of {outer.round}"
+        )
+        self._durable.renumbered(outer.round)
+        await self._compute(lambda: outer.renumber(round_))
+        await self._settled(alone=True)
+
+    async def _settled(self, alone: bool = False) -> None:
+        """`alone`: no peer had this state before."""
+        outer, view = self._outer, self._node.view
         assert outer is not None
-        digest = await self._compute(outer.settle)
-        self._events.put_nowait(machine.StateMoved(outer.round, digest))
+        digest_ = await self._compute(outer.settle)
+        if self._durable is not None:
+            self._durable.settled(outer.round, view.tokens if view is not None else 0, alone)
+        self._events.put_nowait(machine.StateMoved(outer.round, digest_))
 
     async def _compute(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
@@ -591,6 +664,9 @@ class Daemon:
             "run_reason": view.reason if view is not None else "",
             "bytes_up": self._plane.bytes_up,
             "bytes_down": self._plane.bytes_down,
+            "disk_round": self._durable.proven if self._durable is not None else -1,
+            "disk_bytes": self._durable.size if self._durable is not None else 0,
+            "disk_trouble": self._durable.trouble if self._durable is not None else "",
         }
 
     def leave(self) -> None:
@@ -658,9 +734,9 @@ class _Shelf:
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
 
-    def sealed(self, round: Round, chunk: int) -> Octets | None:
-        outer = self._daemon._outer
-        return None if outer is None else outer.sealed(round, chunk)
+    async def sealed(self, round: Round, chunk: int) -> Octets | None:
+        durable = self._daemon._durable
+        return None if durable is None else await durable.sealed(round, chunk)
 
     def state(self, round: Round, chunk: int) -> bytes | None:
         outer = self._daemon._outer

@@ -215,6 +215,13 @@ class Recover:
 
 
 @dataclass(frozen=True, slots=True)
+class Renumber:
+    """The state is that of `round`, too: the rounds in between are void."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReportLayout:
     pass
 
@@ -255,6 +262,7 @@ Effect = (
     | StopReduce
     | Apply
     | Recover
+    | Renumber
     | ReportLayout
     | ReportState
     | ReportReached
@@ -314,10 +322,10 @@ def _take(node: Node, event: Event, out: list[Effect]) -> Node:
         case MoveFailed(round_):
             return replace(node, moving=False, round=round_)
         case Rejoined():
+            if node.round >= 0 and not node.moving:
+                out.append(ReportState(node.round, node.digest))  # before the layout: then it has said all
             if node.trainer_up:
                 out.append(ReportLayout())
-            if node.round >= 0 and not node.moving:
-                out.append(ReportState(node.round, node.digest))
             if node.reducing is not None and node.held is None:
                 out.append(StopReduce())  # the run goes on without what this node had entered
             # What it holds may be committed, and nobody else have it.
@@ -385,6 +393,9 @@ def _move(node: Node, view: pb.View, out: list[Effect]) -> Node:
         return _finish(node, node.task, out)
     if view.initialise:
         return _initialise(node, out)
+    if 0 <= node.round < view.committed and node.digest == view.state_digest:
+        out.append(Renumber(view.committed))
+        return replace(node, moving=True, held=None)
     if node.round == view.committed:  # and differs
         out.append(Recover(view, scratch=True, rebase=False))
         return replace(node, moving=True, round=-1, ready=None, carried=None, held=None)

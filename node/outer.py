@@ -1,24 +1,27 @@
-"""The outer state of a node: anchor and momentum at some round, and the sealed bytes of the last few rounds.
+"""The outer state of a node: anchor and momentum at some round.
 
 `state_k = apply(state_{k-1}, sealed_k)`, chunk by chunk, so a chunk that lags can be brought forward with sealed
-bytes alone. The state may be read by peers (it is the data plane's shelf) whenever it stands still.
-Methods that do arithmetic are called from one worker thread at a time.
+bytes alone. The state may be read by peers whenever it stands still. Methods that do arithmetic are called from
+one worker thread at a time; another may `copy` chunks meanwhile, and neither waits for longer than a chunk takes.
 """
 
-from collections import OrderedDict
+import threading
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atoll.comm.chunks import Chunks
 from atoll.comm.codec import Codec
 from atoll.comm.digest import digest, root
 from atoll.comm.ids import Round
-from atoll.comm.octets import U8, Octets
+from atoll.comm.octets import Octets
 from atoll.node.vectors import Vectors
 from atoll.outer_opt.ramp import Rule
 
-KEEP = 4  # rounds of sealed bytes that peers may ask for
+
+class Flipped(Exception):
+    """A chunk is not what it was when the state was settled."""
 
 
 class OuterState:
@@ -26,7 +29,7 @@ class OuterState:
         self.vectors, self.chunks, self._codec, self._rule = vectors, chunks, codec, rule
         self.at: list[int] = [-1] * chunks.count  # the round each chunk of the state stands at; -1: nothing
         self._digests: list[bytes] = []
-        self._sealed: OrderedDict[int, Sequence[U8]] = OrderedDict()
+        self._turn = threading.Lock()  # held while a chunk changes or is copied
         self._delta = np.empty(chunks.size(0), np.float32)
         self._scratch = np.empty(chunks.size(0), np.float32)
         self._still = False
@@ -39,8 +42,10 @@ class OuterState:
 
     def initialised(self) -> None:
         """The anchor was written by the trainer: this is state_0."""
-        self.vectors.momentum[:] = 0.0
-        self.at = [0] * self.chunks.count
+        with self._turn:
+            self._still = False
+            self.vectors.momentum[:] = 0.0
+            self.at = [0] * self.chunks.count
         self.settle()
 
     def apply(self, c: int, payload: Octets) -> None:
@@ -48,19 +53,37 @@ class OuterState:
         span, size = self.chunks.span(c), self.chunks.size(c)
         delta, scratch = self._delta[:size], self._scratch[:size]
         self._codec.decode(payload, delta)
-        self._still = False
         rule = self._rule.at(self.at[c] + 1)
-        rule.step(self.vectors.anchor[span], self.vectors.momentum[span], delta, scratch)
-        self.at[c] += 1
+        with self._turn:
+            self._still = False
+            rule.step(self.vectors.anchor[span], self.vectors.momentum[span], delta, scratch)
+            self.at[c] += 1
 
     def put(self, c: int, round_: int, data: bytes) -> None:
         """Take chunk `c` of state `round_` as a peer sent it: anchor, then momentum."""
         span, size = self.chunks.span(c), self.chunks.size(c)
         both = np.frombuffer(data, np.float32)
-        self._still = False
-        self.vectors.anchor[span] = both[:size]
-        self.vectors.momentum[span] = both[size:]
-        self.at[c] = round_
+        with self._turn:
+            self._still = False
+            self.vectors.anchor[span] = both[:size]
+            self.vectors.momentum[span] = both[size:]
+            self.at[c] = round_
+
+    def copy(self, c: int) -> tuple[int, NDArray[np.float32], bytes]:
+        """Round, anchor and momentum (2, size) and digest of chunk `c` as it is now. Raises `Flipped`."""
+        span = self.chunks.span(c)
+        with self._turn:
+            round_, both = self.at[c], np.concatenate([self.vectors.anchor[span], self.vectors.momentum[span]])
+            known = self._digests[c] if self._still else None
+        sum_ = digest(both)
+        if known is not None and sum_ != known:
+            raise Flipped(f"chunk {c} of the state of round {round_} changed in memory by itself")
+        return round_, both, sum_
+
+    def renumber(self, round_: int) -> None:
+        """The same state is that of `round_`: the rounds in between are void."""
+        with self._turn:
+            self.at = [round_] * self.chunks.count
 
     def set_aside(self) -> None:
         """Before the anchor moves: what the local vector has beyond it is to be kept (`settle` rebases it)."""
@@ -70,13 +93,10 @@ class OuterState:
 
     def distrust(self) -> None:
         """Nothing of the state is worth keeping: every chunk is to be fetched."""
-        self.at = [-1] * self.chunks.count
+        with self._turn:
+            self._still = False
+            self.at = [-1] * self.chunks.count
         self._aside = False
-
-    def keep(self, round_: int, payloads: Sequence[U8]) -> Sequence[U8]:
-        """Remember the sealed bytes of a committed round; returns those that are forgotten instead."""
-        self._sealed[round_] = payloads
-        return self._sealed.popitem(last=False)[1] if len(self._sealed) > KEEP else ()
 
     def settle(self) -> bytes:
         """The state stands still until the next commit: digest it, open it to peers, return the root digest.
@@ -84,19 +104,16 @@ class OuterState:
         if self._aside:
             np.add(self.vectors.local, self.vectors.anchor, out=self.vectors.local)
             self._aside = False
-        self._digests = [self.chunk_digest(c) for c in range(self.chunks.count)]
-        self._still = True
-        return root(self._digests)
+        digests = [self.chunk_digest(c) for c in range(self.chunks.count)]
+        with self._turn:
+            self._digests, self._still = digests, True
+        return root(digests)
 
     def chunk_digest(self, c: int) -> bytes:
         span = self.chunks.span(c)
         return digest(self.vectors.anchor[span], self.vectors.momentum[span])
 
     # What peers may read (atoll.comm.plane.Shelf)
-
-    def sealed(self, round: Round, chunk: int) -> bytes | None:
-        payloads = self._sealed.get(round)  # a copy: the memory is used again, when it is forgotten
-        return payloads[chunk].tobytes() if payloads is not None and chunk < len(payloads) else None
 
     def state(self, round: Round, chunk: int) -> bytes | None:
         if not self._still or self.round != round or not 0 <= chunk < self.chunks.count:

@@ -1,9 +1,9 @@
 """Bring the outer state to the committed round with the peers' help.
 
-A chunk that lags a few rounds is brought forward with their sealed bytes (about 1 byte a parameter and round), any
-other is fetched whole (8 bytes a parameter). A donor that has moved on to the next round answers that it does not
-have the old one; whatever was fetched by then is kept and brought forward. Every chunk is checked against the
-donors' digest list, and the list against the digest that the coordinator recorded.
+A chunk that lags some rounds is brought forward with their sealed bytes (about 1 byte a parameter and round) where
+these are fewer than those of the whole chunk (8 bytes a parameter). A donor that has moved on to the next round
+answers that it does not have the old one; whatever was fetched by then is kept and brought forward. Every chunk is
+checked against the donors' digest list, and the list against the digest that the coordinator recorded.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from atoll.comm.digest import SIZE, root
 from atoll.comm.errors import Unreachable
 from atoll.comm.ids import NodeId, Round
 from atoll.comm.plane import DataPlane, Fetcher, Item, Missing, PeerLost
-from atoll.node.outer import KEEP, OuterState
+from atoll.node.outer import OuterState
 
 T = TypeVar("T")
 log = logging.getLogger("atoll.node")
@@ -119,16 +119,17 @@ async def _bring(
 
     if outer.at[c] == round_ and await compute(outer.chunk_digest, c) == digest:
         return
-    if 0 < round_ - outer.at[c] <= KEEP and outer.at[c] >= 0:
+    sealed, whole = codec.size(outer.chunks.size(c)), 8 * outer.chunks.size(c)  # bytes
+    if 0 < (round_ - outer.at[c]) * sealed < whole and outer.at[c] >= 0:
         try:
             for k in range(outer.at[c] + 1, round_ + 1):
-                payload = await fetcher.fetch(Item.SEALED, Round(k), c, codec.size(outer.chunks.size(c)), DEADLINE)
+                payload = await fetcher.fetch(Item.SEALED, Round(k), c, sealed, DEADLINE)
                 await compute(outer.apply, c, payload)
             if await compute(outer.chunk_digest, c) == digest:
                 return
         except (Missing, Malformed):
             pass  # the donor keeps fewer rounds, or the bytes are bad: the whole chunk follows
-    data = await fetcher.fetch(Item.STATE, round_, c, 8 * outer.chunks.size(c), DEADLINE)
+    data = await fetcher.fetch(Item.STATE, round_, c, whole, DEADLINE)
     await compute(outer.put, c, round_, data)
     if await compute(outer.chunk_digest, c) != digest:
         outer.at[c] = -1

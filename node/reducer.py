@@ -208,7 +208,7 @@ async def reduce_only(invite: Invite, config: NodeConfig, options: Options) -> N
 class _Nothing:
     """It has nothing that peers may fetch."""
 
-    def sealed(self, round: Round, chunk: int) -> Octets | None:
+    async def sealed(self, round: Round, chunk: int) -> Octets | None:
         return None
 
     def state(self, round: Round, chunk: int) -> Octets | None:

@@ -220,7 +220,9 @@ class Peer(Daemon):
 
     def __init__(self, spec: Spec, invite: Invite, say: Say) -> None:
         options = Options(Path(spec.state_dir), spec.listen, "", str(spec.number), spec.patience)
-        super().__init__(invite, NodeConfig(streams=int(os.environ.get("ATOLL_STREAMS", "0"))), options)
+        # In training the disk is done long before the next reduce; here it would be in its way.
+        config = NodeConfig(streams=int(os.environ.get("ATOLL_STREAMS", "0")), durable=False)
+        super().__init__(invite, config, options)
         self._spec, self._say = spec, say
         self._decoded = np.empty(spec.numel, np.float32)
         self._decoded.fill(0.0)  # so that the kernel gives the memory now, not in the measured time

@@ -6,8 +6,9 @@ reducing NAME...            and after 10 s each contributes its ten steps: attem
 join NAME...                new nodes join, connect and tell their layout
 knock NAME...               new nodes join and do no more than that
 back NAME                   a node joins again under its id, in its next life; then as `join`
+return NAME ROUND [WORD]    as `back`, and first of all it says what state its disk has; ROUND -: none
 layout NAME WORD            its trainer builds this model ("layout" is the run's)
-state NAME... ROUND [WORD]  they hold that state; WORD: with other bytes than the others
+state NAME... ROUND [WORD] [as=ROUND]     they hold that state; WORD: with other bytes than the others; as that one
 reached NAME...             they have taken the round's inner steps, and go on
 ready NAME... [steps=10] [samples=10] [front=0]    they stopped and can contribute (front: their lease's)
 seal NAME... [chunk=0] [word=w] [attempt=1]        they sealed the chunks they own, or that one, or other bytes
@@ -162,6 +163,9 @@ class Run:
                     self.feed(ev.Joined(node, 1, name, f"{name}:1", f"session of {name}"))
             case "back":
                 self.join(words[0], self.node(words[0]), self.member(self.node(words[0])).life + 1)
+            case "return":
+                node = self.node(words[0])
+                self.join(words[0], node, self.member(node).life + 1, [w for w in words[1:] if w != "-"])
             case "earlier":
                 self.lives_ago = 1
                 self.do(words[0], args[1:])
@@ -217,7 +221,8 @@ class Run:
             case "layout":
                 return ev.LayoutKnown(node, life, NUMEL, digest(rest[0].encode()))
             case "state":
-                return ev.StateAt(node, life, int(rest[0]), digest(" ".join(rest).encode()))
+                known = [options["as"]] if "as" in options else rest
+                return ev.StateAt(node, life, int(rest[0]), digest(" ".join(known).encode()))
             case "reached":
                 return ev.Reached(node, life, int(options.get("round", r.number)))
             case "ready":
@@ -285,12 +290,14 @@ class Run:
             self.do(verb, args)
         return names
 
-    def join(self, name: str, node: NodeId, life: int) -> None:
+    def join(self, name: str, node: NodeId, life: int, disk: list[str] | None = None) -> None:
         self.quiet.discard(node)
         self.hung.discard(node)
         session = f"session of {name}"
         self.feed(ev.Joined(node, life, name, f"{name}:1", session, leaf=name in self.leaves))
         self.feed(ev.Connected(node, life))
+        if disk:
+            self.feed(self.event("state", name, disk, {}))
         self.feed(ev.LayoutKnown(node, life, NUMEL, digest(b"layout")))
 
     def wait(self, seconds: float) -> None:

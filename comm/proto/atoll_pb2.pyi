@@ -838,6 +838,8 @@ class View(_message.Message):
     READY_FIELD_NUMBER: _builtins.int
     REACHED_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    KEEPS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     epoch: _builtins.int
     version: _builtins.int
@@ -868,6 +870,10 @@ class View(_message.Message):
     """this node counts as having its inner steps"""
     draining: _builtins.bool
     """the coordinator is about to stop for a while: train on, it comes back"""
+    keeps: _builtins.bool
+    """this node takes snapshots of the state"""
+    tokens: _builtins.int
+    """committed by the run"""
     @_builtins.property
     def donors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Donor]:
         """for a node that lacks state_committed: some that have it"""
@@ -903,10 +909,12 @@ class View(_message.Message):
         ready: _builtins.bool = ...,
         reached: _builtins.bool = ...,
         draining: _builtins.bool = ...,
+        keeps: _builtins.bool = ...,
+        tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closing", b"closing", "committed", b"committed", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "sealed", b"sealed", "state_digest", b"state_digest", "train", b"train", "version", b"version", "you", b"you"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closing", b"closing", "committed", b"committed", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "keeps", b"keeps", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "sealed", b"sealed", "state_digest", b"state_digest", "tokens", b"tokens", "train", b"train", "version", b"version", "you", b"you"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -86,6 +86,8 @@ def test_tls_is_on_off_or_auto_though_yaml_takes_two_of_them_for_truths(word: st
         ("overlap.delay=-1", "overlap.delay is -1"),
         ("overlap.alpha=0.5", "set overlap.take=mix"),
         ("rounds.data_parallel=-1", "rounds.data_parallel must not be negative"),
+        ("checkpoint.every=0", "checkpoint.every is 0"),
+        ("checkpoint.copies=-1", "every node"),
         ("model.layers=99999999999999999999", "no machine can hold"),
         ("security.tls=perhaps", "security.tls"),
     ],

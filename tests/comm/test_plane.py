@@ -24,7 +24,7 @@ NEW, OLD = Round(7), Round(6)
 class Books:
     """A shelf that holds round 7 and has moved on from round 6."""
 
-    def sealed(self, round: Round, chunk: int) -> bytes | None:
+    async def sealed(self, round: Round, chunk: int) -> bytes | None:
         return SEALED if round == NEW else None
 
     def state(self, round: Round, chunk: int) -> bytes | None:

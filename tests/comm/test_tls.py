@@ -25,7 +25,7 @@ SEALED = b"a sealed chunk that nobody else may read" * 1000
 
 
 class Books:
-    def sealed(self, round: Round, chunk: int) -> bytes | None:
+    async def sealed(self, round: Round, chunk: int) -> bytes | None:
         return SEALED
 
     def state(self, round: Round, chunk: int) -> bytes | None:

@@ -2,10 +2,12 @@
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 from scenario import CONFIG
 
+from atoll.comm.config import CheckpointConfig
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator import events as ev
@@ -65,14 +67,15 @@ def draw(rng: random.Random, state: State, node: NodeId) -> ev.Event:
 
 
 def parts(common: view.Shared) -> tuple[object, ...]:
-    return common.facts, common.train, common.plan, common.donors
+    return common.facts, common.train, common.plan, common.donors, common.keepers
 
 
 def play(seed: int) -> int:
     """Draw events, and hold what is worked out for a few nodes against all; return how many rounds committed."""
     rng, now = random.Random(seed), 0.0
+    config = replace(CONFIG, checkpoint=CheckpointConfig(copies=seed % 3))
     nodes = [NodeId(f"n{i}") for i in range(1, 5)]
-    state, _ = step(State(CONFIG), ev.Started(1), now)
+    state, _ = step(State(config), ev.Started(1), now)
     for node in nodes:
         for event in (ev.Joined(node, 1, str(node), f"{node}:1", f"session of {node}"), ev.Connected(node, 1)):
             state, _ = step(state, event, now)
@@ -95,3 +98,21 @@ def play(seed: int) -> int:
 @pytest.mark.parametrize("seed", range(0, 60, 10))
 def test_who_is_not_touched_by_an_event_needs_no_new_view(seed: int) -> None:
     assert sum(play(k) for k in range(seed, seed + 10)) > 0
+
+
+def test_so_many_nodes_keep_copies_as_the_run_says_and_first_those_that_can_be_dialled() -> None:
+    state = State(replace(CONFIG, checkpoint=CheckpointConfig(copies=2)))
+    for i, (leaf, role) in enumerate([(False, "reducer"), (True, ""), (False, ""), (False, ""), (False, "")], 1):
+        node = NodeId(f"n{i}")
+        state, _ = step(state, ev.Joined(node, 1, node, f"{node}:1", node, leaf, role), 0.0)
+
+    def keepers() -> list[str]:
+        return [node for node in state.members.here if view.view(state, node).keeps]
+
+    assert keepers() == ["n3", "n4"]
+    state, _ = step(state, ev.Leaving(NodeId("n3"), 1, "bye"), 1.0)
+    assert keepers() == ["n4", "n5"]
+    state, _ = step(state, ev.Leaving(NodeId("n5"), 1, "bye"), 1.0)
+    assert keepers() == ["n2", "n4"]
+    state = replace(state, config=CONFIG)
+    assert keepers() == ["n2", "n4"], "all but the reducer"

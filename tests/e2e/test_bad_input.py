@@ -126,6 +126,10 @@ def test_a_url_that_is_none_is_explained(tmp_path: Path) -> None:
     assert "atoll://TOKEN:PIN@HOST:PORT/RUN" in join("http://example.org", tmp_path, code=2)
 
 
+def test_a_disk_of_less_than_nothing_is_refused(tmp_path: Path) -> None:
+    assert "disk is -1" in join("atoll://t@127.0.0.1:9/demo", tmp_path, "disk=-1", code=2)
+
+
 def test_an_unreachable_coordinator_is_tried_until_the_patience_ends(tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound, not listening: nobody answers there

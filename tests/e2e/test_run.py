@@ -55,6 +55,7 @@ def test_a_killed_daemon_comes_back_as_the_same_node_without_a_new_token(run: Ru
     run.join(url, "two")
     since = f"/api/rounds?since={alone[-1]['round']}"
     until("a commit with it", lambda: [r for r in run.get(since) if len(r["contributors"]) == 2])
+    assert "is on this node's disk" in run.log("two")
     assert {m["name"] for m in run.get("/api/run")["members"]} == {"one", "two"}
     assert len(run.get("/api/run")["members"]) == 2
     assert all(r["digests_equal"] for r in run.get("/api/rounds"))

@@ -11,9 +11,12 @@ import pytest
 from atoll.comm.chunks import Chunks
 from atoll.comm.codec import make
 from atoll.comm.config import CodecName
+from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId, Round, RunId
+from atoll.comm.octets import Octets
 from atoll.comm.plane import DataPlane
-from atoll.node.outer import KEEP, OuterState
+from atoll.node.durable import Durable, Place
+from atoll.node.outer import OuterState
 from atoll.node.recover import Donor, MovedOn, Target, recover
 from atoll.node.vectors import Vectors
 from atoll.outer_opt.nesterov import Nesterov
@@ -24,14 +27,25 @@ KEY = b"k" * 32
 
 
 class Peer:
-    """A node's outer state and data plane."""
+    """A node's outer state, disk and data plane: the plane's shelf."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.name = NodeId(name)
         self.outer = OuterState(Vectors.create(NUMEL, folder, folder / "shm"), CHUNKS, CODEC, Nesterov(0.7, 0.9))
+        place = Place(folder / "disk", bytes(16), (("all", (NUMEL,)),), 4)
+        self.disk = Durable(self.outer, lambda buffer: None, place)
+        self.state, self.digests = self.outer.state, self.outer.digests
+
+    async def sealed(self, round: Round, chunk: int) -> Octets | None:
+        return await self.disk.sealed(round, chunk)
 
     async def up(self) -> None:
-        self.plane = await DataPlane.start("127.0.0.1:0", RunId("r"), self.name, KEY, self.outer)
+        self.plane = await DataPlane.start("127.0.0.1:0", RunId("r"), self.name, KEY, self)
+
+    async def down(self) -> None:
+        await self.plane.close()
+        await self.disk.close()
+        self.outer.vectors.close()
 
     @property
     def donor(self) -> Donor:
@@ -42,7 +56,7 @@ class Peer:
         self.outer.initialised()
         return self.outer.settle()
 
-    def commit(self, round_: int) -> bytes:
+    async def commit(self, round_: int) -> bytes:
         """Apply the sealed bytes of a round: the same for everybody that commits it."""
         delta = np.random.default_rng(round_).standard_normal(NUMEL, dtype=np.float32)
         payloads = []
@@ -51,10 +65,11 @@ class Peer:
             CODEC.encode(delta[CHUNKS.span(c)], out)
             payloads.append(out)
             self.outer.apply(c, payloads[-1])
-        self.outer.keep(round_, payloads)
+        self.disk.committed(round_, payloads, [digest(payload) for payload in payloads])
+        await self.disk.quiet()
         return self.outer.settle()
 
-    def state(self) -> bytes:
+    def bits(self) -> bytes:
         return self.outer.vectors.anchor.tobytes() + self.outer.vectors.momentum.tobytes()
 
 
@@ -70,8 +85,7 @@ def with_peers(folder: Path, *names: str) -> Callable[[Callable[..., Awaitable[N
                 await test(*peers)
             finally:
                 for peer in peers:
-                    await peer.plane.close()
-                    peer.outer.vectors.close()
+                    await peer.down()
 
         asyncio.run(main())
 
@@ -88,10 +102,10 @@ def test_a_joiner_gets_anchor_and_momentum_bit_for_bit(tmp_path: Path) -> None:
     @with_peers(tmp_path, "a", "b")
     async def _(a: Peer, b: Peer) -> None:
         a.initialise()
-        digest = a.commit(1)
-        await bring(b, 1, digest, a)
-        assert b.outer.round == 1 and b.outer.settle() == digest
-        assert b.state() == a.state()
+        sum_ = await a.commit(1)
+        await bring(b, 1, sum_, a)
+        assert b.outer.round == 1 and b.outer.settle() == sum_
+        assert b.bits() == a.bits()
 
 
 def test_a_node_that_missed_rounds_gets_their_sealed_bytes_only(tmp_path: Path) -> None:
@@ -100,10 +114,10 @@ def test_a_node_that_missed_rounds_gets_their_sealed_bytes_only(tmp_path: Path) 
         a.initialise()
         b.initialise()
         for k in range(1, 4):
-            digest = a.commit(k)
+            sum_ = await a.commit(k)
         before = a.plane.bytes_up
-        await bring(b, 3, digest, a)
-        assert b.state() == a.state()
+        await bring(b, 3, sum_, a)
+        assert b.bits() == a.bits()
         assert a.plane.bytes_up - before < 3 * 1.1 * NUMEL + 2000  # a snapshot is 8 bytes a parameter
 
 
@@ -112,47 +126,49 @@ def test_a_node_too_far_behind_gets_a_snapshot(tmp_path: Path) -> None:
     async def _(a: Peer, b: Peer) -> None:
         a.initialise()
         b.initialise()
-        for k in range(1, KEEP + 3):
-            digest = a.commit(k)
-        await bring(b, KEEP + 2, digest, a)
-        assert b.state() == a.state()
+        for k in range(1, 9):
+            sum_ = await a.commit(k)
+        before = a.plane.bytes_up
+        await bring(b, 8, sum_, a)
+        assert a.plane.bytes_up - before < 8.1 * NUMEL + 2000, "eight rounds are more than a snapshot"
+        assert b.bits() == a.bits()
 
 
 def test_chunks_from_before_the_donor_moved_on_are_brought_forward(tmp_path: Path) -> None:
     @with_peers(tmp_path, "a", "b")
     async def _(a: Peer, b: Peer) -> None:
         a.initialise()
-        first = a.commit(1)
+        first = await a.commit(1)
         await bring(b, 1, first, a)
         b.outer.at[2] = -1  # as if this chunk had not arrived when a moved on
         with pytest.raises(MovedOn):
-            await bring(b, 1, a.commit(2), a)
-        digest = a.commit(3)
-        await bring(b, 3, digest, a)
+            await bring(b, 1, await a.commit(2), a)
+        sum_ = await a.commit(3)
+        await bring(b, 3, sum_, a)
         assert b.outer.at == [3] * CHUNKS.count
-        assert b.state() == a.state()
+        assert b.bits() == a.bits()
 
 
 def test_a_donor_whose_state_is_not_the_runs_is_passed_over(tmp_path: Path) -> None:
     @with_peers(tmp_path, "a", "liar", "b")
     async def _(a: Peer, liar: Peer, b: Peer) -> None:
-        digest = a.initialise()
+        sum_ = a.initialise()
         liar.initialise()
         liar.outer.vectors.anchor[7] += 1
         liar.outer.settle()
-        await bring(b, 0, digest, liar, a)
-        assert b.state() == a.state()
+        await bring(b, 0, sum_, liar, a)
+        assert b.bits() == a.bits()
 
 
 def test_a_flipped_bit_in_one_chunk_is_found_and_only_that_chunk_is_fetched(tmp_path: Path) -> None:
     @with_peers(tmp_path, "a", "b")
     async def _(a: Peer, b: Peer) -> None:
-        digest = a.initialise()
-        await bring(b, 0, digest, a)
+        sum_ = a.initialise()
+        await bring(b, 0, sum_, a)
         b.outer.vectors.anchor[1500] += 1
         before = a.plane.bytes_up
-        await bring(b, 0, digest, a)
-        assert b.state() == a.state()
+        await bring(b, 0, sum_, a)
+        assert b.bits() == a.bits()
         assert a.plane.bytes_up - before < 8 * 1024 + 1000
 
 
@@ -171,12 +187,12 @@ def test_work_that_a_round_left_out_starts_from_the_new_anchor(tmp_path: Path) -
         vectors = b.outer.vectors
         steps = np.random.default_rng(9).standard_normal(NUMEL, dtype=np.float32)
         vectors.local[:] = vectors.anchor + steps
-        a.commit(1)
-        digest = a.commit(2)
+        await a.commit(1)
+        sum_ = await a.commit(2)
         b.outer.set_aside()
         b.outer.set_aside()  # a second try after one that failed
-        await bring(b, 2, digest, a)
-        assert b.outer.settle() == digest
+        await bring(b, 2, sum_, a)
+        assert b.outer.settle() == sum_
         assert np.abs(vectors.local - (vectors.anchor + steps)).max() < 1e-5
         before = vectors.local.copy()
         b.outer.settle()

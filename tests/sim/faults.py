@@ -72,6 +72,9 @@ class Faults:
         self.world.network.doubled = self.rng.choice([0.0, 0.02, 0.1])
         self.world.network.slow = self.rng.choice([0.0, 0.005, 0.03])
         self._schedule()
+        if self.world.disks:
+            for _ in range(self.world.luck.randint(1, 4)):
+                self.world.engine.after(self.world.luck.uniform(2, 60), self.cut_power)
 
     def end(self) -> None:
         """Everything works again, but for what is gone for ever."""
@@ -218,6 +221,8 @@ class Faults:
         places = ["coordinator", *(n.place for n in world.living)]
         here = set(rng.sample(places, rng.randint(1, max(1, len(places) // 2))))
         there = [p for p in places if p not in here]
+        if not there:
+            return  # nobody is left to be cut off
         if rng.random() < 0.5:
             there = rng.sample(there, rng.randint(1, len(there)))
         one_way = rng.random() < 0.3
@@ -253,6 +258,24 @@ class Faults:
             network.loss, network.doubled, network.slow = (0.0, 0.0, 0.0) if self._over else before
 
         self.undo_after(self.rng.uniform(0.5, 3), calm)
+
+    def cut_power(self) -> None:
+        """Everything is gone at once but what is on disks; then everything starts again."""
+        world, luck = self.world, self.world.luck
+        if self._over or not world.service.alive or any(self._wrong(n) for n in world.living):
+            return
+        k, truth = world.durable.committed, world.truth
+        disks = [h.disk for h in world.hosts.values() if not h.gone and h.disk is not None]
+        states = {disk.state() for disk in disks}
+        lies = world.durable.round.number in truth.lied or any(n.host.lies for n in world.living)
+        if lies or (k and not states & {(j, state) for j, state in enumerate(truth.states)}):
+            return  # nobody could bring anything
+        world.say(f"power is cut; disks have {sorted(r for r, _ in states)} of {k}")
+        for node in world.living:
+            world.kill(node, silent=True)
+            name, away = node.place, luck.choice([0.5, luck.uniform(0, 15)])
+            self.undo_after(away, lambda name=name: self._up(name))
+        world.coordinator_dies("with everybody", away=luck.uniform(0, 10))
 
     # The coordinator
 

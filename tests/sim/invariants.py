@@ -37,6 +37,8 @@ def hold(condition: bool, sentence: str) -> None:
 
 def check_written(world: "World", before: State, batch: Batch) -> None:
     after = batch.state
+    if void := [record for record in batch.records if record.void]:
+        only_what_nobody_can_bring_is_void(world, after, void)
     never_backwards(world, before, batch)
     if len(batch.entries) == 1:  # else the quorum may be lost again by the next one
         rounds_close_at_a_quorum(before, after)
@@ -84,6 +86,29 @@ def check_commit(world: "World", before: State, batch: Batch) -> None:
     no_sample_counts_twice(world, record)
     world.truth.roots.append(after.sealed)
     world.truth.states.append(next_state(world.truth.states[-1], after.sealed))
+
+
+def only_what_nobody_can_bring_is_void(world: "World", after: State, records: list[CommitRecord]) -> None:
+    """A committed round is void only when nobody who is here has its state. Where all disks work it is the newest
+    one alone. The run goes on from the state before."""
+    truth, first, last = world.truth, records[0].round, records[-1].round
+    hold([r.round for r in records] == list(range(first, len(truth.roots) + 1)), f"void are {records}")
+    for node in world.living:
+        holds = node.state == (last, truth.states[last]) and node.still and not node.control.joining
+        known = node.me in after.members.here and after.members.here[node.me].life == node.control.life
+        hold(not (holds and known and not node.stopped), f"round {last} is void, though {node.me} has its state")
+    for host in world.hosts.values():
+        back = host.gone or host.sick or host.disk is None or host.disk.state() != (last, truth.states[last])
+        hold(back, f"round {last} is void, though the disk of {host.name} has its state")
+    certain = not after.config.checkpoint.copies and all(h.disk is not None for h in world.hosts.values())
+    hold(last == first or not certain, f"rounds {first} to {last} are void, though disks had the first of them")
+    hold(after.digest == truth.states[first - 1], f"the run does not go on from state {first - 1}")
+    truth.states[first:] = [truth.states[first - 1]] * (last - first + 1)
+    truth.roots[first - 1 :] = [b"void"] * (last - first + 1)
+    truth.void |= {*range(first, last + 1)}
+    truth.tokens = truth.tokens_at[first - 1]
+    truth.tokens_at |= dict.fromkeys(range(first, last + 1), truth.tokens)
+    hold(after.tokens == truth.tokens, f"the run has {truth.tokens} tokens, not {after.tokens}")
 
 
 def rounds_commit_once_and_in_order(world: "World", before: State, after: State) -> None:
@@ -142,7 +167,7 @@ def records_say_what_the_bytes_contain(world: "World", record: CommitRecord) -> 
         hold(out == set(record.lacking.get(c, ())), f"chunk {c} of round {k} lacks {out}: {record.lacking}")
     tokens = truth.tokens + int(sum(record.contributors.values()))
     hold(record.tokens == tokens, f"the run has {tokens} tokens, not {record.tokens}")
-    truth.tokens = tokens
+    truth.tokens = truth.tokens_at[k] = tokens
     hold(abs(record.train_loss - 2.0) < 1e-9, f"round {k} has a loss of {record.train_loss}")
     hold(sum(record.shares.values()) < 1.001, f"the shares of round {k} are {record.shares}")
 
@@ -245,13 +270,17 @@ def attempts_end_in_time(world: "World", batch: Batch) -> None:
 
 def members_said_what_is_believed(world: "World", before: State, after: State) -> None:
     """What is believed of a member, this life of it has said: the state that it holds, and that it left."""
-    said = world.truth.said
+    said, truth_void = world.truth.said, world.truth.void
     for node, m in after.members.here.items():
         b = before.members.here.get(node)
         if m is b or m.state_round < 0:
             continue
         state = f"state {m.state_round} ({m.state_digest.hex()})"
-        told = ev.StateAt(node, m.life, m.state_round, m.state_digest) in said
+        told = any(  # under an earlier number, where the rounds since are void
+            ev.StateAt(node, m.life, r, m.state_digest) in said
+            and truth_void.issuperset(range(r + 1, m.state_round + 1))
+            for r in range(m.state_round, -1, -1)
+        )
         hold(told, f"{node} is believed to hold {state} in life {m.life}")
         old = b is not None and b.life == m.life and b.state_round > m.state_round
         hold(not old, f"{node} is believed to have gone back to {state}")
@@ -364,8 +393,10 @@ def published_once_in_order(world: "World", record: CommitRecord) -> None:
     """A commit record is published once, in order, with its members' digests equal or the differing ones named."""
     truth = world.truth
     due = truth.published[-1] + 1 if truth.published else 1
-    hold(record.round == due, f"the record of round {record.round} is published instead of {due}")
-    truth.published.append(record.round)
+    again = record.void and record.round < due
+    hold(record.round == due or again, f"the record of round {record.round} is published instead of {due}")
+    if not again:
+        truth.published.append(record.round)
     for node, state in record.digests.items():
         said = any(
             isinstance(e, ev.StateAt) and (e.node, e.round, e.digest.hex()) == (node, record.round, state)
@@ -390,7 +421,8 @@ def never_backwards(world: "World", before: State, batch: Batch) -> None:
     )
     for what in ("epoch", "committed", "tokens"):
         old, new = getattr(before, what), getattr(after, what)
-        hold(new >= old, f"{what} went back from {old} to {new}")
+        void = what == "tokens" and any(record.void for record in batch.records)
+        hold(new >= old or void, f"{what} went back from {old} to {new}")
 
 
 def epochs_name_memberships(before: State, after: State) -> None:

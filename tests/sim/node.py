@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
 from sim.control import Control
+from sim.disk import PATIENCE, Disk, Durable
 from sim.engine import Process
 from sim.plane import Plane
 from sim.trainer import Trainer
@@ -34,6 +35,7 @@ class Host:
     session: str = ""  # remembered on its disk
     gone: bool = False  # for ever
     sick: bool = False  # its trainer hangs, for ever, and its daemon does not see it
+    disk: Disk | None = None  # what it has of the run; None: no place for it
     lies: list[str] = field(default_factory=list)  # what it will lie about, once each
 
     def lies_about(self, what: str) -> bool:
@@ -51,6 +53,7 @@ class Node(Process):
         self.world, self.host = world, host
         self.machine = machine.Node()
         self.control, self.trainer, self.plane = Control(self), Trainer(self), Plane(self)
+        self.durable = Durable(self)
         self.state = -1, b""  # round and digest of what anchor and momentum hold
         self.still = False  # peers may fetch it
         self.flip = False  # the next state that it computes has a wrong bit
@@ -125,6 +128,9 @@ class Node(Process):
                 self.plane.cancel()
             case machine.Recover(_, scratch, rebase):
                 self._recover(effect, scratch, rebase)
+            case machine.Renumber(round_):
+                self.still = False
+                self.later(self.world.apply_time, self._renumber, round_)
             case machine.ReportLayout():
                 self.report(lambda n, life: ev.LayoutKnown(n, life, self.world.numel, digest("layout")))
             case machine.ReportState(round_, state):
@@ -132,7 +138,7 @@ class Node(Process):
             case machine.ReportReached(round_):
                 self.report(lambda n, life: ev.Reached(n, life, round_))
             case machine.ReportReady(work):
-                self.later(self.world.encode_time, self._report_ready, work)
+                self.later(self.world.encode_time, self._report_when_written, work, self.clock)
             case machine.ReportEvaluated(round_, loss):
                 self.report(lambda n, life: ev.Evaluated(n, life, round_, loss))
             case machine.RunFinished():
@@ -168,6 +174,12 @@ class Node(Process):
         elif samples:
             self.world.dropped(self, samples, why)
 
+    def _report_when_written(self, work: machine.Work, since: float) -> None:
+        if self.durable.busy(work.round - 1) and self.clock - since < PATIENCE:
+            self.later(0.05, self._report_when_written, work, since)
+        else:
+            self._report_ready(work)
+
     def _report_ready(self, work: machine.Work) -> None:
         lies_about = self.host.lies_about
         front = work.front + lies_about("front")
@@ -179,21 +191,36 @@ class Node(Process):
 
     # The outer state
 
+    def restore(self) -> None:
+        """Begin with what is on the disk."""
+        if self.host.disk is not None and self.host.disk.snapshots and self.state[0] < 0:
+            round_, state = self.host.disk.state()
+            self.state, self.still, self.base = (round_, state), True, state
+            self.world.restored(self, state)
+            self.feed(machine.StateMoved(round_, state))
+
     def _initialised(self) -> None:
         self.drop_for_good()
-        self._settle(0, self.world.initial_state(self))
+        self.durable.doubt()
+        self._settle(0, self.world.initial_state(self), alone=True)
+
+    def _renumber(self, round_: int) -> None:
+        self.durable.renumbered(self.state[0])
+        self._settle(round_, self.state[1], alone=True)
 
     def _apply(self, round_: int, payloads: tuple[bytes, ...]) -> None:
         sealed = root(payloads)
         self.world.applies(self, round_, sealed)
         if self.world.left_out(self, round_):
             self.drop_for_good()
+        self.durable.committed(round_, sealed)
         self._settle(round_, next_state(self.state[1], sealed))
 
     def _recover(self, order: machine.Recover, scratch: bool, rebase: bool) -> None:
         self.still = False
         if scratch:
             self.state = -1, b""
+            self.durable.doubt()
         if not rebase:
             self.drop_for_good() if scratch else self.drop(self.local, "it recovers without keeping its work")
             self.local = []
@@ -212,13 +239,14 @@ class Node(Process):
             self.state = -1, b""  # some chunks are of another round now
         self.feed(machine.MoveFailed(self.state[0]))
 
-    def _settle(self, round_: int, state: bytes) -> None:
+    def _settle(self, round_: int, state: bytes, alone: bool = False) -> None:
         if self.flip:
             self.flip = False
             state = digest("flipped", state)
             self.world.truth.flipped.add(self.me)
         self.state, self.still, self.base = (round_, state), True, state
         self.world.settled(self, round_)
+        self.durable.settled(round_, state, alone)
         self.feed(machine.StateMoved(round_, state))
 
     def state_of(self, round_: int) -> bytes:

@@ -412,6 +412,35 @@ MUTATIONS = [
         "elif silence > 1e9:",
         2,
     ),
+    # A state that is gone
+    Mutation(
+        "an older state is gone on from at once",
+        C + "lost.py",
+        "return _void(state, past, now, out) if late or all_back else state",
+        "return _void(state, past, now, out)",
+        10,
+    ),
+    Mutation(
+        "the run waits for a lost state for ever",
+        C + "lost.py",
+        "return _void(state, past, now, out) if late or all_back else state",
+        "return state",
+        21,
+    ),
+    Mutation(
+        "tokens of a void round count",
+        C + "lost.py",
+        "tokens=past.tokens,\n        pending",
+        "pending",
+        21,
+    ),
+    Mutation(
+        "a node does not know its state by another number",
+        N + "machine.py",
+        "    if 0 <= node.round < view.committed and node.digest == view.state_digest:",
+        "    if False:",
+        21,
+    ),
     # The journal
     Mutation(
         "what is decided shows before it is written",

@@ -33,6 +33,7 @@ class Trainer:
     def _hello(self, life: int) -> None:
         if life == self._life and not self.up:
             self.up, self._hung = True, False
+            self.node.restore()
             self.node.feed(machine.TrainerUp())
 
     def die(self) -> None:

@@ -56,6 +56,8 @@ class Truth:
     withheld: set[int] = field(default_factory=set)  # samples of who left while they could be committed
     contributed: dict[tuple[Life, int], Samples] = field(default_factory=dict)  # by round
     tokens: int = 0  # committed
+    tokens_at: dict[int, int] = field(default_factory=lambda: {0: 0})  # by round
+    void: set[int] = field(default_factory=set)  # rounds
     published: list[int] = field(default_factory=list)  # rounds
     fences: dict[tuple[int, int], Fence] = field(default_factory=dict)  # by (round, attempt)
     means: dict[bytes, Mean] = field(default_factory=dict)  # by payload

@@ -11,13 +11,22 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from sim import invariants
+from sim.disk import Disk
 from sim.engine import Engine, Network
 from sim.faults import SPEEDS, Faults
 from sim.node import Host, Node
 from sim.service import Service, copy
 from sim.truth import CHUNK, Mean, Truth, digest
 
-from atoll.comm.config import DataConfig, InnerConfig, MembersConfig, ReduceConfig, RoundsConfig, RunConfig
+from atoll.comm.config import (
+    CheckpointConfig,
+    DataConfig,
+    InnerConfig,
+    MembersConfig,
+    ReduceConfig,
+    RoundsConfig,
+    RunConfig,
+)
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
@@ -43,6 +52,8 @@ class World:
         """What is not given is drawn."""
         self.seed, self.rng = seed, random.Random(seed)
         self.tracing = bool(os.environ.get("ATOLL_SIM_TRACE"))
+        self.luck = random.Random(f"disks {seed}")  # apart, so that worlds without disks are what they were
+        self.disks = self.luck.random() < 0.4
         self.engine = Engine()
         self.network = Network(self.engine, self.rng)
         self.network.latency["coordinator"] = 0.01
@@ -52,7 +63,7 @@ class World:
         self.hosts: dict[str, Host] = {}
         self.nodes: dict[str, Node] = {}  # the latest process on each host
         speeds = speeds or [self.rng.choice(SPEEDS) for _ in range(self.rng.randint(4, 9))]
-        self.config = config or a_config(self.rng, len(speeds))
+        self.config = config or a_config(self.rng, self.luck, len(speeds))
         self.numel = CHUNK * self.rng.randint(2, 8) - 3
         self.folder = Path(tempfile.mkdtemp(prefix="atoll-sim-", dir=MEMORY if Path(MEMORY).is_dir() else None))
         self.seal_time = self.rng.choice([0.02, 0.02, 0.2, 0.6])  # seconds that an average takes at most
@@ -78,6 +89,8 @@ class World:
         name = f"m{len(self.hosts) + 1}"
         offset = self.rng.choice([0.0, 0.0, 3600.0, -3600.0])
         host = self.hosts[name] = Host(name, speed, offset)
+        if self.disks and self.luck.random() < 0.9:
+            host.disk = Disk()
         self.network.latency[name] = self.rng.uniform(0.002, 0.05)
         self.start(host)
         return host
@@ -213,6 +226,12 @@ class World:
     def resumed(self, node: Node, lease: list[int], carried: int) -> None:
         invariants.carried_work_is_the_front_of_the_lease(self, node, lease, carried)
 
+    def restored(self, node: Node, state: bytes) -> None:
+        """From its disk."""
+        node.say(f"has {state.hex()[:6]} on its disk")
+        if state not in self.truth.states:
+            self.truth.flipped.add(node.me)
+
     def dropped(self, node: Node, samples: list[int], why: str) -> None:
         invariants.only_committed_work_is_dropped(self, node, samples, why)
 
@@ -283,7 +302,7 @@ class World:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def a_config(rng: random.Random, hosts: int) -> RunConfig:
+def a_config(rng: random.Random, luck: random.Random, hosts: int) -> RunConfig:
     minimum = rng.choice([1, 2, 2, 3, hosts])
     return RunConfig(
         inner=InnerConfig(batch_size=2),
@@ -301,6 +320,7 @@ def a_config(rng: random.Random, hosts: int) -> RunConfig:
             start=max(minimum, rng.randint(1, hosts)), minimum=minimum, lease=6.0, reconnect=1.0, stall=5.0
         ),
         reduce=ReduceConfig(block=1, chunk=CHUNK),
+        checkpoint=CheckpointConfig(copies=luck.choice([0, 0, 3]), every=luck.choice([1, 2, 4]), patience=30.0),
     )
 
 

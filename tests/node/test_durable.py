@@ -1,0 +1,394 @@
+"""What a node has on its disk brings its state back, bit for bit, whatever happened while it was written."""
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll.comm.chunks import Chunks
+from atoll.comm.codec import make
+from atoll.comm.config import CodecName
+from atoll.comm.digest import digest
+from atoll.comm.ids import Round
+from atoll.comm.octets import U8
+from atoll.node import durable, snapshots
+from atoll.node.durable import Durable, Place
+from atoll.node.outer import OuterState
+from atoll.node.sealed_log import SealedLog
+from atoll.node.snapshots import Torn
+from atoll.node.vectors import Vectors
+from atoll.outer_opt.nesterov import Nesterov
+
+NUMEL, CHUNKS = 5000, Chunks(5000, 1024)
+LAYOUT = (("a", (50, 60)), ("b", (2000,)))
+CODEC = make(CodecName.INT8, 256)
+RUN = b"r" * 16
+PLENTY = 1 << 40
+WHOLE = snapshots.size_of(RUN, LAYOUT, CHUNKS)
+
+
+def sealed(round_: int) -> tuple[list[U8], list[bytes]]:
+    """The same bytes for everybody that commits the round, and their digests."""
+    delta = np.random.default_rng(round_).standard_normal(NUMEL, dtype=np.float32)
+    payloads = [np.empty(CODEC.size(CHUNKS.size(c)), np.uint8) for c in range(CHUNKS.count)]
+    for c, payload in enumerate(payloads):
+        CODEC.encode(delta[CHUNKS.span(c)], payload)
+    return payloads, [digest(payload) for payload in payloads]
+
+
+class Node:
+    """One life of a node's state, on a disk that outlives it."""
+
+    def __init__(self, folder: Path, **place: Any) -> None:
+        self.outer = OuterState(Vectors.create(NUMEL, folder, folder / "shm"), CHUNKS, CODEC, Nesterov(0.7, 0.9))
+        self.given: list[U8] = []
+        self.folder = folder / "disk"
+        given: dict[str, Any] = {"every": 3, "layout": LAYOUT, "run": RUN, "room": lambda _: PLENTY} | place
+        self.disk = Durable(self.outer, self.given.append, Place(self.folder, **given))
+
+    def begin(self) -> None:
+        self.outer.vectors.anchor[:] = np.random.default_rng(0).standard_normal(NUMEL, dtype=np.float32)
+        self.outer.initialised()
+        self.disk.settled(0, 0, alone=True)
+
+    async def initialise(self) -> None:
+        self.begin()
+        await self.disk.quiet()
+
+    def apply(self, round_: int) -> None:
+        for c, payload in enumerate(sealed(round_)[0]):
+            self.outer.apply(c, payload)
+        self.disk.committed(round_, *sealed(round_))
+
+    async def commit(self, *rounds: int) -> None:
+        for round_ in rounds:
+            self.apply(round_)
+            self.outer.settle()
+            self.disk.settled(round_, 10 * round_)
+            await self.disk.quiet()
+
+    def state(self) -> bytes:
+        return self.outer.vectors.anchor.tobytes() + self.outer.vectors.momentum.tobytes()
+
+
+def run(body: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(60):
+            await body
+
+    asyncio.run(bounded())
+
+
+def test_a_state_comes_back_from_snapshot_and_log_bit_for_bit(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path)
+        await node.initialise()
+        await node.commit(*range(1, 6))
+        again = Node(tmp_path)
+        assert again.disk.proven == 5 and again.disk.restore() == 5
+        assert again.state() == node.state() and again.outer.settle() == node.outer.settle()
+        assert [s.first for s in again.disk._snapshots] == [3, 0], "one every three rounds, the last two survive"
+        assert again.disk._snapshots[0].tokens == 30
+
+    run(body())
+
+
+def test_buffers_are_given_back_when_the_file_is_there_and_peers_are_served_from_it(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path)
+        await node.initialise()
+        node.apply(1)
+        payloads = sealed(1)[0]
+        assert not node.given
+        assert bytes(await node.disk.sealed(Round(1), 2) or b"") == payloads[2].tobytes()
+        await node.disk.quiet()
+        assert len(node.given) == CHUNKS.count and not node.disk._memory
+        assert bytes(await node.disk.sealed(Round(1), 2) or b"") == payloads[2].tobytes()
+        assert await node.disk.sealed(Round(2), 2) is None
+        assert await node.disk.sealed(Round(1), CHUNKS.count) is None
+
+    run(body())
+
+
+def test_a_snapshot_during_which_the_next_round_is_applied_is_brought_forward_by_the_log(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path)
+        copy, seen = node.outer.copy, list[int]()
+
+        def copying(c: int) -> Any:
+            if c == 2 and seen.count(2) == 0:
+                node.apply(1)  # between two chunks
+            seen.append(c)
+            return copy(c)
+
+        node.outer.vectors.anchor[:] = 1.0
+        node.outer.initialised()
+        loop = asyncio.get_running_loop()
+        node.outer.copy = lambda c: asyncio.run_coroutine_threadsafe(in_loop(copying, c), loop).result()  # type: ignore[method-assign]
+        node.disk.settled(0, 0)
+        await node.disk.quiet()
+        await node.disk.quiet()
+        assert {node.disk._snapshots[0].first, node.disk._snapshots[0].last} == {0, 1}
+        again = Node(tmp_path)
+        assert again.disk.restore() == 1 and again.state() == node.state()
+
+    run(body())
+
+
+async def in_loop(work: Callable[[int], Any], c: int) -> Any:
+    return work(c)
+
+
+@pytest.mark.parametrize("place", [-3, -NUMEL * 4 - 3, 40], ids=["momentum", "anchor", "header"])
+def test_a_damaged_snapshot_is_made_up_for_by_the_one_before(tmp_path: Path, place: int) -> None:
+    async def body() -> None:
+        node = Node(tmp_path)
+        await node.initialise()
+        await node.commit(*range(1, 5))
+        flip(node.disk._snapshots[0].path, place)
+        again = Node(tmp_path)
+        assert again.disk.restore() == 4 and again.state() == node.state()
+
+    run(body())
+
+
+def test_a_damaged_round_ends_the_tail_there(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path, every=100)
+        await node.initialise()
+        await node.commit(1, 2)
+        before = node.state()
+        await node.commit(3)
+        flip(node.folder / "sealed-000000000003", -1)
+        again = Node(tmp_path)
+        assert again.disk.restore() == 2 and again.state() == before
+        flip(node.folder / "sealed-000000000001", 60)
+        assert Node(tmp_path).disk.restore() == 0, "its table is damaged: the file is none"
+
+    run(body())
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 4
+    path.write_bytes(data)
+
+
+def test_files_of_another_run_or_model_and_unfinished_ones_are_not_taken(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path)
+        await node.initialise()
+        await node.commit(1)
+        (node.folder / "snapshot-000000000007.safetensors.new").write_bytes(b"half")
+        other = Node(tmp_path, layout=(("a", (60, 50)), ("b", (2000,))))
+        assert not other.disk._snapshots and not list(node.folder.glob("*.new"))
+        assert Node(tmp_path, run=b"s" * 16).disk.restore() == -1
+
+    run(body())
+
+
+def test_a_full_disk_is_said_and_costs_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        have = [PLENTY]
+        node = Node(tmp_path, every=100, room=lambda _: have[0])
+        await node.initialise()
+        await node.commit(1)
+        have[0] = 100
+        await node.commit(2, 3, 4)
+        assert "MB for it" in node.disk.trouble and caplog.text.count("not kept on disk") == 1
+        assert len(node.disk._memory) <= durable.WAITING and node.disk.proven == 1
+        node.disk.make_room()
+        assert not node.disk._memory and len(node.given) == 4 * CHUNKS.count
+        have[0] = PLENTY
+        await node.commit(5)
+        assert not node.disk.trouble and node.disk.proven == 5, "a snapshot closes the gap"
+        again = Node(tmp_path)
+        assert again.disk.restore() == 5 and again.state() == node.state()
+
+    run(body())
+
+
+def test_a_node_without_a_disk_keeps_the_last_round_until_the_next_reduce(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path)
+        node.disk = Durable(node.outer, node.given.append, None)
+        await node.initialise()
+        await node.commit(1, 2)
+        assert await node.disk.sealed(Round(1), 0) is None
+        assert await node.disk.sealed(Round(2), 0) is not None
+        await node.disk.caught_up(2)  # at once: nothing is being written
+        node.disk.make_room()
+        assert len(node.given) == 2 * CHUNKS.count and node.disk.restore() == -1
+
+    run(body())
+
+
+def test_a_folder_that_cannot_be_used_is_said(tmp_path: Path) -> None:
+    async def body() -> None:
+        (tmp_path / "disk").write_text("a file")
+        node = Node(tmp_path)
+        assert "cannot be used" in node.disk.trouble
+        await node.initialise()
+        await node.commit(1)
+
+    run(body())
+
+
+def test_the_files_stay_within_the_limit(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path, limit=2.6 * WHOLE)
+        await node.initialise()
+        for round_ in range(1, 30):
+            await node.commit(round_)
+            assert node.disk.size <= 2.6 * WHOLE
+            assert sum(p.stat().st_size for p in node.folder.iterdir()) == node.disk.size
+            assert node.disk.proven == round_
+        again = Node(tmp_path)
+        assert again.disk.restore() == 29 and again.state() == node.state()
+
+    run(body())
+
+
+@pytest.mark.parametrize("snapshots_of_room", [0.01, 0.3, 1.0, 1.5])
+def test_a_limit_that_is_too_small_is_said_and_kept(tmp_path: Path, snapshots_of_room: float) -> None:
+    async def body() -> None:
+        node = Node(tmp_path, limit=snapshots_of_room * WHOLE)
+        await node.initialise()
+        for round_ in range(1, 9):
+            await node.commit(round_)
+            assert sum(p.stat().st_size for p in node.folder.iterdir()) <= 1.02 * snapshots_of_room * WHOLE
+        assert "is too little" in node.disk.trouble or "no room" in node.disk.trouble
+
+    run(body())
+
+
+def test_without_a_limit_the_log_is_no_larger_than_a_snapshot_and_what_snapshots_need(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path)
+        await node.initialise()
+        await node.commit(*range(1, 40))
+        assert node.disk.size < 3.2 * WHOLE
+        assert node.disk._log is not None and len(node.disk._log.rounds) >= 7
+
+    run(body())
+
+
+def test_a_node_that_does_not_keep_copies_takes_no_snapshot(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path)
+        node.disk.keeps = False
+        await node.initialise()
+        await node.commit(1, 2)
+        await node.disk.caught_up(2)
+        assert not node.disk._snapshots
+        assert await node.disk.sealed(Round(1), 0) is not None
+
+    run(body())
+
+
+def test_a_contribution_waits_for_the_disk_to_have_the_last_round(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path, every=100)
+        node.begin()
+        await node.disk.caught_up(0)
+        assert node.disk.proven == 0
+        node.apply(1)
+        await node.disk.caught_up(1)
+        assert node.disk.proven == 1
+
+    run(body())
+
+
+def test_a_state_that_was_not_the_runs_goes_when_a_better_one_is_there(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path)
+        await node.initialise()
+        await node.commit(1)
+        node.disk.doubt()
+        assert node.disk._snapshots
+        await node.commit(2)
+        assert [s.first for s in node.disk._snapshots] == [2]
+
+    run(body())
+
+
+def test_after_void_rounds_the_same_state_has_another_number(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path)
+        await node.initialise()
+        await node.commit(1)
+        node.outer.renumber(4)
+        node.disk.renumbered(1)
+        node.outer.settle()
+        node.disk.settled(4, 10, alone=True)
+        await node.disk.caught_up(4)
+        await node.commit(5)
+        again = Node(tmp_path)
+        assert again.disk.restore() == 5 and again.state() == node.state()
+
+    run(body())
+
+
+def test_a_flipped_bit_in_memory_is_not_written(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path)
+        await node.initialise()
+        await node.commit(1)
+        node.outer.vectors.anchor[1500] += 1
+        node.disk.doubt()
+        node.disk.settled(1, 0)
+        await node.disk.quiet()
+        assert "chunk 1" in node.disk.trouble and len(node.disk._snapshots) == 1
+
+    run(body())
+
+
+def test_a_snapshot_is_given_up_when_the_node_stops(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path)
+        node.begin()
+        await node.disk.close()
+        assert not list(node.folder.glob("*.new"))
+
+    run(body())
+
+
+def test_a_snapshot_loads_with_safetensors_alone(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    async def body() -> None:
+        node = Node(tmp_path)
+        await node.initialise()
+        await node.commit(1, 2, 3)
+        loaded = load_file(node.disk._snapshots[0].path)
+        vectors = node.outer.vectors
+        assert np.array_equal(loaded["anchor.a"], vectors.anchor[:3000].reshape(50, 60))
+        assert np.array_equal(loaded["momentum.b"], vectors.momentum[3000:])
+        assert loaded.keys() == {"anchor.a", "anchor.b", "momentum.a", "momentum.b"}
+
+    run(body())
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = SealedLog(tmp_path, RUN, CHUNKS.count, lambda _: PLENTY)
+
+    def fails(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(OSError, match="No space"):
+        log.write(1, *sealed(1))
+    assert not list(tmp_path.iterdir()) and 1 not in log
+    with pytest.raises(Torn):
+        snapshots.write(tmp_path, RUN, LAYOUT, CHUNKS, 0, torn, lambda _: PLENTY)
+    assert not list(tmp_path.iterdir())
+
+
+def torn(c: int) -> Any:
+    if c:
+        raise Torn("the node stops")
+    return 1, np.zeros(2 * CHUNKS.size(c), np.float32), bytes(16)
