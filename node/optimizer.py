@@ -80,6 +80,7 @@ class Muon(torch.optim.AdamW):
         assert gradient is not None
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
+            state["step"] = torch.zeros(())  # AdamW looks for it when a state is loaded
         buffer: Tensor = state["momentum_buffer"]
         buffer.lerp_(gradient, 1 - momentum)
         update = gradient.lerp(buffer, momentum)

@@ -1,5 +1,6 @@
 """The inner optimizers against plain references. (`test_trainer` has them with one and with two ranks.)"""
 
+import copy
 import math
 
 import pytest
@@ -80,3 +81,16 @@ def test_plain_sgd_is_plain() -> None:
         module.weight.grad = torch.ones(2, 3)
         sgd.step()
     assert torch.equal(module.weight, before - 0.5 - 0.5)
+
+
+def test_a_loaded_state_goes_on_as_the_saved_one() -> None:
+    one, other = (torch.nn.Linear(6, 4, bias=False) for _ in range(2))
+    a, b = Muon(one, CONFIG), Muon(other, CONFIG)
+    one.weight.grad = torch.ones(4, 6)
+    a.step()
+    other.load_state_dict(one.state_dict())
+    b.load_state_dict(copy.deepcopy(a.state_dict()))  # which shares its tensors
+    for module, optimizer in ((one, a), (other, b)):
+        module.weight.grad = torch.eye(4, 6)
+        optimizer.step()
+    assert torch.equal(one.weight, other.weight)
