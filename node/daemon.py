@@ -61,12 +61,12 @@ from atoll.node.config import NodeConfig, TrainerSpec
 from atoll.node.control import AWAY, Control, Identity, SessionLost
 from atoll.node.data import check_source
 from atoll.node.durable import Durable, Place
+from atoll.node.method import rule_of
 from atoll.node.outer import OuterState
 from atoll.node.recover import Donor, MovedOn, Target, recover
 from atoll.node.resources import check_compiler, check_memory
 from atoll.node.supervisor import Supervisor
 from atoll.node.vectors import Vectors, clear_stale
-from atoll.outer_opt.nesterov import Nesterov
 
 log = logging.getLogger("atoll.node")
 
@@ -414,9 +414,8 @@ class Daemon:
             vectors = Vectors.create(hello.numel, self._options.state_dir)
             chunks = Chunks(hello.numel, self._run.reduce.chunk)
             codec = make_codec(self._run.reduce.codec, self._run.reduce.block, self._run.reduce.scales)
-            rule = Nesterov(self._run.outer.lr, self._run.outer.momentum)
             self._codec = codec
-            self._outer = OuterState(vectors, chunks, codec, rule)
+            self._outer = OuterState(vectors, chunks, codec, rule_of(self._run.outer))
             self._layout = hello
             self._durable = Durable(self._outer, self._plane.peers.buffers.give, self._place(hello))
             self._spawn(self._restore(self._durable))

@@ -44,7 +44,7 @@ def method_of(config: RunConfig, tensors: Sequence[Tensor]) -> Method:
     """The pieces for a model of these tensors."""
     fragments = _fragments(config.fragments, tensors)
     return Method(
-        rule=_rule(config.outer),
+        rule=rule_of(config.outer),
         weigh=_weigh(config.outer.weights),
         merging=config.outer.merge,
         feedback=ErrorFeedback(config.outer.feedback) if config.outer.feedback else None,
@@ -75,7 +75,7 @@ def merge_parts(
             assert_never(merging)
 
 
-def _rule(outer: OuterConfig) -> Rule:
+def rule_of(outer: OuterConfig) -> Rule:
     if outer.momentum == 0.0 and not outer.decay_end:
         return Sgd(outer.lr)
     rule = Nesterov(outer.lr, outer.momentum)

@@ -22,12 +22,14 @@ from atoll.node.sealed_log import SealedLog
 from atoll.node.snapshots import Torn
 from atoll.node.vectors import Vectors
 from atoll.outer_opt.nesterov import Nesterov
+from atoll.outer_opt.ramp import Ramp
 
 NUMEL, CHUNKS = 5000, Chunks(5000, 1024)
 LAYOUT = (("a", (50, 60)), ("b", (2000,)))
 CODEC = make(CodecName.INT8, 256)
 RUN = b"r" * 16
 PLENTY = 1 << 40
+RULE = Ramp(Nesterov(0.7, 0.9), warmup=4)  # what comes back must take each round's own step
 WHOLE = snapshots.size_of(RUN, LAYOUT, CHUNKS)
 
 
@@ -44,7 +46,7 @@ class Node:
     """One life of a node's state, on a disk that outlives it."""
 
     def __init__(self, folder: Path, **place: Any) -> None:
-        self.outer = OuterState(Vectors.create(NUMEL, folder, folder / "shm"), CHUNKS, CODEC, Nesterov(0.7, 0.9))
+        self.outer = OuterState(Vectors.create(NUMEL, folder, folder / "shm"), CHUNKS, CODEC, RULE)
         self.given: list[U8] = []
         self.folder = folder / "disk"
         given: dict[str, Any] = {"every": 3, "layout": LAYOUT, "run": RUN, "room": lambda _: PLENTY} | place
