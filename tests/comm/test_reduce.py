@@ -116,6 +116,7 @@ class Member:
         await first(self.heard.until(lambda heard: bool(heard.root)), self.task)
         result = self.reduction.result
         assert root(result.digests) == self.heard.root
+        assert self.reduction.holds(self.heard.root) and not self.reduction.holds(root(result.digests[:-1]))
         assert [digest(chunk) for chunk in result.chunks] == list(result.digests)
         return [chunk.tobytes() for chunk in result.chunks]
 
@@ -237,6 +238,7 @@ def test_a_member_without_weight_owns_chunks_and_is_sent_no_others() -> None:
                 for member in members[:2]:
                     assert await member.holds_all() == [reference(c, range(2), [1.0, 2.0]) for c in range(10)]
                 assert not members[2].heard.root and sorted(members[2].heard.seals) == list(range(8))
+                assert not members[2].reduction.holds(members[0].heard.root)
                 with pytest.raises(RuntimeError, match="not every sealed chunk is here"):
                     _ = members[2].reduction.result
 

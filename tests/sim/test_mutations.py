@@ -259,7 +259,7 @@ MUTATIONS = [
     Mutation(
         "an attempt goes on without those that were lost",
         C + "attempts.py",
-        "if gone := gone or [n for n in _owners(ledger) if n not in state.members.here]:",
+        "if gone := gone or [n for n in ledger.workers if n not in state.members.here]:",
         "if gone := []:",
         11,
     ),
@@ -482,12 +482,6 @@ MUTATIONS = [
     ),
     # The node
     Mutation(
-        "a node applies without comparing the root",
-        N + "machine.py",
-        "        if node.held_root == view.sealed:",
-        "        if True:",
-    ),
-    Mutation(
         "a node takes in older views",
         N + "machine.py",
         "if node.view is not None and _order(view) <= _order(node.view):",
@@ -580,15 +574,15 @@ MUTATIONS = [
     Mutation(
         "an owner does not wait for all",
         X,
-        "if all(place in arrived for place in self._here.values() if self._contributes(place)):",
-        "if arrived:",
+        "            place in arrived\n            for place in self._here.values()\n",
+        "            arrived\n            for place in self._here.values()\n",
         9,
     ),
     Mutation(
         "a node asks nobody for a kept chunk that it lacks",
         X,
-        "            self._asked[c] = [node]\n            out.append(Send(node, Kind.WANT, c, since))",
-        "            self._asked[c] = [node]",
+        "                self._asked[c] = [holder]\n                out.append(Send(holder, Kind.WANT, c, since))",
+        "                self._asked[c] = [holder]",
         12,
     ),
     Mutation(
