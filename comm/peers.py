@@ -107,6 +107,7 @@ class Peer:
         self.node, self.address, self.pin, self.leaf = node, "", NO_PIN, False
         self.links: set[Link] = set()
         self.wanted = 1  # links that there should be
+        self.dials = False  # this side opens them
         self.down = 0.0  # bytes a second that its link carries; 0: not known
         self.segments = self.resent = 0  # sent over them, and sent again
         self.broke = False  # a link broke, and what was on it may be lost
@@ -232,6 +233,8 @@ class Peers:
             for peer in self._peers.values():
                 peer.clear()
                 self._leave(peer)
+                for link in list(peer.links)[peer.wanted :] if peer.dials else ():
+                    link.close()
 
     def expect(self, members: Iterable[PlanMember], primary: Callable[[PlanMember], bool]) -> None:
         """Have links to these members as long as the reduce lasts; `primary`: this side dials."""
@@ -249,15 +252,13 @@ class Peers:
                 if other:
                     peer.tries = 0  # it is another process: what came of the one before says nothing
                 peer.address, peer.pin, peer.leaf = member.address, member.pin, member.leaf
-                peer.tending = asyncio.create_task(self._tend(peer, primary(member)))
+                peer.dials = primary(member)
+                peer.tending = asyncio.create_task(self._tend(peer, peer.dials))
                 peer.tending.add_done_callback(_look_at)
         for node, member in expected.items():
             peer = self.peer(node)
             peer.down = member.down
             self._suit(peer)
-            if primary(member):
-                for link in list(peer.links)[peer.wanted :]:
-                    link.close()
 
     def pace(self, node: NodeId, rate: float) -> None:
         """Send it so many bytes a second at most, by what others' links were seen to carry; 0: not known. Of one
