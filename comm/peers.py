@@ -135,6 +135,11 @@ class Peer:
         queue.update(dict.fromkeys([waiting, *later]))
         self._wake()
 
+    @property
+    def far(self) -> bool:
+        """The path to it is a long one."""
+        return self.piece > 0
+
     def clear(self) -> None:
         for queue in (self._urgent, self._first, self._then):
             queue.clear()

@@ -260,7 +260,8 @@ class Reduction:
                 return Header(kind, fence, c, place=place), memoryview(b"")
         if payload is None:
             return None
-        if (packed := await self._peers.squeeze.pack(kind, c, since, payload)) is not None:
+        far = self._peers.peer(node).far  # a short path is seldom slow, and what it carries hard to tell
+        if far and (packed := await self._peers.squeeze.pack(kind, c, since, payload)) is not None:
             return Header(kind, fence, c, len(packed), packed=True, place=place), memoryview(packed)
         return Header(kind, fence, c, payload.size, place=place), payload.data
 
