@@ -55,6 +55,7 @@ ASK = 1.5  # seconds of silence after which a peer is asked what it has
 SILENT = 5.0  # seconds of silence after which a peer is lost
 SLOW = 20.0  # seconds that the next chunk of a peer may take at least
 SPREADS = 8  # median absolute deviations beyond the median after which a chunk is late
+IMPATIENT = 3.0  # seconds; a machine that is busy with other things may be silent for so long
 PULLS = 4  # sealed chunks of one late owner that others are asked for at once
 # What a RESYNC is for, in place of its chunk. Of what is on its way, only what was lost with a link is sent again.
 TELL, TELL_AND_ASK, PING, PONG = range(4)
@@ -437,9 +438,9 @@ class Reduction:
                 self._peers.peer(node).post((Kind.RESYNC, PING, 0))
             if node in owing and now - came > max(SLOW, 3 * late):
                 self.lost(node, f"its {owed[node]} did not come for {now - came:.0f} s")
-        if now - self._pulled_at > max(late, 1.0):
+        if now - self._pulled_at > max(late, IMPATIENT):
             self._pulled_at = now
-            self._pull(now - max(late, 1.0))
+            self._pull(now - max(late, IMPATIENT))
 
     def _late(self) -> float:
         """Seconds after which the next chunk of a peer is late, by what the others took."""
