@@ -43,7 +43,9 @@ class Peak:
         self.rate = 0.0  # a second
 
     def add(self, now: float, total: int) -> None:
-        """The counter stands at `total`."""
+        """The counter stands at `total`; when it stood still, the link had nothing to carry, which says nothing."""
+        if self._samples and total == self._samples[-1][1]:
+            self._samples.clear()
         self._samples.append((now, total))
         while len(self._samples) > 2 and now - self._samples[1][0] >= self._window:
             self._samples.popleft()

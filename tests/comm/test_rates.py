@@ -59,3 +59,7 @@ def test_of_many_round_trips_the_shortest_are_told_and_some_of_all_others() -> N
     assert set(list(trips)[: MOST // 2]) <= told.keys()
     assert max(told.values()) > 0.9
     assert some({NodeId("a"): 0.1}) == {NodeId("a"): 0.1} and some({}) == {}
+
+
+def test_a_link_that_has_too_little_to_carry_has_no_rate() -> None:
+    assert peak([(i / 10, 1000 * (i // 5)) for i in range(100)]) == 0

@@ -173,7 +173,7 @@ MUTATIONS = [
         C + "ledger.py",
         "    for c in broken:\n        since[c] = attempt\n",
         "",
-        23,
+        43,
     ),
     Mutation(
         "a sum is of all that is there",
@@ -195,7 +195,7 @@ MUTATIONS = [
         C + "rounds.py",
         "if event.round != r.number or node not in r.participants",
         "if node not in r.participants",
-        6,
+        29,
     ),
     Mutation(
         "a contribution from another lease counts",
@@ -286,7 +286,7 @@ MUTATIONS = [
         C + "attempts.py",
         "now: float, out: list[Effect]) -> State:\n    state = publish(state, out)\n    r, ledger",
         "now: float, out: list[Effect]) -> State:\n    publish(state, [])\n    r, ledger",
-        60,
+        233,
     ),
     Mutation(
         "a record is published twice",
@@ -327,14 +327,14 @@ MUTATIONS = [
         C + "attempts.py",
         "data.front(held_[n]), sealed=True)",
         "data.front(held_[n]), sealed=False)",
-        11,
+        52,
     ),
     Mutation(
         "a lying member is not looked for",
         C + "attempts.py",
         "    longest = min(owners, key=lambda n: (state.members.here[n].life, order(n)))\n",
         "    longest = members[0]\n",
-        7,
+        99,
     ),
     Mutation(
         "a released lease stays with its node too",
@@ -513,7 +513,7 @@ MUTATIONS = [
         N + "machine.py",
         "            if node.round >= 0 and not node.moving:\n                out.append(ReportState",
         "            if False:\n                out.append(ReportState",
-        42,
+        71,
     ),
     Mutation(
         "a wrong state is kept",
