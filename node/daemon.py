@@ -42,6 +42,7 @@ from atoll.comm.rates import some
 from atoll.comm.reduce import Reduction, Seal
 from atoll.comm.tls import Sessions
 from atoll.node import local, machine
+from atoll.node.about import About
 from atoll.node.channel import (
     Attach,
     Evaluate,
@@ -431,7 +432,8 @@ class Daemon:
             return None
         mark, checkpoint = self._run_mark, self._run.checkpoint
         folder = self._options.state_dir / "outer" / mark.hex()
-        return Place(folder, mark, hello.layout, checkpoint.every, self._config.disk * 1e9)
+        about = About(self._run, self._config.model)
+        return Place(folder, mark, hello.layout, checkpoint.every, self._config.disk * 1e9, about=about)
 
     async def _restore(self, durable: Durable) -> None:
         """Begin with what an earlier life left on the disk."""

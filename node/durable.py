@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from atoll.comm.ids import Round
 from atoll.comm.octets import U8, Octets
-from atoll.node import snapshots
+from atoll.node import about, snapshots
+from atoll.node.about import About
 from atoll.node.files import DiskFull, Room, room
 from atoll.node.outer import Flipped, OuterState
 from atoll.node.sealed_log import SealedLog
@@ -51,6 +52,7 @@ class Place:
     every: int  # rounds between two snapshots
     limit: float = 0.0  # bytes that all files may take; 0: what the disk has
     room: Room = room
+    about: About = field(default_factory=About)
 
 
 class Durable:
@@ -83,9 +85,18 @@ class Durable:
         try:
             place.folder.mkdir(parents=True, exist_ok=True)
             self._log = SealedLog(place.folder, place.run, self._outer.chunks.count, place.room)
+            self._log.clear()
             self._snapshots = snapshots.find(place.folder, place.run, place.layout, self._outer.chunks)
         except OSError as error:
             self._say("the state is not kept on disk", f"{place.folder} cannot be used ({error})")
+            return
+        try:
+            about.write(place.folder, place.about, place.room)
+        except OSError as error:
+            self._say(
+                "atoll export will not know this run",
+                f"its {about.path_of(place.folder).name} is not written ({error})",
+            )
 
     async def close(self) -> None:
         """What is being written to the log is finished, a snapshot is given up."""

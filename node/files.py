@@ -23,13 +23,14 @@ def room(folder: Path) -> int:
 
 
 @contextmanager
-def appearing(path: Path, size: int, room: Room = room) -> Iterator[int]:
+def appearing(path: Path, size: int, room: Room = room, mode: int = 0o600) -> Iterator[int]:
     """A descriptor to write `size` bytes to. They are `path` when the context is left; if it is left by an
-    exception, or the process ends, nothing is. Raises `DiskFull` before anything is written."""
+    exception, or the process ends, nothing is. `mode`: who may use the file, within the process's umask. Raises
+    `DiskFull` before anything is written."""
     if (have := room(path.parent)) < size:
         raise DiskFull(f"{path.name} takes {size / 1e6:,.1f} MB, the disk has {max(have, 0) / 1e6:,.1f} MB for it")
     new = path.with_name(path.name + NEW)
-    file = os.open(new, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
+    file = os.open(new, os.O_CREAT | os.O_TRUNC | os.O_RDWR, mode)
     try:
         try:
             os.posix_fallocate(file, 0, size)

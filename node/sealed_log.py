@@ -35,16 +35,17 @@ class _Index:
 
 class SealedLog:
     def __init__(self, folder: Path, run: bytes, chunks: int, room: Room = room) -> None:
-        """What earlier lives of the node left in `folder`. `run`: 16 bytes; `chunks` that a round has."""
+        """What is in `folder`; nothing is changed there. `run`: 16 bytes; `chunks` that a round has."""
         self._folder, self._run, self._chunks, self._room = folder, run, chunks, room
-        folder.mkdir(parents=True, exist_ok=True)
-        clear_unfinished(folder)
-        self._rounds: dict[int, _Index] = {}
-        for path in sorted(folder.glob(f"{PREFIX}*")):
-            round_, index = self._open(path)
-            if index is not None:
-                self._rounds[round_] = index
-            else:
+        found = (self._open(path) for path in sorted(folder.glob(f"{PREFIX}*")))
+        self._rounds = {round_: index for round_, index in found if index is not None}
+
+    def clear(self) -> None:
+        """Remove what is of no use to this run: files of another one, damaged and unfinished ones."""
+        clear_unfinished(self._folder)
+        ours = {index.path for index in self._rounds.values()}
+        for path in self._folder.glob(f"{PREFIX}*"):
+            if path not in ours:
                 path.unlink(missing_ok=True)
 
     @property

@@ -117,6 +117,20 @@ def find(folder: Path, run: bytes, layout: Layout, chunks: Chunks) -> list[Snaps
     return sorted((s for s in found if s is not None), key=lambda s: s.first, reverse=True)
 
 
+def describe(path: Path) -> tuple[bytes, Layout, Chunks] | None:
+    """Run, layout and chunks that a file says it has, for those who do not know them; None: it is none."""
+    try:
+        _, text = _read_header(path)
+        header = json.loads(text)
+        metadata = header["__metadata__"]
+        anchor = [(name, entry) for name, entry in header.items() if name.startswith("anchor.")]
+        layout = tuple((name.removeprefix("anchor."), tuple(map(int, e["shape"]))) for name, e in anchor)
+        chunks = Chunks(sum(math.prod(shape) for _, shape in layout), int(metadata["chunk"]))
+        return bytes.fromhex(metadata["run"]), layout, chunks
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
+        return None
+
+
 def remove(snapshots: Iterable[Snapshot]) -> None:
     for snapshot in snapshots:
         with suppress(OSError):
@@ -134,13 +148,17 @@ def _header(run: bytes, layout: Layout, chunks: Chunks, tokens: int, entries: li
         "chunks": table,
         "digest": digest(table.encode()).hex(),
     }
+    return header_of(metadata, [(f"{v}.{name}", shape) for v in ("anchor", "momentum") for name, shape in layout])
+
+
+def header_of(metadata: dict[str, str], tensors: Layout) -> bytes:
+    """A safetensors file's beginning, up to where these fp32 tensors follow one another."""
     header: dict[str, Any] = {"__metadata__": metadata}
     at = 0
-    for vector in ("anchor", "momentum"):
-        for name, shape in layout:
-            end = at + 4 * math.prod(shape)
-            header[f"{vector}.{name}"] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, end]}
-            at = end
+    for name, shape in tensors:
+        end = at + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, end]}
+        at = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text
@@ -149,12 +167,7 @@ def _header(run: bytes, layout: Layout, chunks: Chunks, tokens: int, entries: li
 def _open(path: Path, run: bytes, layout: Layout, chunks: Chunks) -> Snapshot | None:
     """None: it is of another run or model, or damaged."""
     try:
-        size = path.stat().st_size
-        with open(path, "rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > min(LONGEST, size):
-                return None
-            text = file.read(length)
+        size, text = _read_header(path)
         metadata = json.loads(text)["__metadata__"]
         table, tokens = str(metadata["chunks"]), int(metadata["tokens"])
         if len(table) != ENTRY * chunks.count or digest(table.encode()).hex() != metadata["digest"]:
@@ -163,6 +176,17 @@ def _open(path: Path, run: bytes, layout: Layout, chunks: Chunks) -> Snapshot | 
         entries = [(int(part[:16], 16), bytes.fromhex(part[16:])) for part in parts]
     except (OSError, ValueError, KeyError, TypeError, struct.error):
         return None
-    if _header(run, layout, chunks, tokens, entries)[8:] != text or size != 8 + length + 8 * chunks.numel:
+    start = 8 + len(text)
+    if _header(run, layout, chunks, tokens, entries)[8:] != text or size != start + 8 * chunks.numel:
         return None  # another run's, another model's
-    return Snapshot(path, tokens, tuple(r for r, _ in entries), tuple(d for _, d in entries), 8 + length, size)
+    return Snapshot(path, tokens, tuple(r for r, _ in entries), tuple(d for _, d in entries), start, size)
+
+
+def _read_header(path: Path) -> tuple[int, bytes]:
+    """Bytes of the file, and its header's text. Raises `OSError`, `ValueError` or `struct.error`."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > min(LONGEST, size):
+            raise ValueError(f"a header of {length} bytes")
+        return size, file.read(length)

@@ -41,6 +41,7 @@ def test_imports_point_down(package: str) -> None:
         "atoll.coordinator.server",
         "atoll.coordinator.demo",
         "atoll.node.daemon",
+        "atoll.node.export",
         "atoll.node.method",
         "atoll.node.simulate.cli",
         "atoll.outer_opt.merge",

@@ -1,0 +1,306 @@
+"""What `atoll export` writes is the state of a round, and loads without Atoll."""
+
+import asyncio
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from safetensors import safe_open
+from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_tensors
+
+from atoll.comm.chunks import Chunks
+from atoll.comm.codec import make
+from atoll.comm.config import ModelConfig, ReduceConfig, RunConfig
+from atoll.comm.digest import digest
+from atoll.comm.errors import AtollError, ConfigError, ResourceError
+from atoll.comm.octets import U8
+from atoll.node import export as exporting
+from atoll.node.about import About, path_of
+from atoll.node.cli import export
+from atoll.node.durable import Durable, Place
+from atoll.node.export import Naming
+from atoll.node.flat import layout_of
+from atoll.node.method import rule_of
+from atoll.node.model import build, init_parameters
+from atoll.node.outer import OuterState
+from atoll.node.snapshots import Layout
+from atoll.node.vectors import Vectors
+
+TINY = ModelConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=4, ffn_dim=48, seq_len=16)
+RUN = RunConfig(name="tiny", model=TINY, reduce=ReduceConfig(chunk=4096))
+MARK = b"r" * 16
+
+
+def layout_for(model: ModelConfig) -> Layout:
+    return tuple((slot.name, slot.shape) for slot in layout_of(build(model)).slots)
+
+
+class Node:
+    """A node's state directory, filled as its daemon fills it."""
+
+    def __init__(self, folder: Path, about: About | None = None, layout: Layout = (), mark: bytes = MARK) -> None:
+        about = about or About(RUN)
+        self.state_dir, self.run, self.folder = folder, about.run, folder / "outer" / mark.hex()
+        layout = layout or layout_for(about.run.model)
+        self.chunks = Chunks(sum(math.prod(shape) for _, shape in layout), self.run.reduce.chunk)
+        self.codec = make(self.run.reduce.codec, self.run.reduce.block, self.run.reduce.scales)
+        vectors = Vectors.create(self.chunks.numel, folder, folder / "shm")
+        self.outer = OuterState(vectors, self.chunks, self.codec, rule_of(self.run.outer))
+        place = Place(self.folder, mark, layout, 3, about=about)
+        self.disk = Durable(self.outer, lambda _: None, place)
+
+    async def commit(self, *rounds: int) -> None:
+        for round_ in rounds:
+            if not round_:
+                rng = np.random.default_rng(0)
+                self.outer.vectors.anchor[:] = rng.standard_normal(self.chunks.numel, dtype=np.float32)
+                self.outer.initialised()
+            else:
+                payloads = self.sealed(round_)
+                for c, payload in enumerate(payloads):
+                    self.outer.apply(c, payload)
+                self.disk.committed(round_, payloads, [digest(payload) for payload in payloads])
+                self.outer.settle()
+            self.disk.settled(round_, 10 * round_)
+            await self.disk.quiet()
+
+    def sealed(self, round_: int) -> list[U8]:
+        delta = np.random.default_rng(round_).standard_normal(self.chunks.numel, dtype=np.float32)
+        payloads = [np.empty(self.codec.size(self.chunks.size(c)), np.uint8) for c in range(self.chunks.count)]
+        for c, payload in enumerate(payloads):
+            self.codec.encode(delta[self.chunks.span(c)], payload)
+        return payloads
+
+    def anchor(self) -> "np.ndarray[Any, np.dtype[np.float32]]":
+        return np.array(self.outer.vectors.anchor)
+
+
+def filled(folder: Path, rounds: int, **node: Any) -> Node:
+    made = Node(folder, **node)
+    asyncio.run(made.commit(*range(rounds + 1)))
+    return made
+
+
+def call(node: Path, out: Path, *arguments: str) -> Result:
+    result = CliRunner().invoke(export, [str(node), "--out", str(out), *arguments])
+    assert result.exception is None or isinstance(result.exception, AtollError), result.output
+    return result
+
+
+def refusal(node: Path, out: Path, *arguments: str) -> AtollError:
+    said = call(node, out, *arguments).exception
+    assert isinstance(said, AtollError)
+    return said
+
+
+def flat(path: Path) -> bytes:
+    return b"".join(tensor.tobytes() for _, tensor in sorted(load_file(path).items()))
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 4
+    path.write_bytes(data)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    files = [p for p in folder.rglob("*") if p.is_file()]
+    return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def test_the_newest_state_is_written_bit_for_bit_and_the_state_directory_stays_as_it_was(tmp_path: Path) -> None:
+    node = filled(tmp_path / "node", 5)  # the snapshot is of round 3
+    half_written = node.folder / "snapshot-000000000006.safetensors.new"
+    half_written.write_bytes(b"half: the daemon is at it")
+    before, out = contents(tmp_path), tmp_path / "model.safetensors"
+    assert "round 5" in call(node.state_dir, out).output
+    assert {k: v for k, v in contents(tmp_path).items() if k in before} == before
+    assert flat(out) == node.anchor().tobytes()
+    with safe_open(out, framework="pt") as file:
+        said = file.metadata()
+    assert {k: said[k] for k in ("format", "run", "round")} == {"format": "pt", "run": "tiny", "round": "5"}
+    assert (said["tokens"], said["tokens_round"]) == ("30", "3")
+    assert bytes.fromhex(said["state_digest"]) == node.outer.settle(), "as the commit record has it"
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["round"] == "5" and ModelConfig(**config["model"]) == TINY
+
+
+def test_the_model_that_was_trained_loads_it_by_name(tmp_path: Path) -> None:
+    node = filled(tmp_path / "node", 1)
+    call(node.state_dir, tmp_path / "model.safetensors")
+    model = build(TINY)
+    model.load_state_dict(load_tensors(tmp_path / "model.safetensors"))
+    loaded = torch.cat([parameter.detach().flatten() for _, parameter in sorted(model.named_parameters())])
+    assert np.array_equal(loaded.numpy(), node.anchor())
+
+
+def test_what_is_damaged_is_made_up_for_or_ends_the_tail(tmp_path: Path) -> None:
+    node = Node(tmp_path / "node")
+    asyncio.run(node.commit(*range(4)))
+    third = node.anchor()
+    asyncio.run(node.commit(4))
+    fourth = node.anchor()
+    asyncio.run(node.commit(5))
+    [newest, oldest] = sorted(node.folder.glob("snapshot-*"), reverse=True)
+    out = tmp_path / "model.safetensors"
+    flip(node.folder / "sealed-000000000005", -1)
+    call(node.state_dir, out)
+    assert flat(out) == fourth.tobytes()
+    flip(newest, -4 * node.chunks.numel - 3)  # of the anchor; the one before has the chunk
+    call(node.state_dir, out, "--overwrite")
+    assert flat(out) == fourth.tobytes()
+    flip(node.folder / "sealed-000000000004", -1)
+    call(node.state_dir, out, "--overwrite")
+    assert flat(out) == third.tobytes()
+    flip(oldest, -4 * node.chunks.numel - 3)
+    said = refusal(node.state_dir, out, "--overwrite")
+    assert isinstance(said, ResourceError) and "is damaged or gone" in str(said)
+    assert flat(out) == third.tobytes(), "what was there stays"
+    assert not list(tmp_path.glob("*.new"))
+
+
+def test_files_that_the_daemon_replaces_meanwhile_are_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = filled(tmp_path / "node", 5)
+    look, looked = exporting.look, list[Any]()
+
+    def looking(folder: Path) -> Any:
+        looked.append(look(folder))
+        if len(looked) == 1:
+            asyncio.run(node.commit(*range(6, 20)))  # nothing of what was found is left
+        return looked[-1]
+
+    monkeypatch.setattr(exporting, "look", looking)
+    call(node.state_dir, tmp_path / "model.safetensors")
+    assert flat(tmp_path / "model.safetensors") == node.anchor().tobytes()
+
+
+def no_snapshot(folder: Path) -> None:
+    (folder / "outer" / MARK.hex()).mkdir(parents=True)
+
+
+def coordinators(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "journal.sqlite").touch()
+
+
+def damaged(folder: Path) -> None:
+    for path in filled(folder, 1).folder.glob("snapshot-*"):
+        path.write_bytes(path.read_bytes()[:100])
+
+
+def unknown(folder: Path) -> None:
+    path_of(filled(folder, 1).folder).unlink()
+
+
+def two_runs(folder: Path) -> None:
+    filled(folder, 1)
+    filled(folder, 2, about=About(replace(RUN, name="other")), mark=b"s" * 16)
+
+
+@pytest.mark.parametrize(
+    "prepare, kind, sentence",
+    [
+        (lambda folder: None, ConfigError, "there is no state directory"),
+        (coordinators, ConfigError, "a coordinator's"),
+        (no_snapshot, ResourceError, "no snapshot"),
+        (damaged, ResourceError, "can be read"),
+        (unknown, ResourceError, "can be read"),
+        (two_runs, ConfigError, "tiny (72727272, round 1), other (73737373, round 2): say which with --run"),
+    ],
+    ids=["absent", "coordinator", "no snapshot", "damaged", "unknown", "two runs"],
+)
+def test_a_state_directory_without_a_model_is_refused(
+    tmp_path: Path, prepare: Callable[[Path], None], kind: type[AtollError], sentence: str
+) -> None:
+    prepare(tmp_path / "node")
+    said = refusal(tmp_path / "node", tmp_path / "model.safetensors")
+    assert type(said) is kind and sentence in str(said)
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_one_of_several_runs_is_chosen_by_name(tmp_path: Path) -> None:
+    two_runs(tmp_path / "node")
+    assert "run other, round 2" in call(tmp_path / "node", tmp_path / "m.safetensors", "--run", "other").output
+    assert "0 of them are 'third'" in str(refusal(tmp_path / "node", tmp_path / "n.safetensors", "--run", "third"))
+
+
+def test_nothing_is_overwritten_unless_told(tmp_path: Path) -> None:
+    node = filled(tmp_path / "node", 1)
+    (tmp_path / "config.json").write_text("mine")
+    said = refusal(node.state_dir, tmp_path / "model.safetensors")
+    assert isinstance(said, ConfigError) and "config.json exists: give --overwrite" in str(said)
+    assert call(node.state_dir, tmp_path / "model.safetensors", "--overwrite").exit_code == 0
+    assert "model.safetensors exists" in str(refusal(node.state_dir, tmp_path / "model.safetensors"))
+    assert "is a folder" in str(refusal(node.state_dir, tmp_path))
+
+
+def test_a_disk_without_room_is_said_and_nothing_is_left(tmp_path: Path) -> None:
+    node, out = filled(tmp_path / "node", 1), tmp_path / "out" / "model.safetensors"
+    with pytest.raises(ResourceError, match="MB for it"):
+        exporting.export(node.state_dir, out, Naming.NAMES, room=lambda _: 1000)
+    assert not list(out.parent.iterdir())
+
+
+def test_a_volunteers_own_model_has_no_llama_layout(tmp_path: Path) -> None:
+    about, out = About(RUN, "my.module:make"), tmp_path / "model.safetensors"
+    node = filled(tmp_path / "node", 1, about=about, layout=(("a", (50, 60)), ("b", (20,))))
+    assert "model of its own (model=my.module:make)" in str(refusal(node.state_dir, out, "--layout", "llama"))
+    assert call(node.state_dir, out).exit_code == 0
+    assert load_file(out)["a"].shape == (50, 60)
+    assert json.loads((tmp_path / "config.json").read_text())["build"] == "my.module:make"
+
+
+def test_parameters_that_are_not_the_models_are_no_llama(tmp_path: Path) -> None:
+    node = filled(tmp_path / "node", 1, layout=(*layout_for(TINY)[:-1], ("norm.weight", (16,))))
+    out = tmp_path / "model.safetensors"
+    assert "(norm.weight differs)" in str(refusal(node.state_dir, out, "--layout", "llama"))
+    other = refusal(node.state_dir, out.with_name("x.safetensors"), "--layout", "llama")
+    assert "transformers looks for model.safetensors" in str(other)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        TINY,
+        replace(TINY, kv_heads=2, tied_head=False, rope_base=500.0, norm_eps=1e-3),
+    ],
+    ids=["tied", "untied, grouped queries"],
+)
+def test_transformers_loads_the_llama_layout_and_computes_the_same_logits(
+    tmp_path: Path, model: ModelConfig
+) -> None:
+    from transformers import LlamaForCausalLM
+
+    ours = build(model)
+    init_parameters(ours, seed=1)
+    node, folder = Node(tmp_path / "node", About(replace(RUN, model=model))), tmp_path / "llama"
+    parts = [parameter.detach().flatten() * 5 for _, parameter in sorted(ours.named_parameters())]
+    node.outer.vectors.anchor[:] = torch.cat(parts).numpy()  # five times: attention is then far from uniform
+    node.outer.initialised()
+
+    async def keep() -> None:
+        node.disk.settled(0, 0)
+        await node.disk.quiet()
+
+    asyncio.run(keep())
+    assert call(node.state_dir, folder / "model.safetensors", "--layout", "llama").exit_code == 0
+    for parameter in ours.parameters():
+        parameter.data *= 5
+    theirs, notes = LlamaForCausalLM.from_pretrained(folder, local_files_only=True, output_loading_info=True)
+    assert not notes["missing_keys"] and not notes["unexpected_keys"] and not notes["mismatched_keys"]
+    tokens = torch.randint(0, model.vocab_size, (2, model.seq_len), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected, found = ours(tokens), theirs(tokens).logits
+    assert found.dtype == torch.float32 and expected.abs().max() > 1
+    assert (found - expected).abs().max() < 1e-4
