@@ -1,4 +1,4 @@
-"""`RUN.json`, beside the folder of a run's snapshots: what they are of, for those who read them without the run."""
+"""`RUN.json`, beside the folder RUN with its snapshots: what they are of, for those who have nothing else."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

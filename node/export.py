@@ -123,7 +123,8 @@ def choose(state_dir: Path, run: str = "") -> Kept:
     everything = [kept for folder in folders if (kept := look(folder)) is not None]
     if not everything:
         raise ResourceError(
-            f"no snapshot in {state_dir} can be read (damaged, or another user's): export from another node"
+            f"no snapshot in {state_dir} can be read (damaged, another user's, or without the .json beside its "
+            "folder, which a node writes when it starts): start this node, or export from another"
         )
     found = [k for k in everything if run in ("", k.about.run.name) or (len(run) >= 4 and k.mark.startswith(run))]
     if len(found) != 1:
@@ -150,7 +151,7 @@ def look(folder: Path) -> Kept | None:
 
 def states(kept: Kept, round_: int) -> Iterator[tuple[slice, NDArray[np.float32], bytes]]:
     """The state of a round, chunk by chunk: where it lies in the flat vector, its anchor, the digest of anchor and
-    momentum. What is yielded is overwritten by the next. Raises `Lacking`."""
+    momentum. Raises `Lacking`."""
     config, chunks = kept.about.run, kept.chunks
     codec = make(config.reduce.codec, config.reduce.block, config.reduce.scales)
     rule = rule_of(config.outer)

@@ -16,6 +16,8 @@ import pytest
 from e2e.harness import Run, until
 from safetensors.numpy import load_file
 
+from atoll.node.export import Naming, export
+
 pytestmark = pytest.mark.e2e
 
 TIMES = int(os.environ.get("ATOLL_CHAOS_TIMES", "5"))
@@ -73,6 +75,9 @@ def test_all_power_fails_and_the_run_goes_on(run: Run) -> None:
     assert "is on this node's disk" in run.log("one") + run.log("two")
     [newest, *_] = sorted((run.folder / "one" / "outer").glob("*/snapshot-*.safetensors"), reverse=True)
     assert {name.partition(".")[0] for name in load_file(Path(newest))} == {"anchor", "momentum"}
+    done = export(run.folder / "one", run.folder / "model.safetensors", Naming.LLAMA)  # while the daemon works
+    until("its record", lambda: run.committed() >= done.round)
+    assert [r["state_digest"] for r in run.rounds() if r["round"] == done.round] == [done.state_digest]
 
 
 def test_a_commit_that_no_disk_has_is_void_and_the_run_goes_on(run: Run) -> None:

@@ -232,7 +232,9 @@ def test_a_state_directory_without_a_model_is_refused(
 def test_one_of_several_runs_is_chosen_by_name(tmp_path: Path) -> None:
     two_runs(tmp_path / "node")
     assert "run other, round 2" in call(tmp_path / "node", tmp_path / "m.safetensors", "--run", "other").output
-    assert "0 of them are 'third'" in str(refusal(tmp_path / "node", tmp_path / "n.safetensors", "--run", "third"))
+    assert "0 of them are 'third'" in str(
+        refusal(tmp_path / "node", tmp_path / "n" / "m.safetensors", "--run", "third")
+    )
 
 
 def test_nothing_is_overwritten_unless_told(tmp_path: Path) -> None:
