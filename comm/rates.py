@@ -43,7 +43,7 @@ class Peak:
         self.rate = 0.0  # a second
 
     def add(self, now: float, total: int) -> None:
-        """The counter stands at `total`. A link that has nothing to carry for a while says nothing of what it can."""
+        """The counter stands at `total`. A link that has nothing to carry says nothing of what it can."""
         if self._samples and total == self._samples[-1][1]:
             self._samples.clear()
         self._samples.append((now, total))

@@ -1,4 +1,4 @@
-"""`RUN.json`, beside the folder RUN with its snapshots: what they are of, for those who have nothing else."""
+"""`RUN.json`, beside the folder of a run's snapshots: what they are of, for who reads them without the run."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
