@@ -71,7 +71,7 @@ class Path(NamedTuple):
     """What the kernel knows of a connection."""
 
     rtt: float  # seconds, the smallest of late: a receiver that is busy makes others longer
-    acked: int  # bytes that have reached the other side, in whole segments; in whatever order they did
+    acked: int  # bytes that have reached the other side, without a gap
     quiet: float  # seconds since data last came in
     sent: int  # segments
     resent: int  # segments, of these
@@ -335,9 +335,9 @@ def tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-# struct tcp_info of linux/tcp.h: tcpi_snd_mss, tcpi_last_data_recv (ms), tcpi_rtt (microseconds),
-# tcpi_total_retrans, tcpi_segs_out, tcpi_min_rtt (microseconds), tcpi_delivery_rate, tcpi_delivered
-_INFO = struct.Struct("16xI32xI12xI28xI32xI8xI8xQ24xI")
+# struct tcp_info of linux/tcp.h: tcpi_last_data_recv (ms), tcpi_rtt (microseconds), tcpi_total_retrans,
+# tcpi_bytes_acked, tcpi_segs_out, tcpi_min_rtt (microseconds), tcpi_delivery_rate
+_INFO = struct.Struct("52xI12xI28xI16xQ8xI8xI8xQ")
 
 
 def tcp_info(sock: socket.socket) -> Path | None:
@@ -349,8 +349,8 @@ def tcp_info(sock: socket.socket) -> Path | None:
         return None
     if len(info) < _INFO.size:
         return None
-    segment, quiet, smoothed, resent, sent, smallest, rate, delivered = _INFO.unpack(info)
-    return Path(min(smoothed, smallest) / 1e6, segment * delivered, quiet / 1e3, sent, resent, float(rate))
+    quiet, smoothed, resent, acked, sent, smallest, rate = _INFO.unpack(info)
+    return Path(min(smoothed, smallest) / 1e6, acked, quiet / 1e3, sent, resent, float(rate))
 
 
 def reason(error: OSError) -> str:

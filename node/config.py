@@ -25,7 +25,7 @@ class NodeConfig:
     upload: float = 0.0  # Mbit/s for the exchange with peers at most; 0: all there is
     download: float = 0.0  # Mbit/s
     streams: int = 0  # TCP streams to each peer; 0: as many as measurements say
-    congestion: str = ""  # TCP congestion control towards peers, such as bbr or cubic; empty: the system's
+    congestion: str = ""  # TCP congestion control towards peers, such as bbr or cubic; empty: what suits the path
     durable: bool = True  # keep the run's state, and the rounds since, in the state directory
     disk: float = 0.0  # GB of it that they may take; 0: what they need, about 30 bytes a parameter
     data: str = ""  # folder of text files, for a run whose data.kind is bytes or text

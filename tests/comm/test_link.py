@@ -268,7 +268,7 @@ def test_the_kernel_tells_round_trip_and_delivered_bytes() -> None:
             await asyncio.sleep(0)
             path = here.path()
             assert path is not None
-        assert path.acked < 2 * len(NOISE)  # in whole segments
+        assert path.acked <= len(NOISE) + 2  # the opening and the end of a connection may count as one each
 
     between(talk)
 
