@@ -195,7 +195,7 @@ class Peers:
         congestion_control: str = "",
     ) -> None:
         """`streams` to each peer; 0: as many as measurements say. `congestion_control`: empty: the system's."""
-        self._dial, self._meter, self._fixed = dial, meter, streams
+        self._dial, self._meter, self.fixed = dial, meter, streams
         self._congestion = congestion_control
         self.squeeze, self.buffers = Squeeze(), Buffers()
         self.up = self.down = 0.0  # bytes a second that this node's link carried in the last reduces, at best
@@ -410,7 +410,7 @@ class Peers:
         lossy, rtt = is_lossy(sent, resent), min(path.rtt for path in paths)
         rate = min((rate for rate in (self.up, peer.down) if rate), default=0.0)
         busy = sum(p.tending is not None for p in self._peers.values())
-        peer.wanted = self._fixed or streams(rtt, rate, busy, lossy)
+        peer.wanted = self.fixed or streams(rtt, rate, busy, lossy)
         if self._congestion or rtt > FAR:
             for link in peer.links:
                 link.use(self._congestion or congestion_control(lossy, rate))

@@ -24,7 +24,7 @@ from atoll.comm.certificates import NO_PIN, Pin
 from atoll.comm.codec import Malformed
 from atoll.comm.errors import PeerError, ResourceError
 from atoll.comm.ids import NodeId, Round, RunId
-from atoll.comm.link import Broken, Cap, Closed, Link, Meter, reason
+from atoll.comm.link import Broken, Cap, Closed, Link, Meter, Path, reason
 from atoll.comm.octets import Octets, view
 from atoll.comm.peers import Peers
 from atoll.comm.tls import Sessions
@@ -337,6 +337,11 @@ class Fetcher:
                 raise Broken(f"it refused: {await wire.sentence(link, answer)}")
             case _:
                 raise Broken(f"it answered with a frame of kind {answer.kind.name}")
+
+    @property
+    def path(self) -> Path | None:
+        """None while there is no connection, or where the system does not tell."""
+        return self._link.path() if self._link is not None else None
 
     def _hang_up(self) -> None:
         if self._link is not None:

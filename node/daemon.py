@@ -64,7 +64,7 @@ from atoll.node.data import check_source
 from atoll.node.durable import Durable, Place
 from atoll.node.method import rule_of
 from atoll.node.outer import OuterState
-from atoll.node.recover import Donor, MovedOn, Target, recover
+from atoll.node.recover import Donor, MovedOn, Standing, Target, recover
 from atoll.node.resources import check_compiler, check_memory
 from atoll.node.supervisor import Supervisor
 from atoll.node.vectors import Vectors, clear_stale
@@ -619,11 +619,12 @@ class Daemon:
             self._events.put_nowait(machine.MoveFailed(outer.round))
             return
         fetched, seconds = self._plane.bytes_down - before, time.monotonic() - started
+        self.recovering = ""
         log.info(f"has the state of round {view.committed}: fetched {fetched / 1e6:.2f} MB in {seconds:.2f} s")
         await self._settled()
 
-    def _on_recovery(self, done: int, of: int) -> None:
-        self.recovering = f"{done} of {of} chunks"
+    def _on_recovery(self, standing: Standing) -> None:
+        self.recovering = str(standing)
 
     async def _renumber(self, round_: int) -> None:
         outer = self._outer

@@ -1,30 +1,39 @@
 """Bring the outer state to the committed round with the peers' help.
 
-A chunk that lags some rounds is brought forward with their sealed bytes (about 1 byte a parameter and round) where
-these are fewer than those of the whole chunk (8 bytes a parameter). A donor that has moved on to the next round
-answers that it does not have the old one; whatever was fetched by then is kept and brought forward. Every chunk is
-checked against the donors' digest list, and the list against the digest that the coordinator recorded.
+Chunks come over several streams from several donors at once, each of which gets work as fast as it answers
+(`errands`). A donor that fails, or whose bytes are not what the run's digests say, is left out. A chunk that lags
+some rounds is brought forward with their sealed bytes (about 1 byte a parameter and round) where these are fewer
+than those of the whole chunk (8 bytes a parameter). A donor that has moved on to the next round answers that it
+does not have the old one; whatever was fetched by then is kept and brought forward. Every chunk is checked against
+the donors' digest list, and the list against the digest that the coordinator recorded.
 """
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from atoll.comm.certificates import NO_PIN, Pin
 from atoll.comm.codec import Codec, Malformed
-from atoll.comm.digest import SIZE, root
+from atoll.comm.digest import SIZE, digest, root
 from atoll.comm.errors import Unreachable
 from atoll.comm.ids import NodeId, Round
 from atoll.comm.plane import DataPlane, Fetcher, Item, Missing, PeerLost
+from atoll.comm.streams import streams
+from atoll.node.errands import Errand, Errands
 from atoll.node.outer import OuterState
 
 T = TypeVar("T")
 log = logging.getLogger("atoll.node")
-STREAMS = 4  # chunks fetched at the same time
-DEADLINE = 120.0  # seconds for one chunk
+DONORS = 8  # at the same time; the others stand by
+LEAST = 2  # streams to a donor: while a chunk of one is checked, the other one's comes
+DEADLINE = 300.0  # seconds for one chunk
+LOOK = 0.1  # seconds after which a stream without work looks whether another donor is late
+TELL = 5.0  # seconds between two lines of the log
 
 
 class MovedOn(Unreachable):
@@ -45,54 +54,53 @@ class Target:
     donors: tuple[Donor, ...]
 
 
+@dataclass(slots=True)
+class Standing:
+    """How far a recovery is; as text, for people."""
+
+    of: int  # chunks of the state
+    done: int = 0  # chunks that are here
+    fetched: int = 0  # chunks, of these
+    seconds: float = 0.0  # since it began
+    donors: dict[NodeId, int] = field(default_factory=dict)  # bytes of chunks that each gave
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second."""
+        return sum(self.donors.values()) / self.seconds if self.seconds else 0.0
+
+    @property
+    def seconds_left(self) -> float:
+        return self.seconds * (self.of - self.done) / self.fetched if self.fetched else 0.0
+
+    def __str__(self) -> str:
+        so_far = f"{self.done} of {self.of} chunks"
+        if not self.donors:
+            return so_far
+        names = ", ".join(sorted(self.donors))
+        return f"{so_far}, {self.rate / 1e6:.1f} MB/s, {self.seconds_left:.0f} s left, from {names}"
+
+
 async def recover(
     plane: DataPlane,
     outer: OuterState,
     codec: Codec,
     target: Target,
     worker: Executor,
-    on_progress: Callable[[int, int], None],
+    on_progress: Callable[[Standing], None],
 ) -> None:
-    """Make `outer` the state of `target.round`; `on_progress(chunks done, of all)`. Raises `MovedOn`.
+    """Make `outer` the state of `target.round`. Raises `MovedOn`.
 
     `worker` is the one thread that may touch `outer`'s arithmetic.
     """
     if not target.donors:
         raise MovedOn(f"no member holds the state of round {target.round}")
     wanted, donors = await _digest_list(plane, outer, target)
-    todo = asyncio.Queue[int]()
-    for c in range(outer.chunks.count):
-        todo.put_nowait(c)
-    done = 0
-
-    async def stream(i: int) -> None:
-        nonlocal done
-        for k in range(len(donors)):
-            donor = donors[(i + k) % len(donors)]
-            try:
-                async with Fetcher(plane, donor.node, donor.address, donor.pin) as fetcher:
-                    while not todo.empty():
-                        c = todo.get_nowait()
-                        try:
-                            await _bring(fetcher, outer, codec, c, target.round, wanted[c], worker)
-                        except BaseException:
-                            todo.put_nowait(c)
-                            raise
-                        done += 1
-                        on_progress(done, outer.chunks.count)
-                return
-            except (PeerLost, Missing) as error:
-                log.warning(f"recovering: {error}")
-
-    async with asyncio.TaskGroup() as streams:
-        for i in range(min(STREAMS, max(outer.chunks.count, 1))):
-            streams.create_task(stream(i))
-    if not todo.empty():
-        raise MovedOn(f"{todo.qsize()} of {outer.chunks.count} chunks of round {target.round} could not be had")
+    await _Recovery(plane, outer, codec, target.round, wanted, donors, worker, on_progress).run()
 
 
 async def _digest_list(plane: DataPlane, outer: OuterState, target: Target) -> tuple[list[bytes], list[Donor]]:
-    """The chunks' digests as the run's digest proves them, and the donors, the one that gave them first."""
+    """The chunks' digests as the run's digest proves them, and the donors that may have them."""
     for i, donor in enumerate(target.donors):
         try:
             size = SIZE * outer.chunks.count
@@ -100,37 +108,166 @@ async def _digest_list(plane: DataPlane, outer: OuterState, target: Target) -> t
                 donor.node, donor.address, Item.DIGESTS, target.round, 0, size, pin=donor.pin
             )
         except (PeerLost, Missing) as error:
-            log.warning(f"recovering: {error}")
+            log.warning(f"recovering without {donor.node}: {error}")
             continue
         digests = [packed[k : k + SIZE] for k in range(0, size, SIZE)]
         if root(digests) == target.digest:
-            return digests, [*target.donors[i:], *target.donors[:i]]
-        log.warning(f"recovering: the state of {donor.node} is not the run's")
+            return digests, list(target.donors[i:])
+        log.warning(f"recovering without {donor.node}: its state is not the run's")
     raise MovedOn(f"no donor has the state of round {target.round}")
 
 
-async def _bring(
-    fetcher: Fetcher, outer: OuterState, codec: Codec, c: int, round_: Round, digest: bytes, worker: Executor
-) -> None:
-    """Bring chunk `c` to `round_`; `Missing` or `PeerLost` if this donor cannot help."""
+class _Recovery:
+    """One try, with the donors that there are."""
 
-    async def compute(work: Callable[..., T], *args: object) -> T:
-        return await asyncio.get_running_loop().run_in_executor(worker, lambda: work(*args))
+    def __init__(
+        self,
+        plane: DataPlane,
+        outer: OuterState,
+        codec: Codec,
+        round_: Round,
+        wanted: list[bytes],
+        donors: list[Donor],
+        worker: Executor,
+        on_progress: Callable[[Standing], None],
+    ) -> None:
+        self._plane, self._outer, self._codec, self._worker = plane, outer, codec, worker
+        self._round, self._wanted, self._on_progress = round_, wanted, on_progress
+        self._standing_by = deque(donors)
+        self._abreast = min(len(donors), DONORS)
+        self._clock = asyncio.get_running_loop().time
+        self._began = self._told = self._clock()
+        self._progress = Standing(outer.chunks.count)
+        self._limits: dict[Errand, asyncio.Timeout] = {}  # to end an errand that is of no more use
+        self._changed = asyncio.Event()  # set, and replaced, when a stream without work should look again
 
-    if outer.at[c] == round_ and await compute(outer.chunk_digest, c) == digest:
-        return
-    sealed, whole = codec.size(outer.chunks.size(c)), 8 * outer.chunks.size(c)  # bytes
-    if 0 < (round_ - outer.at[c]) * sealed < whole and outer.at[c] >= 0:
+    async def run(self) -> None:
+        self._errands = Errands(await self._lacking())
+        self._progress.done = self._progress.of - self._errands.left
+        async with asyncio.TaskGroup() as self._group:
+            for _ in range(self._abreast):
+                self._next_donor()
+        if left := self._errands.left:
+            raise MovedOn(f"{left} of {self._progress.of} chunks of round {self._round} could not be had")
+
+    async def _lacking(self) -> list[int]:
+        outer = self._outer
+        here = [outer.at[c] == self._round for c in range(outer.chunks.count)]
+        return [
+            c
+            for c, may_be in enumerate(here)
+            if not may_be or await self._compute(outer.chunk_digest, c) != self._wanted[c]
+        ]
+
+    def _next_donor(self) -> None:
+        if self._standing_by:
+            self._group.create_task(self._ask(self._standing_by.popleft()))
+
+    async def _ask(self, donor: Donor) -> None:
+        """Fetch over as many streams as suit the path until nothing is left. A donor that fails does so once:
+        another one takes its place."""
+        opened = 0
+
+        def open_another() -> None:
+            nonlocal opened
+            opened += 1
+            group.create_task(stream())
+
+        async def stream() -> None:
+            async with Fetcher(self._plane, donor.node, donor.address, donor.pin) as fetcher:
+                while self._errands.left:
+                    await self._step(fetcher)
+                    if opened < self._suiting(fetcher):
+                        open_another()
+
         try:
-            for k in range(outer.at[c] + 1, round_ + 1):
-                payload = await fetcher.fetch(Item.SEALED, Round(k), c, sealed, DEADLINE)
-                await compute(outer.apply, c, payload)
-            if await compute(outer.chunk_digest, c) == digest:
-                return
-        except (Missing, Malformed):
-            pass  # the donor keeps fewer rounds, or the bytes are bad: the whole chunk follows
-    data = await fetcher.fetch(Item.STATE, round_, c, whole, DEADLINE)
-    await compute(outer.put, c, round_, data)
-    if await compute(outer.chunk_digest, c) != digest:
-        outer.at[c] = -1
-        raise PeerLost(fetcher.node, f"chunk {c} of round {round_} is not what the run's digest says")
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._plane.peers.fixed or LEAST):
+                    open_another()
+        except* (PeerLost, Missing) as errors:
+            log.warning(f"recovering without {donor.node}: {errors.exceptions[0]}")
+            self._next_donor()
+
+    def _suiting(self, fetcher: Fetcher) -> int:
+        """Streams to a donor."""
+        if fixed := self._plane.peers.fixed:
+            return fixed
+        path = fetcher.path
+        if path is None:
+            return LEAST
+        return max(LEAST, streams(path.rtt, self._progress.rate, self._abreast, lossy=False))
+
+    async def _step(self, fetcher: Fetcher) -> None:
+        """Fetch a chunk; or wait a moment for one to fetch."""
+        errand = self._errands.take(fetcher.node, self._clock())
+        if errand is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK):
+                    await self._changed.wait()
+            return
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._limits[errand] = limit
+                size, work = await self._fetch(fetcher, errand.chunk)
+            rivals = self._errands.done(errand, self._clock())
+        except TimeoutError:
+            rivals = None
+        finally:
+            del self._limits[errand]
+            self._errands.drop(errand)
+            self._wake()
+        if rivals is None:
+            return  # another donor was first
+        for rival in rivals:
+            self._limits[rival].reschedule(self._clock())
+        # What is here is used, even if the donor fails at another chunk meanwhile.
+        await asyncio.shield(self._group.create_task(self._take(errand, size, work)))
+
+    async def _fetch(self, fetcher: Fetcher, c: int) -> tuple[int, Callable[[], None]]:
+        """The bytes of chunk `c`: how many, and what brings the chunk to the round with them."""
+        outer, round_ = self._outer, self._round
+        sealed, whole = self._codec.size(outer.chunks.size(c)), 8 * outer.chunks.size(c)  # bytes
+        if outer.at[c] >= 0 and 0 < (round_ - outer.at[c]) * sealed < whole:
+            with suppress(Missing):  # the donor keeps fewer rounds: the whole chunk follows
+                missed = range(outer.at[c] + 1, round_ + 1)
+                payloads = [await fetcher.fetch(Item.SEALED, Round(k), c, sealed, DEADLINE) for k in missed]
+                return len(payloads) * sealed, lambda: self._bring_forward(c, payloads)
+        data = await fetcher.fetch(Item.STATE, round_, c, whole, DEADLINE)
+        if await self._compute(digest, data) != self._wanted[c]:
+            raise PeerLost(fetcher.node, f"chunk {c} of round {round_} is not what the run's digest says")
+        return whole, lambda: outer.put(c, round_, data)
+
+    def _bring_forward(self, c: int, payloads: list[bytes]) -> None:
+        """In the worker. Whether the payloads were wrong, or what was here, the whole chunk tells."""
+        outer = self._outer
+        try:
+            for payload in payloads:
+                outer.apply(c, payload)
+            good = outer.chunk_digest(c) == self._wanted[c]
+        except Malformed:
+            good = False
+        if not good:
+            outer.at[c] = -1
+
+    async def _take(self, errand: Errand, size: int, work: Callable[[], None]) -> None:
+        await self._compute(work)
+        if self._outer.at[errand.chunk] != self._round:
+            self._errands.again(errand.chunk)
+            self._wake()
+            return
+        progress, now = self._progress, self._clock()
+        progress.done += 1
+        progress.fetched += 1
+        progress.seconds = now - self._began
+        progress.donors[errand.donor] = progress.donors.get(errand.donor, 0) + size
+        self._on_progress(progress)
+        if now - self._told > TELL:
+            self._told = now
+            log.info(f"recovering: {progress}")
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _compute(self, work: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, lambda: work(*args))

@@ -16,8 +16,9 @@ from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.octets import Octets
 from atoll.comm.plane import DataPlane
 from atoll.node.durable import Durable, Place
+from atoll.node.errands import Errands
 from atoll.node.outer import OuterState
-from atoll.node.recover import Donor, MovedOn, Target, recover
+from atoll.node.recover import LEAST, Donor, MovedOn, Target, recover
 from atoll.node.vectors import Vectors
 from atoll.outer_opt.nesterov import Nesterov
 
@@ -39,8 +40,9 @@ class Peer:
     async def sealed(self, round: Round, chunk: int) -> Octets | None:
         return await self.disk.sealed(round, chunk)
 
-    async def up(self) -> None:
-        self.plane = await DataPlane.start("127.0.0.1:0", RunId("r"), self.name, KEY, self)
+    async def up(self, rate: float = 0) -> None:
+        """`rate`: bytes a second that it sends at most."""
+        self.plane = await DataPlane.start("127.0.0.1:0", RunId("r"), self.name, KEY, self, (rate, 0))
 
     async def down(self) -> None:
         await self.plane.close()
@@ -95,7 +97,7 @@ def with_peers(folder: Path, *names: str) -> Callable[[Callable[..., Awaitable[N
 async def bring(joiner: Peer, round_: int, digest: bytes, *donors: Peer) -> None:
     target = Target(Round(round_), digest, tuple(d.donor for d in donors))
     with ThreadPoolExecutor(1) as worker:
-        await recover(joiner.plane, joiner.outer, CODEC, target, worker, lambda done, of: None)
+        await recover(joiner.plane, joiner.outer, CODEC, target, worker, lambda progress: None)
 
 
 def test_a_joiner_gets_anchor_and_momentum_bit_for_bit(tmp_path: Path) -> None:
@@ -197,3 +199,101 @@ def test_work_that_a_round_left_out_starts_from_the_new_anchor(tmp_path: Path) -
         before = vectors.local.copy()
         b.outer.settle()
         assert np.array_equal(vectors.local, before)  # rebased once
+
+
+# Donors that are not what they should be
+
+
+def served(peer: Peer) -> list[int]:
+    """The chunks of its state that are asked of a donor, from now on."""
+    asked: list[int] = []
+    state = peer.state
+
+    def told(round_: Round, chunk: int) -> Octets | None:
+        asked.append(chunk)
+        return state(round_, chunk)
+
+    peer.state = told  # type: ignore[method-assign]
+    return asked
+
+
+def test_all_donors_give_and_no_chunk_is_fetched_twice(tmp_path: Path) -> None:
+    @with_peers(tmp_path, "a", "b", "c", "joiner")
+    async def _(a: Peer, b: Peer, c: Peer, joiner: Peer) -> None:
+        sum_ = [donor.initialise() for donor in (a, b, c)][0]
+        asked = [served(donor) for donor in (a, b, c)]
+        await bring(joiner, 0, sum_, a, b, c)
+        assert joiner.bits() == a.bits()
+        assert sorted(sum(asked, [])) == list(range(CHUNKS.count))
+
+
+def test_a_donor_that_lies_about_one_chunk_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    @with_peers(tmp_path, "a", "liar", "joiner")
+    async def _(a: Peer, liar: Peer, joiner: Peer) -> None:
+        sum_ = a.initialise()
+        liar.initialise()
+        liar.outer.vectors.anchor[:] += 1  # behind the back of its digests
+        await bring(joiner, 0, sum_, liar, a)
+        assert joiner.bits() == a.bits()
+        assert [r.message for r in caplog.records if "without liar" in r.message and "digest" in r.message]
+
+
+def test_what_a_slow_donor_has_taken_is_fetched_from_another(tmp_path: Path) -> None:
+    @with_peers(tmp_path, "a", "slow", "joiner")
+    async def _(a: Peer, slow: Peer, joiner: Peer) -> None:
+        sum_ = a.initialise()
+        slow.initialise()
+        await slow.plane.close()
+        await slow.up(rate=1000)  # 8 s for a chunk
+        asked, given = served(slow), served(a)
+        await bring(joiner, 0, sum_, a, slow)
+        assert joiner.bits() == a.bits()
+        assert asked and set(asked) <= set(given)
+        assert len(given) == CHUNKS.count, "from the other one, each once"
+
+
+def test_a_donor_that_dies_half_way_costs_a_chunk_for_each_stream(tmp_path: Path) -> None:
+    @with_peers(tmp_path, "dying", "a", "joiner")
+    async def _(dying: Peer, a: Peer, joiner: Peer) -> None:
+        sum_ = dying.initialise()
+        a.initialise()
+        asked, given = served(dying), served(a)
+        state, dead = dying.state, []
+
+        def die(round_: Round, chunk: int) -> Octets | None:
+            if len(asked) == 1:
+                dead.append(asyncio.create_task(dying.plane.close()))
+            return state(round_, chunk)
+
+        dying.state = die  # type: ignore[method-assign]
+        await bring(joiner, 0, sum_, dying, a)
+        assert dead and joiner.bits() == a.bits()
+        assert len(asked) + len(given) <= CHUNKS.count + LEAST
+
+
+# Which chunk next
+
+
+def test_a_stream_takes_what_nobody_has_and_then_what_is_late() -> None:
+    errands, a, b = Errands(range(3)), NodeId("a"), NodeId("b")
+    first = errands.take(a, 0.0)
+    late = errands.take(b, 0.0)
+    assert first is not None and first.chunk == 0 and late is not None and late.chunk == 1
+    assert errands.done(first, 1.0) == []  # a takes a second for a chunk
+    third = errands.take(a, 1.0)
+    assert third is not None and third.chunk == 2
+    assert errands.take(a, 1.0) is None, "b may be done before a would be"
+    assert errands.done(third, 2.0) == []
+    stolen = errands.take(a, 2.0)
+    assert stolen is not None and stolen.chunk == 1
+    assert errands.done(stolen, 3.0) == [late] and errands.done(late, 3.0) is None
+    assert errands.left == 0
+
+
+def test_an_errand_that_came_to_nothing_is_another_donors() -> None:
+    errands, a, b = Errands(range(1)), NodeId("a"), NodeId("b")
+    errand = errands.take(a, 0.0)
+    assert errand is not None and errands.take(b, 0.0) is None
+    errands.drop(errand)
+    again = errands.take(b, 0.0)
+    assert again is not None and again.chunk == 0
