@@ -209,11 +209,11 @@ def served(peer: Peer) -> list[int]:
     asked: list[int] = []
     state = peer.state
 
-    def told(round_: Round, chunk: int) -> Octets | None:
+    def told(round_: Round, chunk: int) -> bytes | None:
         asked.append(chunk)
         return state(round_, chunk)
 
-    peer.state = told  # type: ignore[method-assign]
+    peer.state = told
     return asked
 
 
@@ -260,12 +260,12 @@ def test_a_donor_that_dies_half_way_costs_a_chunk_for_each_stream(tmp_path: Path
         asked, given = served(dying), served(a)
         state, dead = dying.state, []
 
-        def die(round_: Round, chunk: int) -> Octets | None:
+        def die(round_: Round, chunk: int) -> bytes | None:
             if len(asked) == 1:
                 dead.append(asyncio.create_task(dying.plane.close()))
             return state(round_, chunk)
 
-        dying.state = die  # type: ignore[method-assign]
+        dying.state = die
         await bring(joiner, 0, sum_, dying, a)
         assert dead and joiner.bits() == a.bits()
         assert len(asked) + len(given) <= CHUNKS.count + LEAST

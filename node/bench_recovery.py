@@ -1,0 +1,258 @@
+"""`atoll bench recovery`: how fast a node gets the run's state from its peers.
+
+Donors and receiver are real processes with a data plane and an outer state each; the receiver recovers as a node
+that joins does. Its clock runs from the first connection to the last chunk checked. Bench and process talk in JSON
+lines over the process's standard input and output:
+
+    bench                        process
+    Spec             ------->
+                     <-------    Up          a donor: its state stands
+                     <-------    Figures     the receiver: it has the state
+    (end of input)   ------->
+"""
+
+import asyncio
+import secrets
+import selectors
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from atoll.comm import log
+from atoll.comm.chunks import Chunks
+from atoll.comm.codec import make
+from atoll.comm.config import CodecName, RunConfig
+from atoll.comm.errors import AtollError, ConfigError, ResourceError
+from atoll.comm.ids import NodeId, Round, RunId
+from atoll.comm.invite import join_host_port
+from atoll.comm.octets import Octets
+from atoll.comm.plane import DataPlane
+from atoll.node.launch import die_with_parent
+from atoll.node.outer import OuterState
+from atoll.node.recover import Donor, Standing, Target, recover
+from atoll.node.resources import available
+from atoll.node.vectors import Vectors, clear_stale
+from atoll.outer_opt.nesterov import Nesterov
+
+PROCESS = (sys.executable, "-P", "-m", "atoll.node.bench_recovery")
+COME_UP = 60.0  # seconds, and so many more for each 10 million elements
+BASE = 150 << 20  # bytes of a process without a state
+STATE = 12  # bytes of an element, with the local vector
+T = TypeVar("T")
+
+
+class BenchFailed(AtollError):
+    """What was to be measured did not happen."""
+
+
+class Spec(msgspec.Struct, frozen=True):
+    """All that a process needs to start."""
+
+    name: str
+    numel: int
+    listen: str  # host:port
+    key: str  # hex
+    folder: str
+    digest: str = ""  # hex; of the state to recover
+    donors: dict[str, str] = {}  # addresses by name; none: this is a donor
+
+
+class Up(msgspec.Struct, frozen=True):
+    address: str
+    digest: str  # hex
+
+
+class Figures(msgspec.Struct, frozen=True):
+    seconds: float
+    bytes: int  # received, headers included
+    per_donor: dict[str, int]  # bytes of chunks that each gave
+
+
+@click.command()
+@click.option("--donors", default=4, show_default=True, type=click.IntRange(1, 64))
+@click.option(
+    "--numel", default=25_000_000, show_default=True, type=click.IntRange(min=1), help="Elements of the state."
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Process {i} listens there.")
+@click.option(
+    "--launch-prefix", "prefix", default="", help="Command that starts process {i}: 'ip netns exec wan{i}'."
+)
+@click.option("--link", default=0.0, type=click.FloatRange(0.0, 1e9), help="Mbit/s of the receiver's link.")
+@click.option(
+    "--timeout",
+    default=600.0,
+    show_default=True,
+    type=click.FloatRange(1.0, 1e6),
+    help="Seconds that the recovery may take.",
+)
+@click.option("--json", "as_json", is_flag=True)
+def recovery(donors: int, numel: int, host: str, prefix: str, link: float, timeout: float, as_json: bool) -> None:
+    """Fetch a state of NUMEL elements, 8 bytes each, from DONORS processes; print how fast it went.
+
+    In --host and --launch-prefix, {i} stands for the number of the process: donors from 1, the receiver after the
+    last. The share of its link is told if --link says what that can carry.
+    """
+    if (need := (donors + 1) * (BASE + STATE * numel)) > (have := available()):
+        raise ResourceError(
+            f"{donors + 1} processes with {numel:,} elements need about {need / 1e9:.1f} GB of memory, "
+            f"{have / 1e9:.1f} GB are available: take fewer of either"
+        )
+    patience = COME_UP * (1 + numel / 10e6)
+    key = secrets.token_hex(32)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-bench-")))
+
+        def start(number: int, name: str, **more: Any) -> subprocess.Popen[bytes]:
+            listen = join_host_port(host.replace("{i}", str(number)), 0)
+            spec = Spec(name, numel, listen, key, str(folder / name), **more)
+            return stack.enter_context(_process(_through(prefix, number), spec))
+
+        processes = {f"donor{i}": start(i, f"donor{i}") for i in range(1, donors + 1)}
+        up = {name: _hear(process, Up, patience, name) for name, process in processes.items()}
+        addresses = {name: word.address for name, word in up.items()}
+        receiver = start(donors + 1, "receiver", digest=up["donor1"].digest, donors=addresses)
+        figures = _hear(receiver, Figures, patience + timeout, "the receiver")
+    rate = figures.bytes / figures.seconds
+    result = {
+        "donors": donors,
+        "numel": numel,
+        "seconds": figures.seconds,
+        "bytes": figures.bytes,
+        "bytes_per_s": rate,
+        "link_share": rate * 8 / (link * 1e6) if link else None,
+        "per_donor": figures.per_donor,
+    }
+    click.echo(msgspec.json.encode(result).decode()) if as_json else _table(result)
+
+
+def _table(result: dict[str, Any]) -> None:
+    console, table = Console(), Table("donor", "MB")
+    for name, size in result["per_donor"].items():
+        table.add_row(name, f"{size / 1e6:,.2f}")
+    share = f", {result['link_share']:.1%} of its link" if result["link_share"] is not None else ""
+    size, rate = result["bytes"] / 1e6, result["bytes_per_s"] / 1e6
+    console.print(f"{size:,.1f} MB in {result['seconds']:.2f} s: {rate:,.1f} MB/s{share}")
+    console.print(table)
+
+
+def _through(prefix: str, number: int) -> list[str]:
+    try:
+        return [word.replace("{i}", str(number)) for word in shlex.split(prefix)]
+    except ValueError as error:
+        raise ConfigError(f"--launch-prefix is {prefix!r}: {error}") from None
+
+
+@contextmanager
+def _process(through: list[str], spec: Spec) -> Iterator[subprocess.Popen[bytes]]:
+    """It ends when this one does, however that ends; its errors are shown."""
+    pipe = subprocess.PIPE
+    command = [*through, *PROCESS]
+    try:
+        process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, preexec_fn=lambda: die_with_parent(signal.SIGKILL)
+        )
+    except OSError as error:
+        raise ConfigError(f"cannot start {command[0]!r}: {error.strerror}") from None
+    with process:
+        try:
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(spec) + b"\n")
+            process.stdin.flush()
+            yield process
+        finally:
+            process.kill()
+            clear_stale(Path(spec.folder))
+
+
+def _hear(process: subprocess.Popen[bytes], kind: type[T], seconds: float, who: str) -> T:
+    """The line that the process says next, which is its only one."""
+    assert process.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        if not selector.select(seconds):
+            raise BenchFailed(f"{who} was not done within {seconds:g} s")
+    if not (line := process.stdout.readline()):
+        raise BenchFailed(f"{who} ended with exit code {process.wait()}")
+    return msgspec.json.decode(line, type=kind)
+
+
+# The processes
+
+
+class Shelf:
+    """An outer state alone."""
+
+    def __init__(self, outer: OuterState) -> None:
+        self.state, self.digests = outer.state, outer.digests
+
+    async def sealed(self, round: Round, chunk: int) -> Octets | None:
+        return None
+
+
+async def live(spec: Spec) -> None:
+    config = RunConfig().reduce
+    codec = make(CodecName.INT8, config.block)
+    vectors = Vectors.create(spec.numel, Path(spec.folder))
+    outer = OuterState(vectors, Chunks(spec.numel, config.chunk), codec, Nesterov(0.7, 0.9))
+    plane = await DataPlane.start(
+        spec.listen, RunId("bench"), NodeId(spec.name), bytes.fromhex(spec.key), Shelf(outer)
+    )
+    try:
+        if not spec.donors:
+            rng = np.random.default_rng(1)
+            outer.initialised()
+            for vector in (vectors.anchor, vectors.momentum):
+                rng.standard_normal(out=vector, dtype=np.float32)
+            say(Up(plane.address, outer.settle().hex()))
+            await asyncio.to_thread(sys.stdin.buffer.read)
+            return
+        last = Standing(0)
+
+        def look(standing: Standing) -> None:
+            nonlocal last
+            last = standing
+
+        donors = tuple(Donor(NodeId(name), address) for name, address in spec.donors.items())
+        target = Target(Round(0), bytes.fromhex(spec.digest), donors)
+        with ThreadPoolExecutor(1) as worker:
+            began = time.monotonic()
+            await recover(plane, outer, codec, target, worker, look)
+            seconds = time.monotonic() - began
+        if outer.settle() != target.digest:
+            raise BenchFailed("what was fetched is not the donors' state")
+        say(Figures(seconds, plane.bytes_down, {str(node): size for node, size in last.donors.items()}))
+    finally:
+        await plane.close()
+        vectors.close()
+
+
+def say(word: Up | Figures) -> None:
+    print(msgspec.json.encode(word).decode(), flush=True)
+
+
+def main() -> None:
+    log.setup()
+    spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=Spec)
+    try:
+        asyncio.run(live(spec))
+    except AtollError as error:
+        print(f"{spec.name}: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""`atoll bench recovery` with real processes."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from atoll.node.bench_recovery import recovery
+
+NUMEL = 2_000_000
+
+
+@pytest.mark.e2e
+def test_the_receiver_has_the_state_and_every_byte_of_it_came_from_a_donor() -> None:
+    said = CliRunner().invoke(recovery, ["--donors", "2", "--numel", str(NUMEL), "--link", "1000", "--json"])
+    assert said.exit_code == 0, said.output
+    figures = json.loads(said.stdout)
+    assert figures["donors"] == 2 and figures["numel"] == NUMEL
+    assert sum(figures["per_donor"].values()) == 8 * NUMEL
+    assert figures["bytes_per_s"] == pytest.approx(figures["bytes"] / figures["seconds"])
+    assert figures["link_share"] == pytest.approx(figures["bytes_per_s"] / 125e6)
+
+
+def test_a_prefix_that_is_no_command_is_said() -> None:
+    said = CliRunner().invoke(recovery, ["--donors", "1", "--numel", "1000", "--launch-prefix", "no-such-thing"])
+    assert said.exit_code and "no-such-thing" in str(said.exception)
