@@ -26,6 +26,7 @@ STALL = 60.0  # seconds without a byte in the middle of something
 USER_TIMEOUT = 45.0  # seconds that sent bytes may stay unacknowledged
 LINGER = 1.0  # seconds for which last bytes may be on their way before the connection is reset
 PIECE = 1 << 18  # bytes that a capped link moves at once
+LOOK = 0.25  # seconds after which who waits for a cap looks whether it has changed
 FAR = 0.005  # seconds of round trip from which on a path is a long one
 UNSENT = 1 << 15  # bytes that wait in the kernel of a long path's sender
 TOGETHER = 1 << 17  # bytes that a waiting receiver is woken for at most: each time costs it 50 microseconds
@@ -51,20 +52,31 @@ class Meter:
 
 
 class Cap:
-    """At most `rate` bytes a second through whoever asks; 0: no limit. So many seconds' worth may come at once."""
+    """At most `rate` bytes a second through whoever asks; 0: no limit. So many seconds' worth may come at once.
+    What passes has to pass through `within`, too."""
 
-    def __init__(self, rate: float, burst: float = 0.25) -> None:
-        self.rate, self._burst = rate, burst
+    def __init__(self, rate: float, burst: float = 0.25, within: "Cap | None" = None) -> None:
+        self.rate, self._burst, self._within = rate, burst, within
         self._free_at = 0.0  # seconds; when what was let through will have passed at the rate
+
+    def change(self, rate: float) -> None:
+        """From now on. What waits is soon let through."""
+        self.rate, self._free_at = rate, 0.0
+
+    @property
+    def limits(self) -> bool:
+        return self.rate > 0 or (self._within is not None and self._within.limits)
 
     async def take(self, size: int) -> None:
         """Wait until `size` bytes may pass."""
-        if not self.rate:
+        if self._within is not None:
+            await self._within.take(size)
+        if not (rate := self.rate):
             return
-        now = asyncio.get_running_loop().time()
-        self._free_at = max(self._free_at, now - self._burst) + size / self.rate
-        if self._free_at > now:
-            await asyncio.sleep(self._free_at - now)
+        clock = asyncio.get_running_loop().time
+        free_at = self._free_at = max(self._free_at, clock() - self._burst) + size / rate
+        while self.rate == rate and (rest := free_at - clock()) > 0:
+            await asyncio.sleep(min(rest, LOOK))
 
 
 class Path(NamedTuple):
@@ -103,11 +115,11 @@ class Link:
     async def push(self, rest: list[memoryview]) -> None:
         """Send these bytes as they are."""
         while rest:
-            if self._up.rate:
+            if capped := self._up.limits:
                 rest = [piece for b in rest for piece in _pieces(b)]
                 await self._up.take(len(rest[0]))
             try:
-                sent = self._sock.sendmsg(rest[:1] if self._up.rate else rest)
+                sent = self._sock.sendmsg(rest[:1] if capped else rest)
             except (BlockingIOError, InterruptedError):
                 await self._until(self._loop.add_writer, self._loop.remove_writer, STALL, "took no byte")
                 continue
@@ -200,6 +212,10 @@ class Link:
         """When bytes last came in, in the loop's seconds."""
         path = self.path()
         return max(self._read_at, self._loop.time() - path.quiet) if path is not None else self._read_at
+
+    def cap(self, up: Cap) -> None:
+        """Send through this one from now on."""
+        self._up = up
 
     def suit_path(self) -> None:
         """On a long path, keep little waiting in the kernel: what is urgent cannot overtake it. On a short one,

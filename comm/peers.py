@@ -40,6 +40,8 @@ AGAIN = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds between tries to dial
 PATIENCE = 20.0  # seconds that a frame of a round, or attempt, to come is held
 MOST = 1 << 28  # bytes of a frame
 FORMS = 2  # of one payload that come in pieces at once: packed, and as it is
+SPARE = 0.05  # of what this node's link carries up: for fetches while a reduce is under way
+LEAST_SPARE = 1e5  # bytes a second
 SHORT = 2.0  # seconds; a link that broke sooner counts as a failed try
 
 Waiting = tuple[Kind, int, int]  # kind, chunk, attempt
@@ -193,8 +195,10 @@ class Peers:
         meter: Meter,
         streams: int = 0,
         congestion_control: str = "",
+        up: Cap | None = None,
     ) -> None:
-        """`streams` to each peer; 0: as many as measurements say. `congestion_control`: empty: the system's."""
+        """`streams` to each peer; 0: as many as measurements say. `congestion_control`: empty: the system's. `up`
+        bounds all that this node sends."""
         self._dial, self._meter, self.fixed = dial, meter, streams
         self._congestion = congestion_control
         self.squeeze, self.buffers = Squeeze(), Buffers()
@@ -206,6 +210,7 @@ class Peers:
         self._talk: Talk | None = None
         self._begun = asyncio.Event()  # set, and replaced, whenever a reduce begins
         self._dialled: set[asyncio.Task[None]] = set()
+        self.spare = Cap(0, burst=0.05, within=up)  # for what is not the reduce's, and gives way to it
         self._pace, self._pacing = Cap(0, burst=0.02), Pace()
         self._scratch = memoryview(bytearray(PIECE))
         self._coming: dict[Key, Coming] = {}
@@ -222,6 +227,7 @@ class Peers:
         self._coming.clear()
         self.squeeze.forget()
         self.squeeze.rate = self.up
+        self.spare.change(max(SPARE * self.up, LEAST_SPARE))
         self._pace.rate = self._pacing.next(self.up)
         if self._sampling is not None:
             self._sampling.cancel()
@@ -233,6 +239,7 @@ class Peers:
         """It is over; its links stay for the next one."""
         if self._talk is talk:
             self._talk = None
+            self.spare.change(0)
             if self._sampling is not None:
                 self._sampling.cancel()
             for peer in self._peers.values():

@@ -91,7 +91,7 @@ class DataPlane:
         self._address = ""
         self._accepted: set[Link] = set()
         self._serving: asyncio.Task[None] | None = None
-        self.peers = Peers(self._dial_link, self._meter, streams, congestion_control)
+        self.peers = Peers(self._dial_link, self._meter, streams, congestion_control, self._up)
 
     @classmethod
     async def start(
@@ -248,6 +248,8 @@ class DataPlane:
             link.close()
 
     async def _answer_all(self, request: Header, link: Link) -> None:
+        link.suit_path()  # what waits in the kernel gives way to no reduce
+        link.cap(self.peers.spare)
         while True:
             if request.length:
                 raise Broken("a request with a payload")

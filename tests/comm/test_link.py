@@ -144,6 +144,32 @@ def test_a_cap_lets_its_rate_through_after_a_quarter_of_a_second_at_once(monkeyp
     assert clock.now == pytest.approx(1070.5)
 
 
+def test_a_cap_within_another_keeps_to_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    outer = Cap(1000.0)
+    inner = Cap(0, within=outer)
+    assert inner.limits and not Cap(0, within=Cap(0)).limits
+    for _ in range(10):
+        spend(inner.take(1000))
+    assert clock.now == pytest.approx(1009.75)
+    inner.change(100.0)
+    for _ in range(10):
+        spend(inner.take(100))
+    assert clock.now == pytest.approx(1019.5, abs=0.25)
+
+
+def test_what_waits_for_a_cap_is_let_through_when_the_cap_is_lifted() -> None:
+    async def body() -> None:
+        cap = Cap(1.0)
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            waiting = [group.create_task(cap.take(1000)) for _ in range(3)]  # 3000 seconds
+            await asyncio.sleep(0)
+            cap.change(0)
+        assert all(task.done() for task in waiting)
+
+    asyncio.run(body())
+
+
 def test_without_a_rate_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, cap = Clock(monkeypatch), Cap(0)
     spend(cap.take(1 << 40))

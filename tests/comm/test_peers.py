@@ -17,11 +17,12 @@ from atoll.comm.link import Broken, Link, Meter
 from atoll.comm.octets import U8
 from atoll.comm.peers import Peer, Peers, Waiting
 from atoll.comm.plan import Fence, PlanMember
-from atoll.comm.plane import DataPlane
+from atoll.comm.plane import DataPlane, Item
 from atoll.comm.wire import Header, Kind
 
 A, B = NodeId("a"), NodeId("b")
 LARGE = bytes(range(256)) * (1 << 15)  # 8 MiB: more than the buffers of a connection hold
+NOISE = os.urandom(1 << 20)
 
 
 class Empty:
@@ -500,5 +501,29 @@ def test_nobody_makes_a_node_take_memory_by_first_pieces_of_ever_other_lengths()
             assert len(b.peers._coming) == module.FORMS
             link.close()
             b.peers.end(there)
+
+    run(body())
+
+
+class Full(Empty):
+    def state(self, round: Round, chunk: int) -> bytes:  # type: ignore[override]
+        return NOISE
+
+
+def test_a_fetch_gives_way_to_a_reduce_and_goes_on_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAST_SPARE", 1000.0)  # bytes a second: hours
+
+    async def body() -> None:
+        start = partial(DataPlane.start, "127.0.0.1:0", RunId("run"))
+        a, b = await start(A, b"k" * 32, Full()), await start(B, b"k" * 32, Full())
+        here = Notes()
+        a.peers.begin(here)
+        slow = asyncio.create_task(b.fetch(A, a.address, Item.STATE, Round(1), 0, len(NOISE)))
+        free = await a.fetch(B, b.address, Item.STATE, Round(1), 0, len(NOISE))
+        assert free == NOISE and not slow.done()
+        a.peers.end(here)
+        assert await slow == NOISE
+        await a.close()
+        await b.close()
 
     run(body())
