@@ -341,7 +341,7 @@ def test_nothing_is_left_open_after_close() -> None:
                 await wire.send(link, wire.unfenced(Kind.LINK))
                 assert await still_serves(a, b)
                 link.close()
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before  # fewer, where what others left was freed meanwhile
 
     run(body())
 
