@@ -835,6 +835,10 @@ MUTATIONS = {
         "max(self._since[c], self._entered) > attempt",
         "self._since[c] > attempt",
     ),
+    "nobody is asked for a kept chunk that is lacking": (
+        "                self._asked[c] = [holder]\n                out.append(Send(holder, Kind.WANT, c, since))",
+        "                self._asked[c] = [holder]",
+    ),
     "a lost question is not asked again": ("if asked[-1:] == [node]:\n", "if False:\n"),
     "windows have no bound": ("while queue and len(sent) < self.window and (", "while queue and ("),
     "contributions go out in any order": ("deque(sorted(queue, key=lambda c: (self._since[c], c)))", "queue"),

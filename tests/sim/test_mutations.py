@@ -579,13 +579,6 @@ MUTATIONS = [
         9,
     ),
     Mutation(
-        "a node asks nobody for a kept chunk that it lacks",
-        X,
-        "                self._asked[c] = [holder]\n                out.append(Send(holder, Kind.WANT, c, since))",
-        "                self._asked[c] = [holder]",
-        12,
-    ),
-    Mutation(
         "a newer attempt is not told of what is held",
         X,
         "if not self._lacking and self._told != self.plan.attempt and",
