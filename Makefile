@@ -24,12 +24,8 @@ install: .venv/installed
 demo: .venv/installed
 	$(BIN)/atoll demo --out "$(OUT)"
 
-# In two halves at once: one waits a lot for real processes, the other computes.
 test: .venv/installed-dev
-	@log=$$(mktemp); trap 'kill $$first; rm -f $$log' INT TERM; \
-	$(BIN)/pytest tests/e2e tests/node >$$log 2>&1 & first=$$!; \
-	$(BIN)/pytest --ignore=tests/e2e --ignore=tests/node; second=$$?; \
-	wait $$first; first=$$?; cat $$log; rm -f $$log; test $$first -eq 0 -a $$second -eq 0
+	$(BIN)/pytest
 
 # Real processes, killed and stopped many times: about 20 minutes.
 chaos: .venv/installed-dev
