@@ -5,6 +5,7 @@ with a given digest, so a chunk fetched from a stranger is the ledger's chunk wh
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SIZE = 16  # bytes
+PIECE = 4 << 20  # bytes of a file that are read at once
 
 
 def digest(*parts: "Octets | NDArray[Any]") -> bytes:
@@ -22,6 +24,15 @@ def digest(*parts: "Octets | NDArray[Any]") -> bytes:
     state = blake3()
     for part in parts:
         state.update(view(part))
+    return state.digest(length=SIZE)
+
+
+def digest_of_file(path: Path) -> bytes:
+    """The digest of a file's bytes. Raises `OSError`."""
+    state = blake3()
+    with open(path, "rb") as file:
+        while piece := file.read(PIECE):
+            state.update(piece)
     return state.digest(length=SIZE)
 
 

@@ -8,7 +8,7 @@ restarts the trainer.
     Hello(layout)        ------->
                          <-------    Attach(vectors)
                          <-------    Initialise | Train | Evaluate | Finish | Stop   (one at a time)
-    Initialised | Progress... Reached... Ready | Evaluated | Failed   ------->
+    Initialised | Progress... Reached... Ready | Evaluated | Told | Failed   ------->
 """
 
 import asyncio
@@ -104,6 +104,12 @@ class Evaluated(msgspec.Struct, tag=True, frozen=True):
     loss: float  # nats a token
 
 
+class Told(msgspec.Struct, tag=True, frozen=True):
+    """A sentence for the daemon's log."""
+
+    sentence: str
+
+
 class Failed(msgspec.Struct, tag=True, frozen=True):
     """The trainer cannot work on this machine; restarting would not help."""
 
@@ -111,7 +117,7 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
 
 
 ToTrainer = Attach | Initialise | Train | Evaluate | Finish | Stop
-ToDaemon = Hello | Initialised | Progress | Reached | Ready | Evaluated | Failed
+ToDaemon = Hello | Initialised | Progress | Reached | Ready | Evaluated | Told | Failed
 
 _decode_to_trainer = msgspec.json.Decoder(ToTrainer)
 _decode_to_daemon = msgspec.json.Decoder(ToDaemon)

@@ -41,6 +41,7 @@ class TrainerSpec:
     node: NodeConfig = field(default_factory=NodeConfig)
     channel: str = ""  # path of the daemon's unix socket
     cache: str = ""  # folder for tokenised data
+    moments: str = ""  # folder for the inner optimizer's state; empty: it is not kept
 
 
 def check(config: NodeConfig) -> None:

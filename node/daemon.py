@@ -55,12 +55,14 @@ from atoll.node.channel import (
     Reached,
     Ready,
     ToDaemon,
+    Told,
     Train,
 )
 from atoll.node.channel import Failed as TrainerSaysNo
 from atoll.node.config import NodeConfig, TrainerSpec
 from atoll.node.control import AWAY, Control, Identity, SessionLost
 from atoll.node.data import check_source
+from atoll.node.disk import Shares
 from atoll.node.durable import Durable, Place
 from atoll.node.method import rule_of
 from atoll.node.outer import OuterState
@@ -209,7 +211,8 @@ class Daemon:
     def _make_supervisor(self) -> Supervisor:
         cache = self._options.state_dir / "cache"
         cache.mkdir(parents=True, exist_ok=True)
-        spec = TrainerSpec(self._run, self._config, "", str(cache))
+        moments = self._options.state_dir / "inner" / self._run_mark.hex() if self._config.durable else ""
+        spec = TrainerSpec(self._run, self._config, "", str(cache), str(moments))
         return Supervisor(spec, self._options.state_dir, self._on_trainer, self._on_trainer_down)
 
     async def _live(self, heartbeat: float) -> None:
@@ -393,6 +396,8 @@ class Daemon:
                 self._events.put_nowait(machine.TrainerReady(round_, steps, samples, loss, norm))
             case Evaluated(round_, loss):
                 self._events.put_nowait(machine.TrainerEvaluated(round_, loss))
+            case Told(sentence):
+                log.info(sentence)
             case TrainerSaysNo(sentence):
                 raise AtollError(sentence)
             case _:
@@ -433,7 +438,8 @@ class Daemon:
         mark, checkpoint = self._run_mark, self._run.checkpoint
         folder = self._options.state_dir / "outer" / mark.hex()
         about = About(self._run, self._config.model)
-        return Place(folder, mark, hello.layout, checkpoint.every, self._config.disk * 1e9, about=about)
+        limit = Shares.of(self._config.disk * 1e9, hello.numel, self._run.inner.optimizer).outer
+        return Place(folder, mark, hello.layout, checkpoint.every, limit, about=about)
 
     async def _restore(self, durable: Durable) -> None:
         """Begin with what an earlier life left on the disk."""

@@ -7,7 +7,7 @@ others in the sum that averages the loss, so that all ranks leave the loop after
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
@@ -21,6 +21,7 @@ from atoll.comm.errors import ConfigError
 from atoll.comm.faults import hit
 from atoll.node.channel import Evaluated, Progress, Reached, Ready, Train
 from atoll.node.data import Array, Source
+from atoll.node.rewarming import Rewarming
 from atoll.node.schedule import learning_rate
 
 WORST_LOSS = 1e4  # nats a token
@@ -78,6 +79,7 @@ class Learner:
     source: Source
     model: nn.Module
     optimizer: torch.optim.Optimizer
+    rewarming: Rewarming = field(default_factory=Rewarming)  # over, unless the moments were lost
 
 
 class Pace:
@@ -116,7 +118,7 @@ def train(
             learner, learner.source.train, samples(order.lease, steps * config.batch_size, config.batch_size)
         )
         rate = learning_rate(config, order.tokens + steps * step_tokens * order.fleet)
-        loss = step(learner, sequences, rate)
+        loss = step(learner, sequences, rate * learner.rewarming.share())
         mean_loss, heard = team.total(finite(loss) / team.size, float(interrupted()))
         loss_sum, steps, wish = loss_sum + mean_loss, steps + 1, max(wish, Interrupt(int(heard)))
         if (speed := pace.tokens_per_s(step_tokens)) is not None:

@@ -34,10 +34,13 @@ from atoll.node import channel
 from atoll.node.channel import TrainerEnd
 from atoll.node.config import Device, NodeConfig, TrainerSpec
 from atoll.node.data import Source, open_source
+from atoll.node.disk import Shares
 from atoll.node.flat import Layout, layout_of, map_vector, read_shards, squared_distances, write_shards
 from atoll.node.inner import Interrupt, Learner, Left, Team, evaluate, train
 from atoll.node.launch import LAUNCHER, die_with_parent
 from atoll.node.model import blocks_of, build, build_custom, init_parameters
+from atoll.node.moment_files import MomentFiles
+from atoll.node.moments import Moments
 from atoll.node.optimizer import make as make_optimizer
 
 PATIENCE = timedelta(days=10)  # ranks wait in a collective while the daemon has nothing for them to do
@@ -144,7 +147,8 @@ def main(spec_path: str, group: str) -> None:
                 learner, layout = prepare(spec, team, device)
                 shapes = tuple((slot.name, slot.shape) for slot in layout.slots)
                 commands.send(channel.Hello(os.getpid(), team.size, layout.numel, shapes))
-                serve(commands, learner, layout)
+                with kept_moments(spec, learner, layout, commands) as moments:
+                    serve(commands, learner, layout, moments)
     except AtollError as error:
         print(f"trainer rank {team.rank}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -255,7 +259,19 @@ def shard(model: nn.Module, blocks: list[nn.Module], team: Team, device: torch.d
         fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
-def serve(commands: Commands, learner: Learner, layout: Layout) -> None:
+@contextmanager
+def kept_moments(spec: TrainerSpec, learner: Learner, layout: Layout, commands: Commands) -> Iterator[Moments]:
+    """The inner optimizer's state on disk; what is being written when the trainer ends is finished."""
+    limit = Shares.of(spec.node.disk * 1e9, layout.numel, spec.run.inner.optimizer).inner
+    files = MomentFiles(Path(spec.moments), limit) if spec.moments else None
+    moments = Moments(learner, files, spec.run.checkpoint.every, lambda said: commands.send(channel.Told(said)))
+    try:
+        yield moments
+    finally:
+        moments.close()
+
+
+def serve(commands: Commands, learner: Learner, layout: Layout, moments: Moments) -> None:
     """Carry out the daemon's commands until it says stop or is gone."""
     vectors: Vectors | None = None
     while True:
@@ -275,6 +291,7 @@ def serve(commands: Commands, learner: Learner, layout: Layout) -> None:
                 commands.send(channel.Initialised())
             case channel.Train() as order:
                 assert vectors, "Train before Attach"
+                moments.restore(order)
                 read_shards(learner.model, layout, vectors.local if order.resume else vectors.anchor)
                 try:
                     ready = train(learner, order, lambda: commands.interrupt(order.round), commands.send)
@@ -283,6 +300,7 @@ def serve(commands: Commands, learner: Learner, layout: Layout) -> None:
                 write_shards(learner.model, layout, vectors.local)
                 norm = distance(learner, layout, vectors.anchor)  # also: every rank has written its shards
                 commands.send(msgspec.structs.replace(ready, norm=norm))
+                moments.keep(order.round)
             case channel.Evaluate(round=number):
                 assert vectors, "Evaluate before Attach"
                 read_shards(learner.model, layout, vectors.anchor)

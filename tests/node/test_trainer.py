@@ -6,104 +6,18 @@ import os
 import select
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 import numpy as np
-import psutil
 import pytest
 from numpy.typing import NDArray
+from trainers import DEADLINE, FAR, Node, launched, order, small
 
-from atoll.comm.config import DataConfig, DataKind, InnerConfig, ModelConfig, OptimizerName, RunConfig
+from atoll.comm.config import DataConfig, DataKind, InnerConfig, OptimizerName, RunConfig
 from atoll.node import channel
-from atoll.node.channel import DaemonEnd
-from atoll.node.config import Device, NodeConfig, TrainerSpec
 from atoll.node.daemon import beyond
 from atoll.node.inner import samples
-
-T = TypeVar("T")
-DEADLINE = 60.0  # seconds for anything a trainer does here
-FAR = 1_000_000  # steps that no test waits for
-
-
-@dataclass
-class Node:
-    """A launched trainer, its channel and its vectors."""
-
-    process: asyncio.subprocess.Process
-    end: DaemonEnd
-    folder: Path
-    progress: list[channel.Progress] = field(default_factory=list)
-
-    async def attach(self) -> channel.Hello:
-        hello = await self.answer(channel.Hello)
-        self.anchor, self.local = (self.vector(name, hello.numel) for name in ("anchor", "local"))
-        self.end.send(channel.Attach(f"{self.folder}/anchor", f"{self.folder}/local", hello.numel))
-        return hello
-
-    def vector(self, name: str, numel: int) -> NDArray[np.float32]:
-        return np.memmap(self.folder / name, np.float32, "w+", shape=(numel,))
-
-    async def ask(self, command: channel.ToTrainer, kind: type[T]) -> T:
-        self.end.send(command)
-        return await self.answer(kind)
-
-    async def answer(self, kind: type[T]) -> T:
-        """The next message that is not progress; it must be of this kind."""
-        while True:
-            message = await asyncio.wait_for(self.end.receive(), DEADLINE)
-            if isinstance(message, kind):
-                return message
-            assert isinstance(message, channel.Progress | channel.Reached), message
-            if isinstance(message, channel.Progress):
-                self.progress.append(message)
-
-    async def working(self) -> None:
-        """Return when the trainer has reported progress."""
-        assert isinstance(await asyncio.wait_for(self.end.receive(), DEADLINE), channel.Progress)
-
-    def family(self) -> list[int]:
-        """Process ids of the launched process and all it started."""
-        root = psutil.Process(self.process.pid)
-        return [root.pid, *(child.pid for child in root.children(recursive=True))]
-
-
-def small(**changes: Any) -> RunConfig:
-    """A run whose steps take a millisecond; grouped-query attention and an untied head."""
-    model = ModelConfig(dim=32, layers=2, heads=2, kv_heads=1, ffn_dim=48, seq_len=32, tied_head=False)
-    inner = InnerConfig(batch_size=4, warmup_tokens=512)
-    return RunConfig(**{"seed": 5, "model": model, "inner": inner, **changes})
-
-
-@asynccontextmanager
-async def launched(
-    folder: Path, run: RunConfig, ranks: int = 1, *, through: tuple[str, ...] = (), **node: Any
-) -> AsyncIterator[Node]:
-    """A trainer of `ranks` ranks that has connected; `through` is a command that starts the launcher."""
-    folder.mkdir()
-    connected: asyncio.Future[DaemonEnd] = asyncio.get_running_loop().create_future()
-    path, spec = str(folder / "socket"), folder / "spec.json"
-    settings = NodeConfig(device=Device.CPU, ranks=ranks, threads=1, **node)
-    spec.write_bytes(msgspec.json.encode(TrainerSpec(run, settings, path, str(folder / "cache"))))
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connected.set_result(DaemonEnd(reader, writer))
-
-    async with await asyncio.start_unix_server(accept, path):
-        launcher = (sys.executable, "-m", "atoll.node.launch", "--spec", str(spec))
-        process = await asyncio.create_subprocess_exec(*through, *launcher)
-        try:
-            end = await asyncio.wait_for(connected, DEADLINE)
-            yield Node(process, end, folder)
-            end.close()
-        finally:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
 
 
 def watch(pids: list[int]) -> list[int]:
@@ -116,11 +30,6 @@ def all_end(pidfds: list[int]) -> bool:
     for pidfd in pidfds:
         os.close(pidfd)
     return all(ended)
-
-
-def order(round: int, steps: int, tokens: int = 0, fleet: int = 1, first: int = 0) -> channel.Train:
-    """Exactly `steps` inner steps on the samples from `first` on."""
-    return channel.Train(round, steps, 1, steps, tokens, fleet, ((first, 4 * steps),))
 
 
 def test_one_rank_and_two_ranks_write_the_same_vectors(tmp_path: Path) -> None:

@@ -1,0 +1,30 @@
+"""How the volunteer's `disk=` is divided: the outer state, which the run lives by, comes first."""
+
+from dataclasses import dataclass
+
+from atoll.comm.config import OptimizerName
+
+OUTER = 30  # bytes a parameter of two snapshots, a third that is being written, and the rounds since
+INNER = {
+    OptimizerName.ADAMW: 8,
+    OptimizerName.MUON: 8,
+    OptimizerName.SGD: 0,
+}  # of one copy of the moments, at most
+COPIES = 3.2  # two, a third that is being written, and what DCP puts around them
+NONE = 1.0  # byte: no limit would be 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Bytes; 0: no limit."""
+
+    outer: float
+    inner: float
+
+    @classmethod
+    def of(cls, disk: float, n_params: int, optimizer: OptimizerName) -> "Shares":
+        """Of `disk` bytes; 0: no limit."""
+        if not disk:
+            return cls(0.0, 0.0)
+        inner = max(0.0, min(disk - OUTER * n_params, COPIES * INNER[optimizer] * n_params))
+        return cls(disk - inner, inner or NONE)

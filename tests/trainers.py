@@ -1,0 +1,117 @@
+"""A launched trainer, with the test in the daemon's place."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from atoll.comm.config import InnerConfig, ModelConfig, RunConfig
+from atoll.node import channel
+from atoll.node.channel import DaemonEnd
+from atoll.node.config import Device, NodeConfig, TrainerSpec
+
+T = TypeVar("T")
+DEADLINE = 60.0  # seconds for anything a trainer does here
+FAR = 1_000_000  # steps that no test waits for
+
+
+@dataclass
+class Node:
+    """A launched trainer, its channel and its vectors."""
+
+    process: asyncio.subprocess.Process
+    end: DaemonEnd
+    folder: Path
+    progress: list[channel.Progress] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+
+    async def attach(self) -> channel.Hello:
+        hello = await self.answer(channel.Hello)
+        self.anchor, self.local = (self.vector(name, hello.numel) for name in ("anchor", "local"))
+        self.end.send(channel.Attach(f"{self.folder}/anchor", f"{self.folder}/local", hello.numel))
+        return hello
+
+    def vector(self, name: str, numel: int) -> NDArray[np.float32]:
+        return np.memmap(self.folder / name, np.float32, "w+", shape=(numel,))
+
+    async def ask(self, command: channel.ToTrainer, kind: type[T]) -> T:
+        self.end.send(command)
+        return await self.answer(kind)
+
+    async def answer(self, kind: type[T]) -> T:
+        """The next message that is not said on the way; it must be of this kind."""
+        while True:
+            message = await asyncio.wait_for(self.end.receive(), DEADLINE)
+            if isinstance(message, kind):
+                return message
+            match message:
+                case channel.Progress():
+                    self.progress.append(message)
+                case channel.Told(sentence):
+                    self.told.append(sentence)
+                case _:
+                    assert isinstance(message, channel.Reached), message
+
+    async def working(self) -> None:
+        """Return when the trainer has reported progress."""
+        assert isinstance(await asyncio.wait_for(self.end.receive(), DEADLINE), channel.Progress)
+
+    async def stop(self) -> None:
+        """Have it end in order, with all that it has yet to write."""
+        self.end.send(channel.Stop())
+        while (message := await asyncio.wait_for(self.end.receive(), DEADLINE)) is not None:
+            assert isinstance(message, channel.Told), message
+            self.told.append(message.sentence)
+        assert await asyncio.wait_for(self.process.wait(), DEADLINE) == 0
+
+    def family(self) -> list[int]:
+        """Process ids of the launched process and all it started."""
+        root = psutil.Process(self.process.pid)
+        return [root.pid, *(child.pid for child in root.children(recursive=True))]
+
+
+def small(**changes: Any) -> RunConfig:
+    """A run whose steps take a millisecond; grouped-query attention and an untied head."""
+    model = ModelConfig(dim=32, layers=2, heads=2, kv_heads=1, ffn_dim=48, seq_len=32, tied_head=False)
+    inner = InnerConfig(batch_size=4, warmup_tokens=512)
+    return RunConfig(**{"seed": 5, "model": model, "inner": inner, **changes})
+
+
+@asynccontextmanager
+async def launched(
+    folder: Path, run: RunConfig, ranks: int = 1, *, through: tuple[str, ...] = (), moments: str = "", **node: Any
+) -> AsyncIterator[Node]:
+    """A trainer of `ranks` ranks that has connected; `through` is a command that starts the launcher."""
+    folder.mkdir()
+    connected: asyncio.Future[DaemonEnd] = asyncio.get_running_loop().create_future()
+    path, spec = str(folder / "socket"), folder / "spec.json"
+    settings = NodeConfig(device=Device.CPU, ranks=ranks, threads=1, **node)
+    spec.write_bytes(msgspec.json.encode(TrainerSpec(run, settings, path, str(folder / "cache"), moments)))
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set_result(DaemonEnd(reader, writer))
+
+    async with await asyncio.start_unix_server(accept, path):
+        launcher = (sys.executable, "-m", "atoll.node.launch", "--spec", str(spec))
+        process = await asyncio.create_subprocess_exec(*through, *launcher)
+        try:
+            end = await asyncio.wait_for(connected, DEADLINE)
+            yield Node(process, end, folder)
+            end.close()
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+def order(round: int, steps: int, tokens: int = 0, fleet: int = 1, first: int = 0) -> channel.Train:
+    """Exactly `steps` inner steps on the samples from `first` on."""
+    return channel.Train(round, steps, 1, steps, tokens, fleet, ((first, 4 * steps),))
