@@ -1,8 +1,9 @@
 """The inner optimizer's state outlives the trainer: written in the background, read when a trainer starts.
 
-After a round's inner steps, while the round is reduced, every local rank copies its shards of the moments to host
-memory, and a thread writes the copy through torch.distributed.checkpoint (`Moments.keep`). A trainer that starts
-takes the newest that is older than the round it is to train (`Moments.restore`): a round that was trained and did
+After a round's inner steps, while the round is reduced, a thread of every local rank copies its shards of the
+moments to host memory, and writes the copy through torch.distributed.checkpoint (`Moments.keep`); the next round's
+steps wait for the copy, if for anything (`Moments.ready`). A trainer that starts
+takes the newest that is older than the round it is to train (`Moments.ready`): a round that was trained and did
 not commit is then trained again from what it began with. The file of each rank says which rows it has, so another
 number of ranks finds its own.
 
@@ -13,6 +14,7 @@ DCP's helpers for optimizers are not used: they take a step of a fresh optimizer
 """
 
 import os
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -37,6 +39,7 @@ from atoll.node.moment_files import MomentFiles, Unusable
 from atoll.node.rewarming import Rewarming
 
 MARGIN = 256 << 20  # bytes of memory that are left when the moments are copied
+NO_MEMORY = "there is no memory for a copy of them"
 LONG = timedelta(days=10)  # for the ranks' disks; a rank that dies takes the others with it
 
 
@@ -54,6 +57,8 @@ class Moments:
         self._group = dist.new_group(backend="gloo", timeout=LONG)  # the writing threads': training has its own
         self._thread = ThreadPoolExecutor(1, "moments", self._begin_thread)
         self._writing: Future[None] | None = None
+        self._copied = threading.Event()  # the moments may change
+        self._copied.set()
         self._newest: int | None = None
         self._trouble = False
         self._fresh = True
@@ -64,9 +69,14 @@ class Moments:
 
     # Reading
 
-    def restore(self, order: Train) -> None:
-        """Before inner steps, once in a trainer's life: the moments as they were before that round, or the
-        learning rate rises. A run's first round has a warm-up of its own."""
+    def ready(self, order: Train) -> None:
+        """Before inner steps: they may change the moments."""
+        self._copied.wait()
+        self._restore(order)
+
+    def _restore(self, order: Train) -> None:
+        """Once in a trainer's life: the moments as they were before that round, or the learning rate rises. A
+        run's first round has a warm-up of its own."""
         if not self._fresh:
             return
         self._fresh = False
@@ -119,8 +129,7 @@ class Moments:
     # Writing
 
     def keep(self, round_: int) -> None:
-        """After the inner steps of `round_`: have the moments written, if it is time; they are copied before it
-        returns."""
+        """After the inner steps of `round_`: have the moments written, if it is time."""
         if self._files is None or not (state := state_of(self._model, self._optimizer)):
             return
         due = self._team.rank == 0 and (self._newest is None or round_ - self._newest >= self._every)
@@ -131,8 +140,8 @@ class Moments:
             return
         if self._team.total(float(not self._begin(self._files, round_, state, bool(lacking_ranks))))[0]:
             return
-        copy = BlockingAsyncStager().stage(state)
-        self._writing = self._thread.submit(self._write, self._files, round_, copy)
+        self._copied.clear()
+        self._writing = self._thread.submit(self._write, self._files, round_, state)
 
     def _begin(self, files: MomentFiles, round_: int, state: Mapping[str, Tensor], lacking: bool) -> bool:
         """Rank 0's: there is room."""
@@ -140,19 +149,21 @@ class Moments:
             return True
         try:
             if lacking:
-                raise MemoryError("there is no memory for a copy of them")
+                raise MemoryError(NO_MEMORY)
             files.begin(round_, sum(tensor.numel() * tensor.element_size() for tensor in state.values()))
         except (OSError, MemoryError) as error:
             self._failed(round_, str(error))
             return False
         return True
 
-    def _write(self, files: MomentFiles, round_: int, copy: Mapping[str, Tensor]) -> None:
+    def _write(self, files: MomentFiles, round_: int, state: dict[str, Tensor]) -> None:
         """In the thread."""
         first = self._team.rank == 0
         try:
+            copy = self._copy(state)
+            self._copied.set()
             writer = FileSystemWriter(files.unfinished(round_))
-            save(dict(copy), storage_writer=writer, process_group=self._group)
+            save(copy, storage_writer=writer, process_group=self._group)
             if first:
                 files.finish(round_, self._inner.optimizer, self._shapes)
                 self._newest, self._trouble = round_, False
@@ -160,6 +171,19 @@ class Moments:
             if first:
                 files.drop(round_)
                 self._failed(round_, last_line(error))
+        finally:
+            self._copied.set()
+
+    def _copy(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """All ranks have one, or none."""
+        copy: dict[str, Tensor] = {}
+        with suppress(MemoryError, RuntimeError):
+            copy = BlockingAsyncStager().stage(state)
+        there = torch.tensor(float(bool(copy)))
+        dist.all_reduce(there, dist.ReduceOp.MIN, self._group)
+        if not there:
+            raise MemoryError(NO_MEMORY)
+        return copy
 
     def _failed(self, round_: int, why: str) -> None:
         """Said once for as long as it lasts."""

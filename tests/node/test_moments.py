@@ -1,4 +1,4 @@
-"""The inner optimizer's state on disk: real trainers, ended and started again, also with other numbers of ranks."""
+"""The inner optimizer's state on disk: real trainers, ended and started again, with other numbers of ranks too."""
 
 import asyncio
 from dataclasses import replace
