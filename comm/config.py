@@ -5,6 +5,7 @@ Over the wire it is plain JSON checked against the same dataclasses (`from_json`
 from elsewhere is never given to OmegaConf, whose `${...}` would be resolved.
 """
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -171,6 +172,9 @@ class CheckpointConfig:
     copies: int = 0  # nodes that take snapshots; 0: every node
     every: int = 4  # rounds between two snapshots of a node
     patience: float = 300.0  # seconds to wait for a lost state to return, for each round that would be void
+    remote: str = ""  # fsspec URL, such as s3://bucket/folder, where checkpoints go too; empty: nowhere
+    remote_every: int = 16  # rounds between two of them
+    remote_keep: int = 3  # newest of them that stay
 
 
 @dataclass
@@ -184,6 +188,8 @@ class WandbConfig:
 class RunConfig:
     name: str = "run"
     seed: int = 0
+    init_from: str = ""  # checkpoint, or weights as safetensors, that the run begins with: path or fsspec URL
+    init_momentum: bool = True  # with the checkpoint's outer momentum, if it has one
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     inner: InnerConfig = field(default_factory=InnerConfig)
@@ -280,6 +286,8 @@ def check(config: RunConfig) -> None:
         "members.lease": config.members.lease,
         "members.stall": config.members.stall,
         "checkpoint.every": config.checkpoint.every,
+        "checkpoint.remote_every": config.checkpoint.remote_every,
+        "checkpoint.remote_keep": config.checkpoint.remote_keep,
     }
     for key, value in positive.items():
         if not value > 0:
@@ -337,6 +345,14 @@ def check(config: RunConfig) -> None:
         (
             config.checkpoint.copies >= 0,
             f"checkpoint.copies is {config.checkpoint.copies}: it must be 0 (every node) or more",
+        ),
+        *(
+            (
+                not re.search("//[^/]*:[^/]*@", url),
+                f"{key} has a password in it, and every node gets the run's config: give it to the machines that "
+                "need it in their environment",
+            )
+            for key, url in (("checkpoint.remote", config.checkpoint.remote), ("init_from", config.init_from))
         ),
         (config.rounds.total >= 0, f"rounds.total is {config.rounds.total}: it must not be negative"),
         (config.inner.warmup_tokens >= 0, "inner.warmup_tokens must not be negative"),

@@ -18,6 +18,7 @@ from atoll.coordinator.membership import REDUCER, MemberState
 from atoll.coordinator.state import TRAINING, Phase, State, order
 
 DONORS = 8  # named to a node that lacks the state
+UPLOADERS = 4  # who may send checkpoints to the remote store: each where those before it do not
 Donors = tuple[tuple[str, str, Pin], ...]  # (node, address, of its certificate)
 
 
@@ -34,6 +35,7 @@ class Shared:
     donors: Donors
     known: tuple[int, int]  # what the donors follow from
     keepers: frozenset[NodeId] | None  # who takes snapshots; None: everybody
+    uploaders: tuple[NodeId, ...]  # of them, who sends checkpoints to the remote store, or does if others fail
     apart: bool  # state_0 is only on leaves, which nobody can fetch it from: everybody makes it
 
 
@@ -50,6 +52,7 @@ class Own(NamedTuple):
     planned: bool
     donors: Donors
     keeps: bool
+    upload: int
 
 
 def shared(state: State, before: Shared | None = None, draining: bool = False) -> Shared:
@@ -78,14 +81,16 @@ def shared(state: State, before: Shared | None = None, draining: bool = False) -
     planned = frozenset(alive) if r.plan is not None else frozenset[NodeId]()
     known = state.committed, state.members.changes
     donors = before.donors if before is not None and before.known == known else _donors(state)
-    keepers = before.keepers if before is not None and before.known == known else _keepers(state)
+    same = before is not None and before.known == known
+    keepers = before.keepers if before is not None and same else _keepers(state)
+    uploaders = before.uploaders if before is not None and same else _uploaders(state)
     if before is not None:
         head = before.head if before.head == head else head
         facts = before.facts if before.facts == facts else facts
         train = before.train if before.train == train else train
         donors = before.donors if before.donors == donors else donors
     apart = not state.committed and state.held and all(state.members.here[n].leaf for n in state.holders)
-    return Shared(head, facts, train, plan, fence, planned, donors, known, keepers, apart)
+    return Shared(head, facts, train, plan, fence, planned, donors, known, keepers, uploaders, apart)
 
 
 def touched(before: State, after: State) -> set[NodeId] | None:
@@ -114,7 +119,8 @@ def own(state: State, common: Shared, node: NodeId) -> Own:
     me = state.members.here.get(node)
     if me is None:
         gone = state.members.gone.get(node)
-        return Own(gone.state if gone is not None else "", False, False, False, False, False, (), False, (), False)
+        was = gone.state if gone is not None else ""
+        return Own(was, False, False, False, False, False, (), False, (), False, 0)
     trains = r.phase in TRAINING and me.standing in (MemberState.SYNCED, MemberState.ACTIVE)
     lacks = me.state_round != state.committed and me.role != REDUCER
     return Own(
@@ -128,6 +134,7 @@ def own(state: State, common: Shared, node: NodeId) -> Own:
         planned=node in common.planned,
         donors=_choose(common.donors, node) if lacks and common.donors else (),
         keeps=me.role != REDUCER and (common.keepers is None or node in common.keepers),
+        upload=common.uploaders.index(node) + 1 if node in common.uploaders else 0,
     )
 
 
@@ -142,6 +149,7 @@ def encode(common: Shared, mine: Own, version: int) -> bytes:
         reached=mine.reached,
         closing=mine.closing,
         keeps=mine.keeps,
+        upload=mine.upload,
     )
     for node, address, pin in mine.donors:
         message.donors.add(node_id=node, address=address, pin=pin)
@@ -165,12 +173,20 @@ def _donors(state: State) -> Donors:
 
 
 def _keepers(state: State) -> frozenset[NodeId] | None:
+    copies = state.config.checkpoint.copies
+    return frozenset(_first(state, copies)) if copies else None
+
+
+def _uploaders(state: State) -> tuple[NodeId, ...]:
+    checkpoint = state.config.checkpoint
+    return tuple(_first(state, min(checkpoint.copies or UPLOADERS, UPLOADERS))) if checkpoint.remote else ()
+
+
+def _first(state: State, count: int) -> list[NodeId]:
     """The first to have joined, of those that can be dialled where there are enough: so it stays the same ones."""
-    copies, here = state.config.checkpoint.copies, state.members.here
-    if not copies:
-        return None
+    here = state.members.here
     able = [n for n, m in here.items() if m.role != REDUCER]
-    return frozenset(sorted(able, key=lambda n: (here[n].leaf, order(n)))[:copies])
+    return sorted(able, key=lambda n: (here[n].leaf, order(n)))[:count]
 
 
 def _choose(donors: Donors, node: NodeId) -> Donors:

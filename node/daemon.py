@@ -43,6 +43,7 @@ from atoll.comm.reduce import Reduction, Seal
 from atoll.comm.tls import Sessions
 from atoll.node import local, machine
 from atoll.node.about import About
+from atoll.node.beginning import Beginning
 from atoll.node.channel import (
     Attach,
     Evaluate,
@@ -69,6 +70,7 @@ from atoll.node.outer import OuterState
 from atoll.node.recover import Donor, MovedOn, Standing, Target, recover
 from atoll.node.resources import check_compiler, check_memory
 from atoll.node.supervisor import Supervisor
+from atoll.node.uploads import Uploads
 from atoll.node.vectors import Vectors, clear_stale
 
 log = logging.getLogger("atoll.node")
@@ -135,6 +137,7 @@ class Daemon:
         self._layout: Hello | None = None
         self._outer: OuterState | None = None
         self._durable: Durable | None = None
+        self._uploads: Uploads | None = None
         self._trainer: Hello | None = None  # the one that is up
         self._restored = asyncio.Event()  # what is on the disk was loaded
         self._run_mark = b""
@@ -261,6 +264,8 @@ class Daemon:
             draining = view.draining
             if self._durable is not None:
                 self._durable.keeps = view.keeps
+            if self._uploads is not None:
+                self._uploads.turn = view.upload
             self._events.put_nowait(machine.ViewArrived(view))
 
     async def _heartbeats(self, period: float) -> None:
@@ -304,9 +309,12 @@ class Daemon:
     def _act(self, effect: machine.Effect) -> None:
         match effect:
             case machine.Initialise():
-                log.info("first member: initialises the model")
                 self._pulse.at = time.monotonic()
-                self._supervisor.send(Initialise(self._run.seed))
+                if self._run.init_from:
+                    self._spawn(self._begin())
+                else:
+                    log.info("first member: initialises the model")
+                    self._supervisor.send(Initialise(self._run.seed))
             case machine.Train(order, carried):
                 self._train(order, carried)
             case machine.Evaluate(round_):
@@ -425,6 +433,7 @@ class Daemon:
             self._layout = hello
             self._durable = Durable(self._outer, self._plane.peers.buffers.give, self._place(hello))
             self._spawn(self._restore(self._durable))
+            self._begin_uploads(self._durable)
             log.info(f"the trainer is up: {hello.numel:,} parameters on {hello.ranks} local ranks")
         elif self._layout is not None and self._layout.layout != hello.layout:
             raise Refused("the trainer came back with another model than it had before")
@@ -440,6 +449,15 @@ class Daemon:
         about = About(self._run, self._config.model)
         limit = Shares.of(self._config.disk * 1e9, hello.numel, self._run.inner.optimizer).outer
         return Place(folder, mark, hello.layout, checkpoint.every, limit, about=about)
+
+    def _begin_uploads(self, durable: Durable) -> None:
+        """Where the run has a remote store, for when it is this node's turn."""
+        if not self._run.checkpoint.remote or not self._config.durable:
+            return
+        folder = self._options.state_dir / "outer" / self._run_mark.hex()
+        self._uploads = Uploads(folder, self._run.checkpoint, self._plane.peers.spare.take)
+        durable.on_snapshot = self._uploads.taken
+        self._spawn(self._uploads.run())
 
     async def _restore(self, durable: Durable) -> None:
         """Begin with what an earlier life left on the disk."""
@@ -458,11 +476,31 @@ class Daemon:
         sum_ = hashlib.blake2b(msgspec.json.encode(self._layout.layout), digest_size=16).digest()
         self._report(0, layout=pb.Layout(numel=self._layout.numel, digest=sum_))
 
-    async def _initialised(self) -> None:
+    async def _begin(self) -> None:
+        """Make state_0 of what the run's config says."""
+        outer, hello, url = self._outer, self._layout, self._run.init_from
+        assert outer is not None and hello is not None
+        log.info(f"first member: the run begins with {url}")
+
+        def progress(share: float) -> None:
+            self._pulse = Pulse(time.monotonic(), int(100 * share))
+
+        model = None if self._config.model else self._run.model
+        loading = Beginning(hello.layout, model, outer.vectors.anchor, outer.vectors.momentum, progress)
+        try:
+            begun = await self._compute(lambda: loading.load(url, self._run.init_momentum))
+        except AtollError as error:
+            await self._say_goodbye(str(error))  # at once: it is another's turn
+            raise
+        log.info(f"state 0 is {begun.what}")
+        await self._initialised(begun.momentum)
+
+    async def _initialised(self, momentum: bool = False) -> None:
         assert self._outer is not None
         if self._durable is not None:
             self._durable.doubt()  # it may have one that was made before, and went with all others who had it
-        await self._compute(self._outer.initialised)
+        outer = self._outer
+        await self._compute(lambda: outer.initialised(momentum))
         await self._settled(alone=True)
 
     # Reduce
@@ -675,6 +713,8 @@ class Daemon:
             "disk_round": self._durable.proven if self._durable is not None else -1,
             "disk_bytes": self._durable.size if self._durable is not None else 0,
             "disk_trouble": self._durable.trouble if self._durable is not None else "",
+            "remote_round": self._uploads.newest if self._uploads is not None else -1,
+            "remote_trouble": self._uploads.trouble if self._uploads is not None else "",
         }
 
     def leave(self) -> None:

@@ -76,6 +76,7 @@ class Durable:
         self._quick = ThreadPoolExecutor(1, "log")
         self._slow = ThreadPoolExecutor(1, "snapshot", _give_way)
         self.keeps = True  # this node is one of those that hold full copies
+        self.on_snapshot: Callable[[], None] = lambda: None
         self._troubles: dict[str, str] = {}  # what does not work now, and why
         if place is not None:
             self._open(place)
@@ -316,6 +317,7 @@ class Durable:
                 self._snapshots = [new, *kept]
             self._doubted = self._doubted and not doubted
             self._troubles.pop(NO_SNAPSHOT, None)
+            self.on_snapshot()
             if self._log is not None:
                 await loop.run_in_executor(self._quick, self._tidy, self._log)
         except (Torn, Flipped, OSError) as error:

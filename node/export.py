@@ -149,9 +149,9 @@ def look(folder: Path) -> Kept | None:
     return None
 
 
-def states(kept: Kept, round_: int) -> Iterator[tuple[slice, NDArray[np.float32], bytes]]:
-    """The state of a round, chunk by chunk: where it lies in the flat vector, its anchor, the digest of anchor and
-    momentum. Raises `Lacking`."""
+def states(kept: Kept, round_: int) -> Iterator[tuple[slice, NDArray[np.float32], NDArray[np.float32], bytes]]:
+    """The state of a round, chunk by chunk: where it lies in the flat vector, its anchor, its momentum, the digest
+    of both. Raises `Lacking`."""
     config, chunks = kept.about.run, kept.chunks
     codec = make(config.reduce.codec, config.reduce.block, config.reduce.scales)
     rule = rule_of(config.outer)
@@ -169,7 +169,7 @@ def states(kept: Kept, round_: int) -> Iterator[tuple[slice, NDArray[np.float32]
             except Malformed as error:
                 raise Lacking(k, f"chunk {c} of sealed round {k}: {error}") from None
             rule.at(k).step(anchor, momentum, delta, scratch)
-        yield chunks.span(c), anchor, digest(both)
+        yield chunks.span(c), anchor, momentum, digest(both)
 
 
 def _stored(kept: Kept, c: int, most: int) -> tuple[int, NDArray[np.float32]]:
@@ -206,7 +206,7 @@ def _write(kept: Kept, round_: int, out: Path, tensors: Layout, naming: Naming, 
     start = len(header_of({"format": "pt", **facts}, tensors))
     with appearing(out, start + 4 * kept.chunks.numel, room, PUBLIC) as file:
         sums = []
-        for span, anchor, sum_ in states(kept, round_):
+        for span, anchor, _, sum_ in states(kept, round_):
             write_all(file, [anchor.data.cast("B")], start + 4 * span.start)
             sums.append(sum_)
         facts["state_digest"] = root(sums).hex()

@@ -40,11 +40,12 @@ class OuterState:
         """The round the whole state stands at; -1 while its chunks differ or there is none."""
         return self.at[0] if len(set(self.at)) == 1 else -1
 
-    def initialised(self) -> None:
-        """The anchor was written by the trainer: this is state_0."""
+    def initialised(self, momentum: bool = False) -> None:
+        """The anchor was written, by the trainer or from a file: this is state_0. `momentum`: it was, too."""
         with self._turn:
             self._still = False
-            self.vectors.momentum[:] = 0.0
+            if not momentum:
+                self.vectors.momentum[:] = 0.0
             self.at = [0] * self.chunks.count
         self.settle()
 

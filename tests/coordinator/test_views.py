@@ -116,3 +116,20 @@ def test_so_many_nodes_keep_copies_as_the_run_says_and_first_those_that_can_be_d
     assert keepers() == ["n2", "n4"]
     state = replace(state, config=CONFIG)
     assert keepers() == ["n2", "n4"], "all but the reducer"
+
+
+def test_who_keeps_copies_sends_them_to_the_remote_store_in_turn() -> None:
+    state = State(replace(CONFIG, checkpoint=CheckpointConfig(remote="s3://bucket", copies=2)))
+    for i in range(1, 7):
+        state, _ = step(state, ev.Joined(NodeId(f"n{i}"), 1, f"n{i}", f"n{i}:1", f"n{i}", i == 1), 0.0)
+
+    def turns() -> dict[str, int]:
+        found = {node: view.view(state, node).upload for node in state.members.here}
+        return {node: turn for node, turn in found.items() if turn}
+
+    assert turns() == {"n2": 1, "n3": 2}
+    state, _ = step(state, ev.Leaving(NodeId("n2"), 1, "bye"), 1.0)
+    assert turns() == {"n3": 1, "n4": 2}
+    state = replace(state, config=replace(CONFIG, checkpoint=CheckpointConfig(remote="s3://bucket")))
+    assert turns() == {"n3": 1, "n4": 2, "n5": 3, "n6": 4}
+    assert not view.view(replace(state, config=CONFIG), NodeId("n3")).upload

@@ -1,0 +1,161 @@
+"""Sends this node's checkpoints to the run's remote store, from what it has on its disk.
+
+    a snapshot is taken --> is a checkpoint due? --> the snapshot's and the log's files are held --> the store
+
+All nodes have the same state, and one is enough to send it: the coordinator numbers a few (`View.upload`), and
+each sends only when the store's newest checkpoint is so old that all before it must have failed. Pieces pass
+through the cap that what is not the reduce's gets of the link. It works in a thread of its own; whatever fails
+there is a sentence, is tried again later, and holds nothing up.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.comm.config import CheckpointConfig
+from atoll.comm.errors import AtollError
+from atoll.node import export, snapshots
+from atoll.node.export import Kept, Lacking
+from atoll.node.sealed_log import SealedLog
+from atoll.node.store import Facts, Piece, Store, folder_of
+
+log = logging.getLogger("atoll.node")
+HELD = "upload"  # folder, in the run's
+RETRY, MOST = 30.0, 1800.0  # seconds until the next try: at first, and at most
+
+
+class _Closing(Exception):
+    """The node stops."""
+
+
+@dataclass
+class Uploads:
+    """`run` it until cancelled; say `taken` when there is a new snapshot."""
+
+    folder: Path  # of the run's snapshots and log
+    checkpoint: CheckpointConfig
+    allow: Callable[[int], Awaitable[None]]  # returns when so many bytes may be sent
+    turn: int = 0  # as the coordinator says; 0: others send
+    trouble: str = ""  # why the last try failed
+    newest: int = -1  # round of the newest checkpoint that this node has sent
+
+    def __post_init__(self) -> None:
+        self._new, self._idle = asyncio.Event(), asyncio.Event()
+        self._closing = threading.Event()
+        shutil.rmtree(self.folder / HELD, ignore_errors=True)  # of a daemon that was killed
+
+    def taken(self) -> None:
+        self._new.set()
+        self._idle.clear()
+
+    async def run(self) -> None:
+        pause = RETRY
+        try:
+            while True:
+                await self._new.wait()
+                self._new.clear()
+                if not self.turn or self._told(await self._in_thread()):
+                    pause = RETRY
+                else:
+                    asyncio.get_running_loop().call_later(pause, self.taken)
+                    pause = min(2 * pause, MOST)
+                if not self._new.is_set():
+                    self._idle.set()
+        finally:
+            self._closing.set()
+
+    async def idle(self) -> None:
+        """Wait until all that was taken is sent, or failed."""
+        await self._idle.wait()
+
+    def _told(self, error: Exception | None) -> bool:
+        """Whether it went well."""
+        if error is None:
+            self.trouble = ""
+        else:
+            why = str(error) if isinstance(error, AtollError | Lacking) else f"{type(error).__name__}: {error}"
+            if not self.trouble:
+                log.warning(f"no checkpoint goes to {self.checkpoint.remote}: {why}; it is tried again")
+            self.trouble = why
+        return error is None
+
+    async def _in_thread(self) -> Exception | None:
+        """One that ends with the process, if the store does not answer."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Exception | None] = loop.create_future()
+
+        def tell(error: Exception | None) -> None:
+            if not done.done():
+                done.set_result(error)
+
+        def work() -> None:
+            error: Exception | None = None
+            try:
+                self._send_if_due(lambda size: self._wait(loop, size))
+            except _Closing:
+                return
+            except Exception as failed:  # each kind of store raises its own
+                error = failed
+            if not self._closing.is_set():
+                loop.call_soon_threadsafe(tell, error)
+
+        threading.Thread(target=work, name="upload", daemon=True).start()
+        return await done
+
+    def _wait(self, loop: asyncio.AbstractEventLoop, size: int) -> None:
+        if self._closing.is_set():
+            raise _Closing
+        asyncio.run_coroutine_threadsafe(_awaited(self.allow(size)), loop).result()
+
+    def _send_if_due(self, allow: Callable[[int], None]) -> None:
+        """In the thread."""
+        kept = export.look(self.folder)
+        if kept is None or not kept.rounds:
+            return
+        store = Store(folder_of(self.checkpoint.remote, kept.about.run.name, kept.mark))
+        there = max(store.rounds(), default=0)
+        if kept.rounds[0] - there < self.turn * self.checkpoint.remote_every:
+            return
+        with held(self.folder, kept) as mine:
+            round_ = mine.rounds[0]
+            of = next(s for s in mine.snapshots if s.first <= round_)
+            run = mine.about.run.name
+            facts = Facts(run, mine.mark, round_, of.tokens, of.first, mine.chunks.chunk, mine.layout)
+            sent = store.write(facts, (Piece(*state[1:]) for state in export.states(mine, round_)), allow)
+        self.newest = round_
+        mega = sum(file.size for file in sent.files.values()) / 1e6
+        log.info(f"sent the checkpoint of round {round_}, {mega:,.1f} MB, to {store.url}")
+        store.retain(self.checkpoint.remote_keep)
+
+
+@contextmanager
+def held(folder: Path, kept: Kept) -> Iterator[Kept]:
+    """The same, which the daemon does not remove meanwhile: links to the files. Raises `Lacking`, `OSError`."""
+    own = folder / HELD
+    shutil.rmtree(own, ignore_errors=True)
+    own.mkdir()
+    try:
+        for path in (*kept.files, *folder.glob("sealed-*[0-9]")):
+            try:
+                os.link(path, own / path.name)
+            except FileNotFoundError:  # removed by now
+                continue
+        mark = bytes.fromhex(kept.mark)
+        found = tuple(snapshots.find(own, mark, kept.layout, kept.chunks))
+        log_ = SealedLog(own, mark, kept.chunks.count)
+        mine = Kept(kept.about, kept.mark, kept.layout, kept.chunks, found, log_)
+        if not mine.rounds:
+            raise Lacking(0, "its snapshots were replaced meanwhile")
+        yield mine
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+
+
+async def _awaited(work: Awaitable[None]) -> None:
+    await work

@@ -1,0 +1,193 @@
+"""What a run can begin with is what it was, bit for bit, or is refused with a sentence."""
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from states import MARK, RUN, TINY, Node, filled, layout_for
+from torch import Tensor
+
+from atoll.comm.config import ModelConfig
+from atoll.comm.errors import ConfigError, ResourceError
+from atoll.node import export
+from atoll.node.about import About
+from atoll.node.beginning import Beginning, Begun
+from atoll.node.export import Naming
+from atoll.node.store import ANCHOR, MANIFEST, MOMENTUM, Facts, Piece, Store, folder_of
+
+F32 = NDArray[np.float32]
+WIDE = replace(TINY, ffn_dim=64)
+
+
+def loaded(url: str, momentum: bool = True, model: ModelConfig = TINY) -> tuple[Begun, F32, F32]:
+    layout = layout_for(model)
+    vectors = np.zeros((2, sum(int(np.prod(shape)) for _, shape in layout)), np.float32)
+    shares = list[float]()
+    begun = Beginning(layout, model, vectors[0], vectors[1], shares.append).load(str(url), momentum)
+    assert shares[-1] == 1.0
+    return begun, vectors[0], vectors[1]
+
+
+def stored(node: Node, store: str, round_: int) -> Path:
+    """The state of a round as a checkpoint; its folder."""
+    kept = export.look(node.folder)
+    assert kept is not None
+    there = Store(folder_of(store, RUN.name, MARK.hex()))
+    facts = Facts(RUN.name, kept.mark, round_, 0, round_, kept.chunks.chunk, kept.layout)
+    there.write(facts, (Piece(*found[1:]) for found in export.states(kept, round_)), lambda _: None)
+    return Path(there.path, f"round-{round_:012d}")
+
+
+@pytest.mark.parametrize("up", [0, 1, 2], ids=["checkpoint", "run", "store"])
+def test_a_checkpoint_comes_back_with_anchor_and_momentum_as_they_were(up: int, tmp_path: Path) -> None:
+    node = filled(tmp_path / "node", 5)
+    anchor, momentum = node.outer.vectors.anchor, node.outer.vectors.momentum
+    stored(node, f"file://{tmp_path}/store", 4)
+    folder = stored(node, f"file://{tmp_path}/store", 5)
+    begun, a, m = loaded(f"file://{[folder, *folder.parents][up]}")
+    assert begun == Begun("the checkpoint of round 5 of run tiny, with its momentum", True)
+    assert a.tobytes() == anchor.tobytes() and m.tobytes() == momentum.tobytes()
+    begun, a, m = loaded(str(folder), momentum=False)
+    assert not begun.momentum and a.tobytes() == anchor.tobytes() and not m.any()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("naming", Naming)
+def test_what_export_writes_comes_back(naming: Naming, tied: bool, tmp_path: Path) -> None:
+    run = replace(RUN, model=replace(TINY, tied_head=tied))
+    node = filled(tmp_path / "node", 3, about=About(run))
+    out = tmp_path / "model.safetensors"
+    export.export(node.state_dir, out, naming)
+    for url in (out, tmp_path, f"file://{out}"):
+        begun, anchor, momentum = loaded(str(url), model=run.model)
+        assert anchor.tobytes() == node.anchor().tobytes()
+        assert not begun.momentum and not momentum.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_weights_in_half_precision_are_widened_and_a_tied_head_may_be_there(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    node = filled(tmp_path / "node", 1)
+    out = tmp_path / "model.safetensors"
+    export.export(node.state_dir, out, Naming.LLAMA)
+    half = {name: tensor.to(dtype) for name, tensor in load_file(out).items()}
+    save_file({**half, "lm_head.weight": half["model.embed_tokens.weight"].clone()}, out)
+    export.export(node.state_dir, tmp_path / "names" / "model.safetensors", Naming.NAMES)
+    ours = load_file(tmp_path / "names" / "model.safetensors")
+    expected = torch.cat([ours[name].to(dtype).float().flatten() for name, _ in layout_for(TINY)])
+    assert loaded(str(out))[1].tobytes() == expected.numpy().tobytes()
+
+
+def test_a_snapshot_of_a_nodes_disk_comes_back(tmp_path: Path) -> None:
+    node = filled(tmp_path / "node", 3)  # which takes one after the third round
+    [path] = node.folder.glob("snapshot-*3.safetensors")
+    begun, anchor, momentum = loaded(str(path))
+    assert begun.momentum and "round 3" in begun.what
+    assert anchor.tobytes() == node.outer.vectors.anchor.tobytes()
+    assert momentum.tobytes() == node.outer.vectors.momentum.tobytes()
+    flip(path, -9)
+    with pytest.raises(ConfigError, match=r"chunk \d+ is damaged"):
+        loaded(str(path))
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 4
+    path.write_bytes(data)
+
+
+def without(tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+    return {other: tensor for other, tensor in tensors.items() if other != name}
+
+
+@pytest.mark.parametrize(
+    "change, why",
+    [
+        (lambda t: without(t, "norm.weight"), "it lacks norm.weight of the model's 20 tensors"),
+        (lambda t: {**t, "bias": torch.zeros(3)}, "it has bias, which the model has not"),
+        (
+            lambda t: {**t, "norm.weight": torch.zeros(31)},
+            r"norm.weight has the shape \(31,\), the model's is \(32,\)",
+        ),
+        (lambda t: {**t, "norm.weight": torch.full((32,), torch.nan)}, "norm.weight holds NaN or infinity"),
+        (lambda t: {**t, "norm.weight": torch.full((32,), torch.inf)}, "norm.weight holds NaN or infinity"),
+        (lambda t: {**t, "norm.weight": torch.zeros(32, dtype=torch.int32)}, "norm.weight is of I32"),
+    ],
+)
+def test_weights_of_another_model_are_refused(
+    change: Callable[[dict[str, Tensor]], dict[str, Tensor]], why: str, tmp_path: Path
+) -> None:
+    node, out = filled(tmp_path / "node", 1), tmp_path / "model.safetensors"
+    export.export(node.state_dir, out, Naming.NAMES)
+    save_file(change(load_file(out)), out)
+    with pytest.raises(ConfigError, match=f"the run cannot begin with init_from={out}: {why}"):
+        loaded(str(out))
+
+
+@pytest.mark.parametrize("name", [ANCHOR, MOMENTUM, MANIFEST])
+def test_a_checkpoint_that_was_changed_or_cut_is_refused(name: str, tmp_path: Path) -> None:
+    folder = stored(filled(tmp_path / "node", 2), str(tmp_path / "store"), 2)
+    whole = (folder / name).read_bytes()
+    if name == MANIFEST:
+        manifest = json.loads(whole)
+        (folder / name).write_text(json.dumps({**manifest, "state_digest": "0" * 32}))
+        with pytest.raises(ConfigError, match=f"the state's digest is {manifest['state_digest']}, not 0000"):
+            loaded(str(folder))
+    else:
+        flip(folder / name, -3)
+        with pytest.raises(ConfigError, match=f"the digest of {folder / name} is .*, which {MANIFEST} has"):
+            loaded(str(folder))
+    (folder / name).write_bytes(whole[:-5])
+    with pytest.raises(ConfigError, match="damaged|bytes, .* were written"):
+        loaded(str(folder))
+    (folder / name).unlink()
+    if name == MANIFEST:
+        assert loaded(str(folder))[0].what.startswith("the weights in ")
+    else:
+        with pytest.raises(ResourceError, match="FileNotFoundError"):
+            loaded(str(folder))
+    (folder / name).write_bytes(whole)
+    with pytest.raises(ConfigError, match="has the shape"):
+        loaded(str(folder), model=WIDE)
+
+
+@pytest.mark.parametrize(
+    "data, why",
+    [
+        (b"", "it ends too early"),
+        (struct.pack("<Q", 1 << 60) + b"{}", f"its header would have {1 << 60} bytes"),
+        (struct.pack("<Q", 2) + b"{]", "its header is damaged"),
+        (struct.pack("<Q", 2) + b"[]", "its header is damaged"),
+        (struct.pack("<Q", 2) + b"{}" + b"0000", "has 4 bytes of tensors, its header says 0"),
+        (
+            struct.pack("<Q", 62) + b'{"a":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4]}}'[:62],
+            "damaged",
+        ),
+        (struct.pack("<Q", 56) + b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,4]}}  0000', "is not where"),
+    ],
+)
+def test_a_file_that_is_no_safetensors_file_is_refused(data: bytes, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match=why):
+        loaded(str(path))
+
+
+def test_what_cannot_be_read_or_is_ambiguous_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match=r"FileNotFoundError.*the first node to join has to read it"):
+        loaded(f"{tmp_path}/absent.safetensors")
+    with pytest.raises(ConfigError, match=f"neither {MANIFEST}, nor round-"):
+        loaded(str(tmp_path))
+    for run in ("a-1", "b-2"):
+        (tmp_path / run / "round-1").mkdir(parents=True)
+        (tmp_path / run / "round-1" / MANIFEST).write_text("{}")
+    with pytest.raises(ConfigError, match="checkpoints of 2 runs: give the folder of one of a-1, b-2"):
+        loaded(str(tmp_path))

@@ -1,0 +1,198 @@
+"""Checkpoints in a remote store: on a disk, in memory, and on a server that speaks S3."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+from moto.server import ThreadedMotoServer
+from safetensors.numpy import load_file
+from states import MARK, RUN, Node, filled
+
+from atoll.comm.config import CheckpointConfig
+from atoll.comm.errors import ResourceError
+from atoll.node import export, uploads
+from atoll.node.store import ANCHOR, MANIFEST, MOMENTUM, Facts, Piece, Store, folder_of, state_digest
+from atoll.node.uploads import Uploads
+
+DEADLINE = 60.0  # seconds
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """A server's address."""
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(params=["file", "memory", "s3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of an empty store."""
+    match request.param:
+        case "file":
+            return f"file://{tmp_path}/store"
+        case "memory":
+            return f"memory://{tmp_path.name}"
+        case _:
+            environment = {
+                "AWS_ENDPOINT_URL": request.getfixturevalue("s3"),
+                "AWS_ACCESS_KEY_ID": "key",
+                "AWS_SECRET_ACCESS_KEY": "secret",
+                "AWS_DEFAULT_REGION": "us-east-1",
+            }
+            for name, value in environment.items():
+                monkeypatch.setenv(name, value)
+            fsspec.filesystem("s3").mkdir(bucket := tmp_path.name.replace("_", "-")[:60].strip("-"))
+            return f"s3://{bucket}/runs"
+
+
+def state(node: Node) -> tuple[Facts, Callable[[], Iterator[Piece]]]:
+    """The newest state of a node's disk, to be written."""
+    kept = export.look(node.folder)
+    assert kept is not None
+    round_ = kept.rounds[0]
+    facts = Facts(RUN.name, kept.mark, round_, 10 * round_, round_, kept.chunks.chunk, kept.layout)
+    return facts, lambda: (Piece(*found[1:]) for found in export.states(kept, round_))
+
+
+def test_a_checkpoint_is_the_state_and_loads_without_atoll(url: str, tmp_path: Path) -> None:
+    node, sent = filled(tmp_path / "node", 5), list[int]()
+    facts, pieces = state(node)
+    store = Store(folder_of(url, "my run/1", MARK.hex()))
+    assert store.url == f"{url}/my-run-1-72727272"
+    assert store.rounds() == [] and store.manifest() is None
+    manifest = store.write(facts, pieces(), sent.append)
+    assert store.rounds() == [5] and store.manifest("round-000000000005") == manifest
+    assert sum(sent) == sum(file.size for file in manifest.files.values())
+    vectors = node.outer.vectors
+    assert manifest.state_digest == state_digest(vectors.anchor, vectors.momentum, RUN.reduce.chunk)
+    for name, vector in ((ANCHOR, vectors.anchor), (MOMENTUM, vectors.momentum)):
+        store.fs.get_file(f"{store.path}/round-000000000005/{name}", str(tmp_path / name))
+        tensors = load_file(tmp_path / name)
+        assert b"".join(tensor.tobytes() for _, tensor in sorted(tensors.items())) == vector.tobytes()
+
+
+def test_the_newest_checkpoints_stay_and_what_was_not_finished_goes(url: str, tmp_path: Path) -> None:
+    facts, pieces = state(filled(tmp_path / "node", 1))
+    store = Store(folder_of(url, "run", MARK.hex()))
+
+    def breaks() -> Iterator[Piece]:
+        yield next(pieces())
+        raise ConnectionError("the line is dead")
+
+    for round_ in (1, 2, 3, 4, 5):
+        of = Facts(facts.run, facts.run_id, round_, 0, round_, facts.chunk, facts.layout)
+        if round_ in (2, 5):
+            with pytest.raises(ConnectionError):
+                store.write(of, breaks(), lambda _: None)
+        else:
+            store.write(of, pieces(), lambda _: None)
+    assert store.rounds() == [4, 3, 1]
+    store.retain(2)
+    assert store.rounds() == [4, 3]
+    store.fs.invalidate_cache()
+    left = {path.removeprefix(store.path + "/") for path in store.fs.find(store.path)}
+    whole = {f"round-{k:012d}/{name}" for k in (3, 4) for name in (MANIFEST, ANCHOR, MOMENTUM)}
+    assert whole <= left and {path.split("/")[0] for path in left - whole} <= {"round-000000000005"}
+
+
+async def free(_: int) -> None:
+    """The link has room."""
+
+
+async def settled(sending: Uploads, node: Node, rounds: range) -> None:
+    """Commit rounds one by one; after each the upload that may follow is over, or failed."""
+    for round_ in rounds:
+        await node.commit(round_)
+        sending.taken()
+        await sending.idle()
+
+
+def test_who_is_first_sends_a_checkpoint_when_it_is_due_and_the_next_where_the_first_fails(
+    url: str, tmp_path: Path
+) -> None:
+    config = CheckpointConfig(remote=url, remote_every=2, remote_keep=2)
+    node = filled(tmp_path / "node", 0)
+    store = Store(folder_of(url, RUN.name, MARK.hex()))
+
+    async def story() -> None:
+        sending = Uploads(node.folder, config, free)
+        task = asyncio.create_task(sending.run())
+        await settled(sending, node, range(1, 4))
+        assert store.rounds() == []  # it is not its turn
+        sending.turn = 3
+        await settled(sending, node, range(4, 6))
+        assert store.rounds() == []  # those before it may yet
+        await settled(sending, node, range(6, 7))
+        assert store.rounds() == [6]  # they did not
+        sending.turn = 1
+        await settled(sending, node, range(7, 13))
+        assert store.rounds() == [12, 10]
+        assert sending.newest == 12 and not sending.trouble
+        task.cancel()
+
+    asyncio.run(story())
+    assert not (node.folder / uploads.HELD).exists()
+
+
+def test_a_store_that_fails_is_a_sentence_and_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "RETRY", 0.01)
+    node, blocked = filled(tmp_path / "node", 1), tmp_path / "store"
+    blocked.write_text("a file where the folder should be")
+    config = CheckpointConfig(remote=f"file://{blocked}", remote_every=1)
+
+    async def story() -> None:
+        sending = Uploads(node.folder, config, free, turn=1)
+        task = asyncio.create_task(sending.run())
+        sending.taken()
+        await sending.idle()
+        assert "NotADirectoryError" in sending.trouble or "FileExistsError" in sending.trouble
+        blocked.unlink()
+        async with asyncio.timeout(DEADLINE):
+            while sending.newest < 1:
+                await asyncio.sleep(0.01)
+        assert not sending.trouble
+        task.cancel()
+
+    with caplog.at_level(logging.WARNING, "atoll.node"):
+        asyncio.run(story())
+    [said] = [r.message for r in caplog.records]
+    assert said.startswith(f"no checkpoint goes to file://{blocked}: ") and said.endswith("; it is tried again")
+
+
+def test_a_checkpoint_waits_for_the_link_and_outlives_the_files_that_the_node_removes(tmp_path: Path) -> None:
+    node = filled(tmp_path / "node", 1)
+    config = CheckpointConfig(remote=f"file://{tmp_path}/store", remote_every=1)
+    asked, may = asyncio.Event(), asyncio.Event()
+
+    async def reduce_first(_: int) -> None:
+        asked.set()
+        await may.wait()
+
+    async def story() -> None:
+        sending = Uploads(node.folder, config, reduce_first, turn=1)
+        task = asyncio.create_task(sending.run())
+        sending.taken()
+        await asyncio.wait_for(asked.wait(), DEADLINE)
+        before = {path.name for path in node.folder.glob("s*-*")}
+        await node.commit(*range(2, 12))
+        assert not before & {path.name for path in node.folder.glob("s*-*")}
+        may.set()
+        await sending.idle()
+        assert sending.newest == 1
+        task.cancel()
+
+    asyncio.run(story())
+    assert Store(folder_of(config.remote, RUN.name, MARK.hex())).rounds() == [1]
+
+
+def test_a_store_that_this_machine_has_no_client_for_is_a_sentence() -> None:
+    with pytest.raises(ResourceError, match="nowhere://a/b cannot be used: Protocol not known: nowhere"):
+        Store("nowhere://a/b")

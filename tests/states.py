@@ -1,0 +1,76 @@
+"""A node's state directory, filled as its daemon fills it."""
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atoll.comm.chunks import Chunks
+from atoll.comm.codec import make
+from atoll.comm.config import ModelConfig, ReduceConfig, RunConfig
+from atoll.comm.digest import digest
+from atoll.comm.octets import U8
+from atoll.node.about import About
+from atoll.node.durable import Durable, Place
+from atoll.node.flat import layout_of
+from atoll.node.method import rule_of
+from atoll.node.model import build
+from atoll.node.outer import OuterState
+from atoll.node.snapshots import Layout
+from atoll.node.vectors import Vectors
+
+TINY = ModelConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=4, ffn_dim=48, seq_len=16)
+RUN = RunConfig(name="tiny", model=TINY, reduce=ReduceConfig(chunk=4096))
+MARK = b"r" * 16
+
+
+def layout_for(model: ModelConfig) -> Layout:
+    return tuple((slot.name, slot.shape) for slot in layout_of(build(model)).slots)
+
+
+class Node:
+    """A node's state directory, filled as its daemon fills it."""
+
+    def __init__(self, folder: Path, about: About | None = None, layout: Layout = (), mark: bytes = MARK) -> None:
+        about = about or About(RUN)
+        self.state_dir, self.run, self.folder = folder, about.run, folder / "outer" / mark.hex()
+        layout = layout or layout_for(about.run.model)
+        self.chunks = Chunks(sum(math.prod(shape) for _, shape in layout), self.run.reduce.chunk)
+        self.codec = make(self.run.reduce.codec, self.run.reduce.block, self.run.reduce.scales)
+        vectors = Vectors.create(self.chunks.numel, folder, folder / "shm")
+        self.outer = OuterState(vectors, self.chunks, self.codec, rule_of(self.run.outer))
+        place = Place(self.folder, mark, layout, 3, about=about)
+        self.disk = Durable(self.outer, lambda _: None, place)
+
+    async def commit(self, *rounds: int) -> None:
+        for round_ in rounds:
+            if not round_:
+                rng = np.random.default_rng(0)
+                self.outer.vectors.anchor[:] = rng.standard_normal(self.chunks.numel, dtype=np.float32)
+                self.outer.initialised()
+            else:
+                payloads = self.sealed(round_)
+                for c, payload in enumerate(payloads):
+                    self.outer.apply(c, payload)
+                self.disk.committed(round_, payloads, [digest(payload) for payload in payloads])
+                self.outer.settle()
+            self.disk.settled(round_, 10 * round_)
+            await self.disk.quiet()
+
+    def sealed(self, round_: int) -> list[U8]:
+        delta = np.random.default_rng(round_).standard_normal(self.chunks.numel, dtype=np.float32)
+        payloads = [np.empty(self.codec.size(self.chunks.size(c)), np.uint8) for c in range(self.chunks.count)]
+        for c, payload in enumerate(payloads):
+            self.codec.encode(delta[self.chunks.span(c)], payload)
+        return payloads
+
+    def anchor(self) -> "np.ndarray[Any, np.dtype[np.float32]]":
+        return np.array(self.outer.vectors.anchor)
+
+
+def filled(folder: Path, rounds: int, **node: Any) -> Node:
+    made = Node(folder, **node)
+    asyncio.run(made.commit(*range(rounds + 1)))
+    return made
