@@ -5,6 +5,7 @@ each batch; what rank 0 alone knows (the daemon's wish to finish, that the daemo
 others in the sum that averages the loss, so that all ranks leave the loop after the same step.
 """
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -80,6 +81,10 @@ class Learner:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     rewarming: Rewarming = field(default_factory=Rewarming)  # over, unless the moments were lost
+    may_step: threading.Event = field(default_factory=threading.Event)  # the moments are not being copied
+
+    def __post_init__(self) -> None:
+        self.may_step.set()
 
 
 class Pace:
@@ -146,6 +151,7 @@ def step(learner: Learner, sequences: Tensor, rate: float) -> float:
         group["lr"] = rate
     loss = cross_entropy(learner.model, sequences)
     loss.backward()  # type: ignore[no-untyped-call]
+    learner.may_step.wait()
     # An infinity or NaN would stay in the optimizer's moments for the rest of the run: such a step is left out.
     if clip_gradients(learner.model, learner.run.inner.clip):
         learner.optimizer.step()

@@ -1,9 +1,9 @@
 """The inner optimizer's state outlives the trainer: written in the background, read when a trainer starts.
 
 After a round's inner steps, while the round is reduced, a thread of every local rank copies its shards of the
-moments to host memory, and writes the copy through torch.distributed.checkpoint (`Moments.keep`); the next round's
-steps wait for the copy, if for anything (`Moments.ready`). A trainer that starts
-takes the newest that is older than the round it is to train (`Moments.ready`): a round that was trained and did
+moments to host memory, and writes the copy through torch.distributed.checkpoint (`Moments.keep`); the optimizer's
+next step waits for the copy, but for nothing else (`Learner.may_step`). A trainer that starts
+takes the newest that is older than the round it is to train (`Moments.restore`): a round that was trained and did
 not commit is then trained again from what it began with. The file of each rank says which rows it has, so another
 number of ranks finds its own.
 
@@ -14,7 +14,6 @@ DCP's helpers for optimizers are not used: they take a step of a fresh optimizer
 """
 
 import os
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -57,7 +56,7 @@ class Moments:
         self._group = dist.new_group(backend="gloo", timeout=LONG)  # the writing threads': training has its own
         self._thread = ThreadPoolExecutor(1, "moments", self._begin_thread)
         self._writing: Future[None] | None = None
-        self._copied = threading.Event()  # the moments may change
+        self._copied = learner.may_step
         self._copied.set()
         self._newest: int | None = None
         self._trouble = False
@@ -69,14 +68,9 @@ class Moments:
 
     # Reading
 
-    def ready(self, order: Train) -> None:
-        """Before inner steps: they may change the moments."""
-        self._copied.wait()
-        self._restore(order)
-
-    def _restore(self, order: Train) -> None:
-        """Once in a trainer's life: the moments as they were before that round, or the learning rate rises. A
-        run's first round has a warm-up of its own."""
+    def restore(self, order: Train) -> None:
+        """Before inner steps, once in a trainer's life: the moments as they were before that round, or the
+        learning rate rises. A run's first round has a warm-up of its own."""
         if not self._fresh:
             return
         self._fresh = False

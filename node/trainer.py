@@ -291,7 +291,7 @@ def serve(commands: Commands, learner: Learner, layout: Layout, moments: Moments
                 commands.send(channel.Initialised())
             case channel.Train() as order:
                 assert vectors, "Train before Attach"
-                moments.ready(order)
+                moments.restore(order)
                 read_shards(learner.model, layout, vectors.local if order.resume else vectors.anchor)
                 try:
                     ready = train(learner, order, lambda: commands.interrupt(order.round), commands.send)
