@@ -68,7 +68,8 @@ class DeltaEncoder:
         for part in shown:
             part.flags.writeable = False
         self.encoded = EncodedVector(shown)
-        self._scratch = [np.empty(min(chunks.chunk, chunks.numel), np.float32) for _ in range(threads())]
+        largest = max(e.stop - e.start for e, _ in codec.parts(min(chunks.chunk, chunks.numel)))
+        self._scratch = [np.empty(largest, np.float32) for _ in range(threads())]
         self._at_once = AT_ONCE * len(self._scratch)
 
     async def run(self, compute: Callable[[Callable[[], int]], Awaitable[int]]) -> None:
@@ -90,10 +91,13 @@ class DeltaEncoder:
 
     def _encode(self, chunks: range, scratch: F32) -> None:
         for c in chunks:
-            span, delta = self._chunks.span(c), scratch[: self._chunks.size(c)]
-            with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what comes of it
-                np.subtract(self._anchor[span], self._local[span], out=delta)
-            try:
-                self._codec.encode(delta, self._parts[c])
-            except NonFinite as error:
-                raise NonFinite("the delta holds NaN or infinity", span.start + error.element) from None
+            first = self._chunks.span(c).start
+            for elements, octets in self._codec.parts(self._chunks.size(c)):
+                part = slice(first + elements.start, first + elements.stop)
+                delta = scratch[: part.stop - part.start]
+                with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what comes of it
+                    np.subtract(self._anchor[part], self._local[part], out=delta)
+                try:
+                    self._codec.encode(delta, self._parts[c][octets])
+                except NonFinite as error:
+                    raise NonFinite("the delta holds NaN or infinity", part.start + error.element) from None
