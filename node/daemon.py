@@ -602,7 +602,8 @@ class Daemon:
         assert outer is not None
         self._stop_reduce()
         self._new_round(RoundBuffers())
-        if order.scratch:
+        if order.differs:
+            log.warning(f"its state of round {view.committed} is not the run's: fetches the chunks that differ")
             outer.distrust()
             if self._durable is not None:
                 self._durable.doubt()
@@ -612,15 +613,18 @@ class Daemon:
         target = Target(Round(view.committed), view.state_digest, donors)
         started, before = time.monotonic(), self._plane.bytes_down
         try:
-            await recover(self._plane, outer, self._codec, target, self._worker, self._on_recovery)
+            took = await recover(self._plane, outer, self._codec, target, self._worker, self._on_recovery)
         except MovedOn as moved:
             log.info(f"recovering: {moved}; trying again")
             await asyncio.sleep(0.2)  # the next view may name other donors
             self._events.put_nowait(machine.MoveFailed(outer.round))
             return
-        fetched, seconds = self._plane.bytes_down - before, time.monotonic() - started
+        size, seconds = self._plane.bytes_down - before, time.monotonic() - started
         self.recovering = ""
-        log.info(f"has the state of round {view.committed}: fetched {fetched / 1e6:.2f} MB in {seconds:.2f} s")
+        log.info(
+            f"has the state of round {view.committed}: fetched {took.fetched} of {took.of} chunks, "
+            f"{size / 1e6:.2f} MB in {seconds:.2f} s"
+        )
         await self._settled()
 
     def _on_recovery(self, standing: Standing) -> None:

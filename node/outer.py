@@ -92,10 +92,10 @@ class OuterState:
             self._aside = True
 
     def distrust(self) -> None:
-        """Nothing of the state is worth keeping: every chunk is to be fetched."""
+        """The state is not the run's: peers get nothing of it, and no work is beyond it. Digests tell which chunks
+        differ."""
         with self._turn:
             self._still = False
-            self.at = [-1] * self.chunks.count
         self._aside = False
 
     def settle(self) -> bytes:

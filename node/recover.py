@@ -88,15 +88,15 @@ async def recover(
     target: Target,
     worker: Executor,
     on_progress: Callable[[Standing], None],
-) -> None:
-    """Make `outer` the state of `target.round`. Raises `MovedOn`.
+) -> Standing:
+    """Make `outer` the state of `target.round`; returns what that took. Raises `MovedOn`.
 
     `worker` is the one thread that may touch `outer`'s arithmetic.
     """
     if not target.donors:
         raise MovedOn(f"no member holds the state of round {target.round}")
     wanted, donors = await _digest_list(plane, outer, target)
-    await _Recovery(plane, outer, codec, target.round, wanted, donors, worker, on_progress).run()
+    return await _Recovery(plane, outer, codec, target.round, wanted, donors, worker, on_progress).run()
 
 
 async def _digest_list(plane: DataPlane, outer: OuterState, target: Target) -> tuple[list[bytes], list[Donor]]:
@@ -141,7 +141,7 @@ class _Recovery:
         self._limits: dict[Errand, asyncio.Timeout] = {}  # to end an errand that is of no more use
         self._changed = asyncio.Event()  # set, and replaced, when a stream without work should look again
 
-    async def run(self) -> None:
+    async def run(self) -> Standing:
         self._errands = Errands(await self._lacking())
         self._progress.done = self._progress.of - self._errands.left
         async with asyncio.TaskGroup() as self._group:
@@ -149,6 +149,7 @@ class _Recovery:
                 self._next_donor()
         if left := self._errands.left:
             raise MovedOn(f"{left} of {self._progress.of} chunks of round {self._round} could not be had")
+        return self._progress
 
     async def _lacking(self) -> list[int]:
         outer = self._outer

@@ -174,6 +174,23 @@ def test_a_flipped_bit_in_one_chunk_is_found_and_only_that_chunk_is_fetched(tmp_
         assert a.plane.bytes_up - before < 8 * 1024 + 1000
 
 
+@pytest.mark.parametrize("vector", ["anchor", "momentum"])
+def test_a_node_whose_state_is_not_the_runs_fetches_what_differs(tmp_path: Path, vector: str) -> None:
+    @with_peers(tmp_path, "a", "b")
+    async def _(a: Peer, b: Peer) -> None:
+        a.initialise()
+        b.initialise()
+        assert await a.commit(1) == await b.commit(1)
+        getattr(b.outer.vectors, vector).view(np.uint32)[1500] ^= 1 << 20
+        sum_, wrong = await a.commit(2), await b.commit(2)
+        assert wrong != sum_
+        b.outer.distrust()
+        assert b.outer.digests(Round(2)) is None, "nobody is served from it"
+        asked = served(a)
+        await bring(b, 2, sum_, a)
+        assert asked == [1] and b.outer.settle() == sum_ and b.bits() == a.bits()
+
+
 def test_no_donor_is_told_at_once(tmp_path: Path) -> None:
     @with_peers(tmp_path, "b")
     async def _(b: Peer) -> None:
