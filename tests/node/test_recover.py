@@ -1,6 +1,7 @@
 """Recovery over real sockets on loopback: from a snapshot, from sealed bytes, from a donor that moves on."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from atoll.comm import wire
 from atoll.comm.chunks import Chunks
 from atoll.comm.codec import make
 from atoll.comm.config import CodecName
@@ -286,6 +288,36 @@ def test_a_donor_that_dies_half_way_costs_a_chunk_for_each_stream(tmp_path: Path
         await bring(joiner, 0, sum_, dying, a)
         assert dead and joiner.bits() == a.bits()
         assert len(asked) + len(given) <= CHUNKS.count + LEAST
+
+
+def test_a_donor_that_is_silent_at_first_delays_nothing(tmp_path: Path) -> None:
+    @with_peers(tmp_path, "a", "joiner")
+    async def _(a: Peer, joiner: Peer) -> None:
+        sum_ = a.initialise()
+        with socket.create_server(("127.0.0.1", 0)) as stopped:  # as the kernel answers for a stopped process
+            silent = Donor(NodeId("silent"), f"127.0.0.1:{stopped.getsockname()[1]}")
+            target = Target(Round(0), sum_, (silent, a.donor))
+            async with asyncio.timeout(wire.HANDSHAKE / 2):
+                with ThreadPoolExecutor(1) as worker:
+                    await recover(joiner.plane, joiner.outer, CODEC, target, worker, lambda _: None)
+        assert joiner.bits() == a.bits()
+
+
+def test_a_donor_does_not_warn_of_answers_that_nobody_waits_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    @with_peers(tmp_path, "a", "joiner")
+    async def _(a: Peer, joiner: Peer) -> None:
+        a.initialise()
+        link = await joiner.plane.dial(a.name, a.plane.address)
+        await wire.send(link, wire.unfenced(wire.Kind.GET_STATE, Round(0), 0))
+        while a.plane.bytes_up < CHUNKS.size(0):
+            await asyncio.sleep(0)
+        link.close()  # without a look at the answer
+        while a.plane._accepted:
+            await asyncio.sleep(0)  # until the donor has noticed
+
+    assert not [r.message for r in caplog.records if r.levelname == "WARNING"]
 
 
 # Which chunk next
