@@ -130,6 +130,25 @@ def test_a_node_with_a_flipped_bit_is_named_repaired_and_counts_in_the_round_aft
         assert not w.unwell()
 
 
+def test_a_joiner_trains_at_once_and_its_first_contribution_has_all_its_own_steps() -> None:
+    with world(members(3), [1.0] * 3) as w:
+        middle_of_a_round(w)
+        joiner, missed = w.nodes[w.add_host(1.0).name], w.durable.round.number
+
+        def counted() -> bool:
+            return w.durable.pending is not None and joiner.me in w.durable.pending.contributors
+
+        assert w.until(counted, 40.0)
+        record = w.durable.pending
+        assert record is not None and record.round == missed + 1
+        first = w.truth.contributed[joiner.session, record.round]
+        assert list(first) == joiner.steps[: len(first)] and not joiner.lost, "steps of its own are lost"
+        tokens = record.contributors[joiner.me]
+        others = [weight for node, weight in record.contributors.items() if node != joiner.me]
+        assert tokens == len(first) * w.config.model.seq_len
+        assert tokens > 1.2 * max(others), "it has what it trained in the round that it missed"
+
+
 def levels(world: World) -> list[int]:
     """Of the commits so far."""
     records = {record.round: record.levels for record in world.service.journal.rounds()}
