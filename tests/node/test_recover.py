@@ -1,6 +1,7 @@
 """Recovery over real sockets on loopback: from a snapshot, from sealed bytes, from a donor that moves on."""
 
 import asyncio
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +21,8 @@ from atoll.comm.plane import DataPlane
 from atoll.node.durable import Durable, Place
 from atoll.node.errands import Errands
 from atoll.node.outer import OuterState
-from atoll.node.recover import LEAST, Donor, MovedOn, Target, recover
-from atoll.node.vectors import Vectors
+from atoll.node.recover import LEAST, Donor, MovedOn, Standing, Target, recover
+from atoll.node.vectors import Vectors, clear_stale
 from atoll.outer_opt.nesterov import Nesterov
 
 NUMEL, CHUNKS = 5000, Chunks(5000, 1024)
@@ -34,7 +35,9 @@ class Peer:
 
     def __init__(self, folder: Path, name: str) -> None:
         self.name = NodeId(name)
-        self.outer = OuterState(Vectors.create(NUMEL, folder, folder / "shm"), CHUNKS, CODEC, Nesterov(0.7, 0.9))
+        self.outer = OuterState(
+            Vectors.create(NUMEL, folder, folder / "shm", name), CHUNKS, CODEC, Nesterov(0.7, 0.9)
+        )
         place = Place(folder / "disk", bytes(16), (("all", (NUMEL,)),), 4)
         self.disk = Durable(self.outer, lambda buffer: None, place)
         self.state, self.digests = self.outer.state, self.outer.digests
@@ -96,10 +99,16 @@ def with_peers(folder: Path, *names: str) -> Callable[[Callable[..., Awaitable[N
     return run
 
 
-async def bring(joiner: Peer, round_: int, digest: bytes, *donors: Peer) -> None:
+async def bring(
+    joiner: Peer,
+    round_: int,
+    digest: bytes,
+    *donors: Peer,
+    on_progress: Callable[[Standing], None] = lambda _: None,
+) -> None:
     target = Target(Round(round_), digest, tuple(d.donor for d in donors))
     with ThreadPoolExecutor(1) as worker:
-        await recover(joiner.plane, joiner.outer, CODEC, target, worker, lambda progress: None)
+        await recover(joiner.plane, joiner.outer, CODEC, target, worker, on_progress)
 
 
 def test_a_joiner_gets_anchor_and_momentum_bit_for_bit(tmp_path: Path) -> None:
@@ -318,6 +327,34 @@ def test_a_donor_does_not_warn_of_answers_that_nobody_waits_for(
             await asyncio.sleep(0)  # until the donor has noticed
 
     assert not [r.message for r in caplog.records if r.levelname == "WARNING"]
+
+
+def test_a_joiner_that_is_killed_half_way_fetches_the_rest(tmp_path: Path) -> None:
+    @with_peers(tmp_path, "a")
+    async def _(a: Peer) -> None:
+        a.initialise()
+        sum_ = await a.commit(1)
+        joiner = Peer(tmp_path / "joiner", "joiner")
+        await joiner.up()
+        asked, arrived = served(a), asyncio.Event()
+        task = asyncio.create_task(bring(joiner, 1, sum_, a, on_progress=lambda _: arrived.set()))
+        await arrived.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await joiner.plane.close()
+        os.close(joiner.outer.vectors.lock)  # as the system does for a killed process
+        here = [c for c in range(CHUNKS.count) if joiner.outer.at[c] == 1]
+        clear_stale(tmp_path / "joiner", tmp_path / "joiner" / "shm")
+        again = Peer(tmp_path / "joiner", "joiner")
+        await again.up()
+        assert again.disk.restore() < 0
+        again.outer.resume()
+        assert here and again.outer.at == [1 if c in here else -1 for c in range(CHUNKS.count)]
+        asked.clear()
+        await bring(again, 1, sum_, a)
+        assert sorted(asked) == [c for c in range(CHUNKS.count) if c not in here]
+        assert again.outer.settle() == sum_ and again.bits() == a.bits()
+        await again.down()
 
 
 # Which chunk next
