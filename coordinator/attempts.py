@@ -268,6 +268,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         predictions=r.predictions,
         regions=tuple(tuple(near[g]) for g in sorted(near)),
         rates={n: (here[n].up, here[n].down) for n in members_ if here[n].up},
+        norms={n: c.norm for n, (c, _) in parts.items()},
         lacking={
             c: out_
             for c, s in ledger.sealed.items()

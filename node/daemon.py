@@ -412,7 +412,7 @@ class Daemon:
     def _attach(self, hello: Hello) -> None:
         """Give the trainer its vectors; allocate them at its first hello."""
         if self._outer is None:
-            vectors = Vectors.create(hello.numel, self._options.state_dir)
+            vectors = Vectors.create(hello.numel, self._options.state_dir, whose=self._whose(hello))
             chunks = Chunks(hello.numel, self._run.reduce.chunk)
             codec = make_codec(self._run.reduce.codec, self._run.reduce.block, self._run.reduce.scales)
             self._codec = codec
@@ -425,6 +425,10 @@ class Daemon:
             raise Refused("the trainer came back with another model than it had before")
         vectors = self._outer.vectors
         self._supervisor.send(Attach(vectors.path("anchor"), vectors.path("local"), hello.numel))
+
+    def _whose(self, hello: Hello) -> str:
+        """Tells vectors of this run and model from others."""
+        return f"{self._run_mark.hex()} {layout_digest(hello).hex()} {self._run.reduce.chunk}"
 
     def _place(self, hello: Hello) -> Place | None:
         """Where the state is kept, if it is."""
@@ -439,18 +443,20 @@ class Daemon:
         """Begin with what an earlier life left on the disk."""
         outer, began = self._outer, time.monotonic()
         assert outer is not None
-        round_ = await self._compute(durable.restore)
+        round_, where = await self._compute(durable.restore), "on this node's disk"
+        if round_ < 0:
+            outer.resume()
+            round_, where = outer.round, "still in this node's memory"
         if round_ >= 0:
             digest_ = await self._compute(outer.settle)
             took = time.monotonic() - began
-            log.info(f"the state of round {round_} is on this node's disk: loaded in {took:.1f} s")
+            log.info(f"the state of round {round_} is {where}: loaded in {took:.1f} s")
             self._events.put_nowait(machine.StateMoved(round_, digest_))
         self._restored.set()
 
     def _report_layout(self) -> None:
         assert self._layout is not None
-        sum_ = hashlib.blake2b(msgspec.json.encode(self._layout.layout), digest_size=16).digest()
-        self._report(0, layout=pb.Layout(numel=self._layout.numel, digest=sum_))
+        self._report(0, layout=pb.Layout(numel=self._layout.numel, digest=layout_digest(self._layout)))
 
     async def _initialised(self) -> None:
         assert self._outer is not None
@@ -602,7 +608,8 @@ class Daemon:
         assert outer is not None
         self._stop_reduce()
         self._new_round(RoundBuffers())
-        if order.scratch:
+        if order.differs:
+            log.warning(f"its state of round {view.committed} is not the run's: fetches the chunks that differ")
             outer.distrust()
             if self._durable is not None:
                 self._durable.doubt()
@@ -612,15 +619,18 @@ class Daemon:
         target = Target(Round(view.committed), view.state_digest, donors)
         started, before = time.monotonic(), self._plane.bytes_down
         try:
-            await recover(self._plane, outer, self._codec, target, self._worker, self._on_recovery)
+            took = await recover(self._plane, outer, self._codec, target, self._worker, self._on_recovery)
         except MovedOn as moved:
             log.info(f"recovering: {moved}; trying again")
             await asyncio.sleep(0.2)  # the next view may name other donors
             self._events.put_nowait(machine.MoveFailed(outer.round))
             return
-        fetched, seconds = self._plane.bytes_down - before, time.monotonic() - started
+        size, seconds = self._plane.bytes_down - before, time.monotonic() - started
         self.recovering = ""
-        log.info(f"has the state of round {view.committed}: fetched {fetched / 1e6:.2f} MB in {seconds:.2f} s")
+        log.info(
+            f"has the state of round {view.committed}: fetched {took.fetched} of {took.of} chunks, "
+            f"{size / 1e6:.2f} MB in {seconds:.2f} s"
+        )
         await self._settled()
 
     def _on_recovery(self, standing: Standing) -> None:
@@ -699,6 +709,10 @@ class _Tell:
 
     def held(self, plan: Plan, root: bytes) -> None:
         self._daemon.held(plan, root)
+
+
+def layout_digest(hello: Hello) -> bytes:
+    return hashlib.blake2b(msgspec.json.encode(hello.layout), digest_size=16).digest()
 
 
 def seal_of(plan: Plan, seal: Seal) -> pb.Seal:

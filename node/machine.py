@@ -206,11 +206,11 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """Bring the state to the view's committed round with the peers' help; from scratch if it cannot be trusted.
-    With `rebase` the local vector's distance from the anchor is kept."""
+    """Bring the state to the view's committed round with the peers' help. `differs`: it is of that round, and not
+    the run's. With `rebase` the local vector's distance from the anchor is kept."""
 
     view: pb.View
-    scratch: bool
+    differs: bool
     rebase: bool
 
 
@@ -397,7 +397,7 @@ def _move(node: Node, view: pb.View, out: list[Effect]) -> Node:
         out.append(Renumber(view.committed))
         return replace(node, moving=True, held=None)
     if node.round == view.committed:  # and differs
-        out.append(Recover(view, scratch=True, rebase=False))
+        out.append(Recover(view, differs=True, rebase=False))
         return replace(node, moving=True, round=-1, ready=None, carried=None, held=None)
     if node.round == view.committed - 1 and _holds(node, view):
         out.append(Apply(view.committed, view.sealed))
@@ -405,7 +405,7 @@ def _move(node: Node, view: pb.View, out: list[Effect]) -> Node:
     if not view.has_state or not view.state_digest or not view.donors or not node.trainer_up:
         return node  # nobody has it yet, the others are still applying; or the vectors are not there yet
     rebase = node.ready is not None or node.carried is not None
-    out.append(Recover(view, scratch=False, rebase=rebase))
+    out.append(Recover(view, differs=False, rebase=rebase))
     return replace(node, moving=True, held=None)
 
 

@@ -126,8 +126,8 @@ class Node(Process):
                 self.still = False
                 self.later(self.world.apply_time, self._apply, round_, self.plane.result())
                 self.plane.cancel()
-            case machine.Recover(_, scratch, rebase):
-                self._recover(effect, scratch, rebase)
+            case machine.Recover(_, differs, rebase):
+                self._recover(effect, differs, rebase)
             case machine.Renumber(round_):
                 self.still = False
                 self.later(self.world.apply_time, self._renumber, round_)
@@ -216,13 +216,12 @@ class Node(Process):
         self.durable.committed(round_, sealed)
         self._settle(round_, next_state(self.state[1], sealed))
 
-    def _recover(self, order: machine.Recover, scratch: bool, rebase: bool) -> None:
+    def _recover(self, order: machine.Recover, differs: bool, rebase: bool) -> None:
         self.still = False
-        if scratch:
-            self.state = -1, b""
+        if differs:
             self.durable.doubt()
         if not rebase:
-            self.drop_for_good() if scratch else self.drop(self.local, "it recovers without keeping its work")
+            self.drop_for_good() if differs else self.drop(self.local, "it recovers without keeping its work")
             self.local = []
         self.plane.recover(order)
 
@@ -272,9 +271,9 @@ def told(event: object) -> str:
             flags = "initialise evaluate ready reached closing has_state finished"
             parts += [flag for flag in flags.split() if getattr(view, flag)]
             return f"View({', '.join(parts)})"
-        case machine.Recover(view, scratch, rebase):
+        case machine.Recover(view, differs, rebase):
             donors = " ".join(d.node_id for d in view.donors)
-            return f"Recover({view.committed}, {scratch=}, {rebase=}, from {donors})"
+            return f"Recover({view.committed}, {differs=}, {rebase=}, from {donors})"
         case machine.Train(order, carried):
             return f"Train({order.round}, {carried=})"
         case machine.StartReduce(plan):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from sim.node import Node
@@ -100,6 +101,52 @@ def test_while_the_coordinator_is_away_nodes_train_up_to_the_ceiling_and_then_co
         sample = CONFIG.inner.batch_size * CONFIG.model.seq_len
         assert w.durable.tokens - tokens == 4 * CONFIG.rounds.most_steps * sample
         assert not w.unwell()
+
+
+@pytest.mark.parametrize("moment", [0.5, 5.0, 9.5])
+def test_a_node_with_a_flipped_bit_is_named_repaired_and_counts_in_the_round_after(moment: float) -> None:
+    with world(members(4), [1.0] * 4) as w:
+        committed(w, 1, 30.0)
+        w.until(lambda: False, moment)
+        victim, before = w.living[1], w.durable.committed
+        victim.flip = True
+        moments = [w.engine.now]
+        for _ in range(3):
+            committed(w, 1, 30.0)
+            moments.append(w.engine.now)
+        assert w.until(lambda: len(list(w.service.journal.rounds())) >= before + 3, 30.0)
+        found, repaired, again = [r for r in w.service.journal.rounds() if r.round > before]
+        assert found.round == before + 1 and not found.digests_equal
+        assert [n for n, d in found.digests.items() if d != found.state_digest] == [victim.me]
+        assert victim.me not in repaired.contributors and len(repaired.contributors) == 3
+        assert len(again.contributors) == 4
+        assert again.contributors[victim.me] > 1.5 * min(again.contributors.values()), (
+            "it counts from its repair on"
+        )
+        said = [note.sentence for _, note in w.service.journal.notes() if note.node == victim.me]
+        assert any("differs" in sentence for sentence in said)
+        rounds = [b - a for a, b in pairwise(moments)]
+        assert rounds[2] < rounds[1] * 1.1
+        assert not w.unwell()
+
+
+def test_a_joiner_trains_at_once_and_its_first_contribution_has_all_its_own_steps() -> None:
+    with world(members(3), [1.0] * 3) as w:
+        middle_of_a_round(w)
+        joiner, missed = w.nodes[w.add_host(1.0).name], w.durable.round.number
+
+        def counted() -> bool:
+            return w.durable.pending is not None and joiner.me in w.durable.pending.contributors
+
+        assert w.until(counted, 40.0)
+        record = w.durable.pending
+        assert record is not None and record.round == missed + 1
+        first = w.truth.contributed[joiner.session, record.round]
+        assert list(first) == joiner.steps[: len(first)] and not joiner.lost, "steps of its own are lost"
+        tokens = record.contributors[joiner.me]
+        others = [weight for node, weight in record.contributors.items() if node != joiner.me]
+        assert tokens == len(first) * w.config.model.seq_len
+        assert tokens > 1.2 * max(others), "it has what it trained in the round that it missed"
 
 
 def levels(world: World) -> list[int]:
