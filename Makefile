@@ -37,6 +37,7 @@ bench: .venv/installed-dev
 
 # docs/quality.md: hours. Killed and started again it goes on where it was.
 quality: .venv/installed-dev
+	PYTHONPATH=tests $(BIN)/python -m quality --size eighth
 	PYTHONPATH=tests $(BIN)/python -m quality
 
 check: .venv/installed-dev

@@ -1,6 +1,6 @@
 """`make quality`: trains every case with every seed, and writes docs/quality.md and its picture.
 
-    python -m quality [--steps 300] [--seeds 1,2,3] [--cases fp32,int4] [--minutes 5] [--report]
+    python -m quality [--steps 300] [--size eighth] [--seeds 1,2,3] [--cases fp32,int4] [--minutes 5] [--report]
 
 What docs/quality.jsonl has already is not run again: it can be killed at any time, and started again. With
 --minutes no run is begun after that time. A bar that is missed is shown in the table, no more.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 from quality import picture
-from quality.cases import Case, Trial, trial
+from quality.cases import DEMO, SIZES, Case, Trial, trial
 from quality.claims import CLAIMED, TRIED
 from quality.report import Length, hardware, page
 from quality.runs import Kept, missing, play
@@ -29,18 +29,22 @@ STEPS, SHORT, SEEDS = 1000, 300, (1, 2, 3)
 
 @click.command()
 @click.option("--steps", default=STEPS, show_default=True, help="Inner steps of a node.")
+@click.option("--size", default=DEMO.key, show_default=True, type=click.Choice(list(SIZES)), help="Of the model.")
 @click.option("--seeds", default=",".join(map(str, SEEDS)), show_default=True, help="Which ones.")
 @click.option("--cases", default="", help="Keys of the cases to run, of those for the claims and the candidates.")
 @click.option("--minutes", default=float("inf"), help="Begin no run after so many.")
 @click.option("--report", "only_report", is_flag=True, help="Run nothing, write the page from what there is.")
 @click.option("--out", default=DOCS, type=click.Path(path_type=Path), help="Folder of page, picture and figures.")
 @click.option("--threads", default=0, help="Of torch; 0: all cores.")
-def main(steps: int, seeds: str, cases: str, minutes: float, only_report: bool, out: Path, threads: int) -> None:
+def main(
+    steps: int, size: str, seeds: str, cases: str, minutes: float, only_report: bool, out: Path, threads: int
+) -> None:
     kept = Kept(out / "quality.jsonl")
-    trials = [trial(case, steps, int(seed)) for seed in seeds.split(",") for case in _chosen(cases)]
+    trials = [trial(case, steps, int(seed), SIZES[size]) for seed in seeds.split(",") for case in _chosen(cases)]
     if not only_report:
         _run(missing(trials, kept), kept, 60 * minutes, threads)
-    lengths = [Length(n, SEEDS, kept) for n in sorted({STEPS, SHORT, steps}, reverse=True)]
+    every = sorted({STEPS, SHORT, steps}, reverse=True)
+    lengths = [Length(n, SEEDS, kept, model) for model in SIZES.values() for n in every]
     out.mkdir(parents=True, exist_ok=True)
     best = next((length for length in lengths if length.is_there()), lengths[0])
     picture.draw(best, out / "quality.png")

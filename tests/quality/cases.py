@@ -27,9 +27,27 @@ class Case:
     settings: tuple[str, ...] = ()
     method: str = ""  # of configs/methods; "": the defaults
     parallel: bool = False  # data parallelism: gradients averaged in each step
+    real: bool = False  # in real processes, not simulated
     together: float = 0.1  # share of the steps that begin so
     steps: int = 0  # inner steps of a node; 0: as many as all cases are given
     conditions: tuple[tuple[str, Any], ...] = ()  # of `Conditions`
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of the model."""
+
+    key: str
+    title: str
+    settings: tuple[str, ...] = ()
+
+
+DEMO = Size("demo", "the demo's model, 0.82M parameters")
+EIGHTH = Size(
+    *("eighth", "an eighth of it, 0.12M parameters"),
+    tuple(f"model.{key}" for key in ("dim=64", "layers=2", "heads=2", "kv_heads=2", "ffn_dim=172")),
+)
+SIZES = {size.key: size for size in (DEMO, EIGHTH)}
 
 
 @dataclass(frozen=True)
@@ -43,13 +61,8 @@ class Trial:
     @cached_property
     def decides(self) -> dict[str, Any]:
         """All that its figures depend on, as it is written to JSON."""
-        run = self._deciding(self.run)
-        return {
-            "algorithm": ALGORITHM,
-            "parallel": self.case.parallel,
-            "conditions": self._conditions(),
-            "run": run,
-        }
+        how = {"algorithm": ALGORITHM, "parallel": self.case.parallel, "real": self.case.real}
+        return how | {"conditions": self._conditions(), "run": self._deciding(self.run)}
 
     def is_told_by(self, decided: Mapping[str, Any]) -> bool:
         """Whether figures that `decided` led to are this trial's. A setting that did not exist then must have its
@@ -58,7 +71,8 @@ class Trial:
 
     @cached_property
     def _default(self) -> dict[str, Any]:
-        return {"run": self._deciding(RunConfig()), "conditions": asdict(Conditions(NODES, self.steps))}
+        conditions = asdict(Conditions(NODES, self.steps))
+        return {"real": False, "run": self._deciding(RunConfig()), "conditions": conditions}
 
     def _deciding(self, run: RunConfig) -> dict[str, Any]:
         sections = {section: value for section, value in asdict(run).items() if section not in NAMED}
@@ -84,9 +98,9 @@ def _same(then: Any, now: Any, default: Any) -> bool:
 
 
 @cache
-def trial(case: Case, steps: int, seed: int) -> Trial:
+def trial(case: Case, steps: int, seed: int, size: Size = DEMO) -> Trial:
     """The case at `steps` inner steps of a node, with the schedule stretched to them."""
-    run, steps = _loaded(case), case.steps or steps
+    run, steps = _loaded(case, size), case.steps or steps
     tokens = steps * NODES * run.inner.batch_size * run.model.seq_len
     inner = replace(run.inner, decay_tokens=tokens, warmup_tokens=tokens // 20)
     rounds = replace(run.rounds, data_parallel=round(case.together * steps))
@@ -96,8 +110,8 @@ def trial(case: Case, steps: int, seed: int) -> Trial:
 
 
 @cache
-def _loaded(case: Case) -> RunConfig:
-    return load_run(RUN, case.settings, method_file(case.method, RUN) if case.method else None)
+def _loaded(case: Case, size: Size) -> RunConfig:
+    return load_run(RUN, (*size.settings, *case.settings), method_file(case.method, RUN) if case.method else None)
 
 
 def varied(case: Case, key: str, title: str, *settings: str, **conditions: Any) -> Case:

@@ -37,7 +37,7 @@ def draw(length: Length, path: Path) -> None:
         axis.set_ylabel("validation loss, nats a byte")
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.3)
-    curves.set_title(f"{length.steps:,} steps", fontsize=10)
+    curves.set_title(length.title, fontsize=10)
     costs.set_title("At the end", fontsize=10)
     if curves.lines:
         curves.legend(frameon=False, fontsize=8)

@@ -2,13 +2,13 @@
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+from quality import real
 from quality.cases import Trial
 
 from atoll.node.config import NodeConfig
@@ -59,15 +59,29 @@ def missing(trials: Sequence[Trial], kept: Kept) -> list[Trial]:
 
 def play(trial: Trial, node: NodeConfig, cache: Path, hardware: str, tell: Callable[[Record], None]) -> Figures:
     """One trial from its start to its figures."""
+    began = _cpu_seconds()
+    figures = real.play(trial) if trial.case.real else _simulated(trial, node, cache, tell)
+    about = {
+        "cpu_seconds": round(_cpu_seconds() - began, 1),
+        "hardware": hardware,
+        "day": date.today().isoformat(),
+    }
+    return figures | about
+
+
+def _simulated(trial: Trial, node: NodeConfig, cache: Path, tell: Callable[[Record], None]) -> Figures:
     from atoll.node.data import open_source
     from atoll.node.simulate.play import data_parallel, local_updates
 
     source = open_source(trial.run, node, cache)
-    began = time.process_time()
     run = data_parallel if trial.case.parallel else local_updates
     outcome = run(trial.case.key, trial.run, node, trial.conditions, source, tell)
     figures = {name: value for name, value in asdict(outcome).items() if name not in ("records", "label")}
     curve = [(r.tokens, r.bytes_sent, round(r.val_loss, 5)) for r in outcome.records if r.val_loss is not None]
-    spent = round(time.process_time() - began, 1)
-    day = date.today().isoformat()
-    return figures | {"cpu_seconds": spent, "hardware": hardware, "day": day, "curve": curve}
+    return figures | {"curve": curve}
+
+
+def _cpu_seconds() -> float:
+    """Of this process and of those that it started and that have ended."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from quality import picture
 from quality.__main__ import main
 from quality.cases import Case, Trial, trial, varied
-from quality.claims import BEST, CLAIMED, CLAIMS, MUON, SMALL, TRIED, WAITING, Claim, Verdict, loss
+from quality.claims import BEST, CLAIMED, CLAIMS, MUON, SMALL, TRIED, Claim, Verdict, loss
 from quality.report import Length, page, spread
 from quality.runs import Kept, missing, play
 
@@ -57,8 +57,9 @@ def told(t: Trial) -> dict[str, Any]:
 def test_figures_are_those_of_all_that_decides_them_and_of_nothing_else() -> None:
     t = trial(BEST, 100, 1)
     assert trial(replace(BEST, key="other", title="other"), 100, 1).is_told_by(told(t))
-    changes = (varied(BEST, "", "", "outer.lr=0.1"), varied(BEST, "", "", drop=0.1), replace(BEST, parallel=True))
-    assert not any(trial(case, 100, 1).is_told_by(told(t)) for case in changes)
+    changes = (varied(BEST, "", "", "outer.lr=0.1"), varied(BEST, "", "", drop=0.1))
+    for case in (*changes, replace(BEST, parallel=True), replace(BEST, real=True)):
+        assert not trial(case, 100, 1).is_told_by(told(t))
     assert not trial(BEST, 101, 1).is_told_by(told(t))
     assert not trial(BEST, 100, 2).is_told_by(told(t))
     assert trial(varied(MUON, "", "", "outer.lr=0.1"), 100, 1).is_told_by(told(trial(MUON, 100, 1)))
@@ -70,6 +71,8 @@ def test_a_setting_that_is_newer_than_the_figures_must_have_its_default() -> Non
     del older["run"]["outer"]["clip"]
     assert default.is_told_by(older)
     assert not other.is_told_by(older)
+    del older["real"]
+    assert default.is_told_by(older)
     older["run"]["outer"]["gone"] = 1
     assert not default.is_told_by(older)
     assert not RunConfig().outer.clip
@@ -118,7 +121,3 @@ def test_the_command_says_what_is_missing_and_refuses_unknown_cases(tmp_path: Pa
     assert f"{len(CLAIMED)} of {len(CLAIMED)} runs are missing" in done.output
     assert (tmp_path / "quality.md").read_text().startswith("# Training quality")
     assert "there is no case nine" in CliRunner().invoke(main, ["--cases", "nine"]).output
-
-
-def test_the_waiting_cases_are_long_enough_for_the_last_wait_not_to_count() -> None:
-    assert trial(WAITING, 100, 1).conditions.steps == 1200
