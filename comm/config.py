@@ -95,7 +95,7 @@ class DataConfig:
 class InnerConfig:
     """The optimizer on each node (`atoll.node.optimizer`): one learning rate for all parameters."""
 
-    optimizer: OptimizerName = OptimizerName.ADAMW
+    optimizer: OptimizerName = OptimizerName.MUON
     lr: float = 3e-3  # peak
     min_lr: float = 3e-4  # at the end of the cosine
     warmup_tokens: int = 20_000  # committed tokens
