@@ -31,8 +31,6 @@ def simulated_only(config: RunConfig) -> list[str]:
     ]
     if config.fragments.count > 1:
         found.append(f"fragments.count={config.fragments.count}")
-    if config.overlap.delay:
-        found.append(f"overlap.delay={config.overlap.delay}")
     if config.reduce.codec is CodecName.SPARSE:
         found.append("reduce.codec=sparse")
     if config.rounds.data_parallel:

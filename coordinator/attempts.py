@@ -286,5 +286,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         tokens=record.tokens,
         leases=data.consume_each(state.leases, used),
         pending=record,
-        round=RoundState(number=r.number + 1, reason="the next round is about to start", started_at=now),
+        round=RoundState(
+            number=r.number + 1, reason="the next round is about to start", started_at=now, opened_at=r.told_at
+        ),
     )

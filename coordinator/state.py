@@ -43,6 +43,9 @@ class RoundState:
     phase: Phase = Phase.WAITING
     reason: str = "no member yet"
     started_at: float = 0.0  # seconds
+    opened_at: float = (
+        0.0  # seconds; when the round before closed: with overlap, its makers' steps since count here
+    )
     participants: tuple[NodeId, ...] = ()
     reached: frozenset[NodeId] = frozenset()  # have taken the round's inner steps
     reached_at: float | None = None  # seconds; when they became a quorum
@@ -130,8 +133,9 @@ class State:
 
     @property
     def lease(self) -> int:
-        """Samples that one node can use in one round."""
-        return self.config.rounds.most_steps * self.config.inner.batch_size
+        """Samples that one node can use in one round, and until the next one begins."""
+        most = self.config.rounds.most_steps + self.config.overlap.delay
+        return most * self.config.inner.batch_size
 
     def name(self, node: NodeId) -> str:
         member = self.members.here.get(node) or self.members.gone.get(node)

@@ -56,12 +56,14 @@ from atoll.node.channel import (
     Ready,
     ToDaemon,
     Train,
+    Waits,
 )
 from atoll.node.channel import Failed as TrainerSaysNo
 from atoll.node.config import NodeConfig, TrainerSpec
 from atoll.node.control import AWAY, Control, Identity, SessionLost
 from atoll.node.data import check_source
 from atoll.node.durable import Durable, Place
+from atoll.node.leases import beyond
 from atoll.node.method import rule_of
 from atoll.node.outer import OuterState
 from atoll.node.recover import Donor, MovedOn, Standing, Target, recover
@@ -265,9 +267,9 @@ class Daemon:
         while True:
             self._beat.clear()
             node, pulse = self._node, self._pulse
-            training = node.task is not None and node.task.kind == "train"
+            training = node.task is not None and node.task.kind in ("train", "ahead")
             still = time.monotonic() - pulse.at
-            if node.task is not None and still > 0.7 * self._run.members.stall:
+            if node.watched and still > 0.7 * self._run.members.stall:
                 log.warning(f"the trainer made no progress for {still:.0f} s: it is ended")
                 pulse.at = time.monotonic()
                 self._supervisor.hang_up()
@@ -304,8 +306,8 @@ class Daemon:
                 log.info("first member: initialises the model")
                 self._pulse.at = time.monotonic()
                 self._supervisor.send(Initialise(self._run.seed))
-            case machine.Train(order, carried):
-                self._train(order, carried)
+            case machine.Train():
+                self._train(effect)
             case machine.Evaluate(round_):
                 self._pulse.at = time.monotonic()
                 self._supervisor.send(Evaluate(round_))
@@ -339,11 +341,16 @@ class Daemon:
             case _:
                 assert_never(effect)
 
-    def _train(self, order: pb.Train, carried: int) -> None:
-        self._pulse = Pulse(time.monotonic(), 0, order.round, loss=self._pulse.loss)
+    def _train(self, effect: machine.Train) -> None:
+        order, carried = effect.order, effect.carried
+        if effect.on:
+            self._pulse.at = time.monotonic()
+        else:
+            self._pulse = Pulse(time.monotonic(), 0, order.round, loss=self._pulse.loss)
         self._new_round(RoundBuffers())  # what comes of these steps is encoded anew
         more = f", on top of {carried} samples of before" if carried else ""
-        log.info(f"round {order.round}: {order.steps} inner steps{more}")
+        begun = ", some of which it has taken" if effect.on else ""
+        log.info(f"round {order.round}: {order.steps} inner steps{begun}{more}")
         lease = beyond([(r.first, r.count) for r in order.lease], carried)
         train = Train(
             order.round,
@@ -354,6 +361,7 @@ class Daemon:
             order.fleet,
             lease,
             resume=carried > 0,
+            on=effect.on,
         )
         self._supervisor.send(train)
 
@@ -389,8 +397,10 @@ class Daemon:
                 self._pulse = Pulse(time.monotonic(), step, round_, tokens_per_s, loss)
             case Reached(round_):
                 self._events.put_nowait(machine.TrainerReached(round_))
-            case Ready(round_, steps, loss, samples, norm):
-                self._events.put_nowait(machine.TrainerReady(round_, steps, samples, loss, norm))
+            case Ready(round_, steps, loss, samples, norm, ahead):
+                self._events.put_nowait(machine.TrainerReady(round_, steps, samples, loss, norm, ahead))
+            case Waits(round_):
+                self._events.put_nowait(machine.TrainerWaits(round_))
             case Evaluated(round_, loss):
                 self._events.put_nowait(machine.TrainerEvaluated(round_, loss))
             case TrainerSaysNo(sentence):
@@ -791,17 +801,6 @@ def remembered(memory: Path, invite: Invite) -> str:
     except (OSError, ValueError):
         return ""
     return session if whose == f"{invite.address} {invite.run}" else ""
-
-
-def beyond(lease: list[tuple[int, int]], used: int) -> tuple[tuple[int, int], ...]:
-    """What is left of the lease behind its first `used` samples."""
-    rest = []
-    for first, count in lease:
-        skipped = min(used, count)
-        if count > skipped:
-            rest.append((first + skipped, count - skipped))
-        used -= skipped
-    return tuple(rest)
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ def method_of(config: RunConfig, tensors: Sequence[Tensor]) -> Method:
         feedback=ErrorFeedback(config.outer.feedback) if config.outer.feedback else None,
         fragments=fragments,
         due=offsets(len(fragments), config.rounds.inner_steps, config.fragments.stagger),
-        adopt=_adopt(config.overlap),
+        adopt=adopt_of(config.overlap),
     )
 
 
@@ -101,7 +101,8 @@ def _fragments(config: FragmentsConfig, tensors: Sequence[Tensor]) -> tuple[Frag
     return divide(config.count)
 
 
-def _adopt(overlap: OverlapConfig) -> Adopt:
+def adopt_of(overlap: OverlapConfig) -> Adopt:
+    """How a node that was counted takes the new anchor."""
     if overlap.take is TakeName.MIX:
         return Mix(overlap.alpha)
     return rebase if overlap.delay else replace

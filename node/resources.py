@@ -15,7 +15,8 @@ BASE = 600 << 20  # bytes of a trainer and a daemon that hold no model yet
 def check_memory(run: RunConfig, on_gpu: bool) -> None:
     """Raise `ResourceError` if the model cannot fit into this machine's memory."""
     params = run.model.n_params
-    need = params * (15 if on_gpu else BYTES_PER_PARAM) + BASE
+    each = (15 if on_gpu else BYTES_PER_PARAM) + (4 if run.overlap.delay else 0)  # what was handed over, once more
+    need = params * each + BASE
     have = available()
     if need > have:
         raise ResourceError(

@@ -530,6 +530,21 @@ def carried_work_is_the_front_of_the_lease(world: "World", node: "Node", lease: 
     hold(node.local == lease[:carried], f"{node.me} carries {node.local}, its lease begins {lease[:carried]}")
 
 
+def steps_ahead_are_the_next_ones(node: "Node", taken: list[int], samples: list[int]) -> None:
+    """What a trainer took steps on while it was ahead is what its next order begins with."""
+    hold(taken == samples[: len(taken)], f"{node.me} is ahead on {taken}, its order begins {samples}")
+
+
+def steps_ahead_are_kept(node: "Node") -> None:
+    """A trainer that is ahead starts anew only where what it handed over came to nothing."""
+    hold(node.excused, f"{node.me} throws away its steps on {node.trainer.taken}")
+
+
+def the_state_stands_still_until_it_is_taken(node: "Node", state: tuple[int, bytes]) -> None:
+    """Between the order to go on and the step after which the trainer takes the new state, nobody moves it."""
+    hold(node.still and node.state == state, f"{node.me} takes {state}, while it has {node.state}")
+
+
 def only_committed_work_is_dropped(world: "World", node: "Node", samples: list[int], why: str) -> None:
     """A node throws no work away but what was committed."""
     lost = [s for s in samples if s not in world.truth.consumed]
