@@ -54,13 +54,23 @@ def encoded_size(codec: Codec, chunks: Chunks) -> int:
 class DeltaEncoder:
     """Encodes `anchor - local`, both (numel,) fp32, which do not change meanwhile.
 
-    `into`: memory to use, of `encoded_size`.
+    `into`: memory to use, of `encoded_size`. `offer` changes a part of that difference in place before it is
+    encoded; several threads call it.
     """
 
-    def __init__(self, anchor: F32, local: F32, codec: Codec, chunks: Chunks, into: U8 | None = None) -> None:
+    def __init__(
+        self,
+        anchor: F32,
+        local: F32,
+        codec: Codec,
+        chunks: Chunks,
+        into: U8 | None = None,
+        offer: Callable[[slice, F32], None] | None = None,
+    ) -> None:
         if anchor.shape != (chunks.numel,) or local.shape != (chunks.numel,):
             raise ValueError(f"vectors of shapes {anchor.shape} and {local.shape} for {chunks.numel} elements")
         self._anchor, self._local, self._codec, self._chunks = anchor, local, codec, chunks
+        self._offer = offer
         buffer = np.empty(encoded_size(codec, chunks), np.uint8) if into is None else into
         ends = np.cumsum([codec.size(chunks.size(c)) for c in range(chunks.count)])
         self._parts = [buffer[end - codec.size(chunks.size(c)) : end] for c, end in enumerate(ends)]
@@ -97,6 +107,8 @@ class DeltaEncoder:
                 delta = scratch[: part.stop - part.start]
                 with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what comes of it
                     np.subtract(self._anchor[part], self._local[part], out=delta)
+                    if self._offer is not None:
+                        self._offer(part, delta)
                 try:
                     self._codec.encode(delta, self._parts[c][octets])
                 except NonFinite as error:

@@ -7,7 +7,7 @@ from atoll.comm.errors import ConfigError
 from atoll.comm.outer_config import OuterConfig
 
 SHIPPED = Path(__file__).resolve().parent.parent / "configs" / "methods"
-SIMULATED = ("per_token", "weights", "merge", "clip", "damping", "feedback")
+SIMULATED = ("per_token", "weights", "merge", "clip", "damping")
 
 
 def method_file(name: str, run: Path) -> Path:

@@ -101,6 +101,8 @@ class State:
     leases: Leases = Leases()
     pending: CommitRecord | None = None  # the last commit, until its digests and validation loss are in
     past: tuple[Past, ...] = ()  # earlier commits, the latest last
+    counted: dict[NodeId, tuple[int, bytes]] = field(default_factory=dict)  # with error feedback, of each node the
+    # last committed round that has bytes of it, and a bitmap of the chunks of that round that have none
     gone: Gone | None = None  # nobody has the state, but one an older one
 
     @property
@@ -194,7 +196,8 @@ def remove(state: State, node: NodeId, how: MemberState, reason: str, out: list[
     for old in forgotten:
         state = replace(state, leases=data.release(state.leases, old))
     if forgotten:
-        state = replace(state, members=who.forget(state.members, forgotten))
+        counted = {n: c for n, c in state.counted.items() if n not in forgotten}
+        state = replace(state, members=who.forget(state.members, forgotten), counted=counted)
     if state.committed == 0 and all(m.standing is MemberState.JOINING for m in state.members.here.values()):
         state = replace(state, layout=None)  # nobody is left who has built this model
     return state

@@ -50,6 +50,7 @@ class Own(NamedTuple):
     planned: bool
     donors: Donors
     keeps: bool
+    counted: tuple[int, bytes] = (0, b"")
 
 
 def shared(state: State, before: Shared | None = None, draining: bool = False) -> Shared:
@@ -95,6 +96,7 @@ def touched(before: State, after: State) -> set[NodeId] | None:
         return None
     nodes = {*(a.reached ^ b.reached), *(a.ledger.contributions.keys() ^ b.ledger.contributions.keys())}
     for now, was in (
+        (after.counted, before.counted),
         (after.members.here, before.members.here),
         (after.leases.held, before.leases.held),
     ):
@@ -128,6 +130,7 @@ def own(state: State, common: Shared, node: NodeId) -> Own:
         planned=node in common.planned,
         donors=_choose(common.donors, node) if lacks and common.donors else (),
         keeps=me.role != REDUCER and (common.keepers is None or node in common.keepers),
+        counted=state.counted.get(node, (0, b"")),
     )
 
 
@@ -142,6 +145,8 @@ def encode(common: Shared, mine: Own, version: int) -> bytes:
         reached=mine.reached,
         closing=mine.closing,
         keeps=mine.keeps,
+        counted=mine.counted[0],
+        lacking=mine.counted[1],
     )
     for node, address, pin in mine.donors:
         message.donors.add(node_id=node, address=address, pin=pin)

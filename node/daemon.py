@@ -64,9 +64,10 @@ from atoll.node.control import AWAY, Control, Identity, SessionLost
 from atoll.node.data import check_source
 from atoll.node.durable import Durable, Place
 from atoll.node.leases import beyond
-from atoll.node.method import rule_of
+from atoll.node.method import feedback_of, rule_of
 from atoll.node.outer import OuterState
 from atoll.node.recover import Donor, MovedOn, Standing, Target, recover
+from atoll.node.residual import Residual
 from atoll.node.resources import check_compiler, check_memory
 from atoll.node.supervisor import Supervisor
 from atoll.node.vectors import Vectors, clear_stale
@@ -135,6 +136,7 @@ class Daemon:
         self._layout: Hello | None = None
         self._outer: OuterState | None = None
         self._durable: Durable | None = None
+        self._residual: Residual | None = None  # with error feedback
         self._trainer: Hello | None = None  # the one that is up
         self._restored = asyncio.Event()  # what is on the disk was loaded
         self._run_mark = b""
@@ -181,6 +183,8 @@ class Daemon:
             self._worker.shutdown(wait=False, cancel_futures=True)
             if self._durable is not None:
                 await self._durable.close()
+            if self._residual is not None:
+                self._residual.close()
             if self._outer is not None:
                 self._outer.vectors.close()
 
@@ -317,8 +321,8 @@ class Daemon:
                 self._start_reduce(plan)
             case machine.StopReduce():
                 self._stop_reduce()
-            case machine.Apply(round_, root):
-                self._spawn(self._apply(round_, root))
+            case machine.Apply(view):
+                self._spawn(self._apply(view))
             case machine.Recover():
                 self._spawn(self._recover(effect))
             case machine.Renumber(round_):
@@ -348,6 +352,8 @@ class Daemon:
         else:
             self._pulse = Pulse(time.monotonic(), 0, order.round, loss=self._pulse.loss)
         self._new_round(RoundBuffers())  # what comes of these steps is encoded anew
+        if (known := self._keep_what_was_not_sent(self._node.view)) is not None:
+            self._spawn(self._compute(known))
         more = f", on top of {carried} samples of before" if carried else ""
         begun = ", some of which it has taken" if effect.on else ""
         log.info(f"round {order.round}: {order.steps} inner steps{begun}{more}")
@@ -427,6 +433,8 @@ class Daemon:
             codec = make_codec(self._run.reduce.codec, self._run.reduce.block, self._run.reduce.scales)
             self._codec = codec
             self._outer = OuterState(vectors, chunks, codec, rule_of(self._run.outer))
+            if (feedback := feedback_of(self._run.outer)) is not None:
+                self._residual = Residual(feedback, vectors, chunks, codec)
             self._layout = hello
             self._durable = Durable(self._outer, self._plane.peers.buffers.give, self._place(hello))
             self._spawn(self._restore(self._durable))
@@ -457,6 +465,10 @@ class Daemon:
         if round_ < 0:
             outer.resume()
             round_, where = outer.round, "still in this node's memory"
+        if self._residual is not None and durable.folder is not None:
+            self._residual.restore(durable.folder, self._run_mark)
+            if self._residual.at:
+                log.info(f"what the wire had left out after round {self._residual.at} is on this node's disk")
         if round_ >= 0:
             digest_ = await self._compute(outer.settle)
             took = time.monotonic() - began
@@ -542,7 +554,9 @@ class Daemon:
             vectors, chunks = self._outer.vectors, self._outer.chunks
             if self._encoding_space is None:
                 self._encoding_space = np.empty(encoded_size(self._codec, chunks), np.uint8)
-            encoder = DeltaEncoder(vectors.anchor, vectors.local, self._codec, chunks, self._encoding_space)
+            offer = None if self._residual is None else self._residual.offer
+            space = self._encoding_space
+            encoder = DeltaEncoder(vectors.anchor, vectors.local, self._codec, chunks, space, offer)
             self._new_round(RoundBuffers(encoder.encoded, key, None, self._plane.bytes_up, self._plane.bytes_down))
             self._round.encoding = self._tasks.create_task(self._encode(encoder))
         assert self._round.encoded is not None
@@ -594,22 +608,25 @@ class Daemon:
 
     # The outer state
 
-    async def _apply(self, round_: int, root: bytes) -> None:
+    async def _apply(self, view: pb.View) -> None:
         outer, reducing = self._outer, self._reducing
         assert outer is not None
-        if reducing is None or reducing.reduction is None or not reducing.reduction.holds(root):
+        if reducing is None or reducing.reduction is None or not reducing.reduction.holds(view.sealed):
             self._events.put_nowait(machine.MoveFailed(outer.round))
             return
         sealed = reducing.reduction.result
         self._stop_reduce()
+        keep = self._keep_what_was_not_sent(view)
 
         def work() -> None:
+            if keep is not None:
+                keep()
             for c, payload in enumerate(sealed.chunks):
                 outer.apply(c, payload)
 
         await self._compute(work)
         if self._durable is not None:
-            self._durable.committed(round_, sealed.chunks, sealed.digests)
+            self._durable.committed(view.committed, sealed.chunks, sealed.digests)
         self._new_round(RoundBuffers())
         await self._settled()
 
@@ -617,7 +634,10 @@ class Daemon:
         outer, view = self._outer, order.view
         assert outer is not None
         self._stop_reduce()
+        keep = self._keep_what_was_not_sent(view)
         self._new_round(RoundBuffers())
+        if keep is not None:
+            await self._compute(keep)
         if order.differs:
             log.warning(f"its state of round {view.committed} is not the run's: fetches the chunks that differ")
             outer.distrust()
@@ -642,6 +662,25 @@ class Daemon:
             f"{size / 1e6:.2f} MB in {seconds:.2f} s"
         )
         await self._settled()
+
+    def _keep_what_was_not_sent(self, view: pb.View | None) -> Callable[[], None] | None:
+        """With error feedback: what to do, before the anchor moves, once a round is known to have this node's
+        bytes."""
+        residual, buffers, durable = self._residual, self._round, self._durable
+        if residual is None or view is None or view.counted <= residual.at:
+            return None
+        counted, lacking, folder = view.counted, view.lacking, durable.folder if durable is not None else None
+        encoded = buffers.encoded if buffers.encoded_for[0] == counted == view.committed else None
+
+        def work() -> None:
+            if encoded is not None:
+                residual.commit(counted, encoded.chunks, lacking)
+            else:
+                residual.heard(counted)
+            if folder is not None:
+                residual.save(folder, self._run_mark)
+
+        return work
 
     def _on_recovery(self, standing: Standing) -> None:
         self.recovering = str(standing)

@@ -231,11 +231,10 @@ class StopReduce:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Step to `round` with the sealed bytes that the reduce left here; `MoveFailed` if these are not `root`'s, as
-    some were given up under a later plan."""
+    """Step to the view's committed round with the sealed bytes that the reduce left here; `MoveFailed` if these
+    are not the ones that it names, as some were given up under a later plan."""
 
-    round: int
-    root: bytes  # over their digests
+    view: pb.View
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,7 +444,7 @@ def _move(node: Node, view: pb.View, out: list[Effect]) -> Node:
         task = None if node.task is None else replace(node.task, front=-1, waits=True)  # of no use, either
         return replace(node, moving=True, round=-1, ready=None, carried=None, held=None, task=task)
     if node.round == view.committed - 1 and _holds(node, view):
-        out.append(Apply(view.committed, view.sealed))
+        out.append(Apply(view))
         return replace(node, moving=True, ready=None, carried=None, held=None)
     if not view.has_state or not view.state_digest or not view.donors or not node.trainer_up:
         return node  # nobody has it yet, the others are still applying; or the vectors are not there yet

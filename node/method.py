@@ -47,7 +47,7 @@ def method_of(config: RunConfig, tensors: Sequence[Tensor]) -> Method:
         rule=rule_of(config.outer),
         weigh=_weigh(config.outer.weights),
         merging=config.outer.merge,
-        feedback=ErrorFeedback(config.outer.feedback) if config.outer.feedback else None,
+        feedback=feedback_of(config.outer),
         fragments=fragments,
         due=offsets(len(fragments), config.rounds.inner_steps, config.fragments.stagger),
         adopt=adopt_of(config.overlap),
@@ -80,6 +80,10 @@ def rule_of(outer: OuterConfig) -> Rule:
         return Sgd(outer.lr)
     rule = Nesterov(outer.lr, outer.momentum)
     return Ramp(rule, outer.momentum_warmup, outer.decay_begin, outer.decay_end, outer.final_momentum)
+
+
+def feedback_of(outer: OuterConfig) -> ErrorFeedback | None:
+    return ErrorFeedback(outer.feedback) if outer.feedback else None
 
 
 def _weigh(name: WeightName) -> Weigh:

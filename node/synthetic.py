@@ -34,6 +34,7 @@ from atoll.comm import log
 from atoll.comm.chunks import Chunks
 from atoll.comm.errors import AtollError
 from atoll.comm.invite import Invite, parse
+from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node.channel import (
     Evaluate,
     Evaluated,
@@ -241,10 +242,10 @@ class Peer(Daemon):
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self._say(AtHand(round_, self._payload(), up, down, peak))
 
-    async def _apply(self, round_: int, root: bytes) -> None:
+    async def _apply(self, view: pb.View) -> None:
         await self._compute(self._decode)
-        self._say(Decoded(round_, time.monotonic(), time.process_time()))
-        await super()._apply(round_, root)
+        self._say(Decoded(view.committed, time.monotonic(), time.process_time()))
+        await super()._apply(view)
 
     def _decode(self) -> None:
         outer, reducing = self._outer, self._reducing

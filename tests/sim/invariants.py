@@ -84,6 +84,7 @@ def check_commit(world: "World", before: State, batch: Batch) -> None:
     records_say_what_the_bytes_contain(world, record)
     commits_have_enough_members(world, record)
     no_sample_counts_twice(world, record)
+    nodes_are_told_what_counted(world, after, record)
     world.truth.roots.append(after.sealed)
     world.truth.states.append(next_state(world.truth.states[-1], after.sealed))
 
@@ -209,6 +210,21 @@ def no_sample_counts_twice(world: "World", record: CommitRecord) -> None:
     used = [s for s in nodes if s in world.truth.consumed]
     hold(not used, f"round {record.round} consumes samples that were consumed before: {used}")
     world.truth.consumed.update(nodes)
+
+
+def nodes_are_told_what_counted(world: "World", after: State, record: CommitRecord) -> None:
+    """With error feedback the coordinator knows of each node the last commit that has bytes of it, and of that the
+    chunks that have none."""
+    has: dict[NodeId, set[int]] = {}
+    for _, mean in _means(world, record):
+        for x in mean.contributions:
+            has.setdefault(x.node, set()).add(mean.chunk)
+    if not world.config.outer.feedback:
+        return hold(not after.counted, f"without feedback {after.counted}")
+    told = {n: set(places(lacking)) for n, (round_, lacking) in after.counted.items() if round_ == record.round}
+    chunks = set(range(len(_means(world, record))))
+    right = {n: chunks - having for n, having in has.items()}
+    hold(told == right, f"round {record.round} lacks {right}, told is {told}")
 
 
 def who_left_takes_what_may_be_committed(world: "World", before: State, batch: Batch) -> None:

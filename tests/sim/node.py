@@ -121,12 +121,12 @@ class Node(Process):
                 self.plane.begin(plan, Contribution(self.me, tuple(self.local), self.base))
             case machine.StopReduce():
                 self.plane.cancel()
-            case machine.Apply(round_, sealed):
-                if not self.plane.holds(sealed):
+            case machine.Apply(view):
+                if not self.plane.holds(view.sealed):
                     self.later(0.0, self.feed, machine.MoveFailed(self.state[0]))
                     return
                 self.still = False
-                self.later(self.world.apply_time, self._apply, round_, self.plane.result())
+                self.later(self.world.apply_time, self._apply, view.committed, self.plane.result())
                 self.plane.cancel()
             case machine.Recover(_, differs, rebase):
                 self._recover(effect, differs, rebase)
@@ -278,6 +278,8 @@ def told(event: object) -> str:
             flags = "initialise evaluate ready reached closing has_state finished"
             parts += [flag for flag in flags.split() if getattr(view, flag)]
             return f"View({', '.join(parts)})"
+        case machine.Apply(view):
+            return f"Apply({view.committed})"
         case machine.Recover(view, differs, rebase):
             donors = " ".join(d.node_id for d in view.donors)
             return f"Recover({view.committed}, {differs=}, {rebase=}, from {donors})"

@@ -29,7 +29,7 @@ from atoll.comm.config import (
     RunConfig,
 )
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
-from atoll.comm.outer_config import OverlapConfig
+from atoll.comm.outer_config import OuterConfig, OverlapConfig
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.core import Batch, Core
@@ -68,7 +68,10 @@ class World:
         self.config = config or a_config(self.rng, self.luck, len(speeds))
         if config is None and seed % 4 == 2:
             delay = random.Random(f"overlap {seed}").choice([1, 3, 5, 8])
-            self.config = replace(self.config, overlap=OverlapConfig(delay=delay))
+            feedback = 0.9 if seed % 8 == 2 else 0.0
+            self.config = replace(
+                self.config, overlap=OverlapConfig(delay=delay), outer=OuterConfig(feedback=feedback)
+            )
         self.numel = CHUNK * self.rng.randint(2, 8) - 3
         self.folder = Path(tempfile.mkdtemp(prefix="atoll-sim-", dir=MEMORY if Path(MEMORY).is_dir() else None))
         self.seal_time = self.rng.choice([0.02, 0.02, 0.2, 0.6])  # seconds that an average takes at most
