@@ -85,7 +85,8 @@ def join(
     config = load_dataclass(NodeConfig, local if local.exists() else None, overrides)
     check(config)
     from atoll.comm import log
-    from atoll.node.daemon import Options, live
+    from atoll.node.daemon import live
+    from atoll.node.home import Options
     from atoll.node.reducer import reduce_only
 
     log.setup()

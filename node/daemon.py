@@ -9,38 +9,31 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import math
 import secrets
-import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, assert_never
 
 import msgspec
-import numpy as np
 import psutil
 
 from atoll.comm.bits import bitmap, places
-from atoll.comm.certificates import Pin, own
+from atoll.comm.certificates import Pin
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import NonFinite
 from atoll.comm.codec import make as make_codec
 from atoll.comm.config import RunConfig, from_json
 from atoll.comm.digest import digest
-from atoll.comm.encoding import DeltaEncoder, EncodedVector, encoded_size
-from atoll.comm.errors import AtollError, Refused, ResourceError
+from atoll.comm.errors import AtollError, Refused
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
 from atoll.comm.invite import Invite, join_host_port, split_host_port
-from atoll.comm.octets import U8, Octets
-from atoll.comm.plan import BadPlan, Plan, PlanMember
+from atoll.comm.octets import Octets
+from atoll.comm.plan import Plan, PlanMember
 from atoll.comm.plane import DataPlane
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.rates import some
-from atoll.comm.reduce import Reduction, Seal
-from atoll.comm.tls import Sessions
+from atoll.comm.reduce import Seal
 from atoll.node import local, machine
 from atoll.node.about import About
 from atoll.node.channel import (
@@ -63,26 +56,18 @@ from atoll.node.config import NodeConfig, TrainerSpec
 from atoll.node.control import AWAY, Control, Identity, SessionLost
 from atoll.node.data import check_source
 from atoll.node.durable import Durable, Place
+from atoll.node.home import Options, claim, on_signals, remember, remembered, sessions
 from atoll.node.leases import beyond
 from atoll.node.method import feedback_of, rule_of
 from atoll.node.outer import OuterState
+from atoll.node.part import Part
 from atoll.node.recover import Donor, MovedOn, Standing, Target, recover
 from atoll.node.residual import Residual
 from atoll.node.resources import check_compiler, check_memory
 from atoll.node.supervisor import Supervisor
-from atoll.node.vectors import Vectors, clear_stale
+from atoll.node.vectors import Vectors
 
 log = logging.getLogger("atoll.node")
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    state_dir: Path
-    listen: str  # data plane, host:port
-    advertise: str  # data plane as peers dial it; empty: as it listens, host seen by the coordinator
-    name: str
-    patience: float  # seconds to wait for a coordinator that does not answer at first
-    leaf: bool = False  # nobody can dial this node
 
 
 @dataclass(slots=True)
@@ -96,26 +81,6 @@ class Pulse:
     loss: float = 0.0
 
 
-@dataclass(slots=True)
-class RoundBuffers:
-    """The encoded delta of the round at hand."""
-
-    encoded: EncodedVector | None = None  # or being encoded
-    encoded_for: tuple[int, int] = (-1, -1)  # (round, front of the lease)
-    encoding: asyncio.Task[None] | None = None
-    up: int = 0  # the data plane's counters when the round's first attempt began
-    down: int = 0
-
-
-@dataclass(slots=True)
-class Reducing:
-    """The reduce under way."""
-
-    round: int
-    task: asyncio.Task[None] | None = None
-    reduction: Reduction | None = None  # None: it is about to begin
-
-
 class Daemon:
     """One life of a node. `run` returns when the run is finished or the node was told to leave."""
 
@@ -124,19 +89,17 @@ class Daemon:
         self._control = Control(invite)
         self._node = machine.Node()
         self._events: asyncio.Queue[machine.Event] = asyncio.Queue()
-        self._pulse, self._round = Pulse(), RoundBuffers()
+        self._pulse = Pulse()
         self._beat = asyncio.Event()  # the phase changed: tell at once
         self._over = asyncio.Event()
         self._joined = self._finished = False
-        self._encoding_space: U8 | None = None
         self._worker = ThreadPoolExecutor(1, "arithmetic")
-        self._reducing: Reducing | None = None
-        self._plan: Plan  # the latest one
         self._tasks: asyncio.TaskGroup
         self._layout: Hello | None = None
         self._outer: OuterState | None = None
         self._durable: Durable | None = None
         self._residual: Residual | None = None  # with error feedback
+        self._part: Part
         self._trainer: Hello | None = None  # the one that is up
         self._restored = asyncio.Event()  # what is on the disk was loaded
         self._run_mark = b""
@@ -320,7 +283,7 @@ class Daemon:
             case machine.StartReduce(plan):
                 self._start_reduce(plan)
             case machine.StopReduce():
-                self._stop_reduce()
+                self._part.stop()
             case machine.Apply(view):
                 self._spawn(self._apply(view))
             case machine.Recover():
@@ -351,9 +314,9 @@ class Daemon:
             self._pulse.at = time.monotonic()
         else:
             self._pulse = Pulse(time.monotonic(), 0, order.round, loss=self._pulse.loss)
-        self._new_round(RoundBuffers())  # what comes of these steps is encoded anew
-        if (known := self._keep_what_was_not_sent(self._node.view)) is not None:
-            self._spawn(self._compute(known))
+        if self._node.view is not None and (keep := self._part.keep(self._node.view)) is not None:
+            self._spawn(self._compute(keep))
+        self._part.forget()  # what comes of these steps is encoded anew
         more = f", on top of {carried} samples of before" if carried else ""
         begun = ", some of which it has taken" if effect.on else ""
         log.info(f"round {order.round}: {order.steps} inner steps{begun}{more}")
@@ -433,10 +396,22 @@ class Daemon:
             codec = make_codec(self._run.reduce.codec, self._run.reduce.block, self._run.reduce.scales)
             self._codec = codec
             self._outer = OuterState(vectors, chunks, codec, rule_of(self._run.outer))
-            if (feedback := feedback_of(self._run.outer)) is not None:
-                self._residual = Residual(feedback, vectors, chunks, codec)
             self._layout = hello
-            self._durable = Durable(self._outer, self._plane.peers.buffers.give, self._place(hello))
+            place = self._place(hello)
+            self._durable = Durable(self._outer, self._plane.peers.buffers.give, place)
+            if (feedback := feedback_of(self._run.outer)) is not None:
+                where = None if place is None else (place.folder, place.run)
+                self._residual = Residual(feedback, vectors, chunks, codec, where)
+            self._part = Part(
+                self._plane,
+                self._outer,
+                codec,
+                hello.layout,
+                self._residual,
+                _Tell(self),
+                self._compute,
+                lambda work: self._tasks.create_task(work),
+            )
             self._spawn(self._restore(self._durable))
             log.info(f"the trainer is up: {hello.numel:,} parameters on {hello.ranks} local ranks")
         elif self._layout is not None and self._layout.layout != hello.layout:
@@ -465,8 +440,8 @@ class Daemon:
         if round_ < 0:
             outer.resume()
             round_, where = outer.round, "still in this node's memory"
-        if self._residual is not None and durable.folder is not None:
-            self._residual.restore(durable.folder, self._run_mark)
+        if self._residual is not None:
+            self._residual.restore()
             if self._residual.at:
                 log.info(f"what the wire had left out after round {self._residual.at} is on this node's disk")
         if round_ >= 0:
@@ -491,43 +466,9 @@ class Daemon:
 
     def _start_reduce(self, wire: pb.Plan) -> None:
         assert self._node.ready is not None
-        self._plan = plan_of(wire)
-        if self._reducing is not None and self._reducing.round == self._plan.round:
-            self._follow(self._plan)
-        else:
-            self._stop_reduce()
-            if self._durable is not None:
-                self._durable.make_room()
-            self._reducing = Reducing(self._plan.round)
-            self._reducing.task = self._tasks.create_task(self._reduce(self._node.ready))
-
-    def _stop_reduce(self) -> None:
-        if self._reducing is not None and self._reducing.task is not None:
-            self._reducing.task.cancel()
-        self._reducing = None
-
-    def _follow(self, plan: Plan) -> None:
-        """Go on under a newer plan, once the reduce has begun."""
-        reducing = self._reducing
-        if reducing is not None and reducing.reduction is not None:
-            try:
-                reducing.reduction.replan(plan)
-            except BadPlan as error:
-                log.warning(str(error))  # the coordinator's clock decides
-
-    async def _reduce(self, ready: machine.Work) -> None:
-        """This node's part in the reduce of a round, until it is committed or the node is out of it."""
-        reducing = self._reducing
-        assert self._outer is not None and reducing is not None
-        encoded = self._encoded(ready)
-        chunks = self._outer.chunks
-        try:
-            reducing.reduction = Reduction(
-                self._plane.peers, self._me, encoded, self._codec, chunks, self._plan, _Tell(self)
-            )
-            await reducing.reduction.run()
-        except AtollError as error:
-            log.warning(f"round {reducing.round}: {error}")  # nobody to blame: the coordinator's clock decides
+        begun = self._part.begin(plan_of(wire), self._me, self._node.ready)
+        if begun and self._durable is not None:
+            self._durable.make_room()
 
     def held(self, plan: Plan, root: bytes) -> None:
         """Every sealed chunk is here."""
@@ -535,8 +476,8 @@ class Daemon:
         self._events.put_nowait(machine.ReduceHeld((plan.round, plan.attempt), root))
         held = pb.Held(
             digest=root,
-            bytes_up=self._plane.bytes_up - self._round.up,
-            bytes_down=self._plane.bytes_down - self._round.down,
+            bytes_up=self._part.bytes_up,
+            bytes_down=self._part.bytes_down,
             rate_up=peers.up,
             rate_down=peers.down,
             rate_inside=peers.inside,
@@ -546,46 +487,8 @@ class Daemon:
             held.round_trips.add(node_id=node, seconds=seconds_)
         self.report_of(plan, held=held)
 
-    def _encoded(self, ready: machine.Work) -> EncodedVector:
-        """The round's delta, encoded once whatever the number of attempts; from now on, if it was not begun."""
-        assert self._outer is not None
-        key = (ready.round, ready.front)
-        if self._round.encoded is None or self._round.encoded_for != key:
-            vectors, chunks = self._outer.vectors, self._outer.chunks
-            if self._encoding_space is None:
-                self._encoding_space = np.empty(encoded_size(self._codec, chunks), np.uint8)
-            offer = None if self._residual is None else self._residual.offer
-            space = self._encoding_space
-            encoder = DeltaEncoder(vectors.anchor, vectors.local, self._codec, chunks, space, offer)
-            self._new_round(RoundBuffers(encoder.encoded, key, None, self._plane.bytes_up, self._plane.bytes_down))
-            self._round.encoding = self._tasks.create_task(self._encode(encoder))
-        assert self._round.encoded is not None
-        return self._round.encoded
-
-    async def _encode(self, encoder: DeltaEncoder) -> None:
-        try:
-            await encoder.run(self._compute)
-        except NonFinite as error:
-            raise NonFinite(f"training diverged: {error} in {self._parameter(error.element)}") from None
-
-    def _new_round(self, buffers: RoundBuffers) -> None:
-        """What was encoded is of no more use. The worker is at most in the middle of a few chunks of it, and does
-        whatever else it is told to, as to move the anchor, after that."""
-        if self._round.encoding is not None:
-            self._round.encoding.cancel()
-        self._round = buffers
-
-    def _parameter(self, element: int) -> str:
-        """The name of the parameter that this element of the flat vector belongs to."""
-        assert self._layout is not None
-        for name, shape in self._layout.layout:
-            element -= math.prod(shape)
-            if element < 0:
-                return name
-        return "no parameter"
-
     def _report_ready(self, ready: machine.Work) -> None:
-        self._encoded(ready)
+        self._part.encode(ready)
         durable = self._durable
         if durable is not None and durable.behind(ready.round - 1):
             self._spawn(self._report_when_written(durable, ready))
@@ -609,14 +512,13 @@ class Daemon:
     # The outer state
 
     async def _apply(self, view: pb.View) -> None:
-        outer, reducing = self._outer, self._reducing
+        outer, sealed = self._outer, self._part.sealed(view.sealed)
         assert outer is not None
-        if reducing is None or reducing.reduction is None or not reducing.reduction.holds(view.sealed):
+        if sealed is None:
             self._events.put_nowait(machine.MoveFailed(outer.round))
             return
-        sealed = reducing.reduction.result
-        self._stop_reduce()
-        keep = self._keep_what_was_not_sent(view)
+        self._part.stop()
+        keep = self._part.keep(view)
 
         def work() -> None:
             if keep is not None:
@@ -627,15 +529,15 @@ class Daemon:
         await self._compute(work)
         if self._durable is not None:
             self._durable.committed(view.committed, sealed.chunks, sealed.digests)
-        self._new_round(RoundBuffers())
+        self._part.forget()
         await self._settled()
 
     async def _recover(self, order: machine.Recover) -> None:
         outer, view = self._outer, order.view
         assert outer is not None
-        self._stop_reduce()
-        keep = self._keep_what_was_not_sent(view)
-        self._new_round(RoundBuffers())
+        self._part.stop()
+        keep = self._part.keep(view)
+        self._part.forget()
         if keep is not None:
             await self._compute(keep)
         if order.differs:
@@ -662,25 +564,6 @@ class Daemon:
             f"{size / 1e6:.2f} MB in {seconds:.2f} s"
         )
         await self._settled()
-
-    def _keep_what_was_not_sent(self, view: pb.View | None) -> Callable[[], None] | None:
-        """With error feedback: what to do, before the anchor moves, once a round is known to have this node's
-        bytes."""
-        residual, buffers, durable = self._residual, self._round, self._durable
-        if residual is None or view is None or view.counted <= residual.at:
-            return None
-        counted, lacking, folder = view.counted, view.lacking, durable.folder if durable is not None else None
-        encoded = buffers.encoded if buffers.encoded_for[0] == counted == view.committed else None
-
-        def work() -> None:
-            if encoded is not None:
-                residual.commit(counted, encoded.chunks, lacking)
-            else:
-                residual.heard(counted)
-            if folder is not None:
-                residual.save(folder, self._run_mark)
-
-        return work
 
     def _on_recovery(self, standing: Standing) -> None:
         self.recovering = str(standing)
@@ -810,45 +693,3 @@ class _Shelf:
     def digests(self, round: Round) -> Any:
         outer = self._daemon._outer
         return None if outer is None else outer.digests(round)
-
-
-def claim(state_dir: Path) -> None:
-    """Make sure that this daemon is the only one in its state directory, and clear what a dead one left."""
-    try:
-        state_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ResourceError(f"cannot use the state directory {state_dir}: {error.strerror}") from None
-    local.refuse_second(state_dir)
-    clear_stale(state_dir)
-
-
-def sessions(invite: Invite, options: Options) -> Sessions | None:
-    """The data plane's TLS, with the certificate in the state directory; None where the run is not encrypted."""
-    return Sessions(own(options.state_dir)) if invite.pin else None
-
-
-def remember(memory: Path, invite: Invite, session: str) -> None:
-    """So that a daemon started again comes back as the same node, without another token."""
-    memory.touch(mode=0o600)
-    memory.write_text(f"{invite.address} {invite.run}\n{session}\n")
-
-
-def remembered(memory: Path, invite: Invite) -> str:
-    """The session of an earlier life in this run; empty if there was none."""
-    try:
-        whose, session = memory.read_text().splitlines()
-    except (OSError, ValueError):
-        return ""
-    return session if whose == f"{invite.address} {invite.run}" else ""
-
-
-@contextlib.contextmanager
-def on_signals(stop: Callable[[], None]) -> Any:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)

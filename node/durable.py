@@ -114,11 +114,6 @@ class Durable:
     # What is there
 
     @property
-    def folder(self) -> Path | None:
-        """Where on the disk; None: nothing is written."""
-        return self._place.folder if self._place is not None and self._log is not None else None
-
-    @property
     def proven(self) -> int:
         """The newest round whose state the disk alone can bring back; -1: none."""
         return self._reach(self._log.rounds if self._log is not None else ())

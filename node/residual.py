@@ -31,7 +31,7 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.codec import Codec
 from atoll.comm.digest import SIZE, digest
 from atoll.comm.octets import U8
-from atoll.node.files import Room, appearing, room, write_all
+from atoll.node.files import appearing, write_all
 from atoll.node.vectors import Vectors
 from atoll.outer_opt.feedback import ErrorFeedback
 
@@ -44,7 +44,16 @@ F32 = NDArray[np.float32]
 class Residual:
     """Arithmetic is called from one worker thread at a time, but for `offer`."""
 
-    def __init__(self, feedback: ErrorFeedback, vectors: Vectors, chunks: Chunks, codec: Codec) -> None:
+    def __init__(
+        self,
+        feedback: ErrorFeedback,
+        vectors: Vectors,
+        chunks: Chunks,
+        codec: Codec,
+        place: tuple[Path, bytes] | None = None,
+    ) -> None:
+        """`place`: a folder, and what tells the run from others (16 bytes); None: nothing is written."""
+        self._place = place
         self._feedback, self._vectors, self._chunks, self._codec = feedback, vectors, chunks, codec
         self.vector: F32 = np.zeros(chunks.numel, np.float32)  # (numel,)
         self.at = 0
@@ -83,17 +92,20 @@ class Residual:
 
     # On disk
 
-    def save(self, folder: Path, run: bytes, room: Room = room) -> None:
+    def save(self) -> None:
         """Write it in a thread, unless that is still at the last one: then the disk has none that is of use."""
-        if self._saving is None or self._saving.done():
-            self._saving = self._thread.submit(_write, folder, run, self.at, self.vector.copy(), room)
+        if self._place is not None and (self._saving is None or self._saving.done()):
+            self._saving = self._thread.submit(_write, *self._place, self.at, self.vector.copy())
 
     def close(self) -> None:
         """What is being written is finished."""
         self._thread.shutdown()
 
-    def restore(self, folder: Path, run: bytes) -> None:
+    def restore(self) -> None:
         """What an earlier life left, if it is whole."""
+        if self._place is None:
+            return
+        folder, run = self._place
         try:
             data = (folder / NAME).read_bytes()
             magic, whose, at, numel, sum_ = _HEAD.unpack(data[: _HEAD.size])
@@ -106,11 +118,11 @@ class Residual:
             self.at = at
 
 
-def _write(folder: Path, run: bytes, at: int, vector: F32, room: Room) -> None:
+def _write(folder: Path, run: bytes, at: int, vector: F32) -> None:
     body = vector.data.cast("B")
     head = _HEAD.pack(MAGIC, run, at, vector.size, _sum(run, at, body))
     try:
-        with appearing(folder / NAME, len(head) + len(body), room) as file:
+        with appearing(folder / NAME, len(head) + len(body)) as file:
             write_all(file, [memoryview(head), body], 0)
     except OSError as error:
         log.warning(f"what the wire left out is not kept on disk: {error.strerror or error}")

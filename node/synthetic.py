@@ -49,7 +49,8 @@ from atoll.node.channel import (
     Train,
 )
 from atoll.node.config import NodeConfig
-from atoll.node.daemon import Daemon, Options
+from atoll.node.daemon import Daemon
+from atoll.node.home import Options
 from atoll.node.supervisor import Supervisor
 from atoll.node.vectors import Vectors
 
@@ -248,9 +249,9 @@ class Peer(Daemon):
         await super()._apply(view)
 
     def _decode(self) -> None:
-        outer, reducing = self._outer, self._reducing
-        assert outer is not None and reducing is not None and reducing.reduction is not None
-        for c, payload in enumerate(reducing.reduction.result.chunks):
+        outer, reduction = self._outer, self._part.reduction
+        assert outer is not None and reduction is not None
+        for c, payload in enumerate(reduction.result.chunks):
             self._codec.decode(payload, self._decoded[outer.chunks.span(c)])
 
     def _payload(self) -> int:

@@ -31,7 +31,7 @@ class Node:
         self.vectors = Vectors.create(CHUNKS.numel, folder)
         self.outer = OuterState(self.vectors, CHUNKS, INT4, Nesterov(0.7, 0.9))
         self.outer.initialised()
-        self.residual = Residual(ErrorFeedback(decay), self.vectors, CHUNKS, INT4)
+        self.residual = Residual(ErrorFeedback(decay), self.vectors, CHUNKS, INT4, (folder, RUN))
 
     def encode(self) -> EncodedVector:
         offer = self.residual.offer
@@ -106,17 +106,16 @@ def test_in_fifty_rounds_of_which_many_fail_nothing_is_lost_nor_sent_twice(node:
 
 
 def test_it_comes_back_from_the_disk_unless_a_later_round_has_used_it(node: Node, tmp_path: Path) -> None:
-    folder, rng = tmp_path / "outer", np.random.default_rng(0)
-    folder.mkdir()
+    rng = np.random.default_rng(0)
     node.vectors.local[:] = rng.standard_normal(CHUNKS.numel)
     node.residual.commit(3, node.encode().chunks, b"")
-    node.residual.save(folder, RUN)
+    node.residual.save()
     node.residual.close()
     assert np.abs(node.residual.vector).max() > 0
 
     def back(run: bytes = RUN) -> Residual:
-        residual = Residual(ErrorFeedback(1.0), node.vectors, CHUNKS, INT4)
-        residual.restore(folder, run)
+        residual = Residual(ErrorFeedback(1.0), node.vectors, CHUNKS, INT4, (tmp_path, run))
+        residual.restore()
         return residual
 
     same, others, used = back(), back(b"s" * 16), back()
@@ -125,9 +124,9 @@ def test_it_comes_back_from_the_disk_unless_a_later_round_has_used_it(node: Node
     assert not others.vector.any()
     used.heard(4)
     assert not used.vector.any() and used.at == 4
-    damaged = bytearray((folder / NAME).read_bytes())
+    damaged = bytearray((tmp_path / NAME).read_bytes())
     damaged[-1] ^= 1
-    (folder / NAME).write_bytes(damaged)
+    (tmp_path / NAME).write_bytes(damaged)
     assert not back().vector.any()
-    (folder / NAME).write_bytes(b"short")
+    (tmp_path / NAME).write_bytes(b"short")
     assert not back().vector.any()

@@ -1,5 +1,6 @@
 """Measured on the virtual clock: what the fleet gets done, and how soon it gets over a death."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +12,7 @@ from sim.truth import CHUNK
 from sim.world import World
 
 from atoll.comm.config import InnerConfig, MembersConfig, ReduceConfig, RoundsConfig, RunConfig
+from atoll.comm.outer_config import OverlapConfig
 from atoll.coordinator.membership import MemberState
 from atoll.coordinator.state import Phase
 
@@ -23,10 +25,10 @@ CONFIG = RunConfig(
 
 
 @contextmanager
-def world(config: RunConfig, speeds: list[float]) -> Iterator[World]:
+def world(config: RunConfig, speeds: list[float], chunks: int = 0) -> Iterator[World]:
     """A world without faults, in its first round."""
     world = World(0, config, speeds)
-    world.numel = len(speeds) * CHUNK - 3
+    world.numel = (chunks or len(speeds)) * CHUNK - 3
     try:
         assert world.until(lambda: world.durable.round.phase is Phase.INNER, 60.0)
         yield world
@@ -95,7 +97,8 @@ def test_while_the_coordinator_is_away_nodes_train_up_to_the_ceiling_and_then_co
         before, tokens = w.durable.committed, w.durable.tokens
         w.coordinator_dies("at once", away=600.0)
         w.until(lambda: w.service.alive, 700.0)
-        assert [n.trainer.steps for n in w.living] == [CONFIG.rounds.most_steps] * 4
+        ready = [n.machine.ready for n in w.living]
+        assert [work.steps for work in ready if work is not None] == [CONFIG.rounds.most_steps] * 4
         committed(w, 1, 20.0)
         assert w.durable.committed == before + 1
         sample = CONFIG.inner.batch_size * CONFIG.model.seq_len
@@ -147,6 +150,34 @@ def test_a_joiner_trains_at_once_and_its_first_contribution_has_all_its_own_step
         others = [weight for node, weight in record.contributors.items() if node != joiner.me]
         assert tokens == len(first) * w.config.model.seq_len
         assert tokens > 1.2 * max(others), "it has what it trained in the round that it missed"
+
+
+def shares(config: RunConfig, rounds: int) -> tuple[float, float]:
+    """Of three equal nodes' time in a few rounds: what they spent waiting for the exchange, by their own account,
+    and what the exchange took of a round."""
+    with world(config, [1.0] * 3, chunks=60) as w:
+        w.seal_time = 0.5
+        w.network.latency.update(dict.fromkeys(w.network.latency, 0.005))
+        committed(w, 2, 120.0)
+        first, phases = w.durable.committed, Counter[str]()
+        while w.durable.committed < first + rounds:
+            w.until(lambda: False, 0.05)
+            phases.update(n.machine.phase for n in w.living)
+        assert not w.unwell()
+        records = [r for r in w.service.journal.rounds() if r.round > first]
+        seconds = {k: sum(r.seconds[k] for r in records) for k in records[0].seconds}
+        exchange = (seconds["reduce"] + seconds["commit"]) / sum(seconds.values())
+        return phases["sync"] / phases.total(), exchange
+
+
+def test_nodes_that_overlap_do_not_wait_for_an_exchange_that_takes_most_of_a_round() -> None:
+    blocking = replace(CONFIG, members=replace(CONFIG.members, start=3))
+    overlapped = replace(blocking, overlap=OverlapConfig(delay=80))
+    sync, exchange = shares(overlapped, 6)
+    assert 0.5 < exchange < 0.8
+    assert sync < 0.02
+    sync, exchange = shares(blocking, 3)
+    assert sync > 0.9 * exchange > 0.2
 
 
 def levels(world: World) -> list[int]:
