@@ -7,7 +7,7 @@ export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: install demo test chaos bench check format proto clean
+.PHONY: install demo test chaos bench quality check format proto clean
 
 install: .venv/installed
 
@@ -34,6 +34,11 @@ chaos: .venv/installed-dev
 # docs/performance.md: about 10 minutes. Emulated links need root; without it their rows say so.
 bench: .venv/installed-dev
 	PYTHONPATH=tests $(BIN)/python -m bench
+
+# docs/quality.md: hours. Killed and started again it goes on where it was.
+quality: .venv/installed-dev
+	PYTHONPATH=tests $(BIN)/python -m quality --size eighth
+	PYTHONPATH=tests $(BIN)/python -m quality
 
 check: .venv/installed-dev
 	$(BIN)/ruff format --check .

@@ -1,8 +1,8 @@
 """`atoll bench codec`: what a codec costs this machine, and what it costs the mean.
 
-The times are those of one thread on one chunk of a run's default size: to encode it, and to decode it and add it
-to a sum, as its owner does with each contribution. The errors are those of the mean over some members of which
-each encoded its part and the owner encoded the mean, relative to the exact mean, in the l2 norm.
+The times are those of one thread on a part of a chunk, which is what a node works on at once: to encode it, and to
+decode it and add it to a sum, as its owner does with each contribution. The errors are those of the mean over some
+members of which each encoded its part and the owner encoded the mean, relative to the exact mean, in the l2 norm.
 """
 
 import time
@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from atoll.comm.codec import F32, Codec, make
+from atoll.comm.codec import F32, PART, Codec, make
 from atoll.comm.config import CodecName, ReduceConfig, ScaleName
 
 SAMPLE = 1 << 18  # elements of a vector whose mean is taken
@@ -34,7 +34,7 @@ class Figures:
 
 
 @click.command()
-@click.option("--chunk", default=ReduceConfig().chunk, show_default=True, type=click.IntRange(1), help="Elements.")
+@click.option("--chunk", default=PART, show_default=True, type=click.IntRange(1), help="Elements.")
 @click.option("--block", default=ReduceConfig().block, show_default=True, type=click.IntRange(2))
 @click.option(
     "--scales",

@@ -4,8 +4,12 @@ A contributor encodes a chunk once; its owner decodes, averages, and encodes the
 is the encoded bytes, so everybody decodes the same numbers. Both directions use only operations that IEEE
 arithmetic rounds once: the same input gives the same bytes on every processor.
 
-Wire formats of n elements in m = ceil(n / block) blocks of consecutive elements, of which the last may be
-shorter; all numbers are little-endian:
+A chunk is encoded in parts of 131,072 elements, one after the other, each by itself: what is done with a part
+stays in a core's own cache. (Of int8 and int4 a part is the largest multiple of `block` up to that; of `sparse`
+it is the whole chunk.)
+
+Wire formats of a part of n elements in m = ceil(n / block) blocks of consecutive elements, of which the last may
+be shorter; all numbers are little-endian:
 
     fp32    4n bytes       the elements
 
@@ -21,7 +25,7 @@ shorter; all numbers are little-endian:
                            in its low four bits and element h + i in its high ones, 0 if there is none
 
     scales, fp32: 4m bytes s of each block, fp32
-    scales, fp16: 4 bytes  the largest s of the chunk, fp32
+    scales, fp16: 4 bytes  the largest s of the part, fp32
                   2m bytes each block's share of it, fp16 in [0, 1]; s is the fp32 product of the two
 
 An element is q * s in fp32, with q in [-levels, levels]. The encoder takes absmax / levels of a block as its
@@ -32,6 +36,8 @@ Bytes that came from elsewhere are checked by `check`, which `decode` and `accum
 to finite numbers.
 """
 
+from collections.abc import Sequence
+from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
@@ -52,15 +58,19 @@ else:
         """The module `kernels`, imported when a kernel is called: numba takes a second, and only nodes need it."""
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(import_module("atoll.comm.kernels"), name)
+            global kernels
+            kernels = import_module("atoll.comm.kernels")
+            return getattr(kernels, name)
 
     kernels = _OnFirstUse()
 
 F32 = NDArray[np.float32]
 U16 = NDArray[np.uint16]
 
+Parts = Sequence[tuple[slice, slice]]  # elements of a vector, and their bytes encoded
+
+PART = 1 << 17  # elements
 LARGEST = np.float32(np.finfo(np.float32).max)
-ONE = 0x3C00  # 1.0 in fp16
 
 
 class NonFinite(AtollError):
@@ -81,6 +91,9 @@ class Codec(Protocol):
     def size(self, numel: int) -> int:
         """Bytes of `numel` encoded elements: always the same, so a length is checked before it is read."""
 
+    def parts(self, numel: int) -> Parts:
+        """What is encoded by itself: to encode `numel` elements is to encode each of these; so for the rest."""
+
     def encode(self, x: F32, out: U8) -> None:
         """Write `x` (n,) into `out` (size(n),); `x` is not modified. `NonFinite` if it holds NaN or infinity."""
 
@@ -97,6 +110,9 @@ class Codec(Protocol):
 class Fp32:
     def size(self, numel: int) -> int:
         return 4 * numel
+
+    def parts(self, numel: int) -> Parts:
+        return _parts(numel, PART, 4 * PART, 4 * numel)
 
     def encode(self, x: F32, out: U8) -> None:
         _same_length(self.size(x.size), out)
@@ -126,6 +142,9 @@ class Bf16:
     def size(self, numel: int) -> int:
         return 2 * numel
 
+    def parts(self, numel: int) -> Parts:
+        return _parts(numel, PART, 2 * PART, 2 * numel)
+
     def encode(self, x: F32, out: U8) -> None:
         _same_length(self.size(x.size), out)
         if not kernels.to_bf16(x, out.view("<u2")):
@@ -147,70 +166,119 @@ class Bf16:
         return halves
 
 
-class Int8:
-    def __init__(self, block: int, scales: ScaleName = ScaleName.FP32) -> None:
+class _Integers:
+    """Small integers, and a scale for each block of them."""
+
+    def __init__(self, block: int, levels: int, scales: ScaleName) -> None:
         self.block, self.scales = block, scales
-        self._header = _Header(block, 127, scales)
+        self._header = _Header(block, levels, scales)
+        self._part = max(PART // block, 1) * block
 
     def size(self, numel: int) -> int:
-        return self._header.size(numel) + numel
+        full, rest = divmod(numel, self._part)
+        return full * self._part_size(self._part) + (self._part_size(rest) if rest or not full else 0)
+
+    def parts(self, numel: int) -> Parts:
+        return _parts(numel, self._part, self._part_size(self._part), self.size(numel))
 
     def encode(self, x: F32, out: U8) -> None:
         _same_length(self.size(x.size), out)
-        header, values = self._header.split(out, x.size)
-        kernels.to_int8(x, self.block, self._header.write(x, header), values)
+        for elements, octets in self.parts(x.size):
+            part = x[elements]
+            header, values = self._header.split(out[octets], part.size)
+            if (scales := self._header.write(part, header)) is None:
+                raise _non_finite(x)
+            self._pack(part, scales, values)
 
     def check(self, payload: Octets, numel: int) -> None:
         self._checked(payload, numel)
 
     def decode(self, payload: Octets, out: F32) -> None:
-        scales, values = self._checked(payload, out.size)
-        kernels.from_int8(values, self.block, scales, out)
+        for elements, scales, values in self._checked(payload, out.size):
+            self._unpack(values, scales, out[elements])
 
     def accumulate(self, payload: Octets, weight: np.float32, out: F32) -> None:
-        scales, values = self._checked(payload, out.size)
-        kernels.add_int8(values, self.block, scales, np.float32(weight), out)
+        for elements, scales, values in self._checked(payload, out.size):
+            self._add(values, scales, np.float32(weight), out[elements])
 
-    def _checked(self, payload: Octets, numel: int) -> tuple[F32, U8]:
-        header, values = self._header.split(_octets(payload, self.size(numel)), numel)
-        scales = self._header.read(header, numel)
-        if self._header.overflow(scales) and (values == 0x80).any():
+    def _checked(self, payload: Octets, numel: int) -> list[tuple[slice, F32, U8]]:
+        """Of each part its elements, the scales of its blocks, and the bytes of its integers."""
+        octets = _octets(payload, self.size(numel))
+        found = []
+        for elements, span in self.parts(numel):
+            size = elements.stop - elements.start
+            header, values = self._header.split(octets[span], size)
+            scales = self._header.read(header, size)
+            if self._header.overflow(scales):
+                self._refuse_lowest(values)
+            found.append((elements, scales, values))
+        return found
+
+    def _part_size(self, numel: int) -> int:
+        return self._header.size(numel) + self._octets(numel)
+
+    # What is between the headers
+
+    def _octets(self, numel: int) -> int:
+        """Bytes of so many integers."""
+        raise NotImplementedError
+
+    def _pack(self, x: F32, scales: F32, values: U8) -> None:
+        raise NotImplementedError
+
+    def _unpack(self, values: U8, scales: F32, out: F32) -> None:
+        raise NotImplementedError
+
+    def _add(self, values: U8, scales: F32, weight: np.float32, out: F32) -> None:
+        raise NotImplementedError
+
+    def _refuse_lowest(self, values: U8) -> None:
+        """The integer for which the bits have place, and which no encoder writes."""
+        raise NotImplementedError
+
+
+class Int8(_Integers):
+    def __init__(self, block: int, scales: ScaleName = ScaleName.FP32) -> None:
+        super().__init__(block, 127, scales)
+
+    def _octets(self, numel: int) -> int:
+        return numel
+
+    def _pack(self, x: F32, scales: F32, values: U8) -> None:
+        kernels.to_int8(x, self.block, scales, values)
+
+    def _unpack(self, values: U8, scales: F32, out: F32) -> None:
+        kernels.from_int8(values, self.block, scales, out)
+
+    def _add(self, values: U8, scales: F32, weight: np.float32, out: F32) -> None:
+        kernels.add_int8(values, self.block, scales, weight, out)
+
+    def _refuse_lowest(self, values: U8) -> None:
+        if (values == 0x80).any():
             raise Malformed("it holds the value -128, which no encoder writes, under scales too large for it")
-        return scales, values
 
 
-class Int4:
+class Int4(_Integers):
     def __init__(self, block: int, scales: ScaleName = ScaleName.FP32) -> None:
         if block % 2:
             raise ValueError(f"a block of {block} elements, two a byte: it must be even")
-        self.block, self.scales = block, scales
-        self._header = _Header(block, 7, scales)
+        super().__init__(block, 7, scales)
 
-    def size(self, numel: int) -> int:
-        return self._header.size(numel) + -(-numel // 2)
+    def _octets(self, numel: int) -> int:
+        return -(-numel // 2)
 
-    def encode(self, x: F32, out: U8) -> None:
-        _same_length(self.size(x.size), out)
-        header, values = self._header.split(out, x.size)
-        kernels.to_int4(x, self.block, self._header.write(x, header), values)
+    def _pack(self, x: F32, scales: F32, values: U8) -> None:
+        kernels.to_int4(x, self.block, scales, values)
 
-    def check(self, payload: Octets, numel: int) -> None:
-        self._checked(payload, numel)
-
-    def decode(self, payload: Octets, out: F32) -> None:
-        scales, values = self._checked(payload, out.size)
+    def _unpack(self, values: U8, scales: F32, out: F32) -> None:
         kernels.from_int4(values, self.block, scales, out)
 
-    def accumulate(self, payload: Octets, weight: np.float32, out: F32) -> None:
-        scales, values = self._checked(payload, out.size)
-        kernels.add_int4(values, self.block, scales, np.float32(weight), out)
+    def _add(self, values: U8, scales: F32, weight: np.float32, out: F32) -> None:
+        kernels.add_int4(values, self.block, scales, weight, out)
 
-    def _checked(self, payload: Octets, numel: int) -> tuple[F32, U8]:
-        header, values = self._header.split(_octets(payload, self.size(numel)), numel)
-        scales = self._header.read(header, numel)
-        if self._header.overflow(scales) and ((values & 15 == 8) | (values >> 4 == 8)).any():
+    def _refuse_lowest(self, values: U8) -> None:
+        if ((values & 15 == 8) | (values >> 4 == 8)).any():
             raise Malformed("it holds the value -8, which no encoder writes, under scales too large for it")
-        return scales, values
 
 
 class _Header:
@@ -238,11 +306,11 @@ class _Header:
         edge = self.size(numel)
         return octets[:edge], octets[edge:]
 
-    def write(self, x: F32, header: U8) -> F32:
-        """Write the header of `x`; returns the scale of each block."""
+    def write(self, x: F32, header: U8) -> F32 | None:
+        """Write the header of `x`; returns the scale of each block. None: `x` holds NaN or infinity."""
         scales: F32 = np.empty(self._blocks(x.size), np.float32)
         if not kernels.scales_of(x, self._block, self._levels, self._largest, scales):
-            raise _non_finite(x)
+            return None
         match self._scales:
             case ScaleName.FP32:
                 header.view("<f4")[:] = scales
@@ -263,11 +331,9 @@ class _Header:
             case ScaleName.FP16:
                 largest = header[:4].view("<f4").astype(np.float32)
                 self._within(largest)
-                shares: U16 = header[4:].view("<u2")
-                if shares.max(initial=np.uint16(0)) > ONE:
+                scales = np.empty(self._blocks(numel), np.float32)
+                if not kernels.from_shares(header[4:].view("<u2"), largest[0], scales):
                     raise Malformed("it holds shares of a scale that are not in [0, 1]")
-                scales = np.empty(shares.size, np.float32)
-                kernels.from_shares(shares, largest[0], scales)
             case _:
                 assert_never(self._scales)
         return scales
@@ -302,6 +368,15 @@ def make(name: CodecName, block: int, scales: ScaleName = ScaleName.FP16) -> Cod
             return Sparse()
         case _:
             assert_never(name)
+
+
+@lru_cache(maxsize=256)
+def _parts(numel: int, part: int, part_bytes: int, size: int) -> Parts:
+    """Of `numel` elements and `size` bytes, in parts of `part` elements and `part_bytes` bytes."""
+    count = max(-(-numel // part), 1)
+    elements = [slice(i * part, min((i + 1) * part, numel)) for i in range(count)]
+    octets = [slice(i * part_bytes, min((i + 1) * part_bytes, size)) for i in range(count)]
+    return tuple(zip(elements, octets, strict=True))
 
 
 def _non_finite(x: F32) -> NonFinite:

@@ -96,7 +96,7 @@ class DataConfig:
 class InnerConfig:
     """The optimizer on each node (`atoll.node.optimizer`): one learning rate for all parameters."""
 
-    optimizer: OptimizerName = OptimizerName.ADAMW
+    optimizer: OptimizerName = OptimizerName.MUON
     lr: float = 3e-3  # peak
     min_lr: float = 3e-4  # at the end of the cosine
     warmup_tokens: int = 20_000  # committed tokens
@@ -345,6 +345,10 @@ def check(config: RunConfig) -> None:
         (
             config.checkpoint.copies >= 0,
             f"checkpoint.copies is {config.checkpoint.copies}: it must be 0 (every node) or more",
+        ),
+        *(
+            ("::" not in url, f"{key} is {url!r}: it must be one URL, without '::'")
+            for key, url in (("checkpoint.remote", config.checkpoint.remote), ("init_from", config.init_from))
         ),
         *(
             (

@@ -54,13 +54,23 @@ def encoded_size(codec: Codec, chunks: Chunks) -> int:
 class DeltaEncoder:
     """Encodes `anchor - local`, both (numel,) fp32, which do not change meanwhile.
 
-    `into`: memory to use, of `encoded_size`.
+    `into`: memory to use, of `encoded_size`. `offer` changes a part of that difference in place before it is
+    encoded; several threads call it.
     """
 
-    def __init__(self, anchor: F32, local: F32, codec: Codec, chunks: Chunks, into: U8 | None = None) -> None:
+    def __init__(
+        self,
+        anchor: F32,
+        local: F32,
+        codec: Codec,
+        chunks: Chunks,
+        into: U8 | None = None,
+        offer: Callable[[slice, F32], None] | None = None,
+    ) -> None:
         if anchor.shape != (chunks.numel,) or local.shape != (chunks.numel,):
             raise ValueError(f"vectors of shapes {anchor.shape} and {local.shape} for {chunks.numel} elements")
         self._anchor, self._local, self._codec, self._chunks = anchor, local, codec, chunks
+        self._offer = offer
         buffer = np.empty(encoded_size(codec, chunks), np.uint8) if into is None else into
         ends = np.cumsum([codec.size(chunks.size(c)) for c in range(chunks.count)])
         self._parts = [buffer[end - codec.size(chunks.size(c)) : end] for c, end in enumerate(ends)]
@@ -68,7 +78,8 @@ class DeltaEncoder:
         for part in shown:
             part.flags.writeable = False
         self.encoded = EncodedVector(shown)
-        self._scratch = [np.empty(min(chunks.chunk, chunks.numel), np.float32) for _ in range(threads())]
+        largest = max(e.stop - e.start for e, _ in codec.parts(min(chunks.chunk, chunks.numel)))
+        self._scratch = [np.empty(largest, np.float32) for _ in range(threads())]
         self._at_once = AT_ONCE * len(self._scratch)
 
     async def run(self, compute: Callable[[Callable[[], int]], Awaitable[int]]) -> None:
@@ -90,10 +101,15 @@ class DeltaEncoder:
 
     def _encode(self, chunks: range, scratch: F32) -> None:
         for c in chunks:
-            span, delta = self._chunks.span(c), scratch[: self._chunks.size(c)]
-            with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what comes of it
-                np.subtract(self._anchor[span], self._local[span], out=delta)
-            try:
-                self._codec.encode(delta, self._parts[c])
-            except NonFinite as error:
-                raise NonFinite("the delta holds NaN or infinity", span.start + error.element) from None
+            first = self._chunks.span(c).start
+            for elements, octets in self._codec.parts(self._chunks.size(c)):
+                part = slice(first + elements.start, first + elements.stop)
+                delta = scratch[: part.stop - part.start]
+                with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what comes of it
+                    np.subtract(self._anchor[part], self._local[part], out=delta)
+                    if self._offer is not None:
+                        self._offer(part, delta)
+                try:
+                    self._codec.encode(delta, self._parts[c][octets])
+                except NonFinite as error:
+                    raise NonFinite("the delta holds NaN or infinity", part.start + error.element) from None

@@ -34,6 +34,7 @@ SMALL = np.float32(2.0**-100)
 LIFT = np.float32(2.0**64)
 LARGEST_BF16 = np.uint32(0x7F7F)
 ZERO, ONE = np.float32(0), np.float32(1)
+ONE_SHARE = np.uint16(0x3C00)  # 1 in fp16
 HALF_NORMAL = np.float32(2.0**-14)  # below it, fp16 numbers are multiples of 2**-24
 HALF_STEP = np.float32(2.0**24)
 HALF_SCALE = np.float32(2.0**112)
@@ -175,10 +176,14 @@ def to_shares(scales: F32, largest: np.float32, shares: U16) -> None:
         scales[b] = np.float32(largest * _share(shares[b]))
 
 
-@_compiled(types.void, _read(_u16), _f32, _write(_f32))
-def from_shares(shares: U16, largest: np.float32, scales: F32) -> None:
+@_compiled(types.boolean, _read(_u16), _f32, _write(_f32))
+def from_shares(shares: U16, largest: np.float32, scales: F32) -> bool:
+    """The scales; false if there is a share that is not in [0, 1], -0.0 included."""
+    top = np.uint16(0)
     for b in range(scales.size):
+        top = max(top, shares[b])
         scales[b] = np.float32(largest * _share(shares[b]))
+    return bool(top <= ONE_SHARE)
 
 
 @_compiled(_f32, _f32)

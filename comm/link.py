@@ -39,6 +39,10 @@ class Broken(PeerError):
     """This connection is of no more use; the text says why."""
 
 
+class Reset(Broken):
+    """The other side broke the connection off, or what lies in between did."""
+
+
 class Closed(Broken):
     """The other side closed it between two messages."""
 
@@ -124,7 +128,7 @@ class Link:
                 await self._until(self._loop.add_writer, self._loop.remove_writer, STALL, "took no byte")
                 continue
             except OSError as error:
-                raise Broken(f"the connection broke while sending: {reason(error)}") from None
+                raise Reset(f"the connection broke while sending: {reason(error)}") from None
             self._meter.up += sent
             self.moved += sent
             while rest and sent >= len(rest[0]):
@@ -167,7 +171,7 @@ class Link:
                 await self._until(self._loop.add_reader, self._loop.remove_reader, timeout, "sent nothing")
                 continue
             except OSError as error:
-                raise Broken(f"the connection broke: {reason(error)}") from None
+                raise Reset(f"the connection broke: {reason(error)}") from None
             self._meter.down += got
             self.moved += got
             self._read_at = self._loop.time()

@@ -7,7 +7,7 @@ from atoll.comm.errors import ConfigError
 from atoll.comm.outer_config import OuterConfig
 
 SHIPPED = Path(__file__).resolve().parent.parent / "configs" / "methods"
-SIMULATED = ("per_token", "weights", "merge", "clip", "damping", "feedback")
+SIMULATED = ("per_token", "weights", "merge", "clip", "damping")
 
 
 def method_file(name: str, run: Path) -> Path:
@@ -31,8 +31,6 @@ def simulated_only(config: RunConfig) -> list[str]:
     ]
     if config.fragments.count > 1:
         found.append(f"fragments.count={config.fragments.count}")
-    if config.overlap.delay:
-        found.append(f"overlap.delay={config.overlap.delay}")
     if config.reduce.codec is CodecName.SPARSE:
         found.append("reduce.codec=sparse")
     if config.rounds.data_parallel:

@@ -32,8 +32,8 @@ class TakeName(StrEnum):
 class OuterConfig:
     """How the members' deltas become one, and how the anchor moves by it (`atoll.outer_opt`)."""
 
-    lr: float = 0.7
-    momentum: float = 0.9  # Nesterov's; 0 is plain SGD
+    lr: float = 0.9
+    momentum: float = 0.7  # Nesterov's; 0 is plain SGD
     momentum_warmup: int = 0  # rounds in which the momentum rises from 0
     decay_begin: int = 0  # the round in which the momentum begins to fall
     decay_end: int = 0  # and the one in which it has reached final_momentum; 0: it does not fall

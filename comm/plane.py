@@ -24,7 +24,7 @@ from atoll.comm.certificates import NO_PIN, Pin
 from atoll.comm.codec import Malformed
 from atoll.comm.errors import PeerError, ResourceError
 from atoll.comm.ids import NodeId, Round, RunId
-from atoll.comm.link import Broken, Cap, Closed, Link, Meter, Path, reason
+from atoll.comm.link import Broken, Cap, Closed, Link, Meter, Path, Reset, reason
 from atoll.comm.octets import Octets, view
 from atoll.comm.peers import Peers
 from atoll.comm.tls import Sessions
@@ -234,7 +234,8 @@ class DataPlane:
             if first.kind is Kind.LINK:
                 await self.peers.adopt(node, link)
             else:
-                await self._answer_all(first, link)
+                with suppress(Reset):  # who asked has it from another by now, or is gone
+                    await self._answer_all(first, link)
         except Closed:
             pass
         except Broken as error:

@@ -27,6 +27,7 @@ Which contributions these were is in the ledger. This file binds what decides (`
 """
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -119,7 +120,6 @@ class Reduction:
         self._sealed: list[U8 | None] = [None] * chunks.count
         self._inbox: dict[tuple[int, int], U8] = {}  # contributions, and regions' means, by chunk and place
         self._partials: dict[int, U8] = {}  # means of this region, with the places of those who are in them
-        self._scratch: list[F32] = []  # for sums
         self._replanned = asyncio.Event()
         self._merges: set[asyncio.Task[None]] = set()
         self._progress: dict[NodeId, float] = {}  # when a peer's last chunk came, in the loop's seconds
@@ -373,7 +373,6 @@ class Reduction:
         self, order: exchange.Merge | exchange.Sum, terms: Sequence[tuple[int, U8, np.float32]]
     ) -> None:
         c, plan, size = order.chunk, self.plan, self._sizes[order.chunk]
-        mean = self._scratch.pop() if self._scratch else np.empty(self._chunks.size(0), np.float32)
         partial = isinstance(order, exchange.Sum)
         place = np.empty(self._size(Kind.PARTIAL, c), np.uint8) if partial else self._buffer(size)
         loop = asyncio.get_running_loop()
@@ -381,7 +380,7 @@ class Reduction:
             await self._encoded.chunk(c)
         try:
             sum_ = await loop.run_in_executor(
-                workers(), merge, self._codec, terms, mean[: self._chunks.size(c)], place[:size]
+                workers(), merge, self._codec, terms, self._chunks.size(c), place[:size]
             )
         except Refused as refused:
             self._give_back(place)
@@ -392,8 +391,6 @@ class Reduction:
                 sentence = f"its contribution to chunk {c} was refused: {refused.sentence}"
                 self.lost(plan.members[refused.place].node, sentence)
             return
-        finally:
-            self._scratch.append(mean)
         if partial:
             place[size:] = np.frombuffer(bitmap(order.inputs, len(plan.regions)), np.uint8)
             effects = self._exchange.summed(c, order.since, order.inputs)
@@ -471,17 +468,31 @@ class Refused(Exception):
         self.place, self.sentence = place, sentence
 
 
-def merge(codec: Codec, terms: Sequence[tuple[int, U8, np.float32]], mean: F32, out: U8) -> bytes:
-    """Encode the weighted sum of `terms` (place, contribution, share) into `out`; returns its digest."""
-    mean[:] = 0.0
-    for place, payload, share in terms:
+def merge(codec: Codec, terms: Sequence[tuple[int, U8, np.float32]], numel: int, out: U8) -> bytes:
+    """Encode the weighted sum of `terms` (place, contribution, share), of `numel` elements each, into `out`.
+    Returns its digest."""
+    for elements, octets in codec.parts(numel):
+        mean = _room(elements.stop - elements.start)
+        mean[:] = 0.0
+        for place, payload, share in terms:
+            try:
+                codec.accumulate(payload[octets], share, mean)
+            except Malformed as error:
+                raise Refused(place, str(error)) from None
         try:
-            codec.accumulate(payload, share, mean)
-        except Malformed as error:
-            raise Refused(place, str(error)) from None
-    try:
-        codec.encode(mean, out)
-    except NonFinite:  # contributions at the end of fp32's range, and shares that were rounded up
-        largest = np.finfo(np.float32).max
-        codec.encode(np.clip(mean, -largest, largest, out=mean), out)
+            codec.encode(mean, out[octets])
+        except NonFinite:  # contributions at the end of fp32's range, and shares that were rounded up
+            largest = np.finfo(np.float32).max
+            codec.encode(np.clip(mean, -largest, largest, out=mean), out[octets])
     return digest(out)
+
+
+def _room(size: int) -> F32:
+    """Memory of this thread's own, (size,); what is in it is anything."""
+    if len(getattr(_thread, "room", ())) < size:
+        _thread.room = np.empty(size, np.float32)
+    room: F32 = _thread.room
+    return room[:size]
+
+
+_thread = threading.local()

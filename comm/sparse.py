@@ -23,7 +23,7 @@ picked elements as a group's scale, two levels for each sign, and as a level the
 
 import numpy as np
 
-from atoll.comm.codec import F32, U8, U16, Malformed, NonFinite, Octets
+from atoll.comm.codec import F32, U8, U16, Malformed, NonFinite, Octets, Parts
 
 GROUP = 4096  # elements: 12 bits
 RATIO = 64  # elements for each that is sent
@@ -37,6 +37,9 @@ class Sparse:
     def size(self, numel: int) -> int:
         full, rest = divmod(numel, GROUP)
         return HEADER + full * _group_size(GROUP) + (_group_size(rest) if rest else 0)
+
+    def parts(self, numel: int) -> Parts:
+        return [(slice(0, numel), slice(0, self.size(numel)))]
 
     def encode(self, x: F32, out: U8) -> None:
         from atoll.comm import kernels, sparse_kernels

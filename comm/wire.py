@@ -1,4 +1,4 @@
-"""The bytes between two data planes, version 3.
+"""The bytes between two data planes, version 4.
 
 Every connection starts like this (integers are little-endian, text is UTF-8; with TLS, inside of its session):
 
@@ -69,7 +69,7 @@ from atoll.comm.octets import Octets, view
 from atoll.comm.plan import Fence
 
 MAGIC = b"ATOL"
-VERSION = 3
+VERSION = 4
 GREETING = struct.Struct("<4sB3x16s")
 HELLO = struct.Struct("<4sBBBB")
 HEADER = struct.Struct("<BBHIQQQIIII")

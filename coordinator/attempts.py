@@ -7,7 +7,7 @@ attempt goes on among the others with what is there; sealed chunks that nobody l
 from collections import Counter
 from dataclasses import replace
 
-from atoll.comm.bits import bit
+from atoll.comm.bits import bit, bitmap
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Fence
 from atoll.coordinator import leases as data
@@ -268,6 +268,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         predictions=r.predictions,
         regions=tuple(tuple(near[g]) for g in sorted(near)),
         rates={n: (here[n].up, here[n].down) for n in members_ if here[n].up},
+        norms={n: c.norm for n, (c, _) in parts.items()},
         lacking={
             c: out_
             for c, s in ledger.sealed.items()
@@ -277,6 +278,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
     return replace(
         state,
         members=members,
+        counted=state.counted | _counted(state, record),
         committed=r.number,
         past=remember(state),
         digest=b"",
@@ -285,5 +287,18 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         tokens=record.tokens,
         leases=data.consume_each(state.leases, used),
         pending=record,
-        round=RoundState(number=r.number + 1, reason="the next round is about to start", started_at=now),
+        round=RoundState(
+            number=r.number + 1, reason="the next round is about to start", started_at=now, opened_at=r.told_at
+        ),
     )
+
+
+def _counted(state: State, record: CommitRecord) -> dict[NodeId, tuple[int, bytes]]:
+    """For nodes that keep what was not sent: which chunks of this round have nothing of them."""
+    if not state.config.outer.feedback:
+        return {}
+    chunks = len(state.round.ledger.owners)
+    return {
+        n: (record.round, bitmap((c for c, out in record.lacking.items() if n in out), chunks))
+        for n in record.contributors
+    }

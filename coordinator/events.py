@@ -242,6 +242,7 @@ class CommitRecord:
     levels: int = 1  # 2: the first attempt was planned in two levels
     predictions: dict[str, float] = field(default_factory=dict)  # seconds: "flat", "two_level"; empty: not known
     regions: tuple[tuple[NodeId, ...], ...] = ()  # of the first attempt's members; empty: all are near
+    norms: dict[NodeId, float] = field(default_factory=dict)  # l2 of each contributor's delta, as it told
     lacking: dict[int, tuple[NodeId, ...]] = field(default_factory=dict)  # chunk: contributors that are not in it
     state_digest: str = ""  # hex; of anchor and momentum after the step
     digests: dict[NodeId, str] = field(default_factory=dict)  # what each member found

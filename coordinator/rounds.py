@@ -97,7 +97,11 @@ def _enter(state: State, nodes: tuple[NodeId, ...], now: float, out: list[Effect
         if member.state is not MemberState.ACTIVE:
             out.append(Note(f"{member.name} is active from round {state.committed + 1} on", node))
     active = {"state": MemberState.ACTIVE, "reason": "", "entered_at": now}
-    members = who.update_each(state.members, dict.fromkeys(nodes, active))
+    entered = dict.fromkeys(nodes, active)
+    if state.config.overlap.delay and state.round.opened_at:
+        begun = active | {"entered_at": state.round.opened_at}
+        entered |= {n: begun for n in nodes if n in state.makers}  # they did not stop in between
+    members = who.update_each(state.members, entered)
     leases = data.grant_each(state.leases, {n: state.lease * k for n, k in rounds.items()})
     return replace(state, members=members, leases=leases)
 

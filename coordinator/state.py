@@ -43,6 +43,9 @@ class RoundState:
     phase: Phase = Phase.WAITING
     reason: str = "no member yet"
     started_at: float = 0.0  # seconds
+    opened_at: float = (
+        0.0  # seconds; when the round before closed: with overlap, its makers' steps since count here
+    )
     participants: tuple[NodeId, ...] = ()
     reached: frozenset[NodeId] = frozenset()  # have taken the round's inner steps
     reached_at: float | None = None  # seconds; when they became a quorum
@@ -98,6 +101,8 @@ class State:
     leases: Leases = Leases()
     pending: CommitRecord | None = None  # the last commit, until its digests and validation loss are in
     past: tuple[Past, ...] = ()  # earlier commits, the latest last
+    counted: dict[NodeId, tuple[int, bytes]] = field(default_factory=dict)  # with error feedback, of each node the
+    # last committed round that has bytes of it, and a bitmap of the chunks of that round that have none
     gone: Gone | None = None  # nobody has the state, but one an older one
 
     @property
@@ -130,8 +135,9 @@ class State:
 
     @property
     def lease(self) -> int:
-        """Samples that one node can use in one round."""
-        return self.config.rounds.most_steps * self.config.inner.batch_size
+        """Samples that one node can use in one round, and until the next one begins."""
+        most = self.config.rounds.most_steps + self.config.overlap.delay
+        return most * self.config.inner.batch_size
 
     def name(self, node: NodeId) -> str:
         member = self.members.here.get(node) or self.members.gone.get(node)
@@ -190,7 +196,8 @@ def remove(state: State, node: NodeId, how: MemberState, reason: str, out: list[
     for old in forgotten:
         state = replace(state, leases=data.release(state.leases, old))
     if forgotten:
-        state = replace(state, members=who.forget(state.members, forgotten))
+        counted = {n: c for n, c in state.counted.items() if n not in forgotten}
+        state = replace(state, members=who.forget(state.members, forgotten), counted=counted)
     if state.committed == 0 and all(m.standing is MemberState.JOINING for m in state.members.here.values()):
         state = replace(state, layout=None)  # nobody is left who has built this model
     return state

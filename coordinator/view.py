@@ -53,6 +53,7 @@ class Own(NamedTuple):
     donors: Donors
     keeps: bool
     upload: int
+    counted: tuple[int, bytes] = (0, b"")
 
 
 def shared(state: State, before: Shared | None = None, draining: bool = False) -> Shared:
@@ -100,6 +101,7 @@ def touched(before: State, after: State) -> set[NodeId] | None:
         return None
     nodes = {*(a.reached ^ b.reached), *(a.ledger.contributions.keys() ^ b.ledger.contributions.keys())}
     for now, was in (
+        (after.counted, before.counted),
         (after.members.here, before.members.here),
         (after.leases.held, before.leases.held),
     ):
@@ -135,6 +137,7 @@ def own(state: State, common: Shared, node: NodeId) -> Own:
         donors=_choose(common.donors, node) if lacks and common.donors else (),
         keeps=me.role != REDUCER and (common.keepers is None or node in common.keepers),
         upload=common.uploaders.index(node) + 1 if node in common.uploaders else 0,
+        counted=state.counted.get(node, (0, b"")),
     )
 
 
@@ -150,6 +153,8 @@ def encode(common: Shared, mine: Own, version: int) -> bytes:
         closing=mine.closing,
         keeps=mine.keeps,
         upload=mine.upload,
+        counted=mine.counted[0],
+        lacking=mine.counted[1],
     )
     for node, address, pin in mine.donors:
         message.donors.add(node_id=node, address=address, pin=pin)

@@ -58,6 +58,7 @@ class Beginning:
     anchor: F32  # (n_params,)
     momentum: F32  # (n_params,)
     progress: Callable[[float], None] = lambda share: None  # told how much is done, 0 to 1
+    files: bool = True  # they may be this machine's own
 
     def load(self, url: str, with_momentum: bool) -> Begun:
         """Raises `ConfigError` if this is not the model's, or damaged; `ResourceError` if it cannot be read."""
@@ -74,7 +75,7 @@ class Beginning:
             ) from None
 
     def _load(self, url: str, with_momentum: bool) -> Begun:
-        store = Store(url)
+        store = Store(url, self.files)
         if url.endswith(".safetensors"):
             if store.fs.protocol in ("file", ("file", "local")) and (told := snapshots.describe(Path(store.path))):
                 return self._snapshot(Path(store.path), told, with_momentum)

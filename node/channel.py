@@ -9,6 +9,9 @@ restarts the trainer.
                          <-------    Attach(vectors)
                          <-------    Initialise | Train | Evaluate | Finish | Stop   (one at a time)
     Initialised | Progress... Reached... Ready | Evaluated | Told | Failed   ------->
+
+With overlap a trainer goes ahead after `Ready`, says `Waits` when it may not go further, and then, or before, is
+told to `Train` on. It may be told to `Evaluate` in between.
 """
 
 import asyncio
@@ -45,6 +48,7 @@ class Train(msgspec.Struct, tag=True, frozen=True):
     fleet: int  # active members, so that the clock can be interpolated within the round
     lease: tuple[tuple[int, int], ...]  # (first, count) ranges of samples to train on
     resume: bool = False  # start from the local vector, which has work that was carried over
+    on: bool = False  # the lease's first steps are taken since Ready: put them on top of where it would start
 
 
 class Evaluate(msgspec.Struct, tag=True, frozen=True):
@@ -97,6 +101,13 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     loss: float  # mean over the round's steps
     samples: int  # used, from the front of the order's lease
     norm: float = 0.0  # l2, of the anchor minus the local vector
+    ahead: bool = False  # the trainer goes on, on the samples behind these
+
+
+class Waits(msgspec.Struct, tag=True, frozen=True):
+    """The trainer is as far ahead of that round's Ready as it may be, and does nothing until it is told to."""
+
+    round: int
 
 
 class Evaluated(msgspec.Struct, tag=True, frozen=True):
@@ -117,7 +128,7 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
 
 
 ToTrainer = Attach | Initialise | Train | Evaluate | Finish | Stop
-ToDaemon = Hello | Initialised | Progress | Reached | Ready | Evaluated | Told | Failed
+ToDaemon = Hello | Initialised | Progress | Reached | Ready | Waits | Evaluated | Told | Failed
 
 _decode_to_trainer = msgspec.json.Decoder(ToTrainer)
 _decode_to_daemon = msgspec.json.Decoder(ToDaemon)

@@ -67,7 +67,7 @@ def join(
     @FILE in place of URL reads it from a file, so that the token does not show in the list of processes.
     Settings of this machine are read from STATE_DIR/node.yaml and from key=value OVERRIDES:
     device, ranks, threads, bf16, compile, data, model, upload, download (Mbit/s), streams, congestion, durable,
-    disk (GB).
+    disk (GB), files.
     """
     invite = parse(_from_file(url))
     split_host_port(listen, "--listen")
@@ -85,7 +85,8 @@ def join(
     config = load_dataclass(NodeConfig, local if local.exists() else None, overrides)
     check(config)
     from atoll.comm import log
-    from atoll.node.daemon import Options, live
+    from atoll.node.daemon import live
+    from atoll.node.home import Options
     from atoll.node.reducer import reduce_only
 
     log.setup()

@@ -28,6 +28,7 @@ class NodeConfig:
     congestion: str = ""  # TCP congestion control towards peers, such as bbr or cubic; empty: what suits the path
     durable: bool = True  # keep the run's state, and the rounds since, in the state directory
     disk: float = 0.0  # GB of it that they may take; 0: what they need, about 30 bytes a parameter
+    files: bool = False  # the run may keep checkpoints in this machine's files, or begin with some of them
     data: str = ""  # folder of text files, for a run whose data.kind is bytes or text
     model: str = ""  # "package.module:function" that builds your own model from the run's ModelConfig
     max_restarts: int = 5  # trainer crashes without a finished round in between, before the node gives up

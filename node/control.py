@@ -31,7 +31,7 @@ PROTOCOL = 1
 DEADLINE = 10.0  # seconds for one call
 BACKOFF = 2.0  # seconds between two tries at most; with what gRPC adds, less than the coordinator waits
 BEHIND = 3.0  # seconds that a stream may be behind the newest view
-LINGER = 0.03  # seconds for which a report waits when more of its kind are to follow
+LINGER = 0.1  # seconds for which a report waits when more of its kind are to follow
 AWAY = 24 * 3600.0  # seconds that a member rides out without a coordinator
 NO = {  # answers that trying again will not change
     grpc.StatusCode.PERMISSION_DENIED,

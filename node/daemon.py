@@ -9,38 +9,31 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import math
 import secrets
-import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, assert_never
 
 import msgspec
-import numpy as np
 import psutil
 
 from atoll.comm.bits import bitmap, places
-from atoll.comm.certificates import Pin, own
+from atoll.comm.certificates import Pin
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import NonFinite
 from atoll.comm.codec import make as make_codec
 from atoll.comm.config import RunConfig, from_json
 from atoll.comm.digest import digest
-from atoll.comm.encoding import DeltaEncoder, EncodedVector, encoded_size
-from atoll.comm.errors import AtollError, Refused, ResourceError
+from atoll.comm.errors import AtollError, Refused
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
 from atoll.comm.invite import Invite, join_host_port, split_host_port
-from atoll.comm.octets import U8, Octets
-from atoll.comm.plan import BadPlan, Plan, PlanMember
+from atoll.comm.octets import Octets
+from atoll.comm.plan import Plan, PlanMember
 from atoll.comm.plane import DataPlane
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.rates import some
-from atoll.comm.reduce import Reduction, Seal
-from atoll.comm.tls import Sessions
+from atoll.comm.reduce import Seal
 from atoll.node import local, machine
 from atoll.node.about import About
 from atoll.node.beginning import Beginning
@@ -58,6 +51,7 @@ from atoll.node.channel import (
     ToDaemon,
     Told,
     Train,
+    Waits,
 )
 from atoll.node.channel import Failed as TrainerSaysNo
 from atoll.node.config import NodeConfig, TrainerSpec
@@ -65,25 +59,19 @@ from atoll.node.control import AWAY, Control, Identity, SessionLost
 from atoll.node.data import check_source
 from atoll.node.disk import Shares
 from atoll.node.durable import Durable, Place
-from atoll.node.method import rule_of
+from atoll.node.home import Options, claim, on_signals, remember, remembered, sessions
+from atoll.node.leases import beyond
+from atoll.node.method import feedback_of, rule_of
 from atoll.node.outer import OuterState
+from atoll.node.part import Part
 from atoll.node.recover import Donor, MovedOn, Standing, Target, recover
+from atoll.node.residual import Residual
 from atoll.node.resources import check_compiler, check_memory
 from atoll.node.supervisor import Supervisor
 from atoll.node.uploads import Uploads
-from atoll.node.vectors import Vectors, clear_stale
+from atoll.node.vectors import Vectors
 
 log = logging.getLogger("atoll.node")
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    state_dir: Path
-    listen: str  # data plane, host:port
-    advertise: str  # data plane as peers dial it; empty: as it listens, host seen by the coordinator
-    name: str
-    patience: float  # seconds to wait for a coordinator that does not answer at first
-    leaf: bool = False  # nobody can dial this node
 
 
 @dataclass(slots=True)
@@ -97,26 +85,6 @@ class Pulse:
     loss: float = 0.0
 
 
-@dataclass(slots=True)
-class RoundBuffers:
-    """The encoded delta of the round at hand."""
-
-    encoded: EncodedVector | None = None  # or being encoded
-    encoded_for: tuple[int, int] = (-1, -1)  # (round, front of the lease)
-    encoding: asyncio.Task[None] | None = None
-    up: int = 0  # the data plane's counters when the round's first attempt began
-    down: int = 0
-
-
-@dataclass(slots=True)
-class Reducing:
-    """The reduce under way."""
-
-    round: int
-    task: asyncio.Task[None] | None = None
-    reduction: Reduction | None = None  # None: it is about to begin
-
-
 class Daemon:
     """One life of a node. `run` returns when the run is finished or the node was told to leave."""
 
@@ -125,19 +93,18 @@ class Daemon:
         self._control = Control(invite)
         self._node = machine.Node()
         self._events: asyncio.Queue[machine.Event] = asyncio.Queue()
-        self._pulse, self._round = Pulse(), RoundBuffers()
+        self._pulse = Pulse()
         self._beat = asyncio.Event()  # the phase changed: tell at once
         self._over = asyncio.Event()
         self._joined = self._finished = False
-        self._encoding_space: U8 | None = None
         self._worker = ThreadPoolExecutor(1, "arithmetic")
-        self._reducing: Reducing | None = None
-        self._plan: Plan  # the latest one
         self._tasks: asyncio.TaskGroup
         self._layout: Hello | None = None
         self._outer: OuterState | None = None
         self._durable: Durable | None = None
         self._uploads: Uploads | None = None
+        self._residual: Residual | None = None  # with error feedback
+        self._part: Part
         self._trainer: Hello | None = None  # the one that is up
         self._restored = asyncio.Event()  # what is on the disk was loaded
         self._run_mark = b""
@@ -184,6 +151,8 @@ class Daemon:
             self._worker.shutdown(wait=False, cancel_futures=True)
             if self._durable is not None:
                 await self._durable.close()
+            if self._residual is not None:
+                self._residual.close()
             if self._outer is not None:
                 self._outer.vectors.close()
 
@@ -273,9 +242,9 @@ class Daemon:
         while True:
             self._beat.clear()
             node, pulse = self._node, self._pulse
-            training = node.task is not None and node.task.kind == "train"
+            training = node.task is not None and node.task.kind in ("train", "ahead")
             still = time.monotonic() - pulse.at
-            if node.task is not None and still > 0.7 * self._run.members.stall:
+            if node.watched and still > 0.7 * self._run.members.stall:
                 log.warning(f"the trainer made no progress for {still:.0f} s: it is ended")
                 pulse.at = time.monotonic()
                 self._supervisor.hang_up()
@@ -315,8 +284,8 @@ class Daemon:
                 else:
                     log.info("first member: initialises the model")
                     self._supervisor.send(Initialise(self._run.seed))
-            case machine.Train(order, carried):
-                self._train(order, carried)
+            case machine.Train():
+                self._train(effect)
             case machine.Evaluate(round_):
                 self._pulse.at = time.monotonic()
                 self._supervisor.send(Evaluate(round_))
@@ -325,9 +294,9 @@ class Daemon:
             case machine.StartReduce(plan):
                 self._start_reduce(plan)
             case machine.StopReduce():
-                self._stop_reduce()
-            case machine.Apply(round_, root):
-                self._spawn(self._apply(round_, root))
+                self._part.stop()
+            case machine.Apply(view):
+                self._spawn(self._apply(view))
             case machine.Recover():
                 self._spawn(self._recover(effect))
             case machine.Renumber(round_):
@@ -350,11 +319,18 @@ class Daemon:
             case _:
                 assert_never(effect)
 
-    def _train(self, order: pb.Train, carried: int) -> None:
-        self._pulse = Pulse(time.monotonic(), 0, order.round, loss=self._pulse.loss)
-        self._new_round(RoundBuffers())  # what comes of these steps is encoded anew
+    def _train(self, effect: machine.Train) -> None:
+        order, carried = effect.order, effect.carried
+        if effect.on:
+            self._pulse.at = time.monotonic()
+        else:
+            self._pulse = Pulse(time.monotonic(), 0, order.round, loss=self._pulse.loss)
+        if self._node.view is not None and (keep := self._part.keep(self._node.view)) is not None:
+            self._spawn(self._compute(keep))
+        self._part.forget()  # what comes of these steps is encoded anew
         more = f", on top of {carried} samples of before" if carried else ""
-        log.info(f"round {order.round}: {order.steps} inner steps{more}")
+        begun = ", some of which it has taken" if effect.on else ""
+        log.info(f"round {order.round}: {order.steps} inner steps{begun}{more}")
         lease = beyond([(r.first, r.count) for r in order.lease], carried)
         train = Train(
             order.round,
@@ -365,6 +341,7 @@ class Daemon:
             order.fleet,
             lease,
             resume=carried > 0,
+            on=effect.on,
         )
         self._supervisor.send(train)
 
@@ -400,8 +377,10 @@ class Daemon:
                 self._pulse = Pulse(time.monotonic(), step, round_, tokens_per_s, loss)
             case Reached(round_):
                 self._events.put_nowait(machine.TrainerReached(round_))
-            case Ready(round_, steps, loss, samples, norm):
-                self._events.put_nowait(machine.TrainerReady(round_, steps, samples, loss, norm))
+            case Ready(round_, steps, loss, samples, norm, ahead):
+                self._events.put_nowait(machine.TrainerReady(round_, steps, samples, loss, norm, ahead))
+            case Waits(round_):
+                self._events.put_nowait(machine.TrainerWaits(round_))
             case Evaluated(round_, loss):
                 self._events.put_nowait(machine.TrainerEvaluated(round_, loss))
             case Told(sentence):
@@ -425,13 +404,27 @@ class Daemon:
     def _attach(self, hello: Hello) -> None:
         """Give the trainer its vectors; allocate them at its first hello."""
         if self._outer is None:
-            vectors = Vectors.create(hello.numel, self._options.state_dir)
+            vectors = Vectors.create(hello.numel, self._options.state_dir, whose=self._whose(hello))
             chunks = Chunks(hello.numel, self._run.reduce.chunk)
             codec = make_codec(self._run.reduce.codec, self._run.reduce.block, self._run.reduce.scales)
             self._codec = codec
             self._outer = OuterState(vectors, chunks, codec, rule_of(self._run.outer))
             self._layout = hello
-            self._durable = Durable(self._outer, self._plane.peers.buffers.give, self._place(hello))
+            place = self._place(hello)
+            self._durable = Durable(self._outer, self._plane.peers.buffers.give, place)
+            if (feedback := feedback_of(self._run.outer)) is not None:
+                where = None if place is None else (place.folder, place.run)
+                self._residual = Residual(feedback, vectors, chunks, codec, where)
+            self._part = Part(
+                self._plane,
+                self._outer,
+                codec,
+                hello.layout,
+                self._residual,
+                _Tell(self),
+                self._compute,
+                lambda work: self._tasks.create_task(work),
+            )
             self._spawn(self._restore(self._durable))
             self._begin_uploads(self._durable)
             log.info(f"the trainer is up: {hello.numel:,} parameters on {hello.ranks} local ranks")
@@ -439,6 +432,10 @@ class Daemon:
             raise Refused("the trainer came back with another model than it had before")
         vectors = self._outer.vectors
         self._supervisor.send(Attach(vectors.path("anchor"), vectors.path("local"), hello.numel))
+
+    def _whose(self, hello: Hello) -> str:
+        """Tells vectors of this run and model from others."""
+        return f"{self._run_mark.hex()} {layout_digest(hello).hex()} {self._run.reduce.chunk}"
 
     def _place(self, hello: Hello) -> Place | None:
         """Where the state is kept, if it is."""
@@ -455,7 +452,7 @@ class Daemon:
         if not self._run.checkpoint.remote or not self._config.durable:
             return
         folder = self._options.state_dir / "outer" / self._run_mark.hex()
-        self._uploads = Uploads(folder, self._run.checkpoint, self._plane.peers.spare.take)
+        self._uploads = Uploads(folder, self._run.checkpoint, self._plane.peers.spare.take, self._config.files)
         durable.on_snapshot = self._uploads.taken
         self._spawn(self._uploads.run())
 
@@ -463,18 +460,24 @@ class Daemon:
         """Begin with what an earlier life left on the disk."""
         outer, began = self._outer, time.monotonic()
         assert outer is not None
-        round_ = await self._compute(durable.restore)
+        round_, where = await self._compute(durable.restore), "on this node's disk"
+        if round_ < 0:
+            outer.resume()
+            round_, where = outer.round, "still in this node's memory"
+        if self._residual is not None:
+            self._residual.restore()
+            if self._residual.at:
+                log.info(f"what the wire had left out after round {self._residual.at} is on this node's disk")
         if round_ >= 0:
             digest_ = await self._compute(outer.settle)
             took = time.monotonic() - began
-            log.info(f"the state of round {round_} is on this node's disk: loaded in {took:.1f} s")
+            log.info(f"the state of round {round_} is {where}: loaded in {took:.1f} s")
             self._events.put_nowait(machine.StateMoved(round_, digest_))
         self._restored.set()
 
     def _report_layout(self) -> None:
         assert self._layout is not None
-        sum_ = hashlib.blake2b(msgspec.json.encode(self._layout.layout), digest_size=16).digest()
-        self._report(0, layout=pb.Layout(numel=self._layout.numel, digest=sum_))
+        self._report(0, layout=pb.Layout(numel=self._layout.numel, digest=layout_digest(self._layout)))
 
     async def _begin(self) -> None:
         """Make state_0 of what the run's config says."""
@@ -486,7 +489,9 @@ class Daemon:
             self._pulse = Pulse(time.monotonic(), int(100 * share))
 
         model = None if self._config.model else self._run.model
-        loading = Beginning(hello.layout, model, outer.vectors.anchor, outer.vectors.momentum, progress)
+        anchor, momentum = outer.vectors.anchor, outer.vectors.momentum
+        loading = Beginning(hello.layout, model, anchor, momentum, progress, self._config.files)
+        outer.emptied()
         try:
             begun = await self._compute(lambda: loading.load(url, self._run.init_momentum))
         except AtollError as error:
@@ -507,43 +512,9 @@ class Daemon:
 
     def _start_reduce(self, wire: pb.Plan) -> None:
         assert self._node.ready is not None
-        self._plan = plan_of(wire)
-        if self._reducing is not None and self._reducing.round == self._plan.round:
-            self._follow(self._plan)
-        else:
-            self._stop_reduce()
-            if self._durable is not None:
-                self._durable.make_room()
-            self._reducing = Reducing(self._plan.round)
-            self._reducing.task = self._tasks.create_task(self._reduce(self._node.ready))
-
-    def _stop_reduce(self) -> None:
-        if self._reducing is not None and self._reducing.task is not None:
-            self._reducing.task.cancel()
-        self._reducing = None
-
-    def _follow(self, plan: Plan) -> None:
-        """Go on under a newer plan, once the reduce has begun."""
-        reducing = self._reducing
-        if reducing is not None and reducing.reduction is not None:
-            try:
-                reducing.reduction.replan(plan)
-            except BadPlan as error:
-                log.warning(str(error))  # the coordinator's clock decides
-
-    async def _reduce(self, ready: machine.Work) -> None:
-        """This node's part in the reduce of a round, until it is committed or the node is out of it."""
-        reducing = self._reducing
-        assert self._outer is not None and reducing is not None
-        encoded = self._encoded(ready)
-        chunks = self._outer.chunks
-        try:
-            reducing.reduction = Reduction(
-                self._plane.peers, self._me, encoded, self._codec, chunks, self._plan, _Tell(self)
-            )
-            await reducing.reduction.run()
-        except AtollError as error:
-            log.warning(f"round {reducing.round}: {error}")  # nobody to blame: the coordinator's clock decides
+        begun = self._part.begin(plan_of(wire), self._me, self._node.ready)
+        if begun and self._durable is not None:
+            self._durable.make_room()
 
     def held(self, plan: Plan, root: bytes) -> None:
         """Every sealed chunk is here."""
@@ -551,8 +522,8 @@ class Daemon:
         self._events.put_nowait(machine.ReduceHeld((plan.round, plan.attempt), root))
         held = pb.Held(
             digest=root,
-            bytes_up=self._plane.bytes_up - self._round.up,
-            bytes_down=self._plane.bytes_down - self._round.down,
+            bytes_up=self._part.bytes_up,
+            bytes_down=self._part.bytes_down,
             rate_up=peers.up,
             rate_down=peers.down,
             rate_inside=peers.inside,
@@ -562,44 +533,8 @@ class Daemon:
             held.round_trips.add(node_id=node, seconds=seconds_)
         self.report_of(plan, held=held)
 
-    def _encoded(self, ready: machine.Work) -> EncodedVector:
-        """The round's delta, encoded once whatever the number of attempts; from now on, if it was not begun."""
-        assert self._outer is not None
-        key = (ready.round, ready.front)
-        if self._round.encoded is None or self._round.encoded_for != key:
-            vectors, chunks = self._outer.vectors, self._outer.chunks
-            if self._encoding_space is None:
-                self._encoding_space = np.empty(encoded_size(self._codec, chunks), np.uint8)
-            encoder = DeltaEncoder(vectors.anchor, vectors.local, self._codec, chunks, self._encoding_space)
-            self._new_round(RoundBuffers(encoder.encoded, key, None, self._plane.bytes_up, self._plane.bytes_down))
-            self._round.encoding = self._tasks.create_task(self._encode(encoder))
-        assert self._round.encoded is not None
-        return self._round.encoded
-
-    async def _encode(self, encoder: DeltaEncoder) -> None:
-        try:
-            await encoder.run(self._compute)
-        except NonFinite as error:
-            raise NonFinite(f"training diverged: {error} in {self._parameter(error.element)}") from None
-
-    def _new_round(self, buffers: RoundBuffers) -> None:
-        """What was encoded is of no more use. The worker is at most in the middle of a few chunks of it, and does
-        whatever else it is told to, as to move the anchor, after that."""
-        if self._round.encoding is not None:
-            self._round.encoding.cancel()
-        self._round = buffers
-
-    def _parameter(self, element: int) -> str:
-        """The name of the parameter that this element of the flat vector belongs to."""
-        assert self._layout is not None
-        for name, shape in self._layout.layout:
-            element -= math.prod(shape)
-            if element < 0:
-                return name
-        return "no parameter"
-
     def _report_ready(self, ready: machine.Work) -> None:
-        self._encoded(ready)
+        self._part.encode(ready)
         durable = self._durable
         if durable is not None and durable.behind(ready.round - 1):
             self._spawn(self._report_when_written(durable, ready))
@@ -622,31 +557,37 @@ class Daemon:
 
     # The outer state
 
-    async def _apply(self, round_: int, root: bytes) -> None:
-        outer, reducing = self._outer, self._reducing
+    async def _apply(self, view: pb.View) -> None:
+        outer, sealed = self._outer, self._part.sealed(view.sealed)
         assert outer is not None
-        if reducing is None or reducing.reduction is None or not reducing.reduction.holds(root):
+        if sealed is None:
             self._events.put_nowait(machine.MoveFailed(outer.round))
             return
-        sealed = reducing.reduction.result
-        self._stop_reduce()
+        self._part.stop()
+        keep = self._part.keep(view)
 
         def work() -> None:
+            if keep is not None:
+                keep()
             for c, payload in enumerate(sealed.chunks):
                 outer.apply(c, payload)
 
         await self._compute(work)
         if self._durable is not None:
-            self._durable.committed(round_, sealed.chunks, sealed.digests)
-        self._new_round(RoundBuffers())
+            self._durable.committed(view.committed, sealed.chunks, sealed.digests)
+        self._part.forget()
         await self._settled()
 
     async def _recover(self, order: machine.Recover) -> None:
         outer, view = self._outer, order.view
         assert outer is not None
-        self._stop_reduce()
-        self._new_round(RoundBuffers())
-        if order.scratch:
+        self._part.stop()
+        keep = self._part.keep(view)
+        self._part.forget()
+        if keep is not None:
+            await self._compute(keep)
+        if order.differs:
+            log.warning(f"its state of round {view.committed} is not the run's: fetches the chunks that differ")
             outer.distrust()
             if self._durable is not None:
                 self._durable.doubt()
@@ -656,15 +597,18 @@ class Daemon:
         target = Target(Round(view.committed), view.state_digest, donors)
         started, before = time.monotonic(), self._plane.bytes_down
         try:
-            await recover(self._plane, outer, self._codec, target, self._worker, self._on_recovery)
+            took = await recover(self._plane, outer, self._codec, target, self._worker, self._on_recovery)
         except MovedOn as moved:
             log.info(f"recovering: {moved}; trying again")
             await asyncio.sleep(0.2)  # the next view may name other donors
             self._events.put_nowait(machine.MoveFailed(outer.round))
             return
-        fetched, seconds = self._plane.bytes_down - before, time.monotonic() - started
+        size, seconds = self._plane.bytes_down - before, time.monotonic() - started
         self.recovering = ""
-        log.info(f"has the state of round {view.committed}: fetched {fetched / 1e6:.2f} MB in {seconds:.2f} s")
+        log.info(
+            f"has the state of round {view.committed}: fetched {took.fetched} of {took.of} chunks, "
+            f"{size / 1e6:.2f} MB in {seconds:.2f} s"
+        )
         await self._settled()
 
     def _on_recovery(self, standing: Standing) -> None:
@@ -747,6 +691,10 @@ class _Tell:
         self._daemon.held(plan, root)
 
 
+def layout_digest(hello: Hello) -> bytes:
+    return hashlib.blake2b(msgspec.json.encode(hello.layout), digest_size=16).digest()
+
+
 def seal_of(plan: Plan, seal: Seal) -> pb.Seal:
     return pb.Seal(chunk=seal.chunk, digest=seal.digest, inputs=bitmap(seal.inputs, len(plan.members)))
 
@@ -793,56 +741,3 @@ class _Shelf:
     def digests(self, round: Round) -> Any:
         outer = self._daemon._outer
         return None if outer is None else outer.digests(round)
-
-
-def claim(state_dir: Path) -> None:
-    """Make sure that this daemon is the only one in its state directory, and clear what a dead one left."""
-    try:
-        state_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ResourceError(f"cannot use the state directory {state_dir}: {error.strerror}") from None
-    local.refuse_second(state_dir)
-    clear_stale(state_dir)
-
-
-def sessions(invite: Invite, options: Options) -> Sessions | None:
-    """The data plane's TLS, with the certificate in the state directory; None where the run is not encrypted."""
-    return Sessions(own(options.state_dir)) if invite.pin else None
-
-
-def remember(memory: Path, invite: Invite, session: str) -> None:
-    """So that a daemon started again comes back as the same node, without another token."""
-    memory.touch(mode=0o600)
-    memory.write_text(f"{invite.address} {invite.run}\n{session}\n")
-
-
-def remembered(memory: Path, invite: Invite) -> str:
-    """The session of an earlier life in this run; empty if there was none."""
-    try:
-        whose, session = memory.read_text().splitlines()
-    except (OSError, ValueError):
-        return ""
-    return session if whose == f"{invite.address} {invite.run}" else ""
-
-
-def beyond(lease: list[tuple[int, int]], used: int) -> tuple[tuple[int, int], ...]:
-    """What is left of the lease behind its first `used` samples."""
-    rest = []
-    for first, count in lease:
-        skipped = min(used, count)
-        if count > skipped:
-            rest.append((first + skipped, count - skipped))
-        used -= skipped
-    return tuple(rest)
-
-
-@contextlib.contextmanager
-def on_signals(stop: Callable[[], None]) -> Any:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)

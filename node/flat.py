@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
+from atoll.outer_opt.overlap import Adopt
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -79,6 +81,29 @@ def read_shards(model: nn.Module, layout: Layout, flat: Tensor) -> None:
     """Copy this rank's intervals of `flat`, (layout.numel,) fp32, into its shards."""
     for interval, shard in _pieces(model, layout):
         shard.view(-1).copy_(flat[interval])
+
+
+@torch.no_grad()
+def copy_shards(model: nn.Module, layout: Layout) -> list[Tensor]:
+    """A copy of this rank's shards, in host memory: fp32, one after the other."""
+    return [shard.reshape(-1).to("cpu", copy=True) for _, shard in _pieces(model, layout)]
+
+
+@torch.no_grad()
+def restore_shards(model: nn.Module, layout: Layout, shards: list[Tensor]) -> None:
+    """Put back what `copy_shards` returned."""
+    for (_, shard), own in zip(_pieces(model, layout), shards, strict=True):
+        shard.view(-1).copy_(own)
+
+
+@torch.no_grad()
+def adopt_shards(model: nn.Module, layout: Layout, flat: Tensor, sent: list[Tensor], adopt: Adopt) -> None:
+    """Take this rank's intervals of `flat` in place of `sent`, which the shards were: what `copy_shards` returned
+    then. The arithmetic is done in host memory."""
+    for (interval, shard), was in zip(_pieces(model, layout), sent, strict=True):
+        local = shard.reshape(-1).to("cpu", copy=True)
+        adopt(local, flat[interval], was, torch.empty_like(local))
+        shard.view(-1).copy_(local)
 
 
 @torch.no_grad()

@@ -1,15 +1,20 @@
 """The inner loop: optimizer steps on this node's share of the round, over all its local ranks.
 
-`train` tells the story of one round. Every local rank calls it with the same order and takes its slice of
-each batch; what rank 0 alone knows (the daemon's wish to finish, that the daemon is gone) travels to the
-others in the sum that averages the loss, so that all ranks leave the loop after the same step.
+`train` tells the story of a round, or, with overlap, of one after the other. Every local rank calls it with the
+same order and takes its slice of each batch; that the daemon has said something, which rank 0 alone knows, travels
+to the others in the sum that averages the loss, so that all ranks hear it after the same step.
+
+With overlap (`overlap.delay` steps) a trainer does not stand still while what it handed over travels:
+
+    steps of round k | Ready(k) | ahead, `delay` steps at most | take state k | steps of round k+1 | Ready(k+1)
+                                    told to Train on: round k is committed, and the state is here
 """
 
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,25 +25,25 @@ from torch import Tensor, nn
 from atoll.comm.config import RunConfig
 from atoll.comm.errors import ConfigError
 from atoll.comm.faults import hit
-from atoll.node.channel import Evaluated, Progress, Reached, Ready, Train
+from atoll.node.channel import (
+    Evaluate,
+    Evaluated,
+    Finish,
+    Progress,
+    Reached,
+    Ready,
+    ToDaemon,
+    ToTrainer,
+    Train,
+    Waits,
+)
 from atoll.node.data import Array, Source
+from atoll.node.leases import samples, size
 from atoll.node.rewarming import Rewarming
 from atoll.node.schedule import learning_rate
 
 WORST_LOSS = 1e4  # nats a token
 REPORT_EVERY = 0.25  # seconds between two progress reports
-
-
-class Interrupt(IntEnum):
-    """What rank 0 may hear while it trains; the larger one wins."""
-
-    NONE = 0
-    FINISH = 1  # answer with what there is
-    LEAVE = 2  # the daemon is gone or said stop
-
-
-class Left(Exception):
-    """Training ended without an answer, because nobody waits for one."""
 
 
 @dataclass(frozen=True)
@@ -104,45 +109,151 @@ class Pace:
         return rate
 
 
-def train(
-    learner: Learner,
-    order: Train,
-    interrupted: Callable[[], Interrupt],
-    report: Callable[[Progress | Reached], None],
-) -> Ready:
-    """Take steps until told to finish, at the ceiling, or at the end of the lease; raise `Left` when the daemon
-    is gone."""
-    config, team = learner.run.inner, learner.team
-    step_tokens = config.batch_size * learner.run.model.seq_len
-    ceiling = min(order.ceiling, sum(count for _, count in order.lease) // config.batch_size)
-    pace, loss_sum, steps, wish = Pace(), 0.0, 0, Interrupt.NONE
-    learner.model.train()
-    while steps < ceiling and (wish is Interrupt.NONE or (wish is Interrupt.FINISH and steps < order.floor)):
-        hit("trainer.step")
-        sequences = batch(
-            learner, learner.source.train, samples(order.lease, steps * config.batch_size, config.batch_size)
+@dataclass
+class Course:
+    """Where a trainer stands on its way through an order's lease."""
+
+    run: RunConfig
+    order: Train
+    steps: int = 0  # since the last Ready, or since the order
+    behind: int = 0  # steps of the order before these: it is ahead of the order that it has
+    loss: float = 0.0  # summed over the steps
+    ahead: bool = False  # the order's work is handed over
+    to_take: bool = False  # it was told where to put its steps since then, and has not done so
+    told: bool = False  # that it has reached the order's steps
+    closing: bool = False  # it was told to finish
+    waits: bool = False  # and has said so
+
+    @property
+    def left(self) -> int:
+        """Steps for which there are samples."""
+        return size(self.order.lease) // self.run.inner.batch_size - self.behind - self.steps
+
+    @property
+    def stands_still(self) -> bool:
+        """It is as far ahead as it may be."""
+        return self.ahead and (self.steps >= self.run.overlap.delay or self.left <= 0)
+
+    @property
+    def complete(self) -> bool:
+        """The order's work is to be handed over."""
+        enough = self.steps >= (self.order.floor if self.closing else self.order.ceiling)
+        return not self.ahead and (enough or self.left <= 0)
+
+    @property
+    def takes(self) -> bool:
+        """It is time to take the new state: not before `overlap.delay` steps, nor after handing over."""
+        return self.to_take and (self.complete or self.steps >= self.run.overlap.delay)
+
+    @property
+    def next_samples(self) -> list[int]:
+        batch_size = self.run.inner.batch_size
+        return samples(self.order.lease, (self.behind + self.steps) * batch_size, batch_size)
+
+    @property
+    def tokens(self) -> int:
+        """The clock of the learning rate, interpolated."""
+        step_tokens = self.run.inner.batch_size * self.run.model.seq_len
+        return self.order.tokens + (self.behind + self.steps) * step_tokens * self.order.fleet
+
+    def hand_over(self) -> Ready:
+        """What came of the order. From now on it is ahead, if there is overlap, and anything to train on."""
+        ready = Ready(
+            self.order.round,
+            self.steps,
+            self.loss / max(self.steps, 1),
+            self.steps * self.run.inner.batch_size,
+            ahead=self.run.overlap.delay > 0 and self.steps > 0 and self.left > 0,
         )
-        rate = learning_rate(config, order.tokens + steps * step_tokens * order.fleet)
-        loss = step(learner, sequences, rate * learner.rewarming.share())
-        mean_loss, heard = team.total(finite(loss) / team.size, float(interrupted()))
-        loss_sum, steps, wish = loss_sum + mean_loss, steps + 1, max(wish, Interrupt(int(heard)))
-        if (speed := pace.tokens_per_s(step_tokens)) is not None:
-            report(Progress(order.round, steps, mean_loss, speed))
-        if steps == order.steps:
-            report(Reached(order.round))
-    if wish is Interrupt.LEAVE:
-        raise Left
-    return Ready(order.round, steps, loss_sum / max(steps, 1), steps * config.batch_size)
+        self.behind, self.steps, self.loss, self.ahead = self.behind + self.steps, 0, 0.0, True
+        return ready
+
+    def go_on(self, order: Train) -> None:
+        """The steps since it handed over are the first of this order."""
+        self.order, self.behind, self.ahead, self.to_take = order, 0, False, True
+        self.told = self.closing = self.waits = False
 
 
-def samples(lease: Sequence[tuple[int, int]], skip: int, count: int) -> list[int]:
-    """The `count` samples of the lease behind its first `skip`; fewer at its end."""
-    found: list[int] = []
-    for first, size in lease:
-        start = min(skip, size)
-        found += range(first + start, first + min(size, start + count - len(found)))
-        skip -= start
-    return found
+class Bench(Protocol):
+    """Where the parameters come from and go to, and who gives the orders. All ranks call it alike."""
+
+    def load(self, resume: bool) -> None:
+        """Start from the anchor, or from the local vector."""
+
+    def hand_over(self, ready: Ready) -> None:
+        """Write the local vector and say so."""
+
+    def take(self, resume: bool) -> None:
+        """Put what was trained since `hand_over` on top of the anchor, or of the local vector."""
+
+    def evaluate(self, round: int) -> None:
+        """Measure the anchor; the parameters stay what they are."""
+
+    def next(self) -> ToTrainer:
+        """The daemon's next command."""
+
+    def waiting(self) -> bool:
+        """Whether there is one; only rank 0 knows."""
+
+    def send(self, message: ToDaemon) -> None: ...
+
+
+def train(learner: Learner, order: Train, bench: Bench) -> ToTrainer | None:
+    """Take steps, until told to finish or at the ceiling or the end of the lease, and hand over. With overlap go
+    on from there, order after order, until another command comes: that one is returned."""
+    course, pace = Course(learner.run, order), Pace()
+    bench.load(order.resume)
+    learner.model.train()
+    while True:
+        if course.takes:
+            course.to_take = False
+            bench.take(course.order.resume)
+        if course.complete:
+            ready = course.hand_over()
+            bench.hand_over(ready)
+            if not ready.ahead:
+                return None
+        if course.stands_still:
+            if not course.waits:
+                course.waits = True
+                bench.send(Waits(course.order.round))
+            heard = True
+        else:
+            heard = advance(learner, course, bench, pace)
+        if heard and (command := obey(course, bench, bench.next())) is not None:
+            return command
+        if not (course.ahead or course.told) and course.steps >= course.order.steps:
+            course.told = True
+            bench.send(Reached(course.order.round))
+
+
+def advance(learner: Learner, course: Course, bench: Bench, pace: Pace) -> bool:
+    """Take a step; return whether there is a command."""
+    hit("trainer.step")
+    config, team = learner.run.inner, learner.team
+    sequences = batch(learner, learner.source.train, course.next_samples)
+    rate = learning_rate(config, course.tokens) * learner.rewarming.share()
+    loss = step(learner, sequences, rate)
+    mean_loss, heard = team.total(finite(loss) / team.size, float(bench.waiting()))
+    course.steps, course.loss = course.steps + 1, course.loss + mean_loss
+    if (speed := pace.tokens_per_s(config.batch_size * learner.run.model.seq_len)) is not None:
+        bench.send(Progress(course.order.round + course.ahead, course.steps, mean_loss, speed))
+    return heard > 0
+
+
+def obey(course: Course, bench: Bench, command: ToTrainer) -> ToTrainer | None:
+    """Carry out what can be between two steps; else return the command."""
+    match command:
+        case Finish(round=number):
+            if number == course.order.round and not course.ahead:  # else it had handed over when it came
+                course.closing = True
+        case Train(on=True) if course.ahead:
+            course.go_on(command)
+        case Evaluate(round=number):
+            bench.evaluate(number)
+        case _:
+            return command
+    return None
 
 
 def step(learner: Learner, sequences: Tensor, rate: float) -> float:

@@ -6,12 +6,18 @@ are whole and idempotent, so nothing depends on having seen every one of them.
     trainer:  down -> idle -> (initialise | evaluate | train) -> idle
     state:    none -> moving (apply or recover) -> at round k -> moving -> at round k+1 ...
     work:     train -> ready -> committed with the others, or left out: carried over and trained on
+
+With overlap a trainer that handed its work over does not stop: it goes `ahead`, on the samples that follow, and
+takes the new state when it is told to `Train` on. While it is ahead, and only then, the state moves under a
+trainer at work: it reads neither anchor nor local vector until it is told, and from then on both stand still until
+it hands over again.
 """
 
 from dataclasses import dataclass, replace
 from typing import assert_never
 
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.node.leases import Range, beyond
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +36,13 @@ class Work:
 class Task:
     """What the trainer is busy with."""
 
-    kind: str  # initialise, train or evaluate
-    round: int = 0
-    front: int = 0
+    kind: str  # initialise, train, evaluate, or ahead: it trains on what follows work that is ready
+    round: int = 0  # of train; of the work that is ready, when it is ahead
+    front: int = 0  # of the lease; of what follows, when it is ahead
+    lease: tuple[Range, ...] = ()
     base: Work | None = None  # what it started from, besides the anchor
     finishing: bool = False
+    waits: bool = False  # it is as far ahead as it may be
 
 
 Attempt = tuple[int, int]  # (round, attempt)
@@ -56,10 +64,15 @@ class Node:
     held_root: bytes = b""
     apart: bool = False  # that was in an earlier session
     evaluated: int = -1
+    evaluating: bool = False  # in between, by a trainer that is ahead or was
 
     @property
     def phase(self) -> str:
         """What the node is doing, in the goodput meter's words."""
+        if self.evaluating:
+            return "waiting"
+        if self.ahead and self.task is not None and not self.task.waits:
+            return "inner"
         if self.moving and self.view is not None and self.view.you == "active":
             return "sync"
         if self.moving or (self.round < 0 and self.trainer_up):
@@ -71,6 +84,16 @@ class Node:
         if self.task is not None and self.task.kind == "train":
             return "inner"
         return "waiting"
+
+    @property
+    def ahead(self) -> bool:
+        """The trainer goes on beyond what it handed over."""
+        return self.task is not None and self.task.kind == "ahead"
+
+    @property
+    def watched(self) -> bool:
+        """The trainer owes an answer."""
+        return self.task is not None and (not self.ahead or self.evaluating)
 
 
 # Events
@@ -100,13 +123,21 @@ class TrainerReached:
 
 @dataclass(frozen=True, slots=True)
 class TrainerReady:
-    """The trainer stopped; the local vector is written."""
+    """The local vector is written; the trainer stopped, or goes ahead."""
 
     round: int
     steps: int
     samples: int  # of this round
     loss: float
     norm: float
+    ahead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerWaits:
+    """The trainer is as far ahead of that round's work as it may be."""
+
+    round: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +180,7 @@ Event = (
     | TrainerDown
     | TrainerReached
     | TrainerReady
+    | TrainerWaits
     | TrainerEvaluated
     | ReduceHeld
     | StateMoved
@@ -167,10 +199,12 @@ class Initialise:
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Take inner steps from the anchor, or from the local vector where work was carried over."""
+    """Take inner steps from the anchor, or from the local vector where work was carried over. A trainer that is to
+    go `on` has begun: it puts its steps since it handed over on top of the one or the other."""
 
     order: pb.Train
     carried: int  # samples from the front of the lease that the local vector has; 0: start from the anchor
+    on: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,20 +231,19 @@ class StopReduce:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Step to `round` with the sealed bytes that the reduce left here; `MoveFailed` if these are not `root`'s, as
-    some were given up under a later plan."""
+    """Step to the view's committed round with the sealed bytes that the reduce left here; `MoveFailed` if these
+    are not the ones that it names, as some were given up under a later plan."""
 
-    round: int
-    root: bytes  # over their digests
+    view: pb.View
 
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """Bring the state to the view's committed round with the peers' help; from scratch if it cannot be trusted.
-    With `rebase` the local vector's distance from the anchor is kept."""
+    """Bring the state to the view's committed round with the peers' help. `differs`: it is of that round, and not
+    the run's. With `rebase` the local vector's distance from the anchor is kept."""
 
     view: pb.View
-    scratch: bool
+    differs: bool
     rebase: bool
 
 
@@ -292,24 +325,30 @@ def _take(node: Node, event: Event, out: list[Effect]) -> Node:
         case TrainerUp():
             if not node.trainer_up:
                 out.append(ReportLayout())
-            return replace(node, trainer_up=True, task=None)
+            return replace(node, trainer_up=True, task=None, evaluating=False)
         case TrainerDown():
             moving = node.moving and not _initialising(node)
             training = node.task is not None and node.task.kind == "train"
             carried = None if training else node.carried  # it may have died while it wrote the local vector
-            return replace(node, trainer_up=False, task=None, moving=moving, carried=carried)
+            return replace(node, trainer_up=False, task=None, moving=moving, carried=carried, evaluating=False)
         case TrainerReached(round_):
             if node.task is None or node.task.kind != "train" or node.task.round != round_:
                 return node
             out.append(ReportReached(round_))
             return replace(node, reached=round_)
-        case TrainerReady(round_, steps, samples, loss, norm):
+        case TrainerReady(round_, steps, samples, loss, norm, ahead):
             if node.task is None or node.task.kind != "train" or node.task.round != round_:
                 return node
-            return _ready(node, node.task, Work(round_, node.task.front, samples, steps, loss, norm), out)
+            work = Work(round_, node.task.front, samples, steps, loss, norm)
+            return _ready(node, node.task, work, ahead, out)
+        case TrainerWaits(round_):
+            if node.task is None or not node.ahead or node.task.round != round_:
+                return node
+            return replace(node, task=replace(node.task, waits=True))
         case TrainerEvaluated(round_, loss):
             out.append(ReportEvaluated(round_, loss))
-            return replace(node, task=None, evaluated=round_)
+            task = node.task if node.evaluating else None
+            return replace(node, task=task, evaluated=round_, evaluating=False)
         case ReduceHeld(attempt, root):
             if node.reducing != attempt:
                 return node
@@ -347,7 +386,7 @@ def _repeat(node: Node, view: pb.View, out: list[Effect]) -> None:
         out.append(ReportState(node.round, node.digest))
 
 
-def _ready(node: Node, task: Task, done: Work, out: list[Effect]) -> Node:
+def _ready(node: Node, task: Task, done: Work, ahead: bool, out: list[Effect]) -> Node:
     """The trainer's steps on top of what was carried over."""
     base = task.base or Work(task.round, task.front, 0)
     total = base.samples + done.samples
@@ -357,7 +396,9 @@ def _ready(node: Node, task: Task, done: Work, out: list[Effect]) -> Node:
     ready = replace(done, samples=total, loss=mean)
     if node.view is not None and not _differs(node, node.view) and node.round == task.round - 1:
         out.append(ReportReady(ready))  # else a later view asks for it, if it can be used
-    return replace(node, task=None, ready=ready, carried=None)
+    rest = beyond(task.lease, total) if ahead else ()
+    following = Task("ahead", task.round, rest[0][0]) if rest else None
+    return replace(node, task=following, ready=ready, carried=None)
 
 
 def _decide(node: Node, out: list[Effect]) -> Node:
@@ -389,23 +430,26 @@ def _differs(node: Node, view: pb.View) -> bool:
 
 def _move(node: Node, view: pb.View, out: list[Effect]) -> Node:
     """Get to the committed state; what was trained and not committed comes along."""
-    if node.task is not None:  # first the steps at hand are written down, on the state they started from
-        return _finish(node, node.task, out)
+    if node.evaluating:
+        return node
+    if node.task is not None and not node.ahead:  # first the steps at hand are written down, on the state they
+        return _finish(node, node.task, out)  # started from
     if view.initialise:
         return _initialise(node, out)
     if 0 <= node.round < view.committed and node.digest == view.state_digest:
         out.append(Renumber(view.committed))
         return replace(node, moving=True, held=None)
     if node.round == view.committed:  # and differs
-        out.append(Recover(view, scratch=True, rebase=False))
-        return replace(node, moving=True, round=-1, ready=None, carried=None, held=None)
+        out.append(Recover(view, differs=True, rebase=False))
+        task = None if node.task is None else replace(node.task, front=-1, waits=True)  # of no use, either
+        return replace(node, moving=True, round=-1, ready=None, carried=None, held=None, task=task)
     if node.round == view.committed - 1 and _holds(node, view):
-        out.append(Apply(view.committed, view.sealed))
+        out.append(Apply(view))
         return replace(node, moving=True, ready=None, carried=None, held=None)
     if not view.has_state or not view.state_digest or not view.donors or not node.trainer_up:
         return node  # nobody has it yet, the others are still applying; or the vectors are not there yet
     rebase = node.ready is not None or node.carried is not None
-    out.append(Recover(view, scratch=False, rebase=rebase))
+    out.append(Recover(view, differs=False, rebase=rebase))
     return replace(node, moving=True, held=None)
 
 
@@ -438,21 +482,32 @@ def _reduce(node: Node, plan: pb.Plan, out: list[Effect]) -> Node | None:
 def _occupy_trainer(node: Node, view: pb.View, out: list[Effect]) -> Node:
     if not node.trainer_up:
         return node
-    if node.task is not None:
+    if node.task is not None and not node.ahead:
         return _hurry(node, node.task, view, out)
-    if view.evaluate and node.evaluated != view.committed:
+    if view.evaluate and node.evaluated != view.committed and not node.evaluating:
         out.append(Evaluate(view.committed))
+        if node.ahead:
+            return replace(node, evaluating=True)
         return replace(node, task=Task("evaluate", view.committed))
     if not view.HasField("train") or view.train.round != node.round + 1 or view.HasField("plan"):
         return node
     if node.ready is not None and _is_for(node.ready, view.train):
         return node
-    front = view.train.lease[0].first
+    return _train(node, view.train, out)
+
+
+def _train(node: Node, order: pb.Train, out: list[Effect]) -> Node:
+    """Begin the round's steps; a trainer that is ahead has, if its samples are the next ones of the lease."""
+    lease = tuple((r.first, r.count) for r in order.lease)
+    front = lease[0][0]
     base = node.carried if node.carried is not None and node.carried.front == front else None
+    carried = base.samples if base is not None else 0
+    rest = beyond(lease, carried)
+    on = node.task is not None and bool(rest) and rest[0][0] == node.task.front
     if node.reducing is not None or node.held is not None:
         out.append(StopReduce())  # what is encoded is of other steps
-    out.append(Train(view.train, base.samples if base is not None else 0))
-    task = Task("train", view.train.round, front, base)
+    out.append(Train(order, carried, on))
+    task = Task("train", order.round, front, lease, base)
     return replace(node, task=task, ready=None, carried=base, reached=-1, reducing=None, held=None)
 
 

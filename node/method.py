@@ -47,10 +47,10 @@ def method_of(config: RunConfig, tensors: Sequence[Tensor]) -> Method:
         rule=rule_of(config.outer),
         weigh=_weigh(config.outer.weights),
         merging=config.outer.merge,
-        feedback=ErrorFeedback(config.outer.feedback) if config.outer.feedback else None,
+        feedback=feedback_of(config.outer),
         fragments=fragments,
         due=offsets(len(fragments), config.rounds.inner_steps, config.fragments.stagger),
-        adopt=_adopt(config.overlap),
+        adopt=adopt_of(config.overlap),
     )
 
 
@@ -82,6 +82,10 @@ def rule_of(outer: OuterConfig) -> Rule:
     return Ramp(rule, outer.momentum_warmup, outer.decay_begin, outer.decay_end, outer.final_momentum)
 
 
+def feedback_of(outer: OuterConfig) -> ErrorFeedback | None:
+    return ErrorFeedback(outer.feedback) if outer.feedback else None
+
+
 def _weigh(name: WeightName) -> Weigh:
     match name:
         case WeightName.TOKENS:
@@ -101,7 +105,8 @@ def _fragments(config: FragmentsConfig, tensors: Sequence[Tensor]) -> tuple[Frag
     return divide(config.count)
 
 
-def _adopt(overlap: OverlapConfig) -> Adopt:
+def adopt_of(overlap: OverlapConfig) -> Adopt:
+    """How a node that was counted takes the new anchor."""
     if overlap.take is TakeName.MIX:
         return Mix(overlap.alpha)
     return rebase if overlap.delay else replace

@@ -102,7 +102,7 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     x = x / x.norm().clamp(min=SMALL)
     for _ in range(ITERATIONS):
         gram = x @ x.T
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.T if tall else x).to(matrix.dtype)
 
 

@@ -28,6 +28,7 @@ class OuterState:
     def __init__(self, vectors: Vectors, chunks: Chunks, codec: Codec, rule: Rule) -> None:
         self.vectors, self.chunks, self._codec, self._rule = vectors, chunks, codec, rule
         self.at: list[int] = [-1] * chunks.count  # the round each chunk of the state stands at; -1: nothing
+        self._noted = vectors.notes(chunks.count)  # (chunks,) the same and 1, for the next daemon; 0: nothing
         self._digests: list[bytes] = []
         self._turn = threading.Lock()  # held while a chunk changes or is copied
         self._delta = np.empty(chunks.size(0), np.float32)
@@ -46,8 +47,20 @@ class OuterState:
             self._still = False
             if not momentum:
                 self.vectors.momentum[:] = 0.0
-            self.at = [0] * self.chunks.count
+            self._all_at(0)
         self.settle()
+
+    def emptied(self) -> None:
+        """What the vectors hold is about to be replaced as a whole."""
+        with self._turn:
+            self._still = False
+            self._all_at(-1)
+
+    def resume(self) -> None:
+        """Go on with the chunks that an earlier daemon left in the vectors, where there is nothing else: digests
+        tell whether they are right."""
+        with self._turn:
+            self.at = [int(noted) - 1 if at < 0 else at for at, noted in zip(self.at, self._noted, strict=True)]
 
     def apply(self, c: int, payload: Octets) -> None:
         """Bring chunk `c` one round forward with its sealed bytes. Raises `Malformed`; then nothing changed."""
@@ -57,8 +70,10 @@ class OuterState:
         rule = self._rule.at(self.at[c] + 1)
         with self._turn:
             self._still = False
+            self._noted[c] = 0
             rule.step(self.vectors.anchor[span], self.vectors.momentum[span], delta, scratch)
             self.at[c] += 1
+            self._noted[c] = self.at[c] + 1
 
     def put(self, c: int, round_: int, data: bytes) -> None:
         """Take chunk `c` of state `round_` as a peer sent it: anchor, then momentum."""
@@ -66,9 +81,11 @@ class OuterState:
         both = np.frombuffer(data, np.float32)
         with self._turn:
             self._still = False
+            self._noted[c] = 0
             self.vectors.anchor[span] = both[:size]
             self.vectors.momentum[span] = both[size:]
             self.at[c] = round_
+            self._noted[c] = round_ + 1
 
     def copy(self, c: int) -> tuple[int, NDArray[np.float32], bytes]:
         """Round, anchor and momentum (2, size) and digest of chunk `c` as it is now. Raises `Flipped`."""
@@ -84,7 +101,11 @@ class OuterState:
     def renumber(self, round_: int) -> None:
         """The same state is that of `round_`: the rounds in between are void."""
         with self._turn:
-            self.at = [round_] * self.chunks.count
+            self._all_at(round_)
+
+    def _all_at(self, round_: int) -> None:
+        self.at = [round_] * self.chunks.count
+        self._noted[:] = round_ + 1
 
     def set_aside(self) -> None:
         """Before the anchor moves: what the local vector has beyond it is to be kept (`settle` rebases it)."""
@@ -93,10 +114,10 @@ class OuterState:
             self._aside = True
 
     def distrust(self) -> None:
-        """Nothing of the state is worth keeping: every chunk is to be fetched."""
+        """The state is not the run's: peers get nothing of it, and no work is beyond it. Digests tell which chunks
+        differ."""
         with self._turn:
             self._still = False
-            self.at = [-1] * self.chunks.count
         self._aside = False
 
     def settle(self) -> bytes:

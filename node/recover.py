@@ -10,6 +10,7 @@ the donors' digest list, and the list against the digest that the coordinator re
 
 import asyncio
 import logging
+from asyncio import FIRST_COMPLETED
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -33,6 +34,7 @@ DONORS = 8  # at the same time; the others stand by
 LEAST = 2  # streams to a donor: while a chunk of one is checked, the other one's comes
 DEADLINE = 300.0  # seconds for one chunk
 LOOK = 0.1  # seconds after which a stream without work looks whether another donor is late
+SILENT = 1.0  # seconds after which another donor is asked what the state is, too
 TELL = 5.0  # seconds between two lines of the log
 
 
@@ -88,33 +90,51 @@ async def recover(
     target: Target,
     worker: Executor,
     on_progress: Callable[[Standing], None],
-) -> None:
-    """Make `outer` the state of `target.round`. Raises `MovedOn`.
+) -> Standing:
+    """Make `outer` the state of `target.round`; returns what that took. Raises `MovedOn`.
 
     `worker` is the one thread that may touch `outer`'s arithmetic.
     """
     if not target.donors:
         raise MovedOn(f"no member holds the state of round {target.round}")
     wanted, donors = await _digest_list(plane, outer, target)
-    await _Recovery(plane, outer, codec, target.round, wanted, donors, worker, on_progress).run()
+    return await _Recovery(plane, outer, codec, target.round, wanted, donors, worker, on_progress).run()
 
 
 async def _digest_list(plane: DataPlane, outer: OuterState, target: Target) -> tuple[list[bytes], list[Donor]]:
     """The chunks' digests as the run's digest proves them, and the donors that may have them."""
-    for i, donor in enumerate(target.donors):
-        try:
-            size = SIZE * outer.chunks.count
-            packed = await plane.fetch(
-                donor.node, donor.address, Item.DIGESTS, target.round, 0, size, pin=donor.pin
-            )
-        except (PeerLost, Missing) as error:
-            log.warning(f"recovering without {donor.node}: {error}")
-            continue
-        digests = [packed[k : k + SIZE] for k in range(0, size, SIZE)]
-        if root(digests) == target.digest:
-            return digests, list(target.donors[i:])
-        log.warning(f"recovering without {donor.node}: its state is not the run's")
+    waiting = deque(target.donors)
+    asked: dict[asyncio.Task[list[bytes] | None], Donor] = {}
+    try:
+        while waiting or asked:
+            if waiting:
+                donor = waiting.popleft()
+                asked[asyncio.create_task(_digests_of(donor, plane, outer, target))] = donor
+            done, _ = await asyncio.wait(asked, timeout=SILENT if waiting else None, return_when=FIRST_COMPLETED)
+            for task in done:
+                donor = asked.pop(task)
+                if (digests := task.result()) is not None:
+                    return digests, [donor, *waiting, *asked.values()]
+    finally:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
     raise MovedOn(f"no donor has the state of round {target.round}")
+
+
+async def _digests_of(donor: Donor, plane: DataPlane, outer: OuterState, target: Target) -> list[bytes] | None:
+    """What it says the chunks' digests are; None: nothing, or not what the run's digest proves."""
+    size = SIZE * outer.chunks.count
+    try:
+        packed = await plane.fetch(donor.node, donor.address, Item.DIGESTS, target.round, 0, size, pin=donor.pin)
+    except (PeerLost, Missing) as error:
+        log.warning(f"recovering without {donor.node}: {error}")
+        return None
+    digests = [packed[k : k + SIZE] for k in range(0, size, SIZE)]
+    if root(digests) == target.digest:
+        return digests
+    log.warning(f"recovering without {donor.node}: its state is not the run's")
+    return None
 
 
 class _Recovery:
@@ -141,7 +161,7 @@ class _Recovery:
         self._limits: dict[Errand, asyncio.Timeout] = {}  # to end an errand that is of no more use
         self._changed = asyncio.Event()  # set, and replaced, when a stream without work should look again
 
-    async def run(self) -> None:
+    async def run(self) -> Standing:
         self._errands = Errands(await self._lacking())
         self._progress.done = self._progress.of - self._errands.left
         async with asyncio.TaskGroup() as self._group:
@@ -149,6 +169,7 @@ class _Recovery:
                 self._next_donor()
         if left := self._errands.left:
             raise MovedOn(f"{left} of {self._progress.of} chunks of round {self._round} could not be had")
+        return self._progress
 
     async def _lacking(self) -> list[int]:
         outer = self._outer

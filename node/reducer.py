@@ -23,7 +23,8 @@ from atoll.comm.reduce import Reduction, Seal
 from atoll.node import local
 from atoll.node.config import NodeConfig
 from atoll.node.control import AWAY, Control, Identity, SessionLost
-from atoll.node.daemon import Options, claim, on_signals, plan_of, remember, remembered, seal_of, sessions
+from atoll.node.daemon import plan_of, seal_of
+from atoll.node.home import Options, claim, on_signals, remember, remembered, sessions
 
 log = logging.getLogger("atoll.node")
 

@@ -15,7 +15,10 @@ BASE = 600 << 20  # bytes of a trainer and a daemon that hold no model yet
 def check_memory(run: RunConfig, on_gpu: bool) -> None:
     """Raise `ResourceError` if the model cannot fit into this machine's memory."""
     params = run.model.n_params
-    need = params * (15 if on_gpu else BYTES_PER_PARAM) + BASE
+    each = 15 if on_gpu else BYTES_PER_PARAM
+    each += 4 if run.overlap.delay else 0  # what was handed over, once more
+    each += 8 if run.outer.feedback else 0  # what was not sent, and a copy of it on its way to the disk
+    need = params * each + BASE
     have = available()
     if need > have:
         raise ResourceError(

@@ -20,6 +20,7 @@ import fsspec
 import msgspec
 import numpy as np
 from blake3 import blake3
+from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
 from atoll.comm.digest import SIZE, digest, root
@@ -74,12 +75,18 @@ class Piece(NamedTuple):
 class Store:
     """The folder of one run, or of one checkpoint to read."""
 
-    def __init__(self, url: str) -> None:
-        """Raises `ResourceError` where this machine lacks what the URL needs."""
+    def __init__(self, url: str, files: bool = True) -> None:
+        """`files`: it may be in this machine's own. Raises `ResourceError` where this machine lacks what the URL
+        needs, or does not allow it."""
         try:
             self.fs, path = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
             raise ResourceError(f"{url} cannot be used: {error}") from None
+        if not files and isinstance(self.fs, LocalFileSystem):
+            raise ResourceError(
+                f"{url} is among this machine's own files, which a run may read and write only where the node has "
+                "files=true"
+            )
         self.url, self.path = url, str(path).rstrip("/")
 
     def rounds(self) -> list[int]:

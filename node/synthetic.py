@@ -34,6 +34,7 @@ from atoll.comm import log
 from atoll.comm.chunks import Chunks
 from atoll.comm.errors import AtollError
 from atoll.comm.invite import Invite, parse
+from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node.channel import (
     Evaluate,
     Evaluated,
@@ -48,7 +49,8 @@ from atoll.node.channel import (
     Train,
 )
 from atoll.node.config import NodeConfig
-from atoll.node.daemon import Daemon, Options
+from atoll.node.daemon import Daemon
+from atoll.node.home import Options
 from atoll.node.supervisor import Supervisor
 from atoll.node.vectors import Vectors
 
@@ -241,15 +243,15 @@ class Peer(Daemon):
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self._say(AtHand(round_, self._payload(), up, down, peak))
 
-    async def _apply(self, round_: int, root: bytes) -> None:
+    async def _apply(self, view: pb.View) -> None:
         await self._compute(self._decode)
-        self._say(Decoded(round_, time.monotonic(), time.process_time()))
-        await super()._apply(round_, root)
+        self._say(Decoded(view.committed, time.monotonic(), time.process_time()))
+        await super()._apply(view)
 
     def _decode(self) -> None:
-        outer, reducing = self._outer, self._reducing
-        assert outer is not None and reducing is not None and reducing.reduction is not None
-        for c, payload in enumerate(reducing.reduction.result.chunks):
+        outer, reduction = self._outer, self._part.reduction
+        assert outer is not None and reduction is not None
+        for c, payload in enumerate(reduction.result.chunks):
             self._codec.decode(payload, self._decoded[outer.chunks.span(c)])
 
     def _payload(self) -> int:

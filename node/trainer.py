@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 import traceback
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,13 +34,25 @@ from atoll.node.channel import TrainerEnd
 from atoll.node.config import Device, NodeConfig, TrainerSpec
 from atoll.node.data import Source, open_source
 from atoll.node.disk import Shares
-from atoll.node.flat import Layout, layout_of, map_vector, read_shards, squared_distances, write_shards
-from atoll.node.inner import Interrupt, Learner, Left, Team, evaluate, train
+from atoll.node.flat import (
+    Layout,
+    adopt_shards,
+    copy_shards,
+    layout_of,
+    map_vector,
+    read_shards,
+    restore_shards,
+    squared_distances,
+    write_shards,
+)
+from atoll.node.inner import Learner, Team, evaluate, train
 from atoll.node.launch import LAUNCHER, die_with_parent
+from atoll.node.method import adopt_of
 from atoll.node.model import blocks_of, build, build_custom, init_parameters
 from atoll.node.moment_files import MomentFiles
 from atoll.node.moments import Moments
 from atoll.node.optimizer import make as make_optimizer
+from atoll.outer_opt.overlap import rebase
 
 PATIENCE = timedelta(days=10)  # ranks wait in a collective while the daemon has nothing for them to do
 
@@ -56,7 +67,6 @@ class Line:
     def __init__(self, end: TrainerEnd) -> None:
         self._end = end
         self._inbox: queue.SimpleQueue[channel.ToTrainer] = queue.SimpleQueue()
-        self._later: deque[channel.ToTrainer] = deque()  # commands that came while another was carried out
         threading.Thread(target=self._receive, name="channel", daemon=True).start()
 
     def _receive(self) -> None:
@@ -69,23 +79,11 @@ class Line:
 
     def next(self) -> channel.ToTrainer:
         """The daemon's next command; `Stop` when it is gone."""
-        return self._later.popleft() if self._later else self._inbox.get()
+        return self._inbox.get()
 
-    def interrupt(self, round: int) -> Interrupt:
-        """What the daemon said since, as far as it concerns a trainer at work on `round`."""
-        try:
-            while True:
-                match self._inbox.get_nowait():
-                    case channel.Finish(round=number) if number == round:
-                        return Interrupt.FINISH
-                    case channel.Stop():
-                        return Interrupt.LEAVE
-                    case channel.Finish():  # of an earlier round
-                        pass
-                    case command:
-                        self._later.append(command)
-        except queue.Empty:
-            return Interrupt.NONE
+    def waiting(self) -> bool:
+        """Whether `next` would return at once."""
+        return not self._inbox.empty()
 
     def send(self, message: channel.ToDaemon) -> None:
         """Tell the daemon; if it is gone, the receiving thread has noticed."""
@@ -116,8 +114,9 @@ class Commands:
         command: channel.ToTrainer = msgspec.json.decode(text.numpy().tobytes(), type=channel.ToTrainer)
         return command
 
-    def interrupt(self, round: int) -> Interrupt:
-        return self._line.interrupt(round) if self._line else Interrupt.NONE
+    def waiting(self) -> bool:
+        """Whether there is one; on the other ranks there never seems to be."""
+        return self._line.waiting() if self._line else False
 
     def send(self, message: channel.ToDaemon) -> None:
         if self._line:
@@ -273,9 +272,11 @@ def kept_moments(spec: TrainerSpec, learner: Learner, layout: Layout, commands: 
 
 def serve(commands: Commands, learner: Learner, layout: Layout, moments: Moments) -> None:
     """Carry out the daemon's commands until it says stop or is gone."""
-    vectors: Vectors | None = None
+    bench: Workbench | None = None
+    command: channel.ToTrainer | None = None
     while True:
-        match commands.next():
+        command, order = None, command or commands.next()
+        match order:
             case channel.Attach(anchor=anchor, local=local, numel=numel):
                 if numel != layout.numel:
                     raise ConfigError(
@@ -283,34 +284,71 @@ def serve(commands: Commands, learner: Learner, layout: Layout, moments: Moments
                         "model= must build the model that the run's other nodes train"
                     )
                 vectors = Vectors(map_vector(anchor, numel), map_vector(local, numel))
+                bench = Workbench(commands, learner, layout, vectors, moments)
             case channel.Initialise(seed=seed):
-                assert vectors, "Initialise before Attach"
-                init_parameters(learner.model, seed)
-                write_shards(learner.model, layout, vectors.anchor)
-                learner.team.wait()
-                commands.send(channel.Initialised())
-            case channel.Train() as order:
-                assert vectors, "Train before Attach"
+                assert bench, "Initialise before Attach"
+                bench.initialise(seed)
+            case channel.Train():
+                assert bench, "Train before Attach"
                 moments.restore(order)
-                read_shards(learner.model, layout, vectors.local if order.resume else vectors.anchor)
-                try:
-                    ready = train(learner, order, lambda: commands.interrupt(order.round), commands.send)
-                except Left:
-                    return
-                write_shards(learner.model, layout, vectors.local)
-                norm = distance(learner, layout, vectors.anchor)  # also: every rank has written its shards
-                commands.send(msgspec.structs.replace(ready, norm=norm))
-                moments.keep(order.round)
+                command = train(learner, order, bench)
             case channel.Evaluate(round=number):
-                assert vectors, "Evaluate before Attach"
-                read_shards(learner.model, layout, vectors.anchor)
-                commands.send(evaluate(learner, number))
+                assert bench, "Evaluate before Attach"
+                bench.evaluate(number)
             case channel.Finish():
                 pass  # its round was ready when it came
             case channel.Stop():
                 return
             case other:
                 assert_never(other)
+
+
+class Workbench:
+    """The model between its parameters and the vectors that the daemon shares (`atoll.node.inner.Bench`)."""
+
+    def __init__(
+        self, commands: Commands, learner: Learner, layout: Layout, vectors: Vectors, moments: Moments
+    ) -> None:
+        self._commands, self._learner, self._layout, self._vectors = commands, learner, layout, vectors
+        self._moments = moments
+        self._adopt = adopt_of(learner.run.overlap)
+        self._sent: list[Tensor] = []  # this rank's shards at the last hand-over, if it goes ahead
+        self.next, self.waiting, self.send = commands.next, commands.waiting, commands.send
+
+    def initialise(self, seed: int) -> None:
+        init_parameters(self._learner.model, seed)
+        write_shards(self._learner.model, self._layout, self._vectors.anchor)
+        self._learner.team.wait()
+        self.send(channel.Initialised())
+
+    def load(self, resume: bool) -> None:
+        self._sent = []
+        vector = self._vectors.local if resume else self._vectors.anchor
+        read_shards(self._learner.model, self._layout, vector)
+
+    def hand_over(self, ready: channel.Ready) -> None:
+        model, vectors = self._learner.model, self._vectors
+        write_shards(model, self._layout, vectors.local)
+        self._sent = copy_shards(model, self._layout) if ready.ahead else []
+        norm = distance(self._learner, self._layout, vectors.anchor)  # also: every rank has written its shards
+        self.send(msgspec.structs.replace(ready, norm=norm))
+        self._moments.keep(ready.round)
+
+    def take(self, resume: bool) -> None:
+        """The daemon touches neither vector before the next hand-over."""
+        vectors = self._vectors
+        flat, adopt = (vectors.local, rebase) if resume else (vectors.anchor, self._adopt)
+        adopt_shards(self._learner.model, self._layout, flat, self._sent, adopt)
+        self._sent = []
+
+    def evaluate(self, round: int) -> None:
+        model = self._learner.model
+        own, training = copy_shards(model, self._layout), model.training
+        read_shards(model, self._layout, self._vectors.anchor)
+        evaluated = evaluate(self._learner, round)
+        restore_shards(model, self._layout, own)
+        model.train(training)
+        self.send(evaluated)
 
 
 def distance(learner: Learner, layout: Layout, anchor: Tensor) -> float:

@@ -41,6 +41,7 @@ class Uploads:
     folder: Path  # of the run's snapshots and log
     checkpoint: CheckpointConfig
     allow: Callable[[int], Awaitable[None]]  # returns when so many bytes may be sent
+    files: bool = True  # the store may be among this machine's own
     turn: int = 0  # as the coordinator says; 0: others send
     trouble: str = ""  # why the last try failed
     newest: int = -1  # round of the newest checkpoint that this node has sent
@@ -118,7 +119,7 @@ class Uploads:
         kept = export.look(self.folder)
         if kept is None or not kept.rounds:
             return
-        store = Store(folder_of(self.checkpoint.remote, kept.about.run.name, kept.mark))
+        store = Store(folder_of(self.checkpoint.remote, kept.about.run.name, kept.mark), self.files)
         there = max(store.rounds(), default=0)
         if kept.rounds[0] - there < self.turn * self.checkpoint.remote_every:
             return

@@ -1,6 +1,8 @@
 """The flat vectors that daemon and trainer share: memory-mapped fp32 files.
 
 They live in /dev/shm where it has room, else in the state directory (a container's default /dev/shm has 64 MB).
+What a daemon that was killed has left, the next one in its state directory takes over, if it is of the same run
+and model: which chunks are of use, the outer state has noted beside them.
 """
 
 import fcntl
@@ -18,6 +20,7 @@ from atoll.comm.errors import ResourceError
 
 SHM = Path("/dev/shm")
 NAMES = ("anchor", "momentum", "local")
+OWNER = "owner"  # a file with the state directory, and whose they are besides
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,11 @@ class Vectors:
     local: NDArray[np.float32]  # (numel,) the trainer's parameters at the end of its inner steps
 
     @classmethod
-    def create(cls, numel: int, state_dir: Path, shm: Path = SHM) -> Self:
-        """Allocate zeroed vectors; raise `ResourceError` if they fit nowhere."""
+    def create(cls, numel: int, state_dir: Path, shm: Path = SHM, whose: str = "") -> Self:
+        """Allocate zeroed vectors, or take over those that an earlier daemon left for `whose`, if that is not
+        empty; raise `ResourceError` if they fit nowhere."""
+        if whose and (left := cls._left(numel, state_dir, shm, whose)) is not None:
+            return left
         need = numel * 4 * len(NAMES)
         for parent in (shm, state_dir / "vectors"):
             try:
@@ -42,12 +48,38 @@ class Vectors:
                 folder = Path(tempfile.mkdtemp(prefix="atoll-", dir=parent))
                 lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return cls(folder, lock, *(_allocate(folder / f"{name}.f32", numel) for name in NAMES))
+                made = cls(folder, lock, *(_allocate(folder / f"{name}.f32", numel) for name in NAMES))
+                if whose:
+                    (folder / OWNER).write_text(_owner(state_dir, whose))
+                return made
             except OSError:
                 continue
         raise ResourceError(
             f"no room for the outer state: it takes {need / 1e9:.2f} GB in {shm} or {state_dir}; free some space"
         )
+
+    @classmethod
+    def _left(cls, numel: int, state_dir: Path, shm: Path, whose: str) -> Self | None:
+        """What a dead daemon left; what is of no use of it goes."""
+        found = None
+        for folder in _folders(state_dir, shm):
+            if not _is_of(folder, state_dir) or (lock := _claim(folder / "lock")) is None:
+                continue
+            paths = [folder / f"{name}.f32" for name in NAMES]
+            whole = all(path.is_file() and path.stat().st_size == 4 * numel for path in paths)
+            if found is None and whole and (folder / OWNER).read_text() == _owner(state_dir, whose):
+                found = cls(folder, lock, *(_map(path, numel) for path in paths))
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
+        return found
+
+    def notes(self, count: int) -> NDArray[np.int64]:
+        """So many zeros, or what was noted in them by an earlier daemon: they live as long as the vectors."""
+        path = self.folder / "notes.i64"
+        if not path.is_file() or path.stat().st_size != 8 * count:
+            path.write_bytes(bytes(8 * count))
+        return np.memmap(path, dtype=np.int64, mode="r+", shape=(count,))
 
     def path(self, name: str) -> str:
         return str(self.folder / f"{name}.f32")
@@ -58,17 +90,47 @@ class Vectors:
 
 
 def clear_stale(state_dir: Path, shm: Path = SHM) -> None:
-    """Remove vectors of daemons that died without removing theirs."""
-    for lock in (*shm.glob("atoll-*/lock"), *state_dir.glob("vectors/atoll-*/lock")):
-        with open(lock, "rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                continue  # its daemon lives
-            shutil.rmtree(lock.parent, ignore_errors=True)
+    """Remove vectors of daemons that died without removing theirs, but those that `create` may take over."""
+    for folder in _folders(state_dir, shm):
+        if not _is_of(folder, state_dir) and (lock := _claim(folder / "lock")) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+
+
+def _folders(state_dir: Path, shm: Path) -> list[Path]:
+    return [lock.parent for lock in (*shm.glob("atoll-*/lock"), *state_dir.glob("vectors/atoll-*/lock"))]
+
+
+def _claim(lock: Path) -> int | None:
+    """The lock's descriptor; None: its daemon lives, or it is gone."""
+    try:
+        descriptor = os.open(lock, os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return descriptor
+    except OSError:
+        os.close(descriptor)
+        return None
+
+
+def _owner(state_dir: Path, whose: str) -> str:
+    return f"{state_dir.resolve()}\n{whose}\n"
+
+
+def _is_of(folder: Path, state_dir: Path) -> bool:
+    try:
+        return (folder / OWNER).read_text().startswith(_owner(state_dir, "").rstrip("\n") + "\n")
+    except OSError:
+        return False
 
 
 def _allocate(path: Path, numel: int) -> NDArray[np.float32]:
     with open(path, "wb") as file:
         os.posix_fallocate(file.fileno(), 0, numel * 4)  # now, not as a bus error in the middle of a round
+    return _map(path, numel)
+
+
+def _map(path: Path, numel: int) -> NDArray[np.float32]:
     return np.memmap(path, dtype=np.float32, mode="r+", shape=(numel,))

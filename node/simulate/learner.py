@@ -13,7 +13,7 @@ from atoll.node.config import NodeConfig
 from atoll.node.data import Source
 from atoll.node.flat import layout_of
 from atoll.node.inner import Team
-from atoll.node.model import build, build_custom, init_parameters
+from atoll.node.model import blocks_of, build, build_custom, init_parameters
 from atoll.node.optimizer import make
 from atoll.outer_opt.tensors import Tensor
 
@@ -33,6 +33,9 @@ class Trainee:
             parameter = parameters[slot.name]
             parameter.data = flat[slot.offset : slot.offset + parameter.numel()].view(slot.shape)
         self.flat: F32 = flat.numpy()
+        if node.compile:
+            for block in blocks_of(model):
+                block.compile()
         optimizer = make(model, run.inner)
         self._learner = inner.Learner(run, Team(0, 1), torch.device("cpu"), source, model, optimizer)
 

@@ -1,6 +1,8 @@
 """Recovery over real sockets on loopback: from a snapshot, from sealed bytes, from a donor that moves on."""
 
 import asyncio
+import os
+import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from atoll.comm import wire
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import make
-from atoll.comm.config import CodecName
+from atoll.comm.codec import Codec, make
+from atoll.comm.config import CodecName, RunConfig
 from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.octets import Octets
@@ -18,8 +21,8 @@ from atoll.comm.plane import DataPlane
 from atoll.node.durable import Durable, Place
 from atoll.node.errands import Errands
 from atoll.node.outer import OuterState
-from atoll.node.recover import LEAST, Donor, MovedOn, Target, recover
-from atoll.node.vectors import Vectors
+from atoll.node.recover import LEAST, Donor, MovedOn, Standing, Target, recover
+from atoll.node.vectors import Vectors, clear_stale
 from atoll.outer_opt.nesterov import Nesterov
 
 NUMEL, CHUNKS = 5000, Chunks(5000, 1024)
@@ -30,10 +33,12 @@ KEY = b"k" * 32
 class Peer:
     """A node's outer state, disk and data plane: the plane's shelf."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self.name = NodeId(name)
-        self.outer = OuterState(Vectors.create(NUMEL, folder, folder / "shm"), CHUNKS, CODEC, Nesterov(0.7, 0.9))
-        place = Place(folder / "disk", bytes(16), (("all", (NUMEL,)),), 4)
+    def __init__(self, folder: Path, name: str, chunks: Chunks = CHUNKS, codec: Codec = CODEC) -> None:
+        self.name, self.chunks, self.codec = NodeId(name), chunks, codec
+        self.outer = OuterState(
+            Vectors.create(chunks.numel, folder, folder / "shm", name), chunks, codec, Nesterov(0.7, 0.9)
+        )
+        place = Place(folder / "disk", bytes(16), (("all", (chunks.numel,)),), 4)
         self.disk = Durable(self.outer, lambda buffer: None, place)
         self.state, self.digests = self.outer.state, self.outer.digests
 
@@ -54,17 +59,19 @@ class Peer:
         return Donor(self.name, self.plane.address)
 
     def initialise(self) -> bytes:
-        self.outer.vectors.anchor[:] = np.random.default_rng(0).standard_normal(NUMEL, dtype=np.float32)
+        self.outer.vectors.anchor[:] = np.random.default_rng(0).standard_normal(
+            self.chunks.numel, dtype=np.float32
+        )
         self.outer.initialised()
         return self.outer.settle()
 
     async def commit(self, round_: int) -> bytes:
         """Apply the sealed bytes of a round: the same for everybody that commits it."""
-        delta = np.random.default_rng(round_).standard_normal(NUMEL, dtype=np.float32)
+        delta = np.random.default_rng(round_).standard_normal(self.chunks.numel, dtype=np.float32)
         payloads = []
-        for c in range(CHUNKS.count):
-            out = np.empty(CODEC.size(CHUNKS.size(c)), np.uint8)
-            CODEC.encode(delta[CHUNKS.span(c)], out)
+        for c in range(self.chunks.count):
+            out = np.empty(self.codec.size(self.chunks.size(c)), np.uint8)
+            self.codec.encode(delta[self.chunks.span(c)], out)
             payloads.append(out)
             self.outer.apply(c, payloads[-1])
         self.disk.committed(round_, payloads, [digest(payload) for payload in payloads])
@@ -75,12 +82,14 @@ class Peer:
         return self.outer.vectors.anchor.tobytes() + self.outer.vectors.momentum.tobytes()
 
 
-def with_peers(folder: Path, *names: str) -> Callable[[Callable[..., Awaitable[None]]], None]:
+def with_peers(
+    folder: Path, *names: str, chunks: Chunks = CHUNKS, codec: Codec = CODEC
+) -> Callable[[Callable[..., Awaitable[None]]], None]:
     """Run a test with that many peers up."""
 
     def run(test: Callable[..., Awaitable[None]]) -> None:
         async def main() -> None:
-            peers = [Peer(folder / name, name) for name in names]
+            peers = [Peer(folder / name, name, chunks, codec) for name in names]
             for peer in peers:
                 await peer.up()
             try:
@@ -94,10 +103,16 @@ def with_peers(folder: Path, *names: str) -> Callable[[Callable[..., Awaitable[N
     return run
 
 
-async def bring(joiner: Peer, round_: int, digest: bytes, *donors: Peer) -> None:
+async def bring(
+    joiner: Peer,
+    round_: int,
+    digest: bytes,
+    *donors: Peer,
+    on_progress: Callable[[Standing], None] = lambda _: None,
+) -> None:
     target = Target(Round(round_), digest, tuple(d.donor for d in donors))
     with ThreadPoolExecutor(1) as worker:
-        await recover(joiner.plane, joiner.outer, CODEC, target, worker, lambda progress: None)
+        await recover(joiner.plane, joiner.outer, joiner.codec, target, worker, on_progress)
 
 
 def test_a_joiner_gets_anchor_and_momentum_bit_for_bit(tmp_path: Path) -> None:
@@ -121,6 +136,21 @@ def test_a_node_that_missed_rounds_gets_their_sealed_bytes_only(tmp_path: Path) 
         await bring(b, 3, sum_, a)
         assert b.bits() == a.bits()
         assert a.plane.bytes_up - before < 3 * 1.1 * NUMEL + 2000  # a snapshot is 8 bytes a parameter
+
+
+def test_three_missed_rounds_are_less_than_three_point_two_bytes_a_parameter(tmp_path: Path) -> None:
+    config = RunConfig().reduce
+    chunks, codec = Chunks(1_200_000, config.chunk), make(config.codec, config.block, config.scales)
+
+    @with_peers(tmp_path, "a", "b", chunks=chunks, codec=codec)
+    async def _(a: Peer, b: Peer) -> None:
+        a.initialise()
+        b.initialise()
+        for k in range(1, 4):
+            sum_ = await a.commit(k)
+        await bring(b, 3, sum_, a)
+        assert b.bits() == a.bits()
+        assert b.plane.bytes_down < 3.2 * chunks.numel, "all that it received"
 
 
 def test_a_node_too_far_behind_gets_a_snapshot(tmp_path: Path) -> None:
@@ -172,6 +202,23 @@ def test_a_flipped_bit_in_one_chunk_is_found_and_only_that_chunk_is_fetched(tmp_
         await bring(b, 0, sum_, a)
         assert b.bits() == a.bits()
         assert a.plane.bytes_up - before < 8 * 1024 + 1000
+
+
+@pytest.mark.parametrize("vector", ["anchor", "momentum"])
+def test_a_node_whose_state_is_not_the_runs_fetches_what_differs(tmp_path: Path, vector: str) -> None:
+    @with_peers(tmp_path, "a", "b")
+    async def _(a: Peer, b: Peer) -> None:
+        a.initialise()
+        b.initialise()
+        assert await a.commit(1) == await b.commit(1)
+        getattr(b.outer.vectors, vector).view(np.uint32)[1500] ^= 1 << 20
+        sum_, wrong = await a.commit(2), await b.commit(2)
+        assert wrong != sum_
+        b.outer.distrust()
+        assert b.outer.digests(Round(2)) is None, "nobody is served from it"
+        asked = served(a)
+        await bring(b, 2, sum_, a)
+        assert asked == [1] and b.outer.settle() == sum_ and b.bits() == a.bits()
 
 
 def test_no_donor_is_told_at_once(tmp_path: Path) -> None:
@@ -269,6 +316,70 @@ def test_a_donor_that_dies_half_way_costs_a_chunk_for_each_stream(tmp_path: Path
         await bring(joiner, 0, sum_, dying, a)
         assert dead and joiner.bits() == a.bits()
         assert len(asked) + len(given) <= CHUNKS.count + LEAST
+
+
+def test_a_donor_that_is_silent_at_first_delays_nothing(tmp_path: Path) -> None:
+    @with_peers(tmp_path, "a", "joiner")
+    async def _(a: Peer, joiner: Peer) -> None:
+        sum_ = a.initialise()
+        with socket.create_server(("127.0.0.1", 0)) as stopped:  # as the kernel answers for a stopped process
+            silent = Donor(NodeId("silent"), f"127.0.0.1:{stopped.getsockname()[1]}")
+            target = Target(Round(0), sum_, (silent, a.donor))
+            async with asyncio.timeout(wire.HANDSHAKE / 2):
+                with ThreadPoolExecutor(1) as worker:
+                    await recover(joiner.plane, joiner.outer, CODEC, target, worker, lambda _: None)
+        assert joiner.bits() == a.bits()
+
+
+def test_a_donor_does_not_warn_of_answers_that_nobody_waits_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    @with_peers(tmp_path, "a", "joiner")
+    async def _(a: Peer, joiner: Peer) -> None:
+        a.initialise()
+        link = await joiner.plane.dial(a.name, a.plane.address)
+        await wire.send(link, wire.unfenced(wire.Kind.GET_STATE, Round(0), 0))
+        while a.plane.bytes_up < CHUNKS.size(0):
+            await asyncio.sleep(0)
+        link.close()  # without a look at the answer
+        while a.plane._accepted:
+            await asyncio.sleep(0)  # until the donor has noticed
+
+    assert not [r.message for r in caplog.records if r.levelname == "WARNING"]
+
+
+def test_a_joiner_that_is_killed_half_way_fetches_the_rest(tmp_path: Path) -> None:
+    chunks = Chunks(256 * 1024, 1024)
+
+    @with_peers(tmp_path, "a", chunks=chunks)
+    async def _(a: Peer) -> None:
+        a.initialise()
+        sum_ = await a.commit(1)
+        joiner = Peer(tmp_path / "joiner", "joiner", chunks)
+        await joiner.up()
+        asked, half = served(a), asyncio.Event()
+
+        def look(standing: Standing) -> None:
+            if standing.done >= chunks.count // 2:
+                half.set()
+
+        task = asyncio.create_task(bring(joiner, 1, sum_, a, on_progress=look))
+        await half.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await joiner.plane.close()
+        os.close(joiner.outer.vectors.lock)  # as the system does for a killed process
+        here = [c for c in range(chunks.count) if joiner.outer.at[c] == 1]
+        clear_stale(tmp_path / "joiner", tmp_path / "joiner" / "shm")
+        again = Peer(tmp_path / "joiner", "joiner", chunks)
+        await again.up()
+        assert again.disk.restore() < 0
+        again.outer.resume()
+        assert again.outer.at == [1 if c in here else -1 for c in range(chunks.count)]
+        await bring(again, 1, sum_, a)
+        assert chunks.count // 2 <= len(here) < chunks.count <= len(asked) <= 1.02 * chunks.count
+        assert again.outer.settle() == sum_ and again.bits() == a.bits()
+        await again.down()
 
 
 # Which chunk next

@@ -193,6 +193,13 @@ def test_a_checkpoint_waits_for_the_link_and_outlives_the_files_that_the_node_re
     assert Store(folder_of(config.remote, RUN.name, MARK.hex())).rounds() == [1]
 
 
+def test_a_run_uses_this_machines_files_only_if_its_owner_lets_it(tmp_path: Path) -> None:
+    for url in (str(tmp_path), f"file://{tmp_path}", f"local://{tmp_path}"):
+        with pytest.raises(ResourceError, match="only where the node has files=true"):
+            Store(url, files=False)
+    assert Store("memory://a", files=False).rounds() == []
+
+
 def test_a_store_that_this_machine_has_no_client_for_is_a_sentence() -> None:
     with pytest.raises(ResourceError, match="nowhere://a/b cannot be used: Protocol not known: nowhere"):
         Store("nowhere://a/b")

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from trainers import DEADLINE, FAR, Node, launched, order, small
 
 from atoll.comm.config import DataConfig, DataKind, InnerConfig, OptimizerName, RunConfig
+from atoll.comm.outer_config import OverlapConfig
 from atoll.node import channel
-from atoll.node.daemon import beyond
-from atoll.node.inner import samples
+from atoll.node.leases import beyond, samples
 
 
 def watch(pids: list[int]) -> list[int]:
@@ -171,6 +171,79 @@ def test_work_that_was_carried_over_is_trained_on_and_not_repeated(tmp_path: Pat
             assert node.local.tobytes() == before.tobytes()
             await node.ask(order(3, 1), channel.Ready)
             assert node.local.tobytes() == node.anchor.tobytes()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_with_overlap_steps_go_on_and_end_up_on_top_of_the_new_anchor(ranks: int, tmp_path: Path) -> None:
+    """As a trainer does that never heard of a commit, moved by what the anchor moved: at a learning rate that
+    does not change, and with an optimizer that only sees gradients of nearly the same parameters."""
+    inner = InnerConfig(optimizer=OptimizerName.SGD, lr=1e-3, min_lr=1e-3, warmup_tokens=0, batch_size=4)
+    overlap = OverlapConfig(delay=4)
+
+    async def trained(folder: str, overlapped: bool) -> NDArray[np.float32]:
+        run = small(inner=inner, overlap=overlap if overlapped else OverlapConfig())
+        async with launched(tmp_path / folder, run, ranks) as node:
+            await node.attach()
+            await node.ask(channel.Initialise(7), channel.Initialised)
+            start = node.anchor.copy()
+            if overlapped:
+                ready = await node.ask(channel.Train(1, 5, 1, 5, 0, 1, ((0, 40),)), channel.Ready)
+                assert ready.ahead and ready.samples == 20
+                sent = node.local.copy()
+                waits = await node.answer(channel.Waits)
+                assert waits.round == 1  # four steps later; the vector that travels is what it was
+                assert node.local.tobytes() == sent.tobytes()
+                before = await node.ask(channel.Evaluate(1), channel.Evaluated)
+                assert before == await node.ask(channel.Evaluate(1), channel.Evaluated)
+                node.anchor[:] = start - np.float32(0.5) * (start - sent)
+                order = channel.Train(2, 5, 1, 5, 0, 1, ((20, 20),), on=True)
+                ready = await node.ask(order, channel.Ready)
+                assert (ready.steps, ready.samples, ready.ahead) == (5, 20, False)  # the lease is at its end
+                return np.subtract(node.local, node.anchor)
+            await node.ask(channel.Train(1, 10, 1, 10, 0, 1, ((0, 40),)), channel.Ready)
+            whole = node.local.copy()
+            await node.ask(channel.Train(1, 5, 1, 5, 0, 1, ((0, 40),)), channel.Ready)
+            return np.subtract(whole, node.local)
+
+    async def both() -> None:
+        overlapped, plain = await asyncio.gather(trained("a", True), trained("b", False))
+        assert np.abs(plain).max() > 1e-4
+        assert np.linalg.norm(overlapped - plain) < 1e-2 * np.linalg.norm(plain)
+
+    asyncio.run(both())
+
+
+def test_with_overlap_work_that_was_left_out_is_kept_with_what_followed_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        run = small(inner=InnerConfig(batch_size=4, warmup_tokens=1_000_000), overlap=OverlapConfig(delay=2))
+        async with launched(tmp_path / "node", run) as node:
+            await node.attach()
+            await node.ask(channel.Initialise(0), channel.Initialised)
+            await node.ask(channel.Train(1, 3, 1, 3, 1000, 1, ((0, 80),)), channel.Ready)
+            sent = node.local.copy()
+            await node.answer(channel.Waits)
+            node.anchor[:] += np.float32(1.0)
+            node.local[:] = sent + np.float32(0.25)  # by the daemon: rebased
+            resumed = channel.Train(2, 2, 1, 2, 0, 1, ((12, 40),), resume=True, on=True)
+            await node.ask(resumed, channel.Ready)
+            moved = node.local - sent  # its two steps, at a small learning rate, and the rebase
+            assert np.abs(moved - 0.25).max() < 1e-4
+
+    asyncio.run(story())
+
+
+def test_another_order_ends_what_is_ahead(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launched(tmp_path / "node", small(overlap=OverlapConfig(delay=FAR))) as node:
+            await node.attach()
+            await node.ask(channel.Initialise(0), channel.Initialised)
+            ready = await node.ask(channel.Train(1, 2, 1, 2, 0, 1, ((0, 400_000),)), channel.Ready)
+            assert ready.ahead
+            node.anchor[:] = np.random.default_rng(0).normal(0, 0.02, node.anchor.size)
+            await node.ask(channel.Train(1, 1, 1, 1, 0, 1, ((800_000, 4),)), channel.Ready)
+            assert node.local.tobytes() == node.anchor.tobytes()  # at no committed tokens the rate is zero
 
     asyncio.run(story())
 

@@ -84,6 +84,7 @@ def check_commit(world: "World", before: State, batch: Batch) -> None:
     records_say_what_the_bytes_contain(world, record)
     commits_have_enough_members(world, record)
     no_sample_counts_twice(world, record)
+    nodes_are_told_what_counted(world, after, record)
     world.truth.roots.append(after.sealed)
     world.truth.states.append(next_state(world.truth.states[-1], after.sealed))
 
@@ -209,6 +210,21 @@ def no_sample_counts_twice(world: "World", record: CommitRecord) -> None:
     used = [s for s in nodes if s in world.truth.consumed]
     hold(not used, f"round {record.round} consumes samples that were consumed before: {used}")
     world.truth.consumed.update(nodes)
+
+
+def nodes_are_told_what_counted(world: "World", after: State, record: CommitRecord) -> None:
+    """With error feedback the coordinator knows of each node the last commit that has bytes of it, and of that the
+    chunks that have none."""
+    has: dict[NodeId, set[int]] = {}
+    for _, mean in _means(world, record):
+        for x in mean.contributions:
+            has.setdefault(x.node, set()).add(mean.chunk)
+    if not world.config.outer.feedback:
+        return hold(not after.counted, f"without feedback {after.counted}")
+    told = {n: set(places(lacking)) for n, (round_, lacking) in after.counted.items() if round_ == record.round}
+    chunks = set(range(len(_means(world, record))))
+    right = {n: chunks - having for n, having in has.items()}
+    hold(told == right, f"round {record.round} lacks {right}, told is {told}")
 
 
 def who_left_takes_what_may_be_committed(world: "World", before: State, batch: Batch) -> None:
@@ -528,6 +544,21 @@ def carried_work_is_the_front_of_the_lease(world: "World", node: "Node", lease: 
     """What a node believes to carry is what its local vector holds: the front of its lease, once."""
     hold(carried == len(node.local), f"{node.me} carries {carried} samples, its vector has {len(node.local)}")
     hold(node.local == lease[:carried], f"{node.me} carries {node.local}, its lease begins {lease[:carried]}")
+
+
+def steps_ahead_are_the_next_ones(node: "Node", taken: list[int], samples: list[int]) -> None:
+    """What a trainer took steps on while it was ahead is what its next order begins with."""
+    hold(taken == samples[: len(taken)], f"{node.me} is ahead on {taken}, its order begins {samples}")
+
+
+def steps_ahead_are_kept(node: "Node") -> None:
+    """A trainer that is ahead starts anew only where what it handed over came to nothing."""
+    hold(node.excused, f"{node.me} throws away its steps on {node.trainer.taken}")
+
+
+def the_state_stands_still_until_it_is_taken(node: "Node", state: tuple[int, bytes]) -> None:
+    """Between the order to go on and the step after which the trainer takes the new state, nobody moves it."""
+    hold(node.still and node.state == state, f"{node.me} takes {state}, while it has {node.state}")
 
 
 def only_committed_work_is_dropped(world: "World", node: "Node", samples: list[int], why: str) -> None:

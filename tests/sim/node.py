@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
+from sim import invariants
 from sim.control import Control
 from sim.disk import PATIENCE, Disk, Durable
 from sim.engine import Process
@@ -62,6 +63,7 @@ class Node(Process):
         self.furthest = -1  # the newest state that it had
         self.lost: list[int] = []  # samples whose steps were lost with a trainer, or with a state that was wrong
         self.steps: list[int] = []  # samples that it took steps on, in order
+        self.excused = False  # its trainer may lose what it took ahead
 
     @property
     def me(self) -> NodeId:
@@ -108,8 +110,8 @@ class Node(Process):
         match effect:
             case machine.Initialise():
                 self.trainer.busy(0.1, self._initialised)
-            case machine.Train(order, carried):
-                self._train(order, carried)
+            case machine.Train(order, carried, on):
+                self._train(order, carried, on)
             case machine.Evaluate(round_):
                 self.trainer.busy(0.1, lambda: self.feed(machine.TrainerEvaluated(round_, 2.0)))
             case machine.FinishTraining(round_):
@@ -119,15 +121,15 @@ class Node(Process):
                 self.plane.begin(plan, Contribution(self.me, tuple(self.local), self.base))
             case machine.StopReduce():
                 self.plane.cancel()
-            case machine.Apply(round_, sealed):
-                if not self.plane.holds(sealed):
+            case machine.Apply(view):
+                if not self.plane.holds(view.sealed):
                     self.later(0.0, self.feed, machine.MoveFailed(self.state[0]))
                     return
                 self.still = False
-                self.later(self.world.apply_time, self._apply, round_, self.plane.result())
+                self.later(self.world.apply_time, self._apply, view.committed, self.plane.result())
                 self.plane.cancel()
-            case machine.Recover(_, scratch, rebase):
-                self._recover(effect, scratch, rebase)
+            case machine.Recover(_, differs, rebase):
+                self._recover(effect, differs, rebase)
             case machine.Renumber(round_):
                 self.still = False
                 self.later(self.world.apply_time, self._renumber, round_)
@@ -148,13 +150,16 @@ class Node(Process):
 
     # Training
 
-    def _train(self, order: pb.Train, carried: int) -> None:
+    def _train(self, order: pb.Train, carried: int, on: bool) -> None:
         lease = [s for r in order.lease for s in range(r.first, r.first + r.count)]
         if not carried:
             self.drop(self.local, "training starts from the anchor")
             self.local, self.base = [], self.state[1]
         self.world.resumed(self, lease, carried)
-        self.trainer.train(order, lease[carried:])
+        if not on and self.trainer.taken:
+            invariants.steps_ahead_are_kept(self)
+        self.excused = False
+        self.trainer.train(order, lease[carried:], on)
 
     def trained(self, samples: list[int]) -> None:
         """The trainer wrote the local vector."""
@@ -171,6 +176,7 @@ class Node(Process):
         """Its steps on the samples will not be committed from here; unless they were, that is for a reason."""
         if samples and self.control.life > 1 and samples[0] in self.world.truth.consumed:
             self.lost += samples  # an earlier life's steps on the first of them were committed
+            self.excused = True
         elif samples:
             self.world.dropped(self, samples, why)
 
@@ -216,13 +222,12 @@ class Node(Process):
         self.durable.committed(round_, sealed)
         self._settle(round_, next_state(self.state[1], sealed))
 
-    def _recover(self, order: machine.Recover, scratch: bool, rebase: bool) -> None:
+    def _recover(self, order: machine.Recover, differs: bool, rebase: bool) -> None:
         self.still = False
-        if scratch:
-            self.state = -1, b""
+        if differs:
             self.durable.doubt()
         if not rebase:
-            self.drop_for_good() if scratch else self.drop(self.local, "it recovers without keeping its work")
+            self.drop_for_good() if differs else self.drop(self.local, "it recovers without keeping its work")
             self.local = []
         self.plane.recover(order)
 
@@ -230,6 +235,7 @@ class Node(Process):
         """The state under its work was not the run's, or it came when all chunks were sealed."""
         self.lost += self.local
         self.local = []
+        self.excused = True
 
     def recovered(self, order: machine.Recover) -> None:
         self._settle(order.view.committed, order.view.state_digest)
@@ -272,11 +278,13 @@ def told(event: object) -> str:
             flags = "initialise evaluate ready reached closing has_state finished"
             parts += [flag for flag in flags.split() if getattr(view, flag)]
             return f"View({', '.join(parts)})"
-        case machine.Recover(view, scratch, rebase):
+        case machine.Apply(view):
+            return f"Apply({view.committed})"
+        case machine.Recover(view, differs, rebase):
             donors = " ".join(d.node_id for d in view.donors)
-            return f"Recover({view.committed}, {scratch=}, {rebase=}, from {donors})"
-        case machine.Train(order, carried):
-            return f"Train({order.round}, {carried=})"
+            return f"Recover({view.committed}, {differs=}, {rebase=}, from {donors})"
+        case machine.Train(order, carried, on):
+            return f"Train({order.round}, {carried=}, {on=})"
         case machine.StartReduce(plan):
             return f"StartReduce({plan.round}/{plan.attempt})"
         case _:

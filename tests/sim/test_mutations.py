@@ -543,6 +543,21 @@ MUTATIONS = [
         "return replace(node, view=None, reducing=None, held=None)",
         9,
     ),
+    # Overlap
+    Mutation(
+        "the state moves under a trainer that is to take it",
+        N + "machine.py",
+        "if node.task is not None and not node.ahead:  # first",
+        'if node.task is not None and node.task.kind == "evaluate":  # first',
+        2,
+    ),
+    Mutation(
+        "a trainer that is ahead goes on, whatever was committed",
+        N + "machine.py",
+        "on = node.task is not None and bool(rest) and rest[0][0] == node.task.front",
+        "on = node.task is not None",
+        2,
+    ),
     # The exchange
     Mutation(
         "an owner has a contribution twice",

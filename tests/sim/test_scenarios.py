@@ -1,8 +1,10 @@
 """Measured on the virtual clock: what the fleet gets done, and how soon it gets over a death."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from sim.node import Node
@@ -10,6 +12,7 @@ from sim.truth import CHUNK
 from sim.world import World
 
 from atoll.comm.config import InnerConfig, MembersConfig, ReduceConfig, RoundsConfig, RunConfig
+from atoll.comm.outer_config import OverlapConfig
 from atoll.coordinator.membership import MemberState
 from atoll.coordinator.state import Phase
 
@@ -22,10 +25,10 @@ CONFIG = RunConfig(
 
 
 @contextmanager
-def world(config: RunConfig, speeds: list[float]) -> Iterator[World]:
+def world(config: RunConfig, speeds: list[float], chunks: int = 0) -> Iterator[World]:
     """A world without faults, in its first round."""
     world = World(0, config, speeds)
-    world.numel = len(speeds) * CHUNK - 3
+    world.numel = (chunks or len(speeds)) * CHUNK - 3
     try:
         assert world.until(lambda: world.durable.round.phase is Phase.INNER, 60.0)
         yield world
@@ -94,12 +97,87 @@ def test_while_the_coordinator_is_away_nodes_train_up_to_the_ceiling_and_then_co
         before, tokens = w.durable.committed, w.durable.tokens
         w.coordinator_dies("at once", away=600.0)
         w.until(lambda: w.service.alive, 700.0)
-        assert [n.trainer.steps for n in w.living] == [CONFIG.rounds.most_steps] * 4
+        ready = [n.machine.ready for n in w.living]
+        assert [work.steps for work in ready if work is not None] == [CONFIG.rounds.most_steps] * 4
         committed(w, 1, 20.0)
         assert w.durable.committed == before + 1
         sample = CONFIG.inner.batch_size * CONFIG.model.seq_len
         assert w.durable.tokens - tokens == 4 * CONFIG.rounds.most_steps * sample
         assert not w.unwell()
+
+
+@pytest.mark.parametrize("moment", [0.5, 5.0, 9.5])
+def test_a_node_with_a_flipped_bit_is_named_repaired_and_counts_in_the_round_after(moment: float) -> None:
+    with world(members(4), [1.0] * 4) as w:
+        committed(w, 1, 30.0)
+        w.until(lambda: False, moment)
+        victim, before = w.living[1], w.durable.committed
+        victim.flip = True
+        moments = [w.engine.now]
+        for _ in range(3):
+            committed(w, 1, 30.0)
+            moments.append(w.engine.now)
+        assert w.until(lambda: len(list(w.service.journal.rounds())) >= before + 3, 30.0)
+        found, repaired, again = [r for r in w.service.journal.rounds() if r.round > before]
+        assert found.round == before + 1 and not found.digests_equal
+        assert [n for n, d in found.digests.items() if d != found.state_digest] == [victim.me]
+        assert victim.me not in repaired.contributors and len(repaired.contributors) == 3
+        assert len(again.contributors) == 4
+        assert again.contributors[victim.me] > 1.5 * min(again.contributors.values()), (
+            "it counts from its repair on"
+        )
+        said = [note.sentence for _, note in w.service.journal.notes() if note.node == victim.me]
+        assert any("differs" in sentence for sentence in said)
+        rounds = [b - a for a, b in pairwise(moments)]
+        assert rounds[2] < rounds[1] * 1.1
+        assert not w.unwell()
+
+
+def test_a_joiner_trains_at_once_and_its_first_contribution_has_all_its_own_steps() -> None:
+    with world(members(3), [1.0] * 3) as w:
+        middle_of_a_round(w)
+        joiner, missed = w.nodes[w.add_host(1.0).name], w.durable.round.number
+
+        def counted() -> bool:
+            return w.durable.pending is not None and joiner.me in w.durable.pending.contributors
+
+        assert w.until(counted, 40.0)
+        record = w.durable.pending
+        assert record is not None and record.round == missed + 1
+        first = w.truth.contributed[joiner.session, record.round]
+        assert list(first) == joiner.steps[: len(first)] and not joiner.lost, "steps of its own are lost"
+        tokens = record.contributors[joiner.me]
+        others = [weight for node, weight in record.contributors.items() if node != joiner.me]
+        assert tokens == len(first) * w.config.model.seq_len
+        assert tokens > 1.2 * max(others), "it has what it trained in the round that it missed"
+
+
+def shares(config: RunConfig, rounds: int) -> tuple[float, float]:
+    """Of three equal nodes' time in a few rounds: what they spent waiting for the exchange, by their own account,
+    and what the exchange took of a round."""
+    with world(config, [1.0] * 3, chunks=60) as w:
+        w.seal_time = 0.5
+        w.network.latency.update(dict.fromkeys(w.network.latency, 0.005))
+        committed(w, 2, 120.0)
+        first, phases = w.durable.committed, Counter[str]()
+        while w.durable.committed < first + rounds:
+            w.until(lambda: False, 0.05)
+            phases.update(n.machine.phase for n in w.living)
+        assert not w.unwell()
+        records = [r for r in w.service.journal.rounds() if r.round > first]
+        seconds = {k: sum(r.seconds[k] for r in records) for k in records[0].seconds}
+        exchange = (seconds["reduce"] + seconds["commit"]) / sum(seconds.values())
+        return phases["sync"] / phases.total(), exchange
+
+
+def test_nodes_that_overlap_do_not_wait_for_an_exchange_that_takes_most_of_a_round() -> None:
+    blocking = replace(CONFIG, members=replace(CONFIG.members, start=3))
+    overlapped = replace(blocking, overlap=OverlapConfig(delay=80))
+    sync, exchange = shares(overlapped, 6)
+    assert 0.5 < exchange < 0.8
+    assert sync < 0.02
+    sync, exchange = shares(blocking, 3)
+    assert sync > 0.9 * exchange > 0.2
 
 
 def levels(world: World) -> list[int]:

@@ -8,6 +8,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sim import invariants
@@ -28,6 +29,7 @@ from atoll.comm.config import (
     RunConfig,
 )
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
+from atoll.comm.outer_config import OuterConfig, OverlapConfig
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.core import Batch, Core
@@ -64,6 +66,12 @@ class World:
         self.nodes: dict[str, Node] = {}  # the latest process on each host
         speeds = speeds or [self.rng.choice(SPEEDS) for _ in range(self.rng.randint(4, 9))]
         self.config = config or a_config(self.rng, self.luck, len(speeds))
+        if config is None and seed % 4 == 2:
+            delay = random.Random(f"overlap {seed}").choice([1, 3, 5, 8])
+            feedback = 0.9 if seed % 8 == 2 else 0.0
+            self.config = replace(
+                self.config, overlap=OverlapConfig(delay=delay), outer=OuterConfig(feedback=feedback)
+            )
         self.numel = CHUNK * self.rng.randint(2, 8) - 3
         self.folder = Path(tempfile.mkdtemp(prefix="atoll-sim-", dir=MEMORY if Path(MEMORY).is_dir() else None))
         self.seal_time = self.rng.choice([0.02, 0.02, 0.2, 0.6])  # seconds that an average takes at most

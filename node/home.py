@@ -1,0 +1,68 @@
+"""What a process of a node needs of its machine, whatever its role: its options, its state directory, signals."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.comm.certificates import own
+from atoll.comm.errors import ResourceError
+from atoll.comm.invite import Invite
+from atoll.comm.tls import Sessions
+from atoll.node import local
+from atoll.node.vectors import clear_stale
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    state_dir: Path
+    listen: str  # data plane, host:port
+    advertise: str  # data plane as peers dial it; empty: as it listens, host seen by the coordinator
+    name: str
+    patience: float  # seconds to wait for a coordinator that does not answer at first
+    leaf: bool = False  # nobody can dial this node
+
+
+def claim(state_dir: Path) -> None:
+    """Make sure that this daemon is the only one in its state directory, and clear what a dead one left."""
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ResourceError(f"cannot use the state directory {state_dir}: {error.strerror}") from None
+    local.refuse_second(state_dir)
+    clear_stale(state_dir)
+
+
+def sessions(invite: Invite, options: Options) -> Sessions | None:
+    """The data plane's TLS, with the certificate in the state directory; None where the run is not encrypted."""
+    return Sessions(own(options.state_dir)) if invite.pin else None
+
+
+def remember(memory: Path, invite: Invite, session: str) -> None:
+    """So that a daemon started again comes back as the same node, without another token."""
+    memory.touch(mode=0o600)
+    memory.write_text(f"{invite.address} {invite.run}\n{session}\n")
+
+
+def remembered(memory: Path, invite: Invite) -> str:
+    """The session of an earlier life in this run; empty if there was none."""
+    try:
+        whose, session = memory.read_text().splitlines()
+    except (OSError, ValueError):
+        return ""
+    return session if whose == f"{invite.address} {invite.run}" else ""
+
+
+@contextlib.contextmanager
+def on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` in this event loop when the process is told to end."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,191 @@
+"""A node's part in the reduces: what it brings to a round, the reduce under way, and what becomes of the rest.
+
+    encode      anchor - local, once a round, whatever the number of attempts; with error feedback, what the wire
+                left out before is added
+    begin       take part under the round's first plan, or go on under a newer one
+    sealed      every sealed chunk, once the round is committed
+    keep        with error feedback: what the wire has left out this time
+
+The daemon says when; nothing here decides.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from atoll.comm.codec import Codec, NonFinite
+from atoll.comm.encoding import DeltaEncoder, EncodedVector, encoded_size
+from atoll.comm.errors import AtollError
+from atoll.comm.ids import NodeId
+from atoll.comm.octets import U8
+from atoll.comm.plan import BadPlan, Plan
+from atoll.comm.plane import DataPlane
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.reduce import Outcome, Reduction, SealedVector
+from atoll.node.machine import Work
+from atoll.node.outer import OuterState
+from atoll.node.residual import Residual
+from atoll.node.snapshots import Layout
+
+log = logging.getLogger("atoll.node")
+
+
+@dataclass(slots=True)
+class RoundBuffers:
+    """The encoded delta of the round at hand."""
+
+    encoded: EncodedVector | None = None  # or being encoded
+    encoded_for: tuple[int, int] = (-1, -1)  # (round, front of the lease)
+    encoding: asyncio.Task[None] | None = None
+    up: int = 0  # the data plane's counters when the round's first attempt began
+    down: int = 0
+
+
+@dataclass(slots=True)
+class Reducing:
+    """The reduce under way."""
+
+    round: int
+    task: asyncio.Task[None] | None = None
+    reduction: Reduction | None = None  # None: it is about to begin
+
+
+class Part:
+    def __init__(
+        self,
+        plane: DataPlane,
+        outer: OuterState,
+        codec: Codec,
+        layout: Layout,
+        residual: Residual | None,
+        outcome: Outcome,
+        compute: Callable[[Callable[[], Any]], Awaitable[Any]],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        """`compute` calls a function in the thread that does the state's arithmetic; `spawn` starts a task."""
+        self._plane, self._outer, self._codec, self._layout = plane, outer, codec, layout
+        self._residual, self._outcome, self._compute, self._spawn = residual, outcome, compute, spawn
+        self._round = RoundBuffers()
+        self._space: U8 | None = None  # to encode into
+        self._reducing: Reducing | None = None
+        self._plan: Plan  # the latest one
+
+    # What it brings
+
+    def encode(self, ready: Work) -> EncodedVector:
+        """The round's delta; from now on, if it was not begun."""
+        key = (ready.round, ready.front)
+        if self._round.encoded is None or self._round.encoded_for != key:
+            vectors, chunks = self._outer.vectors, self._outer.chunks
+            if self._space is None:
+                self._space = np.empty(encoded_size(self._codec, chunks), np.uint8)
+            offer = None if self._residual is None else self._residual.offer
+            encoder = DeltaEncoder(vectors.anchor, vectors.local, self._codec, chunks, self._space, offer)
+            self._new_round(RoundBuffers(encoder.encoded, key, None, self._plane.bytes_up, self._plane.bytes_down))
+            self._round.encoding = self._spawn(self._encode(encoder))
+        assert self._round.encoded is not None
+        return self._round.encoded
+
+    def forget(self) -> None:
+        """What was encoded is of no more use: the local vector is about to change, or the anchor is."""
+        self._new_round(RoundBuffers())
+
+    @property
+    def bytes_up(self) -> int:
+        """Since the round's first attempt began."""
+        return self._plane.bytes_up - self._round.up
+
+    @property
+    def bytes_down(self) -> int:
+        return self._plane.bytes_down - self._round.down
+
+    async def _encode(self, encoder: DeltaEncoder) -> None:
+        try:
+            await encoder.run(self._compute)
+        except NonFinite as error:
+            raise NonFinite(f"training diverged: {error} in {self._parameter(error.element)}") from None
+
+    def _new_round(self, buffers: RoundBuffers) -> None:
+        """The worker is at most in the middle of a few chunks of what was encoded, and does whatever else it is
+        told to, as to move the anchor, after that."""
+        if self._round.encoding is not None:
+            self._round.encoding.cancel()
+        self._round = buffers
+
+    def _parameter(self, element: int) -> str:
+        """The name of the parameter that this element of the flat vector belongs to."""
+        for name, shape in self._layout:
+            element -= math.prod(shape)
+            if element < 0:
+                return name
+        return "no parameter"
+
+    # The reduce
+
+    @property
+    def reduction(self) -> Reduction | None:
+        return self._reducing.reduction if self._reducing is not None else None
+
+    def begin(self, plan: Plan, me: NodeId, ready: Work) -> bool:
+        """Take part, or go on; returns whether it is a round's first plan."""
+        self._plan = plan
+        if self._reducing is not None and self._reducing.round == plan.round:
+            self._follow(plan)
+            return False
+        self.stop()
+        reducing = self._reducing = Reducing(plan.round)
+        reducing.task = self._spawn(self._reduce(reducing, me, ready))
+        return True
+
+    def stop(self) -> None:
+        """The reduce is over for this node."""
+        if self._reducing is not None and self._reducing.task is not None:
+            self._reducing.task.cancel()
+        self._reducing = None
+
+    def sealed(self, root: bytes) -> SealedVector | None:
+        """The sealed chunks, if all are here and are `root`'s."""
+        reduction = self.reduction
+        return reduction.result if reduction is not None and reduction.holds(root) else None
+
+    def _follow(self, plan: Plan) -> None:
+        """Go on under a newer plan, once the reduce has begun."""
+        if (reduction := self.reduction) is not None:
+            try:
+                reduction.replan(plan)
+            except BadPlan as error:
+                log.warning(str(error))  # the coordinator's clock decides
+
+    async def _reduce(self, reducing: Reducing, me: NodeId, ready: Work) -> None:
+        """This node's part in the reduce of a round, until it is committed or the node is out of it."""
+        encoded, peers, chunks = self.encode(ready), self._plane.peers, self._outer.chunks
+        try:
+            reducing.reduction = Reduction(peers, me, encoded, self._codec, chunks, self._plan, self._outcome)
+            await reducing.reduction.run()
+        except AtollError as error:
+            log.warning(f"round {reducing.round}: {error}")  # nobody to blame: the coordinator's clock decides
+
+    # What the wire left out
+
+    def keep(self, view: pb.View) -> Callable[[], None] | None:
+        """What the worker is to do, before the anchor moves or training starts anew, when the view tells of a
+        committed round that has this node's bytes; None: nothing new."""
+        residual, buffers = self._residual, self._round
+        if residual is None or view.counted <= residual.at:
+            return None
+        counted, lacking = view.counted, view.lacking
+        encoded = buffers.encoded if buffers.encoded_for[0] == counted == view.committed else None
+
+        def work() -> None:
+            if encoded is not None:
+                residual.commit(counted, encoded.chunks, lacking)
+            else:
+                residual.heard(counted)
+            residual.save()
+
+        return work

@@ -1,0 +1,32 @@
+"""A node joins a run that is under way."""
+
+import re
+
+import pytest
+from e2e.harness import Run, until
+
+pytestmark = pytest.mark.e2e
+
+
+def test_a_joiners_first_contribution_has_its_own_tokens_and_a_norm_like_the_others(run: Run) -> None:
+    run.start("rounds.inner_steps=40")
+    url = run.invite(3)
+    run.join(url, "one"), run.join(url, "two")
+    until("a commit of both", lambda: run.contributors() == 2)
+    run.join(url, "three")
+    until("a commit of all", lambda: run.contributors() == 3)
+    joiner = run.member("three")["node_id"]
+    first, *_ = [r for r in run.rounds() if joiner in r["contributors"]]
+    kept = re.search(
+        rf"round {first['round']}: 40 inner steps, on top of (\d+) samples of before", run.log("three")
+    )
+    assert kept is not None, "what it trained in the round that it missed is not there"
+    mine = first["contributors"][joiner]
+    others = {node: tokens for node, tokens in first["contributors"].items() if node != joiner}
+    assert mine > int(kept[1]) * 32, "seq_len is 32: its tokens are more than those of before"
+    for node, tokens in others.items():
+        steps = max(mine / tokens, tokens / mine)
+        norm = first["norms"][joiner] / first["norms"][node]
+        assert 0.5 < norm < 2.0 * steps, (first["norms"], first["contributors"])
+    assert 0.2 < mine / max(others.values()) < 3.0
+    run.whole(first["round"])

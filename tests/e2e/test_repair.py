@@ -1,0 +1,43 @@
+"""A bit flips in the memory of one node, in a vector that its processes share, while the run goes on."""
+
+import random
+import re
+from pathlib import Path
+
+import psutil
+import pytest
+from e2e.harness import Run, until
+
+pytestmark = pytest.mark.e2e
+
+
+def flip(run: Run, node: str, vector: str, bit: int, seed: int) -> None:
+    """One bit of one element, drawn."""
+    maps = psutil.Process(run.nodes[node].pid).memory_maps(grouped=True)
+    path = next(Path(m.path) for m in maps if m.path.endswith(f"{vector}.f32"))
+    element = random.Random(seed).randrange(path.stat().st_size // 4)
+    with open(path, "r+b") as file:
+        file.seek(4 * element + bit // 8)
+        [was] = file.read(1)
+        file.seek(4 * element + bit // 8)
+        file.write(bytes([was ^ 1 << bit % 8]))
+
+
+def test_a_flipped_bit_is_found_at_the_next_commit_and_costs_its_chunk(run: Run) -> None:
+    run.start("members.start=3", "rounds.inner_steps=30")
+    url = run.invite(3)
+    for name in ("one", "two", "three"):
+        run.join(url, name, "durable=false")
+    until("a commit of all", lambda: run.contributors() == 3)
+    before = run.committed()
+    flip(run, "two", "momentum", 21, 0)
+    until("its repair", lambda: "chunks that differ" in run.log("two"))
+    until("a commit of all", lambda: run.committed() > before + 2 and run.contributors() == 3)
+    two = run.member("two")
+    wrong = [r for r in run.rounds(before) if not r["digests_equal"]]
+    assert [n for r in wrong for n, d in r["digests"].items() if d != r["state_digest"]] == [two["node_id"]]
+    assert wrong[0]["round"] <= before + 2
+    told = [e["sentence"] for e in run.run()["events"] if e["node"] == two["node_id"]]
+    assert any("differs from the run's" in sentence for sentence in told)
+    chunks = [int(k) for k in re.findall(r"fetched (\d+) of \d+ chunks", run.log("two"))]
+    assert chunks[1] == 1, "it fetched more than the chunk that differed"

@@ -1,0 +1,174 @@
+"""What is claimed of training quality, and under which bars: cases, and the figures that compare two of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from statistics import mean
+from typing import Any
+
+from quality.cases import Case, varied
+
+Figures = Mapping[str, Any]  # of one run (`runs.play`)
+Compare = Callable[[Figures, Figures], float]
+
+ADAMW = Case("dp-adamw", "data-parallel AdamW", ("inner.optimizer=adamw",), parallel=True)
+MUON = Case("dp-muon", "data-parallel Muon", ("inner.optimizer=muon",), parallel=True)
+BEST = Case("defaults", "the defaults: Muon, int8, blocking")
+FP32 = varied(BEST, "fp32", "fp32 wire", "reduce.codec=fp32")
+INT4 = varied(BEST, "int4", "int4 wire with error feedback", "reduce.codec=int4", "outer.feedback=0.9")
+SPARSE = Case("sparse", "sparse: 1 of 64 at 2 bits, feedback", ("inner.optimizer=muon",), "sparse")
+COLD = varied(replace(FP32, together=0.0), "fp32-cold", "fp32 wire, no data-parallel start")
+COLD_SPARSE = varied(replace(SPARSE, together=0.0), "sparse-cold", "sparse, no data-parallel start")
+COLD_INT4 = varied(replace(INT4, together=0.0), "int4-cold", "int4 with feedback, no data-parallel start")
+OVERLAPPED = Case(
+    "overlapped", "overlapped: H=50, taken 40 steps later", ("inner.optimizer=muon",), method="overlapped"
+)
+BLOCKING = varied(OVERLAPPED, "blocking", "the same, blocking", "overlap.delay=0")
+DROPPED = varied(BEST, "dropped", "half of the contributions dropped", drop=0.5)
+CHURN = varied(BEST, "churn", "a node killed and one joining every 5 rounds", churn=5)
+WAIT = ("rounds.quorum=1", "rounds.grace=100", "rounds.ceiling=1")
+UNEQUAL = {"speeds": (1.0, 1.0, 0.8, 0.5)}
+ALL_WAIT = varied(BEST, "all-wait", "speeds 1, 1, 0.8, 0.5, all wait", *WAIT, **UNEQUAL)
+ONE = ("rounds.quorum=0.0001", "rounds.grace=0.5", "overlap.delay=2")
+GRACE = varied(BEST, "grace", "the same speeds, K=1 with grace", *ONE, **UNEQUAL)
+# Real nodes cannot begin data-parallel; at the ceiling they wait, and so have the tokens of the simulation.
+SIMULATED = replace(
+    varied(BEST, "simulated", "the defaults, 300 steps, no data-parallel start", "rounds.ceiling=1"),
+    together=0.0,
+    steps=300,
+)
+REAL = replace(SIMULATED, key="real", title="the same in real processes", real=True)
+# What is measured in virtual seconds needs no training: a model that costs nothing.
+SMALL = (
+    "model.dim=16",
+    "model.layers=1",
+    "model.heads=2",
+    "model.kv_heads=2",
+    "model.ffn_dim=16",
+    "model.seq_len=16",
+)
+WAITING = Case(
+    *("waiting", "a reduce of 50 % of the round, blocking", (*SMALL, "rounds.inner_steps=10")),
+    steps=800,
+    together=0.0,
+    conditions=(("latency", 10.0),),
+)
+HIDDEN = varied(WAITING, "hidden", "a reduce of 80 % of the round, overlapped", "overlap.delay=10", latency=8.0)
+
+
+class Verdict(StrEnum):
+    AIM = "aim met"
+    MET = "met"
+    MISSED = "missed"
+    LEFT_OUT = "not run"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`bar` and `aim` are upper bounds of the mean, or lower ones where more is better."""
+
+    text: str
+    of: Case
+    against: Case
+    compare: Compare
+    unit: str
+    bar: float
+    aim: float | None = None
+    more: bool = False
+
+    def verdict(self, values: Sequence[float]) -> Verdict:
+        if not values:
+            return Verdict.LEFT_OUT
+        if self.aim is not None and self._holds(mean(values), self.aim):
+            return Verdict.AIM
+        return Verdict.MET if self._holds(mean(values), self.bar) else Verdict.MISSED
+
+    def _holds(self, value: float, bar: float) -> bool:
+        return value >= bar if self.more else value <= bar
+
+
+def loss(of: Figures, against: Figures) -> float:
+    """Percent that the loss is above the other's."""
+    return 100.0 * (float(of["val_loss"]) / float(against["val_loss"]) - 1.0)
+
+
+def reduction(of: Figures, against: Figures) -> float:
+    return float(of["fp32_allreduce_bytes"]) / float(of["bytes_per_node"])
+
+
+def goodput(of: Figures, against: Figures) -> float:
+    return 100.0 * float(of["goodput"])
+
+
+def utilisation(of: Figures, against: Figures) -> float:
+    return 100.0 * float(of["utilisation"])
+
+
+def off_formula(of: Figures, against: Figures) -> float:
+    """Percent that the utilisation is off H / (H + reduce), which is a half."""
+    return 100.0 * abs(float(of["utilisation"]) / 0.5 - 1.0)
+
+
+def apart(of: Figures, against: Figures) -> float:
+    """Percent between the losses, whichever is larger."""
+    return abs(loss(of, against))
+
+
+CLAIMS = (
+    Claim("real processes against the simulation of the same run", REAL, SIMULATED, apart, "%", 1.0),
+    Claim("the defaults against data-parallel AdamW", BEST, ADAMW, loss, "%", -12.0),
+    Claim("the defaults against data-parallel Muon", BEST, MUON, loss, "%", 8.0, 3.0),
+    Claim("int8 against fp32 wire", BEST, FP32, loss, "%", 0.2),
+    Claim("int4 with error feedback against fp32 wire", INT4, FP32, loss, "%", 0.7),
+    Claim("sparse, 2 bits with feedback, against fp32 wire", SPARSE, FP32, loss, "%", 2.0),
+    Claim("overlapped against blocking at the same H", OVERLAPPED, BLOCKING, loss, "%", 1.0),
+    Claim("half of each node's contributions dropped", DROPPED, BEST, loss, "%", 3.0),
+    Claim("a node killed and one joining every 5 rounds", CHURN, BEST, loss, "%", 1.5),
+    Claim("speeds 1, 1, 0.8, 0.5: K=1 with grace, goodput", GRACE, GRACE, goodput, "%", 98.0, more=True),
+    Claim("the same, loss against all wait", GRACE, ALL_WAIT, loss, "%", 1.0),
+    Claim(
+        "sparse: times fewer bytes than fp32 data parallelism", COLD_SPARSE, COLD, reduction, "x", 400, 4000, True
+    ),
+    Claim("the same, loss against fp32 wire", COLD_SPARSE, COLD, loss, "%", 2.0),
+    Claim("int4: times fewer bytes than fp32 data parallelism", COLD_INT4, COLD, reduction, "x", 400, 4000, True),
+    Claim("the same, loss against fp32 wire", COLD_INT4, COLD, loss, "%", 2.0),
+    Claim("blocking, a reduce as long as the training: off the formula", WAITING, WAITING, off_formula, "%", 3.0),
+    Claim("overlapped, a reduce of 80 % of it: utilisation", HIDDEN, HIDDEN, utilisation, "%", 98.0, more=True),
+)
+# In the order in which they are run: what most claims need first.
+CLAIMED = (
+    *(
+        BEST,
+        MUON,
+        ADAMW,
+        FP32,
+        INT4,
+        SPARSE,
+        WAITING,
+        HIDDEN,
+        DROPPED,
+        OVERLAPPED,
+        BLOCKING,
+        GRACE,
+        ALL_WAIT,
+        CHURN,
+    ),
+    *(COLD, COLD_SPARSE, COLD_INT4, SIMULATED, REAL),
+)
+
+
+def tried(optimizer: str, lr: float, momentum: float, *more: str) -> Case:
+    """A candidate for the defaults."""
+    title = ", ".join((optimizer, f"outer {lr:g}, {momentum:g}", *more))
+    key = f"{optimizer}-{lr:g}-{momentum:g}" + "".join(f" {setting}" for setting in more)
+    return Case(
+        key, title, (f"inner.optimizer={optimizer}", f"outer.lr={lr}", f"outer.momentum={momentum}", *more)
+    )
+
+
+TRIED = (
+    MUON,
+    *(tried("muon", *outer) for outer in ((0.7, 0.5), (0.9, 0.5), (0.9, 0.7), (0.9, 0.8), (0.7, 0.9))),
+    ADAMW,
+    *(tried("adamw", *outer) for outer in ((0.7, 0.5), (0.9, 0.7), (0.7, 0.9))),
+)

@@ -1,0 +1,154 @@
+"""What was measured, as a page."""
+
+import os
+import platform
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from quality.cases import DEMO, NODES, Case, Size, trial
+from quality.claims import CLAIMED, CLAIMS, TRIED, Claim, Figures, Verdict
+from quality.runs import Kept
+
+SETTING = """\
+Every run is `atoll simulate` of 4 nodes: the model, data, inner optimizers, codecs and outer optimizer of real
+nodes, on a virtual clock. The model is the demo's, 0.82M parameters on bytes of the Python standard library,
+and one of an eighth of its size to see which way the figures go. A step is 32 sequences of 128 bytes over all
+nodes, a round 30 steps; the learning rate is a cosine from 3e-3 to 3e-4 after a warm-up over a twentieth of the
+steps; the first tenth of the steps is data-parallel except where it says otherwise.
+
+Both sides of a comparison have the same tokens, global batch, order of the data, seed and inner learning rate.
+The loss is that of the last anchor, in nats a byte, on 32,768 bytes of files that are not trained on. A seed
+changes the initial parameters and the order of the data. Values are means over seeds, in brackets the least and
+the largest; the bar is on the mean. Finished runs are kept in `quality.jsonl` and not run again; what was not
+run says so.
+"""
+LIMITS = """\
+**What this does not say.** A model this small on so little text is a test of the algorithms, not a forecast:
+published gaps shrink with the size of the model and the length of the run, and a run of 33 rounds is short for
+an outer momentum or an error feedback, which remember ten of them. Differences below a few tenths of a percent
+are within what another seed changes. The times are of virtual seconds: how real nodes wait is measured
+elsewhere.
+"""
+
+
+@dataclass(frozen=True)
+class Length:
+    """All figures at one number of inner steps and size of model."""
+
+    steps: int
+    seeds: tuple[int, ...]
+    kept: Kept
+    size: Size = DEMO
+
+    @property
+    def title(self) -> str:
+        return f"{self.steps:,} inner steps, {self.size.title}"
+
+    def of(self, case: Case) -> dict[int, Figures]:
+        """By seed."""
+        found = {seed: self.kept.get(trial(case, self.steps, seed, self.size)) for seed in self.seeds}
+        return {seed: figures for seed, figures in found.items() if figures is not None}
+
+    def values(self, claim: Claim) -> dict[int, float]:
+        """One for each seed that both cases were run with."""
+        of, against = self.of(claim.of), self.of(claim.against)
+        return {seed: claim.compare(of[seed], against[seed]) for seed in of if seed in against}
+
+    def is_there(self) -> bool:
+        return any(self.of(case) for case in CLAIMED if not case.steps)
+
+
+def hardware() -> str:
+    import torch
+
+    cpuinfo = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    cores = len(os.sched_getaffinity(0))
+    return f"{cores} cores, {found[1] if found else platform.machine()}, torch {torch.__version__} fp32"
+
+
+def page(lengths: Sequence[Length], picture: str) -> str:
+    """As Markdown."""
+    told = [length for length in lengths if length.is_there()]
+    return "\n".join((*_head(lengths, picture), *(line for length in told for line in _length(length)), ""))
+
+
+def _head(lengths: Sequence[Length], picture: str) -> list[str]:
+    every = (f for length in lengths for case in (*CLAIMED, *TRIED) for f in length.of(case).values())
+    runs = list({id(f): f for f in every}.values())
+    hours = sum(f["cpu_seconds"] for f in runs) / 3600
+    days = sorted({f["day"] for f in runs})
+    return [
+        "# Training quality",
+        "",
+        f"Made by `make quality`; do not edit. {len(runs)} runs, {hours:.1f} CPU hours, "
+        f"{' to '.join(days[:1] + days[1:][-1:])}.",
+        *(f"Hardware: {place}." for place in sorted({f["hardware"] for f in runs})),
+        "",
+        SETTING,
+        f"![Loss of the runs, and what they cost]({picture})",
+        "",
+        LIMITS,
+    ]
+
+
+def _length(length: Length) -> list[str]:
+    lines = [f"## {length.title}", ""]
+    lines += ["| claim | bar | aim | measured | seeds | |", "|---|---|---|---|---|---|"]
+    lines += [_row(_claim(claim, length)) for claim in CLAIMS]
+    lines += ["", "| run | loss | MB sent by a node | times less | tokens lost | seeds | CPU s |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    lines += [_row(_case(case, length)) for case in CLAIMED if not case.steps]
+    tried = [case for case in TRIED if length.of(case)]
+    if len(tried) > 2:
+        lines += ["", "What the defaults were chosen from:", "", "| run | loss | seeds |", "|---|---|---|"]
+        lines += [_row((c.title, spread(_losses(length.of(c)), ".3f"), str(len(length.of(c))))) for c in tried]
+    return [*lines, ""]
+
+
+def _claim(claim: Claim, length: Length) -> tuple[str, ...]:
+    values = list(length.values(claim).values())
+    verdict = claim.verdict(values)
+    sign = "" if claim.more or claim.unit == "x" else "+"
+    form = f"{sign}.2f" if claim.unit == "%" else ",.0f"
+    bars = ("" if bar is None else f"{bar:{sign}g} {claim.unit}" for bar in (claim.bar, claim.aim))
+    shown = f"**{verdict}**" if verdict is Verdict.MISSED else str(verdict)
+    return claim.text, *bars, spread(values, form, f" {claim.unit}"), str(len(values) or ""), shown
+
+
+def _case(case: Case, length: Length) -> tuple[str, ...]:
+    found = length.of(case)
+    if not found:
+        return case.title, "not run", "", "", "", "", ""
+    some = list(found.values())
+    sent = mean(f["bytes_per_node"] for f in some)
+    less = mean(f["fp32_allreduce_bytes"] for f in some) / sent
+    lost = mean(f["inner_steps_lost"] for f in some) / (length.steps * NODES)
+    return (
+        case.title,
+        spread(_losses(found), ".3f"),
+        f"{sent / 1e6:,.1f}",
+        f"{less:,.0f}x",
+        f"{100 * lost:.1f} %" if lost else "",
+        str(len(found)),
+        f"{mean(f['cpu_seconds'] for f in some):.0f}",
+    )
+
+
+def _losses(found: dict[int, Figures]) -> list[float]:
+    return [f["val_loss"] for f in found.values()]
+
+
+def spread(values: Sequence[float], form: str, unit: str = "") -> str:
+    """Mean, and the range where there is more than one value."""
+    if not values:
+        return ""
+    reach = f" ({min(values):{form}} to {max(values):{form}})" if len(values) > 1 else ""
+    return f"{mean(values):{form}}{unit}{reach}"
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
