@@ -20,6 +20,7 @@ AN_HOUR_AHEAD = (
 )
 TINY = (
     *("rounds.inner_steps=6", "rounds.total=0", "members.start=2", "members.minimum=1", "wandb.mode=disabled"),
+    "inner.optimizer=adamw",  # of a model this small a step is mostly Muon's
     *(
         "model.dim=32",
         "model.layers=2",

@@ -43,7 +43,7 @@ NODE = NodeConfig()
 
 
 def tiny(**changes: Any) -> RunConfig:
-    inner = InnerConfig(batch_size=4, warmup_tokens=512)
+    inner = InnerConfig(optimizer=OptimizerName.ADAMW, batch_size=4, warmup_tokens=512)
     rounds = RoundsConfig(inner_steps=5)
     return RunConfig(**{"seed": 5, "model": MODEL, "inner": inner, "reduce": FP32, "rounds": rounds, **changes})
 
@@ -203,7 +203,7 @@ def test_a_quorum_with_grace_keeps_fast_nodes_training(source: Source) -> None:
 def test_the_command_compares_methods_and_leaves_files(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(
         "name: tiny\nmodel: {dim: 32, layers: 2, heads: 2, kv_heads: 1, ffn_dim: 48, seq_len: 32}\n"
-        "inner: {batch_size: 4, warmup_tokens: 512}\n"
+        "inner: {optimizer: adamw, batch_size: 4, warmup_tokens: 512}\n"
     )
     out = tmp_path / "out"
     arguments = [str(tmp_path / "run.yaml"), "--nodes", "2", "--out", str(out), "--steps", "10", "--json"]

@@ -19,7 +19,10 @@ INT4 = varied(BEST, "int4", "int4 wire with error feedback", "reduce.codec=int4"
 SPARSE = Case("sparse", "sparse: 1 of 64 at 2 bits, feedback", ("inner.optimizer=muon",), "sparse")
 COLD = varied(replace(FP32, together=0.0), "fp32-cold", "fp32 wire, no data-parallel start")
 COLD_SPARSE = varied(replace(SPARSE, together=0.0), "sparse-cold", "sparse, no data-parallel start")
-COLD_INT4 = varied(replace(INT4, together=0.0), "int4-cold", "int4 with feedback, no data-parallel start")
+COLD_INT4 = varied(
+    *(replace(INT4, together=0.0), "int4-cold", "int4 with feedback, H=60, no data-parallel start"),
+    "rounds.inner_steps=60",
+)
 OVERLAPPED = Case(
     "overlapped", "overlapped: H=50, taken 40 steps later", ("inner.optimizer=muon",), method="overlapped"
 )
@@ -130,7 +133,16 @@ CLAIMS = (
         "sparse: times fewer bytes than fp32 data parallelism", COLD_SPARSE, COLD, reduction, "x", 400, 4000, True
     ),
     Claim("the same, loss against fp32 wire", COLD_SPARSE, COLD, loss, "%", 2.0),
-    Claim("int4: times fewer bytes than fp32 data parallelism", COLD_INT4, COLD, reduction, "x", 400, 4000, True),
+    Claim(
+        "int4 and H=60: times fewer bytes than fp32 data parallelism",
+        COLD_INT4,
+        COLD,
+        reduction,
+        "x",
+        400,
+        4000,
+        True,
+    ),
     Claim("the same, loss against fp32 wire", COLD_INT4, COLD, loss, "%", 2.0),
     Claim("blocking, a reduce as long as the training: off the formula", WAITING, WAITING, off_formula, "%", 3.0),
     Claim("overlapped, a reduce of 80 % of it: utilisation", HIDDEN, HIDDEN, utilisation, "%", 98.0, more=True),

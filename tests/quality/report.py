@@ -27,10 +27,11 @@ run says so.
 """
 LIMITS = """\
 **What this does not say.** A model this small on so little text is a test of the algorithms, not a forecast:
-published gaps shrink with the size of the model and the length of the run, and a run of 33 rounds is short for
-an outer momentum or an error feedback, which remember ten of them. Differences below a few tenths of a percent
-are within what another seed changes. The times are of virtual seconds: how real nodes wait is measured
-elsewhere.
+published gaps shrink with the size of the model and the length of the run, and a run of 30 rounds is short for
+an outer momentum or an error feedback, which remember ten of them. `sparse` is the plainest case: it sends a
+64th of each delta, so at the end of such a run most of what was learnt has never been sent. Differences below a
+few tenths of a percent are within what another seed changes. The times are of virtual seconds: how real nodes
+wait is measured elsewhere.
 """
 
 
