@@ -3,6 +3,7 @@ way already. It is the same for every attempt of the round.
 """
 
 import asyncio
+import math
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -49,6 +50,21 @@ def threads() -> int:
 def encoded_size(codec: Codec, chunks: Chunks) -> int:
     """Bytes of an encoded vector."""
     return sum(codec.size(chunks.size(c)) for c in range(chunks.count))
+
+
+def encoded_norm(codec: Codec, chunks: Chunks, payloads: Sequence[U8]) -> float:
+    """The l2 norm of what an encoded vector decodes to."""
+    decoded, squares = np.empty(chunks.size(0), np.float32), 0.0
+    for c, payload in enumerate(payloads):
+        part = decoded[: chunks.size(c)]
+        codec.decode(payload, part)
+        squares += squared_norm(part)
+    return math.sqrt(squares)
+
+
+def squared_norm(x: F32) -> float:
+    wide = x.astype(np.float64)
+    return float(np.dot(wide, wide))
 
 
 class DeltaEncoder:

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from atoll.comm.config import CodecName, RunConfig
+from atoll.comm.config import RunConfig
 from atoll.comm.errors import ConfigError
 from atoll.comm.outer_config import OuterConfig
 
 SHIPPED = Path(__file__).resolve().parent.parent / "configs" / "methods"
-SIMULATED = ("per_token", "weights", "merge", "clip", "damping")
+SIMULATED = ("damping",)
 
 
 def method_file(name: str, run: Path) -> Path:
@@ -31,8 +31,6 @@ def simulated_only(config: RunConfig) -> list[str]:
     ]
     if config.fragments.count > 1:
         found.append(f"fragments.count={config.fragments.count}")
-    if config.reduce.codec is CodecName.SPARSE:
-        found.append("reduce.codec=sparse")
     if config.rounds.data_parallel:
         found.append(f"rounds.data_parallel={config.rounds.data_parallel}")
     return found

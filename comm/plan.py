@@ -47,6 +47,8 @@ class PlanMember:
     leaf: bool = False  # nobody can dial it
     down: float = 0.0  # bytes a second that its link was seen to carry down; 0: not known
     pin: Pin = NO_PIN  # of the certificate that it shows; empty: the run is not encrypted
+    scale: float = 1.0  # of its delta: less where that is outsized
+    norm: float = math.inf  # l2 of its delta, as it told: no chunk may have a larger one; inf: nobody looks
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Plan:
     regions: tuple[int, ...] = ()  # of the first places; those behind them have none
     relays: tuple[tuple[int, ...], ...] = ()  # (regions, chunks) relays[g][c]: index into members
     layered: frozenset[int] = frozenset()  # chunks that are reduced in two levels; of others relays do not matter
+    length: float = 1.0  # of the round, in usual rounds; the same in all attempts
 
     @property
     def fence(self) -> Fence:
@@ -117,6 +120,10 @@ class Plan:
                 raise BadPlan(
                     f"{self}: the weight of {member.node} is {member.weight}, it must be at least 0 and finite"
                 )
+            if not 0 < member.scale <= 1:
+                raise BadPlan(f"{self}: the scale of {member.node} is {member.scale}, it must be in (0, 1]")
+        if not (math.isfinite(self.length) and self.length > 0):
+            raise BadPlan(f"{self}: its length is {self.length}, it must be above 0 and finite")
         total = sum(member.weight for member in self.members)
         if not math.isfinite(total):
             raise BadPlan(f"{self}: the sum of the weights is not finite")

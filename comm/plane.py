@@ -13,7 +13,7 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
 from types import TracebackType
@@ -298,8 +298,17 @@ class Fetcher:
     ) -> None:
         self._hang_up()
 
-    async def fetch(self, item: Item, round: Round, chunk: int, size: int, deadline: float = 60.0) -> bytes:
-        """`size` bytes (of digests: 16 for each chunk), within `deadline` seconds. Compare their digest yourself.
+    async def fetch(
+        self,
+        item: Item,
+        round: Round,
+        chunk: int,
+        size: int,
+        deadline: float = 60.0,
+        fits: Callable[[int], bool] | None = None,
+    ) -> bytes:
+        """`size` bytes (of digests: 16 for each chunk), or so many as `fits` says it may have, within `deadline`
+        seconds. Compare their digest yourself.
 
         `Missing` if the peer does not have them; `PeerLost` if it fails, or answers anything else.
         """
@@ -307,7 +316,7 @@ class Fetcher:
         answered = False
         try:
             async with asyncio.timeout(deadline):
-                data = await self._ask(item, round, chunk, size)
+                data = await self._ask(item, round, chunk, size, fits)
             answered = True
             return data
         except TimeoutError:
@@ -321,15 +330,17 @@ class Fetcher:
             if not answered:  # what comes next on this connection could be the rest of this answer
                 self._hang_up()
 
-    async def _ask(self, item: Item, round: Round, chunk: int, size: int) -> bytes:
+    async def _ask(
+        self, item: Item, round: Round, chunk: int, size: int, fits: Callable[[int], bool] | None
+    ) -> bytes:
         if self._link is None:
             self._link = await self._plane.dial(self.node, self.address, self._pin)
         link = self._link
         await wire.send(link, wire.unfenced(item.value, round, chunk))
         answer = await wire.receive(link, None)
         match answer.kind:
-            case Kind.DATA if answer.length == size and not answer.packed:
-                return await link.read(size)
+            case Kind.DATA if not answer.packed and (fits(answer.length) if fits else answer.length == size):
+                return await link.read(answer.length)
             case Kind.DATA if answer.length < size and answer.packed and item is Item.STATE:
                 return await asyncio.to_thread(compress.unpack, await link.read(answer.length), size)
             case Kind.DATA:

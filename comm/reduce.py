@@ -16,7 +16,9 @@ Inputs are never written to, and nothing is applied before the commit.
 The mean of chunk c is, in fp32, each operation rounded once and in this order, over what arrived,
 
     mean = 0;  mean += share[i] * x[i], i in plan order         x[i] = decode(contribution of members[i])
-    share[i] = fp32(weight[i] / (sum of the weights that arrived))          the sum and the quotient in fp64
+    share[i] = fp32(weight[i] / (sum of the weights that arrived) * scale[i])          all but its result in fp64
+
+where the coordinator's scale of an outsized delta is below 1. `sealing` has the other ways to merge and to seal.
 
 Of two levels, a region's mean is one term, at its relay's place in the order, weighed with all that is in it. It
 is encoded with the run's codec, like everything: the slow links would have to carry what a finer one adds. For
@@ -27,9 +29,9 @@ Which contributions these were is in the ledger. This file binds what decides (`
 """
 
 import asyncio
-import threading
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
@@ -40,15 +42,16 @@ import numpy as np
 from atoll.comm import compress, exchange
 from atoll.comm.bits import bitmap, places
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import F32, Codec, Malformed, NonFinite
+from atoll.comm.codec import Codec, Malformed
 from atoll.comm.digest import digest, root
-from atoll.comm.encoding import EncodedVector, workers
+from atoll.comm.encoding import EncodedVector, squared_norm, workers
 from atoll.comm.exchange import Exchange, Verdict
 from atoll.comm.ids import NodeId
 from atoll.comm.link import Broken
-from atoll.comm.octets import U8
+from atoll.comm.octets import U8, Octets
 from atoll.comm.peers import Peers, Waiting
 from atoll.comm.plan import BadPlan, Fence, Plan, PlanMember
+from atoll.comm.sealing import Refused, Sealing, Term, mean_of, room
 from atoll.comm.wire import Header, Kind
 
 TICK = 0.3  # seconds between two looks at the clock
@@ -60,6 +63,7 @@ IMPATIENT = 3.0  # seconds; a machine that is busy with other things may be sile
 PULLS = 4  # sealed chunks of one late owner that others are asked for at once
 # What a RESYNC is for, in place of its chunk. Of what is on its way, only what was lost with a link is sent again.
 TELL, TELL_AND_ASK, PING, PONG = range(4)
+ROUNDED = 1 + 1e-9  # what two sums of squares may differ by
 WINDOW = 0.5  # of an encoded vector: contributions that an owner holds at once at most
 
 
@@ -109,14 +113,21 @@ class Reduction:
         chunks: Chunks,
         plan: Plan,
         outcome: Outcome,
+        sealing: Sealing | None = None,
     ) -> None:
-        """`encoded`: None for a member that only owns chunks. `plan`: the first one, valid or `BadPlan`."""
+        """`encoded`: None for a member that only owns chunks. `plan`: the first one, valid or `BadPlan`.
+        `sealing`: None for the plain mean, encoded with `codec`, as contributions are."""
         self.round, self.me = plan.round, me
         self._peers, self._encoded, self._codec, self._chunks = peers, encoded, codec, chunks
         self._outcome = outcome
         others = max(sum(m.weight > 0 for m in plan.members) - 1, 1)
         self._exchange = Exchange(me, chunks.count, int(WINDOW * chunks.count / others))
         self._sizes = [codec.size(chunks.size(c)) for c in range(chunks.count)]
+        self._mean = mean_of(codec)  # of a region's contributions
+        self._sealing = sealing = sealing or self._mean
+        one, two = (sealing.size(chunks.size(0), terms) for terms in (1, 2))
+        self._fixed = one == two  # a sealed chunk has the same size whatever is in it
+        self._largest = max(self._sizes[0], one)  # bytes of a buffer
         self._sealed: list[U8 | None] = [None] * chunks.count
         self._inbox: dict[tuple[int, int], U8] = {}  # contributions, and regions' means, by chunk and place
         self._partials: dict[int, U8] = {}  # means of this region, with the places of those who are in them
@@ -210,15 +221,15 @@ class Reduction:
             return np.empty(length, np.uint8) if settled else None
         if kind not in (Kind.CONTRIBUTION, Kind.PARTIAL, Kind.SEALED) or not self._has(c):
             raise Broken(f"a frame {kind.name} about chunk {c}, of {self._chunks.count}")
-        if kind is Kind.PARTIAL and await self._settled(node, header) is not Verdict.TAKE:
+        follows = kind is Kind.PARTIAL or (kind is Kind.SEALED and not self._fixed)
+        if follows and await self._settled(node, header) is not Verdict.TAKE:
             return None  # how long it is to be follows from the plan
-        size = self._size(kind, c)
-        if length != size and not (header.packed and length < size):
-            raise Broken(f"it sent {length} bytes of chunk {c}, expected {size}")
+        if not self._fits(header):
+            raise Broken(f"it sent {length} bytes of chunk {c}, expected {self._size(kind, c) or 'others'}")
         if await self._settled(node, header) is not Verdict.TAKE:
             return None
-        whole = size == self._sizes[c] and not header.packed
-        return self._buffer(size) if whole else np.empty(length, np.uint8)
+        whole = kind is not Kind.PARTIAL and not header.packed
+        return self._buffer(length) if whole else np.empty(length, np.uint8)
 
     def arrived(self, node: NodeId, header: Header, payload: U8) -> None:
         if self._over:
@@ -262,7 +273,8 @@ class Reduction:
         if payload is None:
             return None
         far = self._peers.peer(node).far  # a short path is seldom slow, and what it carries hard to tell
-        if far and (packed := await self._peers.squeeze.pack(kind, c, since, payload)) is not None:
+        able = self._fixed or kind is not Kind.SEALED
+        if far and able and (packed := await self._peers.squeeze.pack(kind, c, since, payload)) is not None:
             return Header(kind, fence, c, len(packed), packed=True, place=place), memoryview(packed)
         return Header(kind, fence, c, payload.size, place=place), payload.data
 
@@ -278,8 +290,18 @@ class Reduction:
     # Chunks
 
     def _size(self, kind: Kind, c: int) -> int:
-        """Bytes of such a payload."""
+        """Bytes of such a payload; 0: it is told by its contents."""
+        if kind is Kind.SEALED:
+            return self._sealing.size(self._chunks.size(c), 1) if self._fixed else 0
         return self._sizes[c] + (-(-len(self.plan.regions) // 8) if kind is Kind.PARTIAL else 0)
+
+    def _fits(self, header: Header) -> bool:
+        """Whether a payload can have this length."""
+        kind, c, length = header.kind, header.chunk, header.length
+        if kind is Kind.SEALED and not header.packed:
+            return self._sealing.fits(length, self._chunks.size(c), len(self.plan.members))
+        size = self._size(kind, c)
+        return length < size if header.packed else length == size
 
     def _has(self, c: int) -> bool:
         return 0 <= c < self._chunks.count
@@ -312,7 +334,7 @@ class Reduction:
         try:
             whole = _unpacked(payload, self._size(kind, c)) if header.packed else payload
             if kind is Kind.SEALED:
-                self._codec.check(whole, self._chunks.size(c))
+                self._sealing.check(whole, self._chunks.size(c))
         except Malformed as error:
             self.lost(node, f"chunk {c} as it sent it was refused: {error}")
             return
@@ -354,34 +376,37 @@ class Reduction:
                 case _:
                     assert_never(effect)
 
-    def _terms(self, order: exchange.Merge | exchange.Sum) -> list[tuple[int, U8, np.float32]]:
+    def _terms(self, order: exchange.Merge | exchange.Sum) -> list[Term]:
         """What is to be summed, taken at once: a newer plan may free the contributions before the merge begins."""
         c, plan = order.chunk, self.plan
         total = sum(plan.members[i].weight for i in order.inputs)
         sums = dict(order.sums) if isinstance(order, exchange.Merge) else {}
         inside = {i for listed in sums.values() for i in listed}
         direct = {i: (i,) for i in order.inputs if i not in inside}
-        terms: list[tuple[int, U8, np.float32]] = []
+        terms: list[Term] = []
         for i, listed in sorted((direct | sums).items()):
             mine = plan.members[i].node == self.me and (c, i) not in self._inbox
             assert self._encoded is not None or not mine
             payload = self._encoded.chunks[c] if mine and self._encoded is not None else self._inbox[c, i]
-            terms.append((i, payload, np.float32(sum(plan.members[k].weight for k in listed) / total)))
+            share = sum(plan.members[k].weight for k in listed) / total
+            terms.append((i, payload, share * (plan.members[i].scale if i in direct else 1.0)))
         return terms
 
-    async def _merge(
-        self, order: exchange.Merge | exchange.Sum, terms: Sequence[tuple[int, U8, np.float32]]
-    ) -> None:
-        c, plan, size = order.chunk, self.plan, self._sizes[order.chunk]
+    async def _merge(self, order: exchange.Merge | exchange.Sum, terms: Sequence[Term]) -> None:
+        c, plan = order.chunk, self.plan
         partial = isinstance(order, exchange.Sum)
+        sealing = self._mean if partial else self._sealing
+        size = sealing.size(self._chunks.size(c), len(terms))
         place = np.empty(self._size(Kind.PARTIAL, c), np.uint8) if partial else self._buffer(size)
         loop = asyncio.get_running_loop()
         if self._encoded is not None:
             await self._encoded.chunk(c)
         try:
-            sum_ = await loop.run_in_executor(
-                workers(), merge, self._codec, terms, self._chunks.size(c), place[:size]
-            )
+            relays = set() if isinstance(order, exchange.Sum) else {relay for relay, _ in order.sums}
+            told = {i: plan.members[i].norm for i, _, _ in terms if i not in relays}
+            bounds = {i: norm for i, norm in told.items() if norm < math.inf}
+            work = sealing, c, terms, plan.length, self._chunks.size(c), place[:size]
+            sum_ = await loop.run_in_executor(workers(), merge, self._codec, bounds, *work)
         except Refused as refused:
             self._give_back(place)
             again = self._exchange.refused(c, order.since, refused.place)
@@ -412,7 +437,9 @@ class Reduction:
 
     def _buffer(self, size: int) -> U8:
         """Room for an encoded chunk."""
-        return self._peers.buffers.take(size, self._sizes[0])
+        if size > self._largest:
+            return np.empty(size, np.uint8)
+        return self._peers.buffers.take(size, self._largest)
 
     def _give_back(self, buffer: U8) -> None:
         self._peers.buffers.give(buffer)
@@ -460,39 +487,30 @@ def _unpacked(frame: U8, size: int) -> U8:
     return np.frombuffer(compress.unpack(frame.data, size), np.uint8)
 
 
-class Refused(Exception):
-    """A contribution that cannot be used."""
-
-    def __init__(self, place: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.place, self.sentence = place, sentence
-
-
-def merge(codec: Codec, terms: Sequence[tuple[int, U8, np.float32]], numel: int, out: U8) -> bytes:
-    """Encode the weighted sum of `terms` (place, contribution, share), of `numel` elements each, into `out`.
-    Returns its digest."""
-    for elements, octets in codec.parts(numel):
-        mean = _room(elements.stop - elements.start)
-        mean[:] = 0.0
-        for place, payload, share in terms:
-            try:
-                codec.accumulate(payload[octets], share, mean)
-            except Malformed as error:
-                raise Refused(place, str(error)) from None
-        try:
-            codec.encode(mean, out[octets])
-        except NonFinite:  # contributions at the end of fp32's range, and shares that were rounded up
-            largest = np.finfo(np.float32).max
-            codec.encode(np.clip(mean, -largest, largest, out=mean), out[octets])
+def merge(
+    codec: Codec,
+    bounds: Mapping[int, float],
+    sealing: Sealing,
+    c: int,
+    terms: Sequence[Term],
+    length: float,
+    numel: int,
+    out: U8,
+) -> bytes:
+    """Seal chunk `c` into `out`; returns its digest. `bounds`: norms that terms may have at most, by place."""
+    for place, payload, _ in terms:
+        if place in bounds:
+            _refuse_beyond(codec, place, payload, bounds[place], numel)
+    sealing.seal(c, terms, length, numel, out)
     return digest(out)
 
 
-def _room(size: int) -> F32:
-    """Memory of this thread's own, (size,); what is in it is anything."""
-    if len(getattr(_thread, "room", ())) < size:
-        _thread.room = np.empty(size, np.float32)
-    room: F32 = _thread.room
-    return room[:size]
-
-
-_thread = threading.local()
+def _refuse_beyond(codec: Codec, place: int, payload: Octets, bound: float, numel: int) -> None:
+    """Refuse a contribution of a larger norm than its sender told of all its chunks together."""
+    decoded = room(numel)
+    try:
+        codec.decode(payload, decoded)
+    except Malformed as error:
+        raise Refused(place, str(error)) from None
+    if (norm := math.sqrt(squared_norm(decoded))) > bound * ROUNDED:
+        raise Refused(place, f"its norm is {norm:.3g}, and that of all its chunks was told as {bound:.3g}")

@@ -33,7 +33,9 @@ from atoll.coordinator.state import (
     with_member,
     with_round,
 )
+from atoll.coordinator.weighing import scales
 
+OUTSIZED = 0.1  # of a delta's scale, below which it is said
 SLOWEST = 30.0  # seconds; the longest pause between attempts that have no better prospect than the last
 
 
@@ -83,8 +85,18 @@ def plan(state: State, members: tuple[NodeId, ...], now: float, out: list[Effect
         reason = f"attempt {ledger.attempt} among {count(len(members), 'member')}"
         reason += f", without {state.names(without)}" if without else ""
         out.append(Note(f"round {r.number}: {reason}; {r.story.rpartition('; ')[2]}"))
+    for node, scale in _scaled(state, ledger).items():
+        if scale < OUTSIZED and not any(e.node == node for e in r.ledger.entries):
+            sentence = f"the delta of {state.name(node)} is {1 / scale:.3g} times the median: it is scaled down"
+            out.append(Note(sentence, node))
     state = with_round(state, phase=Phase.REDUCING, reason=reason, planned_at=_first(r.planned_at, now))
     return _put_in_force(state, ledger, predicted, now)
+
+
+def _scaled(state: State, ledger: book.Ledger) -> dict[NodeId, float]:
+    """Whose deltas count less than they say, and how much."""
+    found = zip(ledger.entries, scales(ledger, state.config), strict=True)
+    return {entry.node: scale for entry, scale in found if scale < 1}
 
 
 def _put_in_force(state: State, ledger: book.Ledger, predicted: float, now: float) -> State:
@@ -243,6 +255,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
     near: dict[int, list[NodeId]] = {}
     for entry, g in zip(ledger.entries, ledger.regions, strict=False):
         near.setdefault(g, []).append(entry.node)
+    scaled = _scaled(state, ledger)
     record = CommitRecord(
         round=r.number,
         epoch=state.epoch,
@@ -269,6 +282,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         regions=tuple(tuple(near[g]) for g in sorted(near)),
         rates={n: (here[n].up, here[n].down) for n in members_ if here[n].up},
         norms={n: c.norm for n, (c, _) in parts.items()},
+        scales={n: scaled[n] for n in weights if n in scaled},
         lacking={
             c: out_
             for c, s in ledger.sealed.items()

@@ -244,6 +244,7 @@ class CommitRecord:
     regions: tuple[tuple[NodeId, ...], ...] = ()  # of the first attempt's members; empty: all are near
     norms: dict[NodeId, float] = field(default_factory=dict)  # l2 of each contributor's delta, as it told
     lacking: dict[int, tuple[NodeId, ...]] = field(default_factory=dict)  # chunk: contributors that are not in it
+    scales: dict[NodeId, float] = field(default_factory=dict)  # of contributors' deltas that were outsized
     state_digest: str = ""  # hex; of anchor and momentum after the step
     digests: dict[NodeId, str] = field(default_factory=dict)  # what each member found
     digests_equal: bool | None = None  # None: nobody has told

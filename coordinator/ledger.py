@@ -42,6 +42,7 @@ class Entry:
     node: NodeId
     contribution: Contribution | None  # None: it owns chunks and brings no delta
     gone: bool = False  # takes part no more; what arrived of it counts
+    since: int = 0  # the attempt in which it came
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ def reopen(
     staying = {e.node for e in entries if not e.gone}
     known = {e.node for e in ledger.entries if e.contribution is not None}
     returned = any(n in known for n in wanted if n not in staying)
-    entries += [Entry(n, c) for n, c in wanted.items() if n not in staying]
+    entries += [Entry(n, c, since=attempt) for n, c in wanted.items() if n not in staying]
     owners: list[NodeId | None] = list(ledger.owners) or [None] * chunks
     since = list(ledger.since) or [attempt] * chunks
     lost = [c for c, owner in enumerate(owners) if owner not in staying]
@@ -208,11 +209,6 @@ def seal(ledger: Ledger, node: NodeId, since: int, seals: tuple[tuple[int, bytes
         if owned and any(bit(inputs, i) for i, e in enumerate(ledger.entries) if e.contribution is not None):
             sealed.setdefault(chunk, Seal(digest, inputs))
     return replace(ledger, sealed=sealed)
-
-
-def weights(ledger: Ledger, sample: int) -> tuple[float, ...]:
-    """Of each entry: the tokens behind its contribution, at `sample` tokens a sample."""
-    return tuple(float(e.contribution.samples * sample) if e.contribution else 0.0 for e in ledger.entries)
 
 
 def used(ledger: Ledger, node: NodeId, front: int, sealed: bool) -> int:

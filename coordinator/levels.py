@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from atoll.comm.config import CodecName, RunConfig
 from atoll.comm.ids import NodeId
+from atoll.comm.outer_config import MergeName
 from atoll.coordinator.membership import Member
 from atoll.coordinator.owning import Owning, reducers
 from atoll.coordinator.regions import Rtts, TwoLevel, faster, find_regions, plan_regions, predict_flat, usable
@@ -44,7 +46,7 @@ class Levels:
 
 def levels(state: State, members: Sequence[NodeId], planned: Owning) -> Levels | None:
     """For a round's first attempt, that is flat as `planned`; None: all are one region."""
-    if state.config.reduce.levels < 2:
+    if state.config.reduce.levels < 2 or not averages(state.config):
         return None
     assert state.layout is not None
     nodes, here = (*members, *reducers(state)), state.members.here
@@ -68,6 +70,11 @@ def levels(state: State, members: Sequence[NodeId], planned: Owning) -> Levels |
     owners = tuple(nodes[i] for i in two.owners)
     relays = tuple(tuple(nodes[row[g]] for row in two.relays) for g in range(len(regions)))
     return Levels(of, flat.seconds, two.seconds, owners, relays)
+
+
+def averages(config: RunConfig) -> bool:
+    """Whether a region's mean can stand for the deltas of its members."""
+    return config.outer.merge is MergeName.MEAN and config.reduce.codec is not CodecName.SPARSE
 
 
 def told(split: Levels) -> str:

@@ -21,6 +21,7 @@ from atoll.comm.certificates import Pin
 from atoll.comm.config import to_json
 from atoll.comm.errors import AtollError, ConfigError, Refused
 from atoll.comm.ids import NodeId
+from atoll.comm.outer_config import MergeName
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator import edge
 from atoll.coordinator import events as ev
@@ -32,7 +33,7 @@ from atoll.coordinator.metrics import Metrics
 from atoll.coordinator.views import Views
 
 NAME = "atoll.v1.Coordinator"
-PROTOCOL = 1
+PROTOCOL = 2
 BEATS = 7  # heartbeats in a lease: a member that misses three of them is suspected
 LONGEST = 30.0  # seconds that a call may wait for the journal
 HEARTBEATS = Rate(20, 40)  # of one node
@@ -87,6 +88,9 @@ class Service:
                 f"role {request.role[:20]!r}{' of a leaf' if request.leaf else ''}: this run knows only {REDUCER}"
             )
             await self._abort(context, Code.INVALID_ARGUMENT, sentence)
+        if request.role == REDUCER and self._kernel.state.config.outer.merge is MergeName.RADIAL:
+            sentence = "this run merges deltas tensor by tensor (outer.merge=radial), and a reducer knows none"
+            await self._abort(context, Code.FAILED_PRECONDITION, sentence)
         try:
             address, pin = edge.address(request.address, context.peer()), edge.pin(request.pin, self._tls)
         except (ValueError, ConfigError) as error:

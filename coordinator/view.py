@@ -5,6 +5,7 @@ shared bytes with the node's own behind them. `touched` and `news` say which nod
 """
 
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from atoll.comm.bits import bitmap
@@ -13,9 +14,9 @@ from atoll.comm.ids import NodeId
 from atoll.comm.plan import NOBODY, Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.leases import Lease
-from atoll.coordinator.ledger import weights
 from atoll.coordinator.membership import REDUCER, MemberState
 from atoll.coordinator.state import TRAINING, Phase, State, order
+from atoll.coordinator.weighing import length, scales, weights
 
 DONORS = 8  # named to a node that lacks the state
 UPLOADERS = 4  # who may send checkpoints to the remote store: each where those before it do not
@@ -220,9 +221,13 @@ def _plan(state: State) -> bytes:
     ledger = r.ledger
     plan = pb.Plan(round=fence.round, attempt=fence.attempt, incarnation=fence.incarnation, epoch=fence.epoch)
     plan.numel = state.layout[0] if state.layout is not None else 0
-    for entry, weight in zip(ledger.entries, weights(ledger, state.config.model.seq_len), strict=True):
+    plan.length = length(ledger, state.config)
+    counts = zip(weights(ledger, state.config), scales(ledger, state.config), strict=True)
+    for entry, (weight, scale) in zip(ledger.entries, counts, strict=True):
         member = None if entry.gone else state.members.here.get(entry.node)
-        planned = plan.members.add(node_id=entry.node, weight=weight, gone=entry.gone)
+        looked_at = state.config.outer.clip and entry.contribution is not None
+        norm = entry.contribution.norm if looked_at and entry.contribution is not None else inf
+        planned = plan.members.add(node_id=entry.node, weight=weight, scale=scale, norm=norm, gone=entry.gone)
         if member is not None:
             planned.address, planned.pin = member.address, member.pin
             planned.leaf, planned.down = member.leaf, member.down

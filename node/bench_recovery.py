@@ -41,6 +41,7 @@ from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.invite import join_host_port
 from atoll.comm.octets import Octets
 from atoll.comm.plane import DataPlane
+from atoll.comm.sealing import mean_of
 from atoll.node.launch import die_with_parent
 from atoll.node.outer import OuterState
 from atoll.node.recover import Donor, Standing, Target, recover
@@ -207,7 +208,7 @@ async def live(spec: Spec) -> None:
     config = RunConfig().reduce
     codec = make(CodecName.INT8, config.block)
     vectors = Vectors.create(spec.numel, Path(spec.folder))
-    outer = OuterState(vectors, Chunks(spec.numel, config.chunk), codec, Nesterov(0.7, 0.9))
+    outer = OuterState(vectors, Chunks(spec.numel, config.chunk), mean_of(codec), Nesterov(0.7, 0.9))
     plane = await DataPlane.start(
         spec.listen, RunId("bench"), NodeId(spec.name), bytes.fromhex(spec.key), Shelf(outer)
     )
@@ -230,7 +231,7 @@ async def live(spec: Spec) -> None:
         target = Target(Round(0), bytes.fromhex(spec.digest), donors)
         with ThreadPoolExecutor(1) as worker:
             began = time.monotonic()
-            await recover(plane, outer, codec, target, worker, look)
+            await recover(plane, outer, target, worker, look)
             seconds = time.monotonic() - began
         if outer.settle() != target.digest:
             raise BenchFailed("what was fetched is not the donors' state")

@@ -27,7 +27,7 @@ from atoll.node import secure
 
 log = logging.getLogger("atoll.node")
 T = TypeVar("T")
-PROTOCOL = 1
+PROTOCOL = 2
 DEADLINE = 10.0  # seconds for one call
 BACKOFF = 2.0  # seconds between two tries at most; with what gRPC adds, less than the coordinator waits
 BEHIND = 3.0  # seconds that a stream may be behind the newest view

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 import msgspec
@@ -61,7 +61,7 @@ from atoll.node.disk import Shares
 from atoll.node.durable import Durable, Place
 from atoll.node.home import Options, claim, on_signals, remember, remembered, sessions
 from atoll.node.leases import beyond
-from atoll.node.method import feedback_of, rule_of
+from atoll.node.method import feedback_of, rule_of, sealing_of
 from atoll.node.outer import OuterState
 from atoll.node.part import Part
 from atoll.node.recover import Donor, MovedOn, Standing, Target, recover
@@ -70,6 +70,8 @@ from atoll.node.resources import check_compiler, check_memory
 from atoll.node.supervisor import Supervisor
 from atoll.node.uploads import Uploads
 from atoll.node.vectors import Vectors
+from atoll.outer_opt.fragments import whole
+from atoll.outer_opt.tensors import tensors
 
 log = logging.getLogger("atoll.node")
 
@@ -408,7 +410,9 @@ class Daemon:
             chunks = Chunks(hello.numel, self._run.reduce.chunk)
             codec = make_codec(self._run.reduce.codec, self._run.reduce.block, self._run.reduce.scales)
             self._codec = codec
-            self._outer = OuterState(vectors, chunks, codec, rule_of(self._run.outer))
+            (fragment,) = whole(tensors(hello.layout))
+            sealing = sealing_of(self._run, fragment)
+            self._outer = OuterState(vectors, chunks, sealing, rule_of(self._run.outer))
             self._layout = hello
             place = self._place(hello)
             self._durable = Durable(self._outer, self._plane.peers.buffers.give, place)
@@ -536,14 +540,18 @@ class Daemon:
     def _report_ready(self, ready: machine.Work) -> None:
         self._part.encode(ready)
         durable = self._durable
-        if durable is not None and durable.behind(ready.round - 1):
-            self._spawn(self._report_when_written(durable, ready))
+        if self._run.outer.clip or (durable is not None and durable.behind(ready.round - 1)):
+            self._spawn(self._report_in_time(ready))
         else:
             self._report_as_ready(ready)
 
-    async def _report_when_written(self, durable: Durable, ready: machine.Work) -> None:
-        await durable.caught_up(ready.round - 1)
-        self._report_as_ready(ready)
+    async def _report_in_time(self, ready: machine.Work) -> None:
+        """Once the disk has the last round; and where deltas are clipped, with the norm of what was encoded."""
+        if self._durable is not None:
+            await self._durable.caught_up(ready.round - 1)
+        norm = await self._part.norm(ready) if self._run.outer.clip else ready.norm
+        if norm is not None:
+            self._report_as_ready(replace(ready, norm=norm))
 
     def _report_as_ready(self, ready: machine.Work) -> None:
         report = pb.Ready(
@@ -597,7 +605,7 @@ class Daemon:
         target = Target(Round(view.committed), view.state_digest, donors)
         started, before = time.monotonic(), self._plane.bytes_down
         try:
-            took = await recover(self._plane, outer, self._codec, target, self._worker, self._on_recovery)
+            took = await recover(self._plane, outer, target, self._worker, self._on_recovery)
         except MovedOn as moved:
             log.info(f"recovering: {moved}; trying again")
             await asyncio.sleep(0.2)  # the next view may name other donors
@@ -708,7 +716,7 @@ def plan_of(wire: pb.Plan) -> Plan:
         Round(wire.round),
         wire.attempt,
         tuple(
-            PlanMember(NodeId(m.node_id), m.address, m.weight, m.gone, m.leaf, m.down, Pin(m.pin))
+            PlanMember(NodeId(m.node_id), m.address, m.weight, m.gone, m.leaf, m.down, Pin(m.pin), m.scale, m.norm)
             for m in wire.members
         ),
         tuple(wire.owners),
@@ -717,6 +725,7 @@ def plan_of(wire: pb.Plan) -> Plan:
         tuple(wire.regions),
         tuple(tuple(wire.relays[i : i + chunks]) for i in range(0, len(wire.relays), chunks or 1)),
         frozenset(places(wire.layered)),
+        wire.length,
     )
 
 

@@ -15,15 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import Malformed, make
+from atoll.comm.codec import Malformed
 from atoll.comm.digest import digest, root
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node import about, llama, snapshots
 from atoll.node.about import About
 from atoll.node.files import Room, appearing, room, write_all
-from atoll.node.method import rule_of
+from atoll.node.method import rule_of, sealing_of
 from atoll.node.sealed_log import SealedLog
 from atoll.node.snapshots import Layout, Snapshot, header_of
+from atoll.outer_opt.fragments import whole
+from atoll.outer_opt.tensors import tensors
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"  # where transformers looks for them
@@ -153,8 +155,7 @@ def states(kept: Kept, round_: int) -> Iterator[tuple[slice, NDArray[np.float32]
     """The state of a round, chunk by chunk: where it lies in the flat vector, its anchor, its momentum, the digest
     of both. Raises `Lacking`."""
     config, chunks = kept.about.run, kept.chunks
-    codec = make(config.reduce.codec, config.reduce.block, config.reduce.scales)
-    rule = rule_of(config.outer)
+    sealing, rule = sealing_of(config, whole(tensors(kept.layout))[0]), rule_of(config.outer)
     deltas, scratches = np.empty((2, chunks.size(0)), np.float32)
     for c in range(chunks.count):
         size = chunks.size(c)
@@ -165,10 +166,10 @@ def states(kept: Kept, round_: int) -> Iterator[tuple[slice, NDArray[np.float32]
             if payload is None:
                 raise Lacking(k, f"chunk {c} of sealed round {k} is damaged or gone")
             try:
-                codec.decode(payload, delta)
+                length = sealing.decode(c, payload, delta)
             except Malformed as error:
                 raise Lacking(k, f"chunk {c} of sealed round {k}: {error}") from None
-            rule.at(k).step(anchor, momentum, delta, scratch)
+            rule.at(k, length).step(anchor, momentum, delta, scratch)
         yield chunks.span(c), anchor, momentum, digest(both)
 
 

@@ -5,7 +5,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import assert_never
 
-from atoll.comm.config import RunConfig
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.comm.chunks import Chunks
+from atoll.comm.codec import Codec, Malformed, make
+from atoll.comm.config import CodecName, RunConfig
 from atoll.comm.outer_config import (
     FragmentsConfig,
     MergeName,
@@ -15,6 +20,7 @@ from atoll.comm.outer_config import (
     TakeName,
     WeightName,
 )
+from atoll.comm.sealing import Encoded, Gathered, Mean, Merge, Refused, Sealing, Term, Timed
 from atoll.outer_opt import weights
 from atoll.outer_opt.arrays import Array
 from atoll.outer_opt.feedback import ErrorFeedback
@@ -26,6 +32,7 @@ from atoll.outer_opt.ramp import Ramp, Rule
 from atoll.outer_opt.sgd import Sgd
 from atoll.outer_opt.tensors import Kind, Tensor
 
+Pieces = list[tuple[Kind, slice]]
 Weigh = Callable[[Sequence[float], Sequence[float]], list[float]]  # of tokens and inner steps of each member
 
 
@@ -56,7 +63,7 @@ def method_of(config: RunConfig, tensors: Sequence[Tensor]) -> Method:
 
 def merge_parts(
     merging: MergeName,
-    pieces: Sequence[tuple[Kind, slice]],
+    pieces: Pieces,
     deltas: Sequence[Array],
     shares: Sequence[float],
     out: Array,
@@ -80,6 +87,52 @@ def rule_of(outer: OuterConfig) -> Rule:
         return Sgd(outer.lr)
     rule = Nesterov(outer.lr, outer.momentum)
     return Ramp(rule, outer.momentum_warmup, outer.decay_begin, outer.decay_end, outer.final_momentum)
+
+
+def sealing_of(config: RunConfig, fragment: Fragment | None) -> Sealing:
+    """How the contributions to a chunk of this fragment become the bytes that are sealed. `None`: for an owner
+    that does not know the model, which is enough where deltas are not merged by tensors."""
+    codec = make(config.reduce.codec, config.reduce.block, config.reduce.scales)
+    merge: Merge = Mean(codec)
+    if config.outer.merge is MergeName.RADIAL:
+        assert fragment is not None, "radial merges are by tensors"
+        merge = Radial(codec, pieces_of(fragment, Chunks(fragment.numel, config.reduce.chunk)))
+    gathers = config.reduce.codec is CodecName.SPARSE
+    sealing: Sealing = Gathered(codec, merge) if gathers else Encoded(codec, merge)
+    return Timed(sealing) if config.outer.per_token else sealing
+
+
+@dataclass(frozen=True)
+class Radial:
+    """The contributions to a chunk, merged tensor by tensor (`atoll.comm.sealing.Merge`)."""
+
+    codec: Codec
+    pieces: Sequence[Pieces]  # of each chunk
+    elementwise: bool = False
+
+    def __call__(self, c: int, terms: Sequence[Term], out: NDArray[np.float32]) -> None:
+        deltas = np.empty((len(terms), out.size), np.float32)
+        for (place, payload, _), delta in zip(terms, deltas, strict=True):
+            try:
+                self.codec.decode(payload, delta)
+            except Malformed as error:
+                raise Refused(place, str(error)) from None
+        shares = [share for _, _, share in terms]
+        merge_parts(MergeName.RADIAL, self.pieces[c], list(deltas), shares, out, np.empty_like(out))
+
+
+def pieces_of(fragment: Fragment, chunks: Chunks) -> list[Pieces]:
+    """What each chunk of the fragment has of its tensors, in elements of the chunk."""
+    found: list[Pieces] = [[] for _ in range(chunks.count)]
+    start = 0
+    for tensor in fragment.tensors:
+        stop = start + tensor.numel
+        for c in range(start // chunks.chunk, -(-stop // chunks.chunk)):
+            span = chunks.span(c)
+            first, last = max(start, span.start), min(stop, span.stop)
+            found[c].append((tensor.kind, slice(first - span.start, last - span.start)))
+        start = stop
+    return found
 
 
 def feedback_of(outer: OuterConfig) -> ErrorFeedback | None:

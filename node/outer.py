@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import Codec
 from atoll.comm.digest import digest, root
 from atoll.comm.ids import Round
 from atoll.comm.octets import Octets
+from atoll.comm.sealing import Sealing
 from atoll.node.vectors import Vectors
 from atoll.outer_opt.ramp import Rule
 
@@ -25,8 +25,8 @@ class Flipped(Exception):
 
 
 class OuterState:
-    def __init__(self, vectors: Vectors, chunks: Chunks, codec: Codec, rule: Rule) -> None:
-        self.vectors, self.chunks, self._codec, self._rule = vectors, chunks, codec, rule
+    def __init__(self, vectors: Vectors, chunks: Chunks, sealing: Sealing, rule: Rule) -> None:
+        self.vectors, self.chunks, self.sealing, self._rule = vectors, chunks, sealing, rule
         self.at: list[int] = [-1] * chunks.count  # the round each chunk of the state stands at; -1: nothing
         self._noted = vectors.notes(chunks.count)  # (chunks,) the same and 1, for the next daemon; 0: nothing
         self._digests: list[bytes] = []
@@ -66,8 +66,8 @@ class OuterState:
         """Bring chunk `c` one round forward with its sealed bytes. Raises `Malformed`; then nothing changed."""
         span, size = self.chunks.span(c), self.chunks.size(c)
         delta, scratch = self._delta[:size], self._scratch[:size]
-        self._codec.decode(payload, delta)
-        rule = self._rule.at(self.at[c] + 1)
+        length = self.sealing.decode(c, payload, delta)
+        rule = self._rule.at(self.at[c] + 1, length)
         with self._turn:
             self._still = False
             self._noted[c] = 0

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from atoll.comm.codec import Codec, NonFinite
-from atoll.comm.encoding import DeltaEncoder, EncodedVector, encoded_size
+from atoll.comm.encoding import DeltaEncoder, EncodedVector, encoded_norm, encoded_size
 from atoll.comm.errors import AtollError
 from atoll.comm.ids import NodeId
 from atoll.comm.octets import U8
@@ -90,6 +90,17 @@ class Part:
             self._round.encoding = self._spawn(self._encode(encoder))
         assert self._round.encoded is not None
         return self._round.encoded
+
+    async def norm(self, ready: Work) -> float | None:
+        """The l2 norm of what the encoded delta says, once it is there; None: it is of no more use."""
+        encoded, encoding = self.encode(ready), self._round.encoding
+        assert encoding is not None
+        await asyncio.wait([encoding])
+        if encoding.cancelled() or encoding.exception() is not None or self._round.encoded is not encoded:
+            return None
+        chunks = self._outer.chunks
+        norm: float = await self._compute(lambda: encoded_norm(self._codec, chunks, encoded.chunks))
+        return norm if self._round.encoded is encoded else None
 
     def forget(self) -> None:
         """What was encoded is of no more use: the local vector is about to change, or the anchor is."""
@@ -165,7 +176,8 @@ class Part:
         """This node's part in the reduce of a round, until it is committed or the node is out of it."""
         encoded, peers, chunks = self.encode(ready), self._plane.peers, self._outer.chunks
         try:
-            reducing.reduction = Reduction(peers, me, encoded, self._codec, chunks, self._plan, self._outcome)
+            terms = self._codec, chunks, self._plan, self._outcome, self._outer.sealing
+            reducing.reduction = Reduction(peers, me, encoded, *terms)
             await reducing.reduction.run()
         except AtollError as error:
             log.warning(f"round {reducing.round}: {error}")  # nobody to blame: the coordinator's clock decides

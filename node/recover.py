@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from atoll.comm.certificates import NO_PIN, Pin
-from atoll.comm.codec import Codec, Malformed
+from atoll.comm.codec import Malformed
 from atoll.comm.digest import SIZE, digest, root
 from atoll.comm.errors import Unreachable
 from atoll.comm.ids import NodeId, Round
@@ -35,6 +35,7 @@ LEAST = 2  # streams to a donor: while a chunk of one is checked, the other one'
 DEADLINE = 300.0  # seconds for one chunk
 LOOK = 0.1  # seconds after which a stream without work looks whether another donor is late
 SILENT = 1.0  # seconds after which another donor is asked what the state is, too
+MOST = 4096  # contributions in sealed bytes that hold them
 TELL = 5.0  # seconds between two lines of the log
 
 
@@ -86,7 +87,6 @@ class Standing:
 async def recover(
     plane: DataPlane,
     outer: OuterState,
-    codec: Codec,
     target: Target,
     worker: Executor,
     on_progress: Callable[[Standing], None],
@@ -98,7 +98,7 @@ async def recover(
     if not target.donors:
         raise MovedOn(f"no member holds the state of round {target.round}")
     wanted, donors = await _digest_list(plane, outer, target)
-    return await _Recovery(plane, outer, codec, target.round, wanted, donors, worker, on_progress).run()
+    return await _Recovery(plane, outer, target.round, wanted, donors, worker, on_progress).run()
 
 
 async def _digest_list(plane: DataPlane, outer: OuterState, target: Target) -> tuple[list[bytes], list[Donor]]:
@@ -144,14 +144,13 @@ class _Recovery:
         self,
         plane: DataPlane,
         outer: OuterState,
-        codec: Codec,
         round_: Round,
         wanted: list[bytes],
         donors: list[Donor],
         worker: Executor,
         on_progress: Callable[[Standing], None],
     ) -> None:
-        self._plane, self._outer, self._codec, self._worker = plane, outer, codec, worker
+        self._plane, self._outer, self._worker = plane, outer, worker
         self._round, self._wanted, self._on_progress = round_, wanted, on_progress
         self._standing_by = deque(donors)
         self._abreast = min(len(donors), DONORS)
@@ -247,16 +246,22 @@ class _Recovery:
     async def _fetch(self, fetcher: Fetcher, c: int) -> tuple[int, Callable[[], None]]:
         """The bytes of chunk `c`: how many, and what brings the chunk to the round with them."""
         outer, round_ = self._outer, self._round
-        sealed, whole = self._codec.size(outer.chunks.size(c)), 8 * outer.chunks.size(c)  # bytes
+        sealed, whole = outer.sealing.size(outer.chunks.size(c), 1), 8 * outer.chunks.size(c)  # bytes
         if outer.at[c] >= 0 and 0 < (round_ - outer.at[c]) * sealed < whole:
             with suppress(Missing):  # the donor keeps fewer rounds: the whole chunk follows
                 missed = range(outer.at[c] + 1, round_ + 1)
-                payloads = [await fetcher.fetch(Item.SEALED, Round(k), c, sealed, DEADLINE) for k in missed]
-                return len(payloads) * sealed, lambda: self._bring_forward(c, payloads)
+                ask = [(Item.SEALED, Round(k), c, sealed, DEADLINE, self._sealed(c)) for k in missed]
+                payloads = [await fetcher.fetch(*what) for what in ask]
+                return sum(map(len, payloads)), lambda: self._bring_forward(c, payloads)
         data = await fetcher.fetch(Item.STATE, round_, c, whole, DEADLINE)
         if await self._compute(digest, data) != self._wanted[c]:
             raise PeerLost(fetcher.node, f"chunk {c} of round {round_} is not what the run's digest says")
         return whole, lambda: outer.put(c, round_, data)
+
+    def _sealed(self, c: int) -> Callable[[int], bool]:
+        """Whether chunk `c` may have so many sealed bytes."""
+        sealing, numel = self._outer.sealing, self._outer.chunks.size(c)
+        return lambda size: sealing.fits(size, numel, MOST)
 
     def _bring_forward(self, c: int, payloads: list[bytes]) -> None:
         """In the worker. Whether the payloads were wrong, or what was here, the whole chunk tells."""

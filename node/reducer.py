@@ -25,6 +25,7 @@ from atoll.node.config import NodeConfig
 from atoll.node.control import AWAY, Control, Identity, SessionLost
 from atoll.node.daemon import plan_of, seal_of
 from atoll.node.home import Options, claim, on_signals, remember, remembered, sessions
+from atoll.node.method import sealing_of
 
 log = logging.getLogger("atoll.node")
 
@@ -136,7 +137,8 @@ class Reducer:
             reduce = self._run.reduce
             codec = make_codec(reduce.codec, reduce.block, reduce.scales)
             chunks = Chunks(numel, reduce.chunk)
-            self._reduction = Reduction(self._plane.peers, self._me, None, codec, chunks, plan, self)
+            sealing = sealing_of(self._run, None)
+            self._reduction = Reduction(self._plane.peers, self._me, None, codec, chunks, plan, self, sealing)
             self._task = asyncio.create_task(self._reduce(self._reduction))
             self._reduced += 1
         except (AtollError, ValueError) as error:

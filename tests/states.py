@@ -15,7 +15,7 @@ from atoll.comm.octets import U8
 from atoll.node.about import About
 from atoll.node.durable import Durable, Place
 from atoll.node.flat import layout_of
-from atoll.node.method import rule_of
+from atoll.node.method import rule_of, sealing_of
 from atoll.node.model import build
 from atoll.node.outer import OuterState
 from atoll.node.snapshots import Layout
@@ -40,7 +40,7 @@ class Node:
         self.chunks = Chunks(sum(math.prod(shape) for _, shape in layout), self.run.reduce.chunk)
         self.codec = make(self.run.reduce.codec, self.run.reduce.block, self.run.reduce.scales)
         vectors = Vectors.create(self.chunks.numel, folder, folder / "shm")
-        self.outer = OuterState(vectors, self.chunks, self.codec, rule_of(self.run.outer))
+        self.outer = OuterState(vectors, self.chunks, sealing_of(self.run, None), rule_of(self.run.outer))
         place = Place(self.folder, mark, layout, 3, about=about)
         self.disk = Durable(self.outer, lambda _: None, place)
 

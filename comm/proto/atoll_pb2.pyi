@@ -644,6 +644,8 @@ class PlanMember(_message.Message):
     LEAF_FIELD_NUMBER: _builtins.int
     DOWN_FIELD_NUMBER: _builtins.int
     PIN_FIELD_NUMBER: _builtins.int
+    SCALE_FIELD_NUMBER: _builtins.int
+    NORM_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     address: _builtins.str
     weight: _builtins.float
@@ -656,6 +658,10 @@ class PlanMember(_message.Message):
     """bytes a second that its link was seen to carry down; 0: not known"""
     pin: _builtins.str
     """of the certificate that its data plane shows; empty: the run is not encrypted"""
+    scale: _builtins.float
+    """of its delta: 1, or less where that is outsized"""
+    norm: _builtins.float
+    """of its delta, as it told: no chunk may have a larger one; inf: nobody looks"""
     def __init__(
         self,
         *,
@@ -666,10 +672,12 @@ class PlanMember(_message.Message):
         leaf: _builtins.bool = ...,
         down: _builtins.float = ...,
         pin: _builtins.str = ...,
+        scale: _builtins.float = ...,
+        norm: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "down", b"down", "gone", b"gone", "leaf", b"leaf", "node_id", b"node_id", "pin", b"pin", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "down", b"down", "gone", b"gone", "leaf", b"leaf", "node_id", b"node_id", "norm", b"norm", "pin", b"pin", "scale", b"scale", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -691,6 +699,7 @@ class Plan(_message.Message):
     REGIONS_FIELD_NUMBER: _builtins.int
     RELAYS_FIELD_NUMBER: _builtins.int
     LAYERED_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     attempt: _builtins.int
     incarnation: _builtins.int
@@ -702,6 +711,8 @@ class Plan(_message.Message):
     """elements of the flat vector"""
     layered: _builtins.bytes
     """bitmap: the chunks that are reduced in two levels, by way of the relays"""
+    length: _builtins.float
+    """of the round, in usual rounds"""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlanMember]: ...
     @_builtins.property
@@ -735,10 +746,11 @@ class Plan(_message.Message):
         regions: _abc.Iterable[_builtins.int] | None = ...,
         relays: _abc.Iterable[_builtins.int] | None = ...,
         layered: _builtins.bytes = ...,
+        length: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "incarnation", b"incarnation", "kept", b"kept", "layered", b"layered", "members", b"members", "numel", b"numel", "owners", b"owners", "regions", b"regions", "relays", b"relays", "round", b"round", "since", b"since"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "epoch", b"epoch", "incarnation", b"incarnation", "kept", b"kept", "layered", b"layered", "length", b"length", "members", b"members", "numel", b"numel", "owners", b"owners", "regions", b"regions", "relays", b"relays", "round", b"round", "since", b"since"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from atoll.comm.chunks import Chunks
 from atoll.comm.codec import Codec, make
 from atoll.comm.config import CodecName, RunConfig
-from atoll.node.method import Method, merge_parts
+from atoll.node.method import Method, merge_parts, pieces_of
 from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.fragments import Fragment
-from atoll.outer_opt.tensors import Kind
 from atoll.outer_opt.weights import clips, shares
 
 F32 = NDArray[np.float32]
@@ -45,7 +44,7 @@ class Replicated:
         self._gathers = config.reduce.codec is CodecName.SPARSE
         self._codec: Codec = make(config.reduce.codec, config.reduce.block, config.reduce.scales)
         self._chunks = Chunks(fragment.numel, config.reduce.chunk)
-        self._pieces = [_pieces(fragment, self._chunks.span(c)) for c in range(self._chunks.count)]
+        self._pieces = pieces_of(fragment, self._chunks)
 
     @property
     def encoded_size(self) -> int:
@@ -93,14 +92,3 @@ class Replicated:
         if not self._config.outer.per_token:
             return 1.0
         return sum(c.steps for c in contributions) / len(contributions) / self._config.rounds.inner_steps
-
-
-def _pieces(fragment: Fragment, span: slice) -> list[tuple[Kind, slice]]:
-    """What the chunk that is `span` of the fragment has of each tensor, in elements of the chunk."""
-    found, start = [], 0
-    for tensor in fragment.tensors:
-        first, last = max(start, span.start), min(start + tensor.numel, span.stop)
-        if first < last:
-            found.append((tensor.kind, slice(first - span.start, last - span.start)))
-        start += tensor.numel
-    return found

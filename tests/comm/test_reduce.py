@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import struct
 import sys
 import threading
 import tracemalloc
@@ -21,15 +22,16 @@ from atoll.comm import reduce as reduce_module
 from atoll.comm import wire
 from atoll.comm.certificates import own
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import F32, Codec, make
+from atoll.comm.codec import F32, Codec, Malformed, make
 from atoll.comm.config import CodecName
 from atoll.comm.digest import digest, root
-from atoll.comm.encoding import DeltaEncoder, EncodedVector
+from atoll.comm.encoding import DeltaEncoder, EncodedVector, encoded_norm
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
 from atoll.comm.link import Broken, Link
 from atoll.comm.plan import BadPlan, Plan, PlanMember
 from atoll.comm.plane import DataPlane
 from atoll.comm.reduce import Reduction, Seal
+from atoll.comm.sealing import Encoded, Gathered, Mean, Sealing, Timed
 from atoll.comm.tls import Sessions
 from atoll.comm.wire import Header, Kind
 
@@ -59,16 +61,31 @@ def name(i: int) -> NodeId:
     return NodeId(f"n{i}")
 
 
-def reference(c: int, inputs: Sequence[int], weights: Sequence[float], codec: Codec = CODEC) -> bytes:
+def reference(
+    c: int, inputs: Sequence[int], weights: Sequence[float], codec: Codec = CODEC, scales: Sequence[float] = ()
+) -> bytes:
     """The sealed bytes of a chunk, as reduce.py's docstring defines them; `inputs` are numbers of vectors."""
     span, n = CHUNKS.span(c), CHUNKS.size(c)
     mean, x, payload = np.zeros(n, np.float32), np.empty(n, np.float32), np.empty(codec.size(n), np.uint8)
-    for i, weight in zip(inputs, weights, strict=True):
+    for i, weight, scale in zip(inputs, weights, scales or [1.0] * len(inputs), strict=True):
         codec.encode(np.ascontiguousarray(VECTORS[i][span]), payload)
         codec.decode(payload, x)
-        mean = mean + np.float32(weight / sum(weights)) * x
+        mean = mean + np.float32(weight / sum(weights) * scale) * x
     codec.encode(mean, payload)
     return payload.tobytes()
+
+
+FEW = make(CodecName.SPARSE, 128)
+SPARSE = [encode(x, FEW) for x in VECTORS]
+GATHERED = Gathered(FEW, Mean(FEW))
+GATHERED_NONE = bytes(4)
+
+
+def gathered(c: int, inputs: Sequence[int], weights: Sequence[float]) -> bytes:
+    """The sealed bytes of a chunk of sparse vectors, as sealing.py's docstring defines them."""
+    shares = [weight / sum(weights) for weight in weights]
+    head = struct.pack(f"<I{len(inputs)}d", len(inputs), *shares)
+    return head + b"".join(SPARSE[i].chunks[c].tobytes() for i in inputs)
 
 
 class Heard:
@@ -106,9 +123,16 @@ class Heard:
 class Member:
     """A reduction that runs, and what it told."""
 
-    def __init__(self, plane: DataPlane, encoded: EncodedVector | None, plan: Plan, codec: Codec = CODEC) -> None:
+    def __init__(
+        self,
+        plane: DataPlane,
+        encoded: EncodedVector | None,
+        plan: Plan,
+        codec: Codec = CODEC,
+        sealing: Sealing | None = None,
+    ) -> None:
         self.plane, self.heard = plane, Heard()
-        self.reduction = Reduction(plane.peers, plane.node, encoded, codec, CHUNKS, plan, self.heard)
+        self.reduction = Reduction(plane.peers, plane.node, encoded, codec, CHUNKS, plan, self.heard, sealing)
         self.task = asyncio.create_task(self.reduction.run())
 
     async def holds_all(self) -> list[bytes]:
@@ -227,6 +251,127 @@ def test_weights_and_owners_may_be_unequal(owners: list[int]) -> None:
                     assert await member.holds_all() == [reference(c, range(3), weights) for c in range(10)]
 
     run(body())
+
+
+def test_a_delta_of_1000_times_the_norm_is_scaled_by_its_owner_and_divided_by_the_whole_weight() -> None:
+    async def body() -> None:
+        async with fleet(3) as planes:
+            weights, scales = [1.0, 2.0, 1.0], [1.0, 0.001, 1.0]
+            plan = plan_for(planes, weights)
+            scaled = (replace(m, scale=s) for m, s in zip(plan.members, scales, strict=True))
+            plan = replace(plan, members=tuple(scaled))
+            outsized = encode(VECTORS[1] * np.float32(1000))
+            members = [Member(p, outsized if i == 1 else ENCODED[i], plan) for i, p in enumerate(planes)]
+            async with reducing(*members):
+                mean = [np.frombuffer(b"".join(await m.holds_all()), np.uint8) for m in members]
+                assert all((other == mean[0]).all() for other in mean)
+                x = np.empty(CHUNKS.size(0), np.float32)
+                CODEC.decode(members[0].reduction.result.chunks[0], x)
+                exact = (VECTORS[0] + 2 * VECTORS[1] + VECTORS[2])[CHUNKS.span(0)] / 4
+                assert np.abs(x - exact).max() < 0.02
+
+    run(body())
+
+
+def test_a_contribution_beyond_the_norm_that_its_sender_told_is_refused_and_its_sender_named() -> None:
+    told = [encoded_norm(CODEC, CHUNKS, ENCODED[i].chunks) for i in range(3)]
+
+    async def body() -> None:
+        async with fleet(3) as planes:
+            plan = plan_for(planes, owners=[0] * 10)
+            bounded = (replace(m, norm=norm) for m, norm in zip(plan.members, told, strict=True))
+            plan = replace(plan, members=tuple(bounded))
+            outsized = encode(VECTORS[2] * np.float32(1000))
+            members = [Member(p, outsized if i == 2 else ENCODED[i], plan) for i, p in enumerate(planes)]
+            async with reducing(*members):
+                await members[0].heard.until(lambda heard: bool(heard.blamed))
+                ((node, sentence), *_) = members[0].heard.blamed
+                assert node == name(2) and "its norm is" in sentence
+                assert not members[0].heard.seals
+                second = survive(plan, 2, {})
+                for member in members[:2]:
+                    member.reduction.replan(second)
+                expected = [reference(c, range(2), [1.0] * 2) for c in range(10)]
+                for member in members[:2]:
+                    assert await member.holds_all() == expected
+
+    run(body())
+
+
+def test_scales_are_part_of_the_reference() -> None:
+    async def body() -> None:
+        async with fleet(2) as planes:
+            plan = plan_for(planes, [1.0, 3.0])
+            plan = replace(plan, members=(plan.members[0], replace(plan.members[1], scale=0.25)))
+            members = [Member(p, ENCODED[i], plan) for i, p in enumerate(planes)]
+            async with reducing(*members):
+                expected = [reference(c, range(2), [1.0, 3.0], scales=[1.0, 0.25]) for c in range(10)]
+                for member in members:
+                    assert await member.holds_all() == expected
+
+    run(body())
+
+
+def test_the_rounds_length_is_sealed_with_every_chunk_where_it_is_asked_for() -> None:
+    async def body() -> None:
+        sealing = Timed(Encoded(CODEC, Mean(CODEC)))
+        async with fleet(3) as planes:
+            plan = plan_for(planes, length=0.75)
+            members = [Member(p, ENCODED[i], plan, sealing=sealing) for i, p in enumerate(planes)]
+            async with reducing(*members):
+                length = np.float64(0.75).tobytes()
+                expected = [reference(c, range(3), [1.0] * 3) + length for c in range(10)]
+                for member in members:
+                    assert await member.holds_all() == expected
+        x = np.empty(CHUNKS.size(3), np.float32)
+        assert sealing.decode(3, expected[3], x) == 0.75
+        for wrong in (expected[3][:-1], expected[3][:-8] + np.float64(np.nan).tobytes(), b"1234567"):
+            with pytest.raises(Malformed):
+                sealing.decode(3, wrong, x)
+
+    run(body())
+
+
+def test_sparse_deltas_are_gathered_and_everybody_merges_them_alike() -> None:
+    async def body() -> None:
+        async with fleet(4) as planes:
+            weights = [3.0, 1.0, 2.0, 0.0]
+            plan = plan_for(planes, weights)
+            given = [*SPARSE[:3], None]
+            members = [Member(p, given[i], plan, FEW, GATHERED) for i, p in enumerate(planes)]
+            async with reducing(*members):
+                for plane in planes:
+                    plane.peers.up = 1000.0  # where other sealed chunks would be packed
+                expected = [gathered(c, range(3), weights[:3]) for c in range(CHUNKS.count)]
+                for member in members[:3]:
+                    assert await member.holds_all() == expected
+        for c in range(CHUNKS.count):
+            merged, by_hand = np.empty((2, CHUNKS.size(c)), np.float32)
+            GATHERED.decode(c, expected[c], merged)
+            by_hand[:] = 0.0
+            for i, weight in enumerate(weights[:3]):
+                x = np.empty_like(by_hand)
+                FEW.decode(SPARSE[i].chunks[c], x)
+                by_hand += np.float32(weight / 6.0) * x
+            assert merged.tobytes() == by_hand.tobytes()
+
+    run(body())
+
+
+def test_gathered_bytes_that_cannot_be_are_refused() -> None:
+    n = CHUNKS.size(0)
+    good = gathered(0, range(3), [1.0, 1.0, 1.0])
+    GATHERED.check(good, n)
+    assert GATHERED.fits(len(good), n, 3) and not GATHERED.fits(len(good), n, 2)
+    nan, more = struct.pack("<d", np.nan), struct.pack("<d", 0.7)
+    broken = [b"", good[:3], good[:-1], good + b"x", b"\x02" + good[1:], GATHERED_NONE]
+    broken += [good[:4] + nan + good[12:], good[:4] + more + good[12:], good[:-200] + bytes(200)]
+    broken += [good[:4] + struct.pack("<d", -0.1) + good[12:]]
+    for wrong in broken:
+        with pytest.raises(Malformed):
+            GATHERED.decode(0, wrong, np.empty(n, np.float32))
+        with pytest.raises(Malformed):
+            GATHERED.check(wrong, n)
 
 
 def test_a_member_without_weight_owns_chunks_and_is_sent_no_others() -> None:
@@ -506,12 +651,14 @@ def survive(plan: Plan, gone: int, ledger: dict[int, Seal], attempt: int = 2) ->
     return replace(plan, layered=plan.layered - lost)
 
 
+@pytest.mark.parametrize("gathers", [False, True])
 @pytest.mark.parametrize("after", [0, 1, 5])
-def test_after_a_death_the_survivors_hold_what_the_seals_say(after: int) -> None:
+def test_after_a_death_the_survivors_hold_what_the_seals_say(after: int, gathers: bool) -> None:
     async def body() -> None:
         async with fleet(4) as planes:
             plan = plan_for(planes)
-            members = [Member(p, ENCODED[i], plan) for i, p in enumerate(planes)]
+            encoded, codec, sealing = (SPARSE, FEW, GATHERED) if gathers else (ENCODED, CODEC, None)
+            members = [Member(p, encoded[i], plan, codec, sealing) for i, p in enumerate(planes)]
             async with reducing(*members):
                 await members[0].heard.until(lambda heard: len(heard.seals) >= min(after, 3))
                 await members[3].stop()
@@ -526,7 +673,7 @@ def test_after_a_death_the_survivors_hold_what_the_seals_say(after: int) -> None
                 for c in range(CHUNKS.count):
                     inputs = seals[c].inputs
                     assert set(inputs) >= {0, 1, 2}
-                    expected = reference(c, inputs, [1.0] * len(inputs))
+                    expected = (gathered if gathers else reference)(c, inputs, [1.0] * len(inputs))
                     assert [chunks[c] for chunks in held] == [expected] * 3
                     assert seals[c].digest == digest(expected)
 

@@ -155,7 +155,7 @@ def test_a_contribution_counts_for_the_part_of_the_vector_that_it_is_in() -> Non
     assert bit(ledger.sealed[0].inputs, 2) and not bit(ledger.sealed[5].inputs, 2)
 
 
-def test_weights_are_tokens_and_a_reducer_has_none() -> None:
+def test_a_reducer_owns_chunks_and_contributes_nothing() -> None:
     ledger = book.reopen(contributed(A, C), (A, C), (B,), 4, turns(A, B, C))
-    assert book.weights(ledger, sample=128) == (1280.0, 2560.0, 0.0)
     assert ledger.members == (A, C) and B in ledger.owners
+    assert [e.contribution is None for e in ledger.entries] == [False, False, True]

@@ -15,6 +15,7 @@ from atoll.comm.config import CodecName
 from atoll.comm.digest import digest
 from atoll.comm.ids import Round
 from atoll.comm.octets import U8
+from atoll.comm.sealing import mean_of
 from atoll.node import durable, snapshots
 from atoll.node.durable import Durable, Place
 from atoll.node.outer import OuterState
@@ -46,7 +47,7 @@ class Node:
     """One life of a node's state, on a disk that outlives it."""
 
     def __init__(self, folder: Path, **place: Any) -> None:
-        self.outer = OuterState(Vectors.create(NUMEL, folder, folder / "shm"), CHUNKS, CODEC, RULE)
+        self.outer = OuterState(Vectors.create(NUMEL, folder, folder / "shm"), CHUNKS, mean_of(CODEC), RULE)
         self.given: list[U8] = []
         self.folder = folder / "disk"
         given: dict[str, Any] = {"every": 3, "layout": LAYOUT, "run": RUN, "room": lambda _: PLENTY} | place

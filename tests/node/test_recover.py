@@ -16,8 +16,9 @@ from atoll.comm.codec import Codec, make
 from atoll.comm.config import CodecName, RunConfig
 from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId, Round, RunId
-from atoll.comm.octets import Octets
+from atoll.comm.octets import U8, Octets
 from atoll.comm.plane import DataPlane
+from atoll.comm.sealing import Gathered, Mean, mean_of
 from atoll.node.durable import Durable, Place
 from atoll.node.errands import Errands
 from atoll.node.outer import OuterState
@@ -35,9 +36,8 @@ class Peer:
 
     def __init__(self, folder: Path, name: str, chunks: Chunks = CHUNKS, codec: Codec = CODEC) -> None:
         self.name, self.chunks, self.codec = NodeId(name), chunks, codec
-        self.outer = OuterState(
-            Vectors.create(chunks.numel, folder, folder / "shm", name), chunks, codec, Nesterov(0.7, 0.9)
-        )
+        vectors = Vectors.create(chunks.numel, folder, folder / "shm", name)
+        self.outer = OuterState(vectors, chunks, mean_of(codec), Nesterov(0.7, 0.9))
         place = Place(folder / "disk", bytes(16), (("all", (chunks.numel,)),), 4)
         self.disk = Durable(self.outer, lambda buffer: None, place)
         self.state, self.digests = self.outer.state, self.outer.digests
@@ -112,7 +112,7 @@ async def bring(
 ) -> None:
     target = Target(Round(round_), digest, tuple(d.donor for d in donors))
     with ThreadPoolExecutor(1) as worker:
-        await recover(joiner.plane, joiner.outer, joiner.codec, target, worker, on_progress)
+        await recover(joiner.plane, joiner.outer, target, worker, on_progress)
 
 
 def test_a_joiner_gets_anchor_and_momentum_bit_for_bit(tmp_path: Path) -> None:
@@ -151,6 +151,37 @@ def test_three_missed_rounds_are_less_than_three_point_two_bytes_a_parameter(tmp
         await bring(b, 3, sum_, a)
         assert b.bits() == a.bits()
         assert b.plane.bytes_down < 3.2 * chunks.numel, "all that it received"
+
+
+def test_missed_rounds_whose_sealed_bytes_differ_in_size_are_brought_forward(tmp_path: Path) -> None:
+    few = make(CodecName.SPARSE, 256)
+    sealing = Gathered(few, Mean(few))
+
+    def sealed(c: int, members: int) -> U8:
+        rng, n = np.random.default_rng((c, members)), CHUNKS.size(c)
+        payloads = [np.empty(few.size(n), np.uint8) for _ in range(members)]
+        for payload in payloads:
+            few.encode(rng.standard_normal(n, dtype=np.float32), payload)
+        out = np.empty(sealing.size(n, members), np.uint8)
+        terms = [(i, payload, 1 / members) for i, payload in enumerate(payloads)]
+        sealing.seal(c, terms, 1.0, n, out)
+        return out
+
+    @with_peers(tmp_path, "a", "b")
+    async def _(a: Peer, b: Peer) -> None:
+        for peer in (a, b):
+            peer.outer.sealing = sealing
+        await bring(b, 0, a.initialise(), a)
+        for round_, members in enumerate((1, 3, 2), 1):
+            payloads = [sealed(c, members) for c in range(CHUNKS.count)]
+            for c, payload in enumerate(payloads):
+                a.outer.apply(c, payload)
+            a.disk.committed(round_, payloads, [digest(payload) for payload in payloads])
+            await a.disk.quiet()
+        before = a.plane.bytes_up
+        await bring(b, 3, a.outer.settle(), a)
+        assert b.bits() == a.bits()
+        assert a.plane.bytes_up - before < NUMEL, "the state is 8 bytes a parameter"
 
 
 def test_a_node_too_far_behind_gets_a_snapshot(tmp_path: Path) -> None:
@@ -327,7 +358,7 @@ def test_a_donor_that_is_silent_at_first_delays_nothing(tmp_path: Path) -> None:
             target = Target(Round(0), sum_, (silent, a.donor))
             async with asyncio.timeout(wire.HANDSHAKE / 2):
                 with ThreadPoolExecutor(1) as worker:
-                    await recover(joiner.plane, joiner.outer, CODEC, target, worker, lambda _: None)
+                    await recover(joiner.plane, joiner.outer, target, worker, lambda _: None)
         assert joiner.bits() == a.bits()
 
 

@@ -13,6 +13,7 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.codec import make
 from atoll.comm.config import CodecName
 from atoll.comm.encoding import DeltaEncoder, EncodedVector
+from atoll.comm.sealing import mean_of
 from atoll.node.outer import OuterState
 from atoll.node.residual import NAME, Residual
 from atoll.node.vectors import Vectors
@@ -29,7 +30,7 @@ class Node:
 
     def __init__(self, folder: Path, decay: float = 1.0) -> None:
         self.vectors = Vectors.create(CHUNKS.numel, folder)
-        self.outer = OuterState(self.vectors, CHUNKS, INT4, Nesterov(0.7, 0.9))
+        self.outer = OuterState(self.vectors, CHUNKS, mean_of(INT4), Nesterov(0.7, 0.9))
         self.outer.initialised()
         self.residual = Residual(ErrorFeedback(decay), self.vectors, CHUNKS, INT4, (folder, RUN))
 

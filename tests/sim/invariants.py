@@ -4,16 +4,20 @@ when it is looked at."""
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
+from statistics import median
 from typing import TYPE_CHECKING
 
-from sim.truth import CHUNK, Mean, next_state, root
+from sim.truth import CHUNK, Mean, next_state, norm, root
 
 from atoll.comm.bits import places
+from atoll.comm.config import RunConfig
 from atoll.comm.ids import NodeId
+from atoll.comm.outer_config import WeightName
 from atoll.comm.plan import Fence
 from atoll.coordinator import events as ev
 from atoll.coordinator.core import Batch
 from atoll.coordinator.events import CommitRecord
+from atoll.coordinator.ledger import Entry
 from atoll.coordinator.membership import RETURN, Member, MemberState
 from atoll.coordinator.state import Phase, State
 
@@ -141,13 +145,15 @@ def records_say_what_the_bytes_contain(world: "World", record: CommitRecord) -> 
     truth, k, sample = world.truth, record.round, world.config.model.seq_len
     base = truth.states[k - 1]
     means, entries = _means(world, record), world.truth.entries[record.round]
+    counts = Counts(world.config, entries)
     parts, most = Counter[NodeId](), Counter[NodeId]()
     for c, (payload, mean) in enumerate(means):
         hold(mean.chunk == c, f"the bytes of chunk {mean.chunk} of round {k} are committed as chunk {c}")
         nodes = [x.node for x in mean.contributions]
         hold(len(set(nodes)) == len(nodes), f"a node is twice in chunk {c} of round {k}: {nodes}")
-        real = [float(len(x.samples) * sample) for x in mean.contributions]
-        hold(real == list(mean.weights), f"chunk {c} of round {k} was weighed {mean.weights} for {real}")
+        real = tuple(counts.of(x.node, len(x.samples)) for x in mean.contributions)
+        hold(real == mean.weights, f"chunk {c} of round {k} was weighed {mean.weights} for {real}")
+        hold(mean.length == counts.length, f"chunk {c} of round {k} has the length {mean.length}")
         listed = {
             tuple(entries[i].node for i in places(inputs))
             for (_, r, since, chunk), (sum_, inputs) in truth.seals.items()
@@ -171,6 +177,37 @@ def records_say_what_the_bytes_contain(world: "World", record: CommitRecord) -> 
     truth.tokens = truth.tokens_at[k] = tokens
     hold(abs(record.train_loss - 2.0) < 1e-9, f"round {k} has a loss of {record.train_loss}")
     hold(sum(record.shares.values()) < 1.001, f"the shares of round {k} are {record.shares}")
+
+
+class Counts:
+    """What contributions to a round are to count, by those of its first attempt."""
+
+    def __init__(self, config: RunConfig, entries: tuple[Entry, ...]) -> None:
+        first = min(entry.since for entry in entries)
+        founders = [e.contribution for e in entries if e.since == first and e.contribution is not None]
+        self.config, self.batch = config, config.inner.batch_size
+        steps = [c.samples / self.batch for c in founders]
+        self.length = sum(steps) / len(steps) / config.rounds.inner_steps if config.outer.per_token else 1.0
+        self.weights = self._raw([c.samples for c in founders])
+        norms = sorted(c.norm for c in founders)
+        self.limit = norms[(len(norms) - 1) // 2]
+
+    def of(self, node: NodeId, samples: int) -> tuple[float, float]:
+        """Weight and scale."""
+        (weight,) = self._raw([samples])
+        if self.config.outer.weights is WeightName.QUALITY:
+            weight = min(weight, 4 * median(self.weights))
+        own = norm(node, samples)
+        return weight, self.limit / own if self.config.outer.clip and own > self.limit else 1.0
+
+    def _raw(self, samples: list[int]) -> list[float]:
+        tokens = [float(n * self.config.model.seq_len) for n in samples]
+        match self.config.outer.weights:
+            case WeightName.QUALITY:
+                return [t * (t / (n / self.batch)) for t, n in zip(tokens, samples, strict=True)]
+            case WeightName.EQUAL:
+                return [1.0 for _ in tokens]
+        return tokens
 
 
 def rounds_close_at_a_quorum(before: State, after: State) -> None:

@@ -14,7 +14,7 @@ from sim.disk import PATIENCE, Disk, Durable
 from sim.engine import Process
 from sim.plane import Plane
 from sim.trainer import Trainer
-from sim.truth import Contribution, Life, digest, next_state, root
+from sim.truth import Contribution, Life, digest, next_state, norm, root
 
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import NOBODY
@@ -192,7 +192,9 @@ class Node(Process):
         samples = work.samples + 1000 * lies_about("samples")
         self.world.truth.contributed[self.session, work.round] = tuple(self.local)
         self.report(
-            lambda n, life: ev.BecameReady(n, life, work.round, front, samples, work.steps, work.loss, 1.0)
+            lambda n, life: ev.BecameReady(
+                n, life, work.round, front, samples, work.steps, work.loss, norm(n, samples)
+            )
         )
 
     # The outer state

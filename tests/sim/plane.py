@@ -45,7 +45,7 @@ class Partial:
 
     places: tuple[int, ...]
     contributions: tuple[Contribution, ...]
-    weights: tuple[float, ...]
+    weights: tuple[tuple[float, float], ...]  # and scales
 
 
 Payload = Contribution | Partial | bytes | tuple[bytes, bytes, bytes] | None
@@ -217,8 +217,12 @@ class Plane:
     def _term(self, reduce: Reduce, c: int, place: int) -> Partial:
         """What is summed of the sender at `place`."""
         found = self._sent(reduce, c, place)
-        weight = reduce.plan.members[place].weight
-        return Partial((place,), (found,), (weight,)) if isinstance(found, Contribution) else found
+        member = reduce.plan.members[place]
+        return (
+            Partial((place,), (found,), ((member.weight, member.scale),))
+            if isinstance(found, Contribution)
+            else found
+        )
 
     def _sent(self, reduce: Reduce, c: int, place: int) -> Contribution | Partial:
         mine = reduce.plan.members[place].node == self.node.me and (c, place) not in reduce.inbox
@@ -251,7 +255,7 @@ class Plane:
     ) -> None:
         if (total := self._sum(reduce, c, since, terms)) is None:
             return
-        mean = Mean(c, total.contributions, total.weights)
+        mean = Mean(c, total.contributions, total.weights, reduce.plan.length)
         payload = self.world.averaged(mean)
         effects = reduce.exchange.merged(mean.chunk, since, inputs, payload)
         if effects:

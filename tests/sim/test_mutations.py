@@ -138,9 +138,28 @@ MUTATIONS = [
     ),
     Mutation(
         "the weight counts one sample less",
-        C + "ledger.py",
-        "float(e.contribution.samples * sample)",
-        "float((e.contribution.samples - 1) * sample)",
+        C + "weighing.py",
+        "float(contribution.samples * config",
+        "float((contribution.samples - 1) * config",
+    ),
+    Mutation(
+        "who comes later changes what the others count",
+        C + "weighing.py",
+        "if e.since == first and e.contribution]",
+        "if e.contribution]",
+    ),
+    Mutation(
+        "an outsized delta counts in full",
+        C + "weighing.py",
+        "limit / norm if norm > limit else 1.0",
+        "1.0",
+    ),
+    Mutation(
+        "a weight of quality is not bounded",
+        C + "weighing.py",
+        "[min(weight, most) for weight in raw]",
+        "raw",
+        20,
     ),
     Mutation(
         "a part of a contribution counts as all of it",

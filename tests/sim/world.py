@@ -29,7 +29,7 @@ from atoll.comm.config import (
     RunConfig,
 )
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
-from atoll.comm.outer_config import OuterConfig, OverlapConfig
+from atoll.comm.outer_config import OuterConfig, OverlapConfig, WeightName
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.core import Batch, Core
@@ -65,13 +65,11 @@ class World:
         self.hosts: dict[str, Host] = {}
         self.nodes: dict[str, Node] = {}  # the latest process on each host
         speeds = speeds or [self.rng.choice(SPEEDS) for _ in range(self.rng.randint(4, 9))]
-        self.config = config or a_config(self.rng, self.luck, len(speeds))
+        self.config = config or a_config(self.rng, self.luck, len(speeds), a_method(seed))
         if config is None and seed % 4 == 2:
             delay = random.Random(f"overlap {seed}").choice([1, 3, 5, 8])
-            feedback = 0.9 if seed % 8 == 2 else 0.0
-            self.config = replace(
-                self.config, overlap=OverlapConfig(delay=delay), outer=OuterConfig(feedback=feedback)
-            )
+            outer = replace(self.config.outer, feedback=0.9 if seed % 8 == 2 else 0.0)
+            self.config = replace(self.config, overlap=OverlapConfig(delay=delay), outer=outer)
         self.numel = CHUNK * self.rng.randint(2, 8) - 3
         self.folder = Path(tempfile.mkdtemp(prefix="atoll-sim-", dir=MEMORY if Path(MEMORY).is_dir() else None))
         self.seal_time = self.rng.choice([0.02, 0.02, 0.2, 0.6])  # seconds that an average takes at most
@@ -195,7 +193,7 @@ class World:
 
     def averaged(self, mean: Mean) -> bytes:
         """An owner computed the mean of a chunk; its payload."""
-        payload = digest(mean.chunk, mean.contributions, mean.weights)
+        payload = digest(mean.chunk, mean.contributions, mean.weights, mean.length)
         self.truth.means[payload] = mean
         return payload
 
@@ -310,10 +308,11 @@ class World:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def a_config(rng: random.Random, luck: random.Random, hosts: int) -> RunConfig:
+def a_config(rng: random.Random, luck: random.Random, hosts: int, outer: OuterConfig) -> RunConfig:
     minimum = rng.choice([1, 2, 2, 3, hosts])
     return RunConfig(
         inner=InnerConfig(batch_size=2),
+        outer=outer,
         data=DataConfig(eval_every=rng.choice([1, 2])),
         rounds=RoundsConfig(
             inner_steps=8,
@@ -330,6 +329,12 @@ def a_config(rng: random.Random, luck: random.Random, hosts: int) -> RunConfig:
         reduce=ReduceConfig(block=1, chunk=CHUNK),
         checkpoint=CheckpointConfig(copies=luck.choice([0, 0, 3]), every=luck.choice([1, 2, 4]), patience=30.0),
     )
+
+
+def a_method(seed: int) -> OuterConfig:
+    ways = random.Random(f"method {seed}")  # apart, so that worlds are what they were
+    weights = ways.choice([WeightName.TOKENS, WeightName.TOKENS, WeightName.EQUAL, WeightName.QUALITY])
+    return OuterConfig(weights=weights, clip=ways.random() < 0.4, per_token=ways.random() < 0.4)
 
 
 def again(seed: int) -> str:

@@ -1,0 +1,225 @@
+"""What an owner makes of the contributions to a chunk: sealed bytes, which give everybody the same delta.
+
+    contributions --seal--> bytes --decode--> merged delta, and the round's length
+
+    Encoded     the merged delta, encoded once
+    Gathered    the contributions as they came: everybody merges them by itself
+    Timed       another sealing's bytes, and behind them the round's length, fp64, little-endian
+
+How contributions are merged is a `Merge`: here the weighted mean. Only operations that IEEE arithmetic rounds once
+are used, so all owners would make the same bytes of the same contributions, and all members the same delta.
+
+Gathered bytes, of k contributions in plan order, all numbers little-endian:
+
+    4 bytes         k
+    8k bytes        the share of each, fp64
+    k size(numel)   what each contributor encoded, `size` being the codec's
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from atoll.comm.codec import F32, Codec, Malformed, NonFinite, Octets
+from atoll.comm.octets import U8, view
+
+Term = tuple[int, Octets, float]  # place in the plan, contribution, share: its weight over all, times its scale
+LENGTH = SHARE = 8  # bytes
+COUNT = 4  # bytes
+MOST_LENGTH = 1e6  # usual rounds in one
+
+
+class Refused(Exception):
+    """A contribution that cannot be used."""
+
+    def __init__(self, place: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.place, self.sentence = place, sentence
+
+
+class Merge(Protocol):
+    @property
+    def elementwise(self) -> bool:
+        """Whether parts of a chunk may be merged one after another, as the codec has them."""
+
+    def __call__(self, c: int, terms: Sequence[Term], out: F32) -> None:
+        """Write what the contributions to chunk `c` come to into `out` (n,). Raises `Refused`."""
+
+
+class Sealing(Protocol):
+    def size(self, numel: int, terms: int) -> int:
+        """Bytes of `numel` sealed elements of so many contributions."""
+
+    def fits(self, size: int, numel: int, most: int) -> bool:
+        """Whether `numel` elements can have so many bytes, of `most` contributions at most."""
+
+    def seal(self, c: int, terms: Sequence[Term], length: float, numel: int, out: U8) -> None:
+        """Seal chunk `c`, of `numel` elements, into `out`. Raises `Refused`."""
+
+    def check(self, payload: Octets, numel: int) -> None:
+        """Raise `Malformed` unless it decodes to `numel` finite elements."""
+
+    def decode(self, c: int, payload: Octets, out: F32) -> float:
+        """Check the bytes of chunk `c`, write the merged delta into `out` (n,), return the round's length."""
+
+
+@dataclass(frozen=True)
+class Mean:
+    """sum_i share_i x_i, the product and the sum each rounded once, in plan order."""
+
+    codec: Codec
+    elementwise: bool = True
+
+    def __call__(self, c: int, terms: Sequence[Term], out: F32) -> None:
+        out[:] = 0.0
+        for place, payload, share in terms:
+            try:
+                self.codec.accumulate(payload, np.float32(share), out)
+            except Malformed as error:
+                raise Refused(place, str(error)) from None
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The merged delta, encoded once."""
+
+    codec: Codec
+    merge: Merge
+
+    def size(self, numel: int, terms: int) -> int:
+        return self.codec.size(numel)
+
+    def fits(self, size: int, numel: int, most: int) -> bool:
+        return size == self.codec.size(numel)
+
+    def seal(self, c: int, terms: Sequence[Term], length: float, numel: int, out: U8) -> None:
+        if not self.merge.elementwise:
+            self._seal(c, terms, room(numel), out)
+            return
+        whole = [(place, view(payload), share) for place, payload, share in terms]
+        for elements, octets in self.codec.parts(numel):
+            part: list[Term] = [(place, payload[octets], share) for place, payload, share in whole]
+            self._seal(c, part, room(elements.stop - elements.start), out[octets])
+
+    def _seal(self, c: int, terms: Sequence[Term], merged: F32, out: U8) -> None:
+        self.merge(c, terms, merged)
+        try:
+            self.codec.encode(merged, out)
+        except NonFinite:  # contributions at the end of fp32's range, and shares that were rounded up
+            largest = np.finfo(np.float32).max
+            self.codec.encode(np.clip(merged, -largest, largest, out=merged), out)
+
+    def check(self, payload: Octets, numel: int) -> None:
+        self.codec.check(payload, numel)
+
+    def decode(self, c: int, payload: Octets, out: F32) -> float:
+        self.codec.decode(payload, out)
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The contributions themselves, for codecs whose mean they could not encode: the mean of sparse deltas is not
+    sparse. An all-gather by way of the chunk's owner, who says once and for all what is in it."""
+
+    codec: Codec
+    merge: Merge
+
+    def size(self, numel: int, terms: int) -> int:
+        return COUNT + terms * (SHARE + self.codec.size(numel))
+
+    def fits(self, size: int, numel: int, most: int) -> bool:
+        terms, rest = divmod(size - COUNT, SHARE + self.codec.size(numel))
+        return rest == 0 and 0 < terms <= most
+
+    def seal(self, c: int, terms: Sequence[Term], length: float, numel: int, out: U8) -> None:
+        first = COUNT + SHARE * len(terms)
+        out[:COUNT].view("<u4")[0] = len(terms)
+        out[COUNT:first].view("<f8")[:] = [share for _, _, share in terms]
+        places = out[first:].reshape(len(terms), -1)
+        for (place, payload, _), copy in zip(terms, places, strict=True):
+            try:
+                self.codec.check(payload, numel)
+            except Malformed as error:
+                raise Refused(place, str(error)) from None
+            copy[:] = np.frombuffer(payload, np.uint8)
+
+    def check(self, payload: Octets, numel: int) -> None:
+        for _, contribution, _ in self._terms(payload, numel):
+            self.codec.check(contribution, numel)
+
+    def decode(self, c: int, payload: Octets, out: F32) -> float:
+        try:
+            self.merge(c, self._terms(payload, out.size), out)
+        except Refused as refused:
+            raise Malformed(f"its contribution {refused.place} is malformed: {refused.sentence}") from None
+        largest = np.finfo(np.float32).max
+        np.clip(out, -largest, largest, out=out)  # shares add up to 1, but for their rounding
+        return 1.0
+
+    def _terms(self, payload: Octets, numel: int) -> list[Term]:
+        octets: U8 = np.frombuffer(payload, np.uint8)
+        if not self.fits(octets.size, numel, octets.size):
+            raise Malformed(f"it has {octets.size} bytes, which are no contributions of {numel} elements")
+        count = (octets.size - COUNT) // (SHARE + self.codec.size(numel))
+        first = COUNT + SHARE * count
+        told, found = int(octets[:COUNT].view("<u4")[0]), octets[COUNT:first].view("<f8").tolist()
+        if told != count:
+            raise Malformed(f"it has {count} contributions and says {told}")
+        if not (min(found) >= 0 and sum(found) < 1 + 1e-9):  # nor are they NaN
+            raise Malformed("it holds shares that are negative, or more than 1 together")
+        return [(i, contribution, found[i]) for i, contribution in enumerate(octets[first:].reshape(count, -1))]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """With the round's length: the outer rule follows it where its decay is kept per token."""
+
+    sealing: Sealing
+
+    def size(self, numel: int, terms: int) -> int:
+        return self.sealing.size(numel, terms) + LENGTH
+
+    def fits(self, size: int, numel: int, most: int) -> bool:
+        return self.sealing.fits(size - LENGTH, numel, most)
+
+    def seal(self, c: int, terms: Sequence[Term], length: float, numel: int, out: U8) -> None:
+        self.sealing.seal(c, terms, length, numel, out[:-LENGTH])
+        out[-LENGTH:].view("<f8")[0] = length
+
+    def check(self, payload: Octets, numel: int) -> None:
+        self.sealing.check(_split(payload)[0], numel)
+
+    def decode(self, c: int, payload: Octets, out: F32) -> float:
+        rest, length = _split(payload)
+        self.sealing.decode(c, rest, out)
+        return length
+
+
+def mean_of(codec: Codec) -> Encoded:
+    """The plain weighted mean."""
+    return Encoded(codec, Mean(codec))
+
+
+def room(size: int) -> F32:
+    """Memory of this thread's own, (size,); what is in it is anything, until this is called again."""
+    if len(getattr(_thread, "room", ())) < size:
+        _thread.room = np.empty(size, np.float32)
+    whole: F32 = _thread.room
+    return whole[:size]
+
+
+_thread = threading.local()
+
+
+def _split(payload: Octets) -> tuple[U8, float]:
+    octets: U8 = np.frombuffer(payload, np.uint8)
+    if octets.size < LENGTH:
+        raise Malformed(f"it has {octets.size} bytes, too few for a round's length")
+    length = float(octets[-LENGTH:].view("<f8")[0])
+    if not 0 < length < MOST_LENGTH:
+        raise Malformed("it holds a round's length that is not positive, or not finite")
+    return octets[:-LENGTH], length

@@ -1,0 +1,72 @@
+"""What contributions count is what simulations make of them, and does not change with who comes and goes."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from atoll.comm.config import InnerConfig, ModelConfig, RunConfig
+from atoll.comm.ids import NodeId
+from atoll.comm.outer_config import OuterConfig, WeightName
+from atoll.coordinator import ledger as book
+from atoll.coordinator.ledger import Contribution, Ledger
+from atoll.coordinator.weighing import length, scales, weights
+from atoll.outer_opt import weights as reference
+
+REFERENCE = {
+    WeightName.TOKENS: reference.by_tokens,
+    WeightName.EQUAL: reference.equal,
+    WeightName.QUALITY: reference.by_quality,
+}
+
+
+def config(outer: OuterConfig) -> RunConfig:
+    return RunConfig(model=ModelConfig(seq_len=32), inner=InnerConfig(batch_size=4), outer=outer)
+
+
+def opened(ledger: Ledger, found: list[Contribution], reducers: tuple[NodeId, ...] = ()) -> Ledger:
+    nodes = tuple(NodeId(f"n{i}") for i in range(len(found)))
+    for node, contribution in zip(nodes, found, strict=True):
+        ledger = book.contribute(ledger, node, contribution)
+    return book.reopen(ledger, nodes, reducers, 3, lambda chunks: nodes[:1] * chunks)
+
+
+def drawn(rng: random.Random, count: int) -> list[Contribution]:
+    steps = [rng.choice([1, 10, 100, 1000]) * rng.randint(1, 9) for _ in range(count)]
+    return [Contribution(4 * n, n, 2.0, rng.choice([0.0, 1e-3, 1.0, 1e6]) * rng.random()) for n in steps]
+
+
+@pytest.mark.parametrize("name", WeightName)
+@pytest.mark.parametrize("seed", range(20))
+def test_weights_scales_and_length_are_those_of_simulations(name: WeightName, seed: int) -> None:
+    rng = random.Random(seed)
+    found = drawn(rng, rng.randint(1, 9))
+    tokens, steps = [float(c.samples * 32) for c in found], [float(c.steps) for c in found]
+    ledger, run = opened(Ledger(), found), config(OuterConfig(weights=name, clip=True, per_token=True))
+    assert weights(ledger, run) == REFERENCE[name](tokens, steps)
+    assert scales(ledger, run) == reference.clips([c.norm for c in found])
+    assert length(ledger, run) == sum(steps) / len(steps) / run.rounds.inner_steps
+    plain = config(OuterConfig(weights=name))
+    assert set(scales(ledger, plain)) == {1.0} and length(ledger, plain) == 1.0
+
+
+def test_a_delta_of_1000_times_the_others_norm_counts_a_thousandth() -> None:
+    found = [Contribution(40, 10, 2.0, norm) for norm in (1.0, 1000.0, 1.0, 0.5)]
+    assert scales(opened(Ledger(), found), config(OuterConfig(clip=True))) == [1.0, 0.001, 1.0, 1.0]
+
+
+def test_a_reducer_has_no_weight() -> None:
+    ledger = opened(Ledger(), drawn(random.Random(0), 2), (NodeId("n9"),))
+    assert weights(ledger, config(OuterConfig(weights=WeightName.EQUAL))) == [1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("name", WeightName)
+def test_who_comes_in_a_later_attempt_changes_nothing_for_the_others(name: WeightName) -> None:
+    rng = random.Random(1)
+    found, run = drawn(rng, 3), config(OuterConfig(weights=name, clip=True, per_token=True))
+    first = opened(Ledger(), found)
+    later = opened(first, [*found, replace(found[0], samples=400_000, norm=1e9)])
+    assert later.attempt == 2 and len(later.entries) == 4
+    assert weights(later, run)[:3] == weights(first, run) and scales(later, run)[:3] == scales(first, run)
+    assert length(later, run) == length(first, run)
+    assert scales(later, run)[3] < 1e-2
