@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -62,6 +63,7 @@ from atoll.node.config import NodeConfig, TrainerSpec
 from atoll.node.control import AWAY, Control, Identity, SessionLost
 from atoll.node.data import check_source
 from atoll.node.durable import Durable, Place
+from atoll.node.mend import mend
 from atoll.node.method import rule_of
 from atoll.node.outer import OuterState
 from atoll.node.recover import Donor, MovedOn, Standing, Target, recover
@@ -389,6 +391,7 @@ class Daemon:
                 self._pulse = Pulse(time.monotonic(), step, round_, tokens_per_s, loss)
             case Reached(round_):
                 self._events.put_nowait(machine.TrainerReached(round_))
+                self._spawn(self._inspect())
             case Ready(round_, steps, loss, samples, norm):
                 self._events.put_nowait(machine.TrainerReady(round_, steps, samples, loss, norm))
             case Evaluated(round_, loss):
@@ -597,11 +600,25 @@ class Daemon:
             for c, payload in enumerate(sealed.chunks):
                 outer.apply(c, payload)
 
+        if sum(not m.gone for m in self._plan.members) == 2:
+            await self._inspect()  # no majority could tell who is right
         await self._compute(work)
         if self._durable is not None:
             self._durable.committed(round_, sealed.chunks, sealed.digests)
         self._new_round(RoundBuffers())
         await self._settled()
+
+    async def _inspect(self) -> None:
+        """Look whether the state is what it was, and mend it."""
+        outer, disk = self._outer, self._durable
+        assert outer is not None and disk is not None
+        found = [await self._compute(partial(mend, outer, disk, c)) for c in range(outer.chunks.count)]
+        wrong = [c for c, mended in enumerate(found) if mended is not None]
+        if wrong:
+            whole = all(found[c] for c in wrong)
+            how = "mended from the disk" if whole else "the disk cannot mend them"
+            log.warning(f"chunks {wrong} of the state of round {outer.round} changed in memory: {how}")
+            self._report(0, mended=pb.Mended(round=outer.round, chunks=len(wrong), whole=whole))
 
     async def _recover(self, order: machine.Recover) -> None:
         outer, view = self._outer, order.view
