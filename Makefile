@@ -27,9 +27,9 @@ demo: .venv/installed
 test: .venv/installed-dev
 	$(BIN)/pytest
 
-# Real processes, killed and stopped many times: about 20 minutes.
+# Real processes, killed and stopped many times: about 45 minutes.
 chaos: .venv/installed-dev
-	ATOLL_CHAOS_TIMES=5 ATOLL_SIM_SEEDS=2000 $(BIN)/pytest -s -m "chaos or not chaos" tests/e2e tests/sim tests/test_wan.py
+	ATOLL_CHAOS_TIMES=5 ATOLL_POWER_CUTS=50 ATOLL_SIM_SEEDS=2000 $(BIN)/pytest -s -m "chaos or not chaos" tests/e2e tests/sim tests/test_wan.py
 
 # docs/performance.md: about 10 minutes. Emulated links need root; without it their rows say so.
 bench: .venv/installed-dev

@@ -37,6 +37,9 @@ def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:
             return ev.LayoutKnown(node, life, int(numel), _digest(request.layout.digest))
         case "state_at":
             return ev.StateAt(node, life, request.state_at.round, _digest(request.state_at.digest))
+        case "mended":
+            m = request.mended
+            return ev.Mended(node, life, m.round, m.chunks, m.whole)
         case "reached":
             return ev.Reached(node, life, fence.round)
         case "ready":

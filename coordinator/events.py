@@ -77,6 +77,17 @@ class StateAt:
 
 
 @dataclass(frozen=True, slots=True)
+class Mended:
+    """Chunks of the node's state changed in its memory by themselves."""
+
+    node: NodeId
+    life: int
+    round: int
+    chunks: int
+    whole: bool  # all are again what they were
+
+
+@dataclass(frozen=True, slots=True)
 class Reached:
     """The node has taken the round's inner steps, and takes more until the round closes."""
 
@@ -197,6 +208,7 @@ Event = (
     | Heard
     | LayoutKnown
     | StateAt
+    | Mended
     | Reached
     | BecameReady
     | Sealed

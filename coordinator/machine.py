@@ -32,6 +32,7 @@ from atoll.coordinator.events import (
     Joined,
     LayoutKnown,
     Leaving,
+    Mended,
     Note,
     Orphans,
     PeerLost,
@@ -118,6 +119,8 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
             return roster.layout_known(state, node, numel, digest, out)
         case StateAt(node, _, round_, digest):
             return roster.state_at(state, node, round_, digest, out)
+        case Mended():
+            return roster.mended(state, event, out)
         case Reached(node, _, round_):
             return rounds.reached(state, node, round_, now)
         case BecameReady():

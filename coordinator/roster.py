@@ -8,12 +8,13 @@ from dataclasses import replace
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator import leases as data
-from atoll.coordinator.events import Effect, Note, Publish
+from atoll.coordinator.events import Effect, Mended, Note, Publish
 from atoll.coordinator.membership import MemberState
 from atoll.coordinator.state import (
     TRAINING,
     Phase,
     State,
+    count,
     most_common,
     remove,
     with_member,
@@ -48,6 +49,15 @@ def state_at(state: State, node: NodeId, round_: int, digest: bytes, out: list[E
     if making:
         out.append(Note(f"{state.name(node)} initialised the model", node))
         return replace(state, digest=digest)
+    return state
+
+
+def mended(state: State, event: Mended, out: list[Effect]) -> State:
+    """It is told, and nothing follows: what could not be mended shows in the next commit's digests."""
+    what = count(event.chunks, "chunk")
+    how = "mended from its disk" if event.whole else "its disk could not mend all of it"
+    story = f"{what} of its state of round {event.round} changed in memory: {how}"
+    out.append(Note(f"{state.name(event.node)}: {story}", event.node))
     return state
 
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, assert_never
 
 import msgspec
@@ -61,6 +62,7 @@ from atoll.node.disk import Shares
 from atoll.node.durable import Durable, Place
 from atoll.node.home import Options, claim, on_signals, remember, remembered, sessions
 from atoll.node.leases import beyond
+from atoll.node.mend import mend
 from atoll.node.method import feedback_of, rule_of, sealing_of
 from atoll.node.outer import OuterState
 from atoll.node.part import Part
@@ -379,6 +381,7 @@ class Daemon:
                 self._pulse = Pulse(time.monotonic(), step, round_, tokens_per_s, loss)
             case Reached(round_):
                 self._events.put_nowait(machine.TrainerReached(round_))
+                self._spawn(self._inspect())
             case Ready(round_, steps, loss, samples, norm, ahead):
                 self._events.put_nowait(machine.TrainerReady(round_, steps, samples, loss, norm, ahead))
             case Waits(round_):
@@ -580,11 +583,25 @@ class Daemon:
             for c, payload in enumerate(sealed.chunks):
                 outer.apply(c, payload)
 
+        if self._part.members == 2:
+            await self._inspect()  # no majority could tell who is right
         await self._compute(work)
         if self._durable is not None:
             self._durable.committed(view.committed, sealed.chunks, sealed.digests)
         self._part.forget()
         await self._settled()
+
+    async def _inspect(self) -> None:
+        """Look whether the state is what it was, and mend it."""
+        outer, disk = self._outer, self._durable
+        assert outer is not None and disk is not None
+        found = [await self._compute(partial(mend, outer, disk, c)) for c in range(outer.chunks.count)]
+        wrong = [c for c, mended in enumerate(found) if mended is not None]
+        if wrong:
+            whole = all(found[c] for c in wrong)
+            how = "mended from the disk" if whole else "the disk cannot mend them"
+            log.warning(f"chunks {wrong} of the state of round {outer.round} changed in memory: {how}")
+            self._report(0, mended=pb.Mended(round=outer.round, chunks=len(wrong), whole=whole))
 
     async def _recover(self, order: machine.Recover) -> None:
         outer, view = self._outer, order.view

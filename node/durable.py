@@ -172,6 +172,21 @@ class Durable:
             self._outer.apply(c, payload)
         return bool(late)
 
+    def chunk(self, c: int, round_: int) -> tuple[int, bytes, list[Octets]] | None:
+        """Chunk `c` as a snapshot has it, and its sealed bytes since then (atoll.node.mend.Disk)."""
+        for snapshot in self._snapshots:
+            since = [self._kept(k, c) for k in range(snapshot.at[c] + 1, round_ + 1)]
+            payloads = [payload for payload in since if payload is not None]
+            data = snapshot.chunk(c, self._outer.chunks) if len(payloads) == len(since) else None
+            if data is not None and snapshot.at[c] <= round_:
+                return snapshot.at[c], data, payloads
+        return None
+
+    def _kept(self, round_: int, c: int) -> Octets | None:
+        if (here := self._memory.get(round_)) is not None:
+            return here[0][c].tobytes()
+        return self._log.read(round_, c) if self._log is not None else None
+
     async def sealed(self, round_: Round, chunk: int) -> Octets | None:
         """The sealed bytes of a committed round's chunk (atoll.comm.plane.Shelf)."""
         if (here := self._memory.get(round_)) is not None:

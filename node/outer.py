@@ -98,6 +98,22 @@ class OuterState:
             raise Flipped(f"chunk {c} of the state of round {round_} changed in memory by itself")
         return round_, both, sum_
 
+    def sound(self, c: int) -> bool:
+        """Chunk `c` is what it was when the state was settled."""
+        with self._turn:
+            return not self._still or self.chunk_digest(c) == self._digests[c]
+
+    def remake(self, c: int, round_: int, data: bytes, payloads: Sequence[Octets]) -> bool:
+        """Make chunk `c` of the settled state anew: as it was in `round_`, brought forward. False: that did not
+        give what it was when it was settled."""
+        at = self.at[c]
+        self.put(c, round_, data)
+        for payload in payloads:
+            self.apply(c, payload)
+        with self._turn:
+            self.at[c], self._noted[c], self._still = at, at + 1, True
+            return self.chunk_digest(c) == self._digests[c]
+
     def renumber(self, round_: int) -> None:
         """The same state is that of `round_`: the rounds in between are void."""
         with self._turn:

@@ -107,6 +107,11 @@ class Part:
         self._new_round(RoundBuffers())
 
     @property
+    def members(self) -> int:
+        """How many take part under the latest plan."""
+        return sum(not m.gone for m in self._plan.members)
+
+    @property
     def bytes_up(self) -> int:
         """Since the round's first attempt began."""
         return self._plane.bytes_up - self._round.up

@@ -18,6 +18,7 @@ regions NAME... / NAME...   these are near each other, those too; so they report
 reduce                      all members of the attempt seal and hold
 commit                      all participants: 10 s, reached, ready, reduce, and they tell their new state
 evaluated NAME LOSS [ROUND]
+mended NAME CHUNKS
 lost NAME PEER [attempt=1]  NAME's connection to PEER broke
 disconnect NAME... / connect NAME... / leave NAME...
 silent NAME... / talk NAME...      no heartbeats any more / again
@@ -201,7 +202,7 @@ class Run:
                         continue
                     for since in sorted({ledger.since[c] for c, o in enumerate(ledger.owners) if o == node}):
                         self.do("seal", [name, f"since={since}", *(f"{k}={v}" for k, v in options.items())])
-            case "layout" | "evaluated" | "lost":
+            case "layout" | "evaluated" | "lost" | "mended":
                 self.feed(self.event(verb, words[0], words[1:], options))
             case "state":
                 names = words[: next(i for i, word in enumerate(words) if word.isdigit())]
@@ -254,6 +255,8 @@ class Run:
             case "lost":
                 assert fence is not None
                 return ev.PeerLost(node, life, self.node(rest[0]), fence, "connection reset")
+            case "mended":
+                return ev.Mended(node, life, self.state.committed, int(rest[0]), True)
             case "evaluated":
                 return ev.Evaluated(node, life, int(rest[1]) if rest[1:] else self.state.committed, float(rest[0]))
             case "disconnect":

@@ -216,6 +216,7 @@ class ReportRequest(_message.Message):
     LEAVE_FIELD_NUMBER: _builtins.int
     REACHED_FIELD_NUMBER: _builtins.int
     ORPHANS_FIELD_NUMBER: _builtins.int
+    MENDED_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     @_builtins.property
     def fence(self) -> Global___Fence: ...
@@ -239,6 +240,8 @@ class ReportRequest(_message.Message):
     def reached(self) -> Global___Reached: ...
     @_builtins.property
     def orphans(self) -> Global___Orphans: ...
+    @_builtins.property
+    def mended(self) -> Global___Mended: ...
     def __init__(
         self,
         *,
@@ -254,12 +257,13 @@ class ReportRequest(_message.Message):
         leave: Global___Leave | None = ...,
         reached: Global___Reached | None = ...,
         orphans: Global___Orphans | None = ...,
+        mended: Global___Mended | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluated", b"evaluated", "fence", b"fence", "held", b"held", "layout", b"layout", "leave", b"leave", "orphans", b"orphans", "reached", b"reached", "ready", b"ready", "report", b"report", "seals", b"seals", "state_at", b"state_at", "unreachable", b"unreachable"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluated", b"evaluated", "fence", b"fence", "held", b"held", "layout", b"layout", "leave", b"leave", "mended", b"mended", "orphans", b"orphans", "reached", b"reached", "ready", b"ready", "report", b"report", "seals", b"seals", "state_at", b"state_at", "unreachable", b"unreachable"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluated", b"evaluated", "fence", b"fence", "held", b"held", "layout", b"layout", "leave", b"leave", "orphans", b"orphans", "reached", b"reached", "ready", b"ready", "report", b"report", "seals", b"seals", "session", b"session", "state_at", b"state_at", "unreachable", b"unreachable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluated", b"evaluated", "fence", b"fence", "held", b"held", "layout", b"layout", "leave", b"leave", "mended", b"mended", "orphans", b"orphans", "reached", b"reached", "ready", b"ready", "report", b"report", "seals", b"seals", "session", b"session", "state_at", b"state_at", "unreachable", b"unreachable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["layout", "state_at", "ready", "seals", "held", "evaluated", "unreachable", "leave", "reached", "orphans"]  # noqa: Y015
+    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["layout", "state_at", "ready", "seals", "held", "evaluated", "unreachable", "leave", "reached", "orphans", "mended"]  # noqa: Y015
     _WhichOneofArgType_report: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
 
@@ -312,6 +316,34 @@ class StateAt(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StateAt: _TypeAlias = StateAt  # noqa: Y015
+
+@_typing.final
+class Mended(_message.Message):
+    """chunks of the state changed in the node's memory by themselves"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    chunks: _builtins.int
+    whole: _builtins.bool
+    """all are again what they were"""
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        chunks: _builtins.int = ...,
+        whole: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "round", b"round", "whole", b"whole"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Mended: _TypeAlias = Mended  # noqa: Y015
 
 @_typing.final
 class Reached(_message.Message):

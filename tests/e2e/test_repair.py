@@ -41,3 +41,20 @@ def test_a_flipped_bit_is_found_at_the_next_commit_and_costs_its_chunk(run: Run)
     assert any("differs from the run's" in sentence for sentence in told)
     chunks = [int(k) for k in re.findall(r"fetched (\d+) of \d+ chunks", run.log("two"))]
     assert chunks[1] == 1, "it fetched more than the chunk that differed"
+
+
+def test_of_two_nodes_the_one_whose_memory_is_wrong_knows_it_and_mends_it_from_its_disk(run: Run) -> None:
+    run.start("rounds.inner_steps=30", "checkpoint.every=2")
+    url = run.invite(2)
+    run.join(url, "one"), run.join(url, "two")
+    until("a commit of both", lambda: run.committed() >= 3 and run.contributors() == 2)
+    before = run.committed()
+    flip(run, "two", "anchor", 21, 1)
+
+    def told() -> list[str]:
+        return [e["sentence"] for e in run.run().get("events", []) if "changed in memory" in e["sentence"]]
+
+    assert "two: 1 chunk of its state" in until("the node to tell", told)[0]
+    until("two more commits", lambda: run.committed() >= before + 3 and run.contributors() == 2)
+    run.whole(before + 2)
+    assert "evicted" not in run.log("c") and "mended from the disk" in run.log("two")

@@ -18,6 +18,7 @@ from atoll.comm.octets import U8
 from atoll.comm.sealing import mean_of
 from atoll.node import durable, snapshots
 from atoll.node.durable import Durable, Place
+from atoll.node.mend import mend
 from atoll.node.outer import OuterState
 from atoll.node.sealed_log import SealedLog
 from atoll.node.snapshots import Torn
@@ -332,6 +333,40 @@ def test_after_void_rounds_the_same_state_has_another_number(tmp_path: Path) -> 
         await node.commit(5)
         again = Node(tmp_path)
         assert again.disk.restore() == 5 and again.state() == node.state()
+
+    run(body())
+
+
+@pytest.mark.parametrize("vector", ["anchor", "momentum"])
+def test_a_flipped_bit_in_memory_is_mended_from_snapshot_and_log(tmp_path: Path, vector: str) -> None:
+    async def body() -> None:
+        node = Node(tmp_path)
+        await node.initialise()
+        await node.commit(1, 2)
+        node.apply(3)  # its bytes wait for the disk
+        node.outer.settle()
+        right = node.state()
+        getattr(node.outer.vectors, vector).view(np.uint32)[1500] ^= 1 << 30
+        assert [mend(node.outer, node.disk, c) for c in range(CHUNKS.count)].count(True) == 1
+        assert node.state() == right and node.outer.round == 3
+        assert node.outer.digests(Round(3)) is not None, "peers are served again"
+        assert mend(node.outer, node.disk, 1) is None
+        await node.disk.quiet()
+
+    run(body())
+
+
+def test_what_the_disk_cannot_mend_is_left_for_the_runs_digests_to_find(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path)
+        await node.initialise()
+        await node.commit(1)
+        flip(node.disk._snapshots[0].path, -4 * NUMEL)
+        right = node.outer.settle()
+        damaged = [c for c in range(CHUNKS.count) if node.disk.chunk(c, 1) is None]
+        node.outer.vectors.anchor[CHUNKS.span(damaged[0])] += 1
+        assert mend(node.outer, node.disk, damaged[0]) is False
+        assert node.outer.round == 1 and node.outer.settle() != right
 
     run(body())
 
