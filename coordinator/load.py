@@ -20,6 +20,7 @@ from atoll.comm.bits import bitmap
 from atoll.comm.digest import root
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as rpc
+from atoll.coordinator.service import PROTOCOL
 
 NICE = 5  # the members stand for other machines: they take no time from the coordinator
 SHARE = 10  # members on one connection
@@ -151,7 +152,9 @@ class Member:
     async def live(self) -> None:
         """Join and follow the views until cancelled."""
         load, task = self._load, self._load.task
-        request = pb.JoinRequest(protocol=1, run=task.run, token=task.token, name="member", address="127.0.0.1:9")
+        request = pb.JoinRequest(
+            protocol=PROTOCOL, run=task.run, token=task.token, name="member", address="127.0.0.1:9"
+        )
         async with load.gate:
             reply = await self._stub.Join(request, timeout=DEADLINE)
         self.session, self._node, self.interval = reply.session, reply.node_id, reply.heartbeat

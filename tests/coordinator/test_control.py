@@ -52,7 +52,7 @@ class Node:
 
     async def join(self, session: str = "", **changes: Any) -> pb.JoinReply:
         fields: dict[str, Any] = {
-            "protocol": 1,
+            "protocol": service.PROTOCOL,
             "run": "reef",
             "token": self.token,
             "name": "ada",
