@@ -16,7 +16,7 @@ MUON = Case("dp-muon", "data-parallel Muon", ("inner.optimizer=muon",), parallel
 BEST = Case("defaults", "the defaults: Muon, int8, blocking")
 FP32 = varied(BEST, "fp32", "fp32 wire", "reduce.codec=fp32")
 INT4 = varied(BEST, "int4", "int4 wire with error feedback", "reduce.codec=int4", "outer.feedback=0.9")
-SPARSE = Case("sparse", "sparse: 1 of 64 at 2 bits, feedback", ("inner.optimizer=muon",), "sparse")
+SPARSE = Case("sparse", "sparse with Muon: 1 of 64 at 2 bits, feedback", ("inner.optimizer=muon",), "sparse")
 COLD = varied(replace(FP32, together=0.0), "fp32-cold", "fp32 wire, no data-parallel start")
 COLD_SPARSE = varied(replace(SPARSE, together=0.0), "sparse-cold", "sparse, no data-parallel start")
 COLD_INT4 = varied(
