@@ -60,7 +60,7 @@ def test_what_is_no_hidden_matrix_goes_through_adamw() -> None:
     one, other = build(MODEL), build(MODEL)
     init_parameters(one, 0)
     init_parameters(other, 0)
-    muon, adamw = make(one, CONFIG), make(other, InnerConfig(lr=1e-2))
+    muon, adamw = make(one, CONFIG), make(other, InnerConfig(optimizer=OptimizerName.ADAMW, lr=1e-2))
     generator = torch.Generator().manual_seed(3)
     for (_, p), (_, q) in zip(one.named_parameters(), other.named_parameters(), strict=True):
         p.grad = torch.randn(p.shape, generator=generator)
