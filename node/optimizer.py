@@ -57,8 +57,10 @@ class Muon(torch.optim.AdamW):
     def __init__(self, model: nn.Module, config: InnerConfig) -> None:
         matrices, embeddings, vectors = list[Tensor](), list[Tensor](), list[Tensor]()
         of = {Kind.MATRIX: matrices, Kind.EMBEDDING: embeddings, Kind.VECTOR: vectors}
+        looked_up = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}  # whatever their names are
         for name, parameter in model.named_parameters():
-            of[kind_of(name, parameter.ndim) if parameter.ndim <= 2 else Kind.EMBEDDING].append(parameter)
+            other = parameter in looked_up or parameter.ndim > 2
+            of[Kind.EMBEDDING if other else kind_of(name, parameter.ndim)].append(parameter)
         groups = _groups(config, embeddings, vectors)
         if matrices:
             groups.append({"params": matrices, "weight_decay": config.weight_decay, "muon": config.muon_momentum})
