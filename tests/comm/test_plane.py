@@ -261,10 +261,7 @@ def test_a_request_on_a_link_ends_it() -> None:
 @pytest.mark.parametrize(
     ("greeting", "sentence"),
     [
-        (
-            wire.GREETING.pack(wire.MAGIC, 1, bytes(16)),
-            f"speaks version 1 of the data plane, this node speaks {wire.VERSION}",
-        ),
+        (wire.GREETING.pack(wire.MAGIC, 1, bytes(16)), f"data plane, this node speaks {wire.VERSION}"),
         (b"HTTP/1.1 400 Bad Request\r\n", "no data plane of this software"),
         (b"", "connection was closed"),
     ],
