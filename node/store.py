@@ -16,11 +16,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import fsspec
 import msgspec
 import numpy as np
 from blake3 import blake3
-from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
 from atoll.comm.digest import SIZE, digest, root
@@ -78,8 +76,11 @@ class Store:
     def __init__(self, url: str, files: bool = True) -> None:
         """`files`: it may be in this machine's own. Raises `ResourceError` where this machine lacks what the URL
         needs, or does not allow it."""
+        from fsspec.core import url_to_fs  # 14 MB, which most nodes never need
+        from fsspec.implementations.local import LocalFileSystem
+
         try:
-            self.fs, path = fsspec.core.url_to_fs(url)
+            self.fs, path = url_to_fs(url)
         except (ImportError, ValueError) as error:
             raise ResourceError(f"{url} cannot be used: {error}") from None
         if not files and isinstance(self.fs, LocalFileSystem):
