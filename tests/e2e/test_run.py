@@ -18,7 +18,9 @@ def test_a_killed_trainer_returns_and_unequal_nodes_agree(run: Run) -> None:
     one, two = run.join(url, "one"), run.join(url, "two", "ranks=2")
     until("the first commit", lambda: run.committed() >= 1)
     kill(*psutil.Process(two.pid).children(recursive=True))  # launcher and ranks; the daemon lives on
-    assert psutil.Process(one.pid).memory_info().rss < 200e6
+    assert (
+        psutil.Process(one.pid).memory_full_info().uss < 120e6
+    )  # of its own: without torch, or a copy of the state
     assert one.wait(90) == 0 and two.wait(30) == 0
     records = run.get("/api/rounds?since=0")
     assert [r["round"] for r in records] == [1, 2, 3, 4]
