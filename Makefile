@@ -27,7 +27,7 @@ demo: .venv/installed
 test: .venv/installed-dev
 	$(BIN)/pytest
 
-# Real processes, killed and stopped many times: about 45 minutes.
+# Real processes, killed and stopped many times; the power fails 50 times. It takes long.
 chaos: .venv/installed-dev
 	ATOLL_CHAOS_TIMES=5 ATOLL_POWER_CUTS=50 ATOLL_SIM_SEEDS=2000 $(BIN)/pytest -s -m "chaos or not chaos" tests/e2e tests/sim tests/test_wan.py
 

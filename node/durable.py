@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.comm.digest import digest
 from atoll.comm.ids import Round
 from atoll.comm.octets import U8, Octets
 from atoll.node import about, snapshots
@@ -183,8 +184,10 @@ class Durable:
         return None
 
     def _kept(self, round_: int, c: int) -> Octets | None:
+        """Sealed bytes; None: they are not here, or not as they were."""
         if (here := self._memory.get(round_)) is not None:
-            return here[0][c].tobytes()
+            data = here[0][c].tobytes()
+            return data if digest(data) == here[1][c] else None
         return self._log.read(round_, c) if self._log is not None else None
 
     async def sealed(self, round_: Round, chunk: int) -> Octets | None:

@@ -11,12 +11,9 @@ DECOUPLED = (
 )
 
 
-def test_deltas_are_merged_radially_by_a_quorum_of_one_through_a_kill_and_a_join(run: Run) -> None:
-    run.start(*DECOUPLED, "members.start=3")
-    url = run.invite(4)
-    run.join(url, "one")
-    run.join(url, "two", faults="trainer.step=stall:0.1")  # it has fewer steps when the others have theirs
-    run.join(url, "three")
+def killed_joined_and_back(run: Run, url: str) -> int:
+    """`three` is killed after two commits, `four` joins, `three` comes back, and both contribute; returns the
+    round that was committed when it came."""
     until("two commits", lambda: run.committed() >= 2)
     run.kill("three")
     run.join(url, "four")
@@ -24,9 +21,18 @@ def test_deltas_are_merged_radially_by_a_quorum_of_one_through_a_kill_and_a_join
     four = until("the joiner", lambda: run.member("four").get("node_id"))
     until("a commit with the joiner", lambda: [r for r in run.rounds(killed) if four in r["contributors"]])
     run.join(url, "three")
-    three = run.member("three")["node_id"]
-    back = run.committed()
+    three, back = run.member("three")["node_id"], run.committed()
     until("a commit with who came back", lambda: [r for r in run.rounds(back) if three in r["contributors"]])
+    return back
+
+
+def test_deltas_are_merged_radially_by_a_quorum_of_one_through_a_kill_and_a_join(run: Run) -> None:
+    run.start(*DECOUPLED, "members.start=3")
+    url = run.invite(4)
+    run.join(url, "one")
+    run.join(url, "two", faults="trainer.step=stall:0.1")  # it has fewer steps when the others have theirs
+    run.join(url, "three")
+    back = killed_joined_and_back(run, url)
     assert "is on this node's disk" in run.log("three")
     run.whole(back)
     assert any("had less" in r["reason"] or "goes on without" in run.log("c") for r in run.rounds())
@@ -37,16 +43,7 @@ def test_sparse_deltas_are_gathered_through_a_kill_and_a_join(run: Run) -> None:
     url = run.invite(4)
     for name in ("one", "two", "three"):
         run.join(url, name)
-    until("two commits", lambda: run.committed() >= 2)
-    run.kill("three")
-    run.join(url, "four")
-    killed = run.committed()
-    four = until("the joiner", lambda: run.member("four").get("node_id"))
-    until("a commit with the joiner", lambda: [r for r in run.rounds(killed) if four in r["contributors"]])
-    run.join(url, "three")
-    three, back = run.member("three")["node_id"], run.committed()
-    until("a commit with who came back", lambda: [r for r in run.rounds(back) if three in r["contributors"]])
-    run.whole(back)
+    run.whole(killed_joined_and_back(run, url))
     sent = [max(record["bytes_up"].values()) for record in run.rounds()]  # with what joiners were given
     assert min(sent) < 20_000, "a dense reduce of int8 sends more"
 

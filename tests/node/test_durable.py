@@ -371,6 +371,23 @@ def test_what_the_disk_cannot_mend_is_left_for_the_runs_digests_to_find(tmp_path
     run(body())
 
 
+def test_sealed_bytes_that_changed_in_memory_mend_nothing(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path)
+        await node.initialise()
+        payloads, sums = sealed(1)
+        for c, payload in enumerate(payloads):
+            node.outer.apply(c, payload)
+        node.disk.committed(1, payloads, sums)  # they wait for the disk
+        node.outer.settle()
+        payloads[1][:64] = 0xFF
+        node.outer.vectors.anchor[CHUNKS.span(1)] += 1
+        assert mend(node.outer, node.disk, 1) is False and node.outer.round == 1
+        await node.disk.quiet()
+
+    run(body())
+
+
 def test_a_flipped_bit_in_memory_is_not_written(tmp_path: Path) -> None:
     async def body() -> None:
         node = Node(tmp_path)
