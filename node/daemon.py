@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, assert_never
 
 import msgspec
+import numpy as np
 import psutil
 
 from atoll.comm.bits import bitmap, places
@@ -630,6 +631,10 @@ class Daemon:
             return
         size, seconds = self._plane.bytes_down - before, time.monotonic() - started
         self.recovering = ""
+        if self._durable is not None:
+            for round_, chunks in took.sealed.items():
+                payloads = [np.frombuffer(chunk.payload, np.uint8) for chunk in chunks]
+                self._durable.committed(round_, payloads, [chunk.digest for chunk in chunks])
         log.info(
             f"has the state of round {view.committed}: fetched {took.fetched} of {took.of} chunks, "
             f"{size / 1e6:.2f} MB in {seconds:.2f} s"

@@ -70,7 +70,7 @@ class Durable:
         self._at_work = -1  # the round that is being written
         self._snapping: asyncio.Task[None] | None = None
         self._gap = False  # a round could not be written
-        self._urgent = False  # nobody else has what is being written as a snapshot
+        self._urgent = False  # what is being written as a snapshot cannot be had from the rest of the disk
         self._doubted = False  # what is on the disk may be of a state that is not the run's
         self._closing = False
         self._changed = asyncio.Event()
@@ -201,7 +201,7 @@ class Durable:
     # The log
 
     def committed(self, round_: int, payloads: Sequence[U8], digests: Sequence[bytes]) -> None:
-        """A round's sealed bytes; nothing but this reads or writes them from now on."""
+        """A round's sealed bytes, of a reduce or fetched; nothing but this reads or writes them from now on."""
         self._memory[round_] = payloads, digests
         most = WAITING if self._log is not None else 1
         for old in sorted(set(self._memory) - {self._at_work})[:-most]:
@@ -250,7 +250,8 @@ class Durable:
 
     def _forget(self, round_: int) -> None:
         for buffer in self._memory.pop(round_)[0]:
-            self._give(buffer)
+            if buffer.flags.writeable:  # those of a reduce
+                self._give(buffer)
 
     def _tidy(self, log_: SealedLog) -> None:
         """Drop the rounds that no snapshot needs and that nobody would ask for: a snapshot is fewer bytes."""
@@ -287,8 +288,7 @@ class Durable:
             return True
 
     def behind(self, round_: int) -> bool:
-        """The disk cannot bring back the state of `round_` yet, but is being given what it lacks. Nobody waits for
-        a snapshot of what others have on their disks."""
+        """The disk cannot bring back the state of `round_` yet, but is being given what it lacks."""
         at_work = self._writing is not None or (self._snapping is not None and self._urgent)
         return self.keeps and at_work and self.proven < round_
 
@@ -309,8 +309,10 @@ class Durable:
             return
         assert self._place is not None
         due = not self._snapshots or round_ - self._snapshots[0].first >= self._place.every
-        if due or alone or self._doubted or self._gap:
-            self._urgent, self._gap = alone, False
+        # Who else has this state on a disk may be gone when the power fails: each relies on its own.
+        lost = self._reach((*self._log.rounds, *self._memory)) < round_
+        if due or alone or lost or self._doubted or self._gap:
+            self._urgent, self._gap = alone or lost or self._doubted, False
             self._snapping = asyncio.create_task(self._snap(self._place, tokens), name="snapshot")
 
     def doubt(self) -> None:

@@ -37,6 +37,7 @@ LOOK = 0.1  # seconds after which a stream without work looks whether another do
 SILENT = 1.0  # seconds after which another donor is asked what the state is, too
 MOST = 4096  # contributions in sealed bytes that hold them
 TELL = 5.0  # seconds between two lines of the log
+TAIL = 2  # missed rounds whose sealed bytes, 1 byte a parameter each, are kept for the log
 
 
 class MovedOn(Unreachable):
@@ -57,6 +58,14 @@ class Target:
     donors: tuple[Donor, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A chunk's sealed bytes."""
+
+    payload: bytes
+    digest: bytes
+
+
 @dataclass(slots=True)
 class Standing:
     """How far a recovery is; as text, for people."""
@@ -66,6 +75,7 @@ class Standing:
     fetched: int = 0  # chunks, of these
     seconds: float = 0.0  # since it began
     donors: dict[NodeId, int] = field(default_factory=dict)  # bytes of chunks that each gave
+    sealed: dict[Round, tuple[Sealed, ...]] = field(default_factory=dict)  # of all missed rounds, if they were few
 
     @property
     def rate(self) -> float:
@@ -159,6 +169,8 @@ class _Recovery:
         self._progress = Standing(outer.chunks.count)
         self._limits: dict[Errand, asyncio.Timeout] = {}  # to end an errand that is of no more use
         self._changed = asyncio.Event()  # set, and replaced, when a stream without work should look again
+        self._from = outer.round
+        self._tail: dict[int, list[Sealed]] = {}  # by chunk: what brought it from there
 
     async def run(self) -> Standing:
         self._errands = Errands(await self._lacking())
@@ -168,6 +180,9 @@ class _Recovery:
                 self._next_donor()
         if left := self._errands.left:
             raise MovedOn(f"{left} of {self._progress.of} chunks of round {self._round} could not be had")
+        if len(self._tail) == self._progress.of:
+            tail = zip(*(self._tail[c] for c in range(self._progress.of)), strict=True)
+            self._progress.sealed = {Round(k): all_ for k, all_ in enumerate(tail, self._from + 1)}
         return self._progress
 
     async def _lacking(self) -> list[int]:
@@ -274,6 +289,8 @@ class _Recovery:
             good = False
         if not good:
             outer.at[c] = -1
+        elif 0 <= self._from and len(payloads) == self._round - self._from <= TAIL:
+            self._tail[c] = [Sealed(payload, digest(payload)) for payload in payloads]
 
     async def _take(self, errand: Errand, size: int, work: Callable[[], None]) -> None:
         await self._compute(work)

@@ -307,6 +307,44 @@ def test_a_contribution_waits_for_the_disk_to_have_the_last_round(tmp_path: Path
     run(body())
 
 
+def test_a_contribution_waits_for_the_disk_to_have_a_state_that_was_fetched(tmp_path: Path) -> None:
+    async def body() -> None:
+        (tmp_path / "other").mkdir()
+        node, other = Node(tmp_path, every=100), Node(tmp_path / "other", every=100)
+        await node.initialise()
+        await other.initialise()
+        await other.commit(1, 2)
+        for c in range(CHUNKS.count):
+            node.outer.put(c, 2, other.outer.copy(c)[1].tobytes())
+        node.outer.settle()
+        node.disk.settled(2, 20)
+        await node.disk.caught_up(2)
+        assert node.disk.proven == 2
+        again = Node(tmp_path)
+        assert again.disk.restore() == 2 and again.state() == other.state()
+        await other.disk.quiet()
+
+    run(body())
+
+
+def test_rounds_whose_sealed_bytes_were_fetched_need_no_snapshot(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path, every=100)
+        await node.initialise()
+        payloads, digests = sealed(1)
+        fetched = [np.frombuffer(payload.tobytes(), np.uint8) for payload in payloads]
+        for c, payload in enumerate(payloads):
+            node.outer.apply(c, payload)
+        node.disk.committed(1, fetched, digests)
+        node.outer.settle()
+        node.disk.settled(1, 10)
+        await node.disk.caught_up(1)
+        assert node.disk.proven == 1 and [s.first for s in node.disk._snapshots] == [0]
+        assert not node.given, "what is nobody's buffer is not used for another chunk"
+
+    run(body())
+
+
 def test_a_state_that_was_not_the_runs_goes_when_a_better_one_is_there(tmp_path: Path) -> None:
     async def body() -> None:
         node = Node(tmp_path)

@@ -109,10 +109,10 @@ async def bring(
     digest: bytes,
     *donors: Peer,
     on_progress: Callable[[Standing], None] = lambda _: None,
-) -> None:
+) -> Standing:
     target = Target(Round(round_), digest, tuple(d.donor for d in donors))
     with ThreadPoolExecutor(1) as worker:
-        await recover(joiner.plane, joiner.outer, target, worker, on_progress)
+        return await recover(joiner.plane, joiner.outer, target, worker, on_progress)
 
 
 def test_a_joiner_gets_anchor_and_momentum_bit_for_bit(tmp_path: Path) -> None:
@@ -136,6 +136,22 @@ def test_a_node_that_missed_rounds_gets_their_sealed_bytes_only(tmp_path: Path) 
         await bring(b, 3, sum_, a)
         assert b.bits() == a.bits()
         assert a.plane.bytes_up - before < 3 * 1.1 * NUMEL + 2000  # a snapshot is 8 bytes a parameter
+
+
+def test_the_sealed_bytes_of_a_few_missed_rounds_are_there_for_the_log(tmp_path: Path) -> None:
+    @with_peers(tmp_path, "a", "b", "c")
+    async def _(a: Peer, b: Peer, c: Peer) -> None:
+        for peer in (a, b, c):
+            peer.initialise()
+        await c.commit(1)
+        for k in range(1, 4):
+            sum_ = await a.commit(k)
+        took = await bring(c, 3, sum_, a)
+        assert list(took.sealed) == [2, 3]
+        for k, sealed in took.sealed.items():
+            for chunk, one in enumerate(sealed):
+                assert one.payload == await a.sealed(k, chunk) and one.digest == digest(one.payload)
+        assert not (await bring(b, 3, sum_, a)).sealed, "it missed more than memory is for"
 
 
 def test_three_missed_rounds_are_less_than_three_point_two_bytes_a_parameter(tmp_path: Path) -> None:

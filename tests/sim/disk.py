@@ -33,7 +33,7 @@ class Durable:
 
     def __init__(self, node: "Node") -> None:
         self.node, self.world = node, node.world
-        self.writing = 0  # rounds
+        self.writing: dict[int, bytes] = {}  # what the log is to have, by round
         self._snapping = self._urgent = self._doubted = False
 
     @property
@@ -51,20 +51,20 @@ class Durable:
 
     def committed(self, round_: int, sealed: bytes) -> None:
         if self.disk is not None:
-            self.writing += 1
-            self.node.later(self._took(), self._written, self.disk, round_, sealed)
+            self.writing[round_] = sealed
+            self.node.later(self._took(), self._written, self.disk, round_)
 
-    def _written(self, disk: Disk, round_: int, sealed: bytes) -> None:
-        self.writing -= 1
-        disk.log[round_] = sealed
+    def _written(self, disk: Disk, round_: int) -> None:
+        disk.log[round_] = self.writing.pop(round_)
 
     def settled(self, round_: int, state: bytes, alone: bool) -> None:
         disk = self.disk
         if disk is None or not self.keeps or self._snapping:
             return
         due = not disk.snapshots or round_ - disk.snapshots[0][0] >= self.world.config.checkpoint.every
-        if due or alone or self._doubted:
-            self._snapping, self._urgent = True, alone
+        lost = Disk(disk.snapshots, disk.log | self.writing).state()[0] < round_
+        if due or alone or lost or self._doubted:
+            self._snapping, self._urgent = True, alone or lost or self._doubted
             self.node.later(self._took(), self._snapped, disk, (round_, state), self._doubted)
 
     def _snapped(self, disk: Disk, new: tuple[int, bytes], doubted: bool) -> None:
@@ -86,4 +86,4 @@ class Durable:
         """It is writing what it needs to bring back the state of `round_`."""
         if self.disk is None or not self.keeps or self.disk.state()[0] >= round_:
             return False
-        return self.writing > 0 or (self._snapping and self._urgent)
+        return bool(self.writing) or (self._snapping and self._urgent)

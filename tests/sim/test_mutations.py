@@ -280,7 +280,7 @@ MUTATIONS = [
         C + "attempts.py",
         "if gone := gone or [n for n in ledger.workers if n not in state.members.here]:",
         "if gone := []:",
-        11,
+        79,
     ),
     Mutation(
         "commits do not consume",
