@@ -24,9 +24,10 @@ from atoll.comm.certificates import NO_PIN, Pin
 from atoll.comm.codec import Malformed
 from atoll.comm.errors import PeerError, ResourceError
 from atoll.comm.ids import NodeId, Round, RunId
-from atoll.comm.link import Broken, Cap, Closed, Link, Meter, Path, Reset, reason
+from atoll.comm.link import FAR, Broken, Cap, Closed, Link, Meter, Path, Reset, reason
 from atoll.comm.octets import Octets, view
 from atoll.comm.peers import Peers
+from atoll.comm.streams import congestion_control, is_lossy
 from atoll.comm.tls import Sessions
 from atoll.comm.wire import Header, Kind
 
@@ -86,6 +87,7 @@ class DataPlane:
     ) -> None:
         self.run, self.node = run, node
         self._key, self._shelf, self._tls = key, shelf, tls
+        self._congestion = congestion_control
         self._meter = Meter()
         self._up, self._down = (Cap(rate) for rate in caps)
         self._address = ""
@@ -254,8 +256,15 @@ class DataPlane:
         while True:
             if request.length:
                 raise Broken("a request with a payload")
+            self._suit(link)
             await self._answer(request, link)
             request = await wire.receive(link, IDLE)
+
+    def _suit(self, link: Link) -> None:
+        """Use the congestion control that suits the path, or that was asked for."""
+        path = link.path()
+        if path is not None and (self._congestion or path.rtt > FAR):
+            link.use(self._congestion or congestion_control(is_lossy(path.sent, path.resent), path.burst))
 
     async def _answer(self, request: Header, link: Link) -> None:
         round, chunk = request.fence.round, request.chunk
@@ -289,6 +298,15 @@ class Fetcher:
     def __init__(self, plane: DataPlane, node: NodeId, address: str, pin: Pin = NO_PIN) -> None:
         self._plane, self.node, self.address, self._pin = plane, node, address, pin
         self._link: Link | None = None
+        self._dialling: asyncio.Task[Link] | None = None
+
+    def dial(self) -> None:
+        """Connect now, in the background. What goes wrong with that is told by the first `fetch`."""
+        if self._link is None and self._dialling is None:
+            self._dialling = asyncio.create_task(self._dial())
+
+    async def _dial(self) -> Link:
+        return await self._plane.dial(self.node, self.address, self._pin)
 
     async def __aenter__(self) -> Self:
         return self
@@ -334,7 +352,8 @@ class Fetcher:
         self, item: Item, round: Round, chunk: int, size: int, fits: Callable[[int], bool] | None
     ) -> bytes:
         if self._link is None:
-            self._link = await self._plane.dial(self.node, self.address, self._pin)
+            dialling, self._dialling = self._dialling, None
+            self._link = await (dialling or self._dial())
         link = self._link
         await wire.send(link, wire.unfenced(item.value, round, chunk))
         answer = await wire.receive(link, None)
@@ -358,9 +377,19 @@ class Fetcher:
         return self._link.path() if self._link is not None else None
 
     def _hang_up(self) -> None:
+        if self._dialling is not None:
+            self._dialling.add_done_callback(_close)
+            self._dialling.cancel()
+            self._dialling = None
         if self._link is not None:
             self._link.close()
             self._link = None
+
+
+def _close(dialled: asyncio.Task[Link]) -> None:
+    """Nobody wants the connection any more."""
+    if not dialled.cancelled() and dialled.exception() is None:
+        dialled.result().close()
 
 
 async def _listen(listen: str) -> socket.socket:

@@ -14,7 +14,7 @@ from asyncio import FIRST_COMPLETED
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -38,6 +38,9 @@ SILENT = 1.0  # seconds after which another donor is asked what the state is, to
 MOST = 4096  # contributions in sealed bytes that hold them
 TELL = 5.0  # seconds between two lines of the log
 TAIL = 2  # missed rounds whose sealed bytes, 1 byte a parameter each, are kept for the log
+
+
+Lines = dict[NodeId, list[Fetcher]]  # connections to each donor that are of use at once
 
 
 class MovedOn(Unreachable):
@@ -107,11 +110,23 @@ async def recover(
     """
     if not target.donors:
         raise MovedOn(f"no member holds the state of round {target.round}")
-    wanted, donors = await _digest_list(plane, outer, target)
-    return await _Recovery(plane, outer, target.round, wanted, donors, worker, on_progress).run()
+    streams_ = plane.peers.fixed or LEAST
+    lines = {d.node: [_line(plane, d) for _ in range(streams_)] for d in target.donors}
+    async with AsyncExitStack() as opened:
+        for k, donor in enumerate(target.donors):
+            for line in lines[donor.node]:
+                await opened.enter_async_context(line)
+                if k < DONORS:
+                    line.dial()
+        wanted, donors = await _digest_list(lines, outer, target)
+        return await _Recovery(plane, outer, target.round, wanted, donors, lines, worker, on_progress).run()
 
 
-async def _digest_list(plane: DataPlane, outer: OuterState, target: Target) -> tuple[list[bytes], list[Donor]]:
+def _line(plane: DataPlane, donor: Donor) -> Fetcher:
+    return Fetcher(plane, donor.node, donor.address, donor.pin)
+
+
+async def _digest_list(lines: Lines, outer: OuterState, target: Target) -> tuple[list[bytes], list[Donor]]:
     """The chunks' digests as the run's digest proves them, and the donors that may have them."""
     waiting = deque(target.donors)
     asked: dict[asyncio.Task[list[bytes] | None], Donor] = {}
@@ -119,7 +134,7 @@ async def _digest_list(plane: DataPlane, outer: OuterState, target: Target) -> t
         while waiting or asked:
             if waiting:
                 donor = waiting.popleft()
-                asked[asyncio.create_task(_digests_of(donor, plane, outer, target))] = donor
+                asked[asyncio.create_task(_digests_of(lines[donor.node][0], outer, target))] = donor
             done, _ = await asyncio.wait(asked, timeout=SILENT if waiting else None, return_when=FIRST_COMPLETED)
             for task in done:
                 donor = asked.pop(task)
@@ -132,11 +147,11 @@ async def _digest_list(plane: DataPlane, outer: OuterState, target: Target) -> t
     raise MovedOn(f"no donor has the state of round {target.round}")
 
 
-async def _digests_of(donor: Donor, plane: DataPlane, outer: OuterState, target: Target) -> list[bytes] | None:
+async def _digests_of(donor: Fetcher, outer: OuterState, target: Target) -> list[bytes] | None:
     """What it says the chunks' digests are; None: nothing, or not what the run's digest proves."""
     size = SIZE * outer.chunks.count
     try:
-        packed = await plane.fetch(donor.node, donor.address, Item.DIGESTS, target.round, 0, size, pin=donor.pin)
+        packed = await donor.fetch(Item.DIGESTS, target.round, 0, size)
     except (PeerLost, Missing) as error:
         log.warning(f"recovering without {donor.node}: {error}")
         return None
@@ -157,12 +172,13 @@ class _Recovery:
         round_: Round,
         wanted: list[bytes],
         donors: list[Donor],
+        lines: Lines,
         worker: Executor,
         on_progress: Callable[[Standing], None],
     ) -> None:
         self._plane, self._outer, self._worker = plane, outer, worker
         self._round, self._wanted, self._on_progress = round_, wanted, on_progress
-        self._standing_by = deque(donors)
+        self._standing_by, self._lines = deque(donors), lines
         self._abreast = min(len(donors), DONORS)
         self._clock = asyncio.get_running_loop().time
         self._began = self._told = self._clock()
@@ -209,7 +225,8 @@ class _Recovery:
             group.create_task(stream())
 
         async def stream() -> None:
-            async with Fetcher(self._plane, donor.node, donor.address, donor.pin) as fetcher:
+            ready = self._lines[donor.node]
+            async with ready.pop() if ready else _line(self._plane, donor) as fetcher:
                 while self._errands.left:
                     await self._step(fetcher)
                     if opened < self._suiting(fetcher):
@@ -217,7 +234,7 @@ class _Recovery:
 
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(self._plane.peers.fixed or LEAST):
+                for _ in range(len(self._lines[donor.node])):
                     open_another()
         except* (PeerLost, Missing) as errors:
             log.warning(f"recovering without {donor.node}: {errors.exceptions[0]}")
