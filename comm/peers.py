@@ -35,7 +35,8 @@ TURN = 1.5  # seconds after which the side that was not to dial does
 PEER_PACE = 1.05  # likewise of a peer's link, whose senders do not all send at the same time
 SLOWER = 4  # times; a node's link is then what bounds the transfer to it
 PIECE_TIME = 0.005  # seconds of this node's link
-SMALLEST_PIECE = 1 << 16  # bytes
+SMALLEST_PIECE = 1 << 16  # bytes; the last one of a payload may be smaller
+IN_PIECES = (Kind.CONTRIBUTION, Kind.PARTIAL, Kind.SEALED)  # what may be cut
 AGAIN = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds between tries to dial
 PATIENCE = 20.0  # seconds that a frame of a round, or attempt, to come is held
 MOST = 1 << 28  # bytes of a frame
@@ -80,6 +81,7 @@ class Sending:
 
     def piece(self, size: int) -> tuple[Header, memoryview]:
         """The next part, of `size` bytes; 0: all of it."""
+        size = size if self.header.kind in IN_PIECES else 0
         part = self.payload[self.offset : self.offset + size] if size else self.payload
         header = replace(self.header, length=len(part), offset=self.offset, whole=len(self.payload))
         self.offset += len(part)
@@ -149,7 +151,7 @@ class Peer:
 
     def share(self, sending: Sending) -> None:
         """Let other links take parts of it."""
-        if self.piece and len(sending.payload) > self.piece:
+        if self.piece and len(sending.payload) > self.piece and sending.header.kind in IN_PIECES:
             self._sent_in_parts.append(sending)
             self._wake()
 
@@ -494,6 +496,9 @@ class Peers:
             await asyncio.sleep(0)  # other links may have something, too
 
     async def _take_piece(self, talk: Talk, peer: Peer, link: Link, header: Header) -> None:
+        smallest = min(SMALLEST_PIECE, max(header.total - header.offset, 1))
+        if header.kind not in IN_PIECES or header.length < smallest:
+            raise Broken(f"a piece of {header.length} bytes of a frame {header.kind.name} of {header.total}")
         whole = replace(header, length=header.total, offset=0, whole=0)
         attempt = header.fence.attempt
         key = (peer.node, header.kind, header.chunk, attempt, header.place, header.packed, header.total)

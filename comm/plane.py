@@ -35,6 +35,7 @@ log = logging.getLogger("atoll.plane")
 
 IDLE = 60.0  # seconds between two requests on one connection
 MAX_LINKS = 1024  # accepted connections
+MAX_STRANGERS = 256  # of these, that have not proved the run's key yet
 
 
 class PeerLost(PeerError):
@@ -92,6 +93,7 @@ class DataPlane:
         self._up, self._down = (Cap(rate) for rate in caps)
         self._address = ""
         self._accepted: set[Link] = set()
+        self._strangers: dict[Link, None] = {}  # of these, the oldest first
         self._serving: asyncio.Task[None] | None = None
         self.peers = Peers(self._dial_link, self._meter, streams, congestion_control, self._up)
 
@@ -221,8 +223,13 @@ class DataPlane:
                     if len(self._accepted) >= MAX_LINKS:
                         accepted.close()
                         continue
+                    if len(self._strangers) >= MAX_STRANGERS:  # members need a moment, others have no claim
+                        oldest = next(iter(self._strangers))
+                        del self._strangers[oldest]
+                        oldest.close()
                     link = Link(accepted, self._meter, self._up, self._down)
                     self._accepted.add(link)
+                    self._strangers[link] = None
                     group.create_task(self._accept(link))
 
     async def _accept(self, link: Link) -> None:
@@ -230,8 +237,8 @@ class DataPlane:
         try:
             if self._tls is not None:
                 await self._tls.accept(link, wire.HANDSHAKE)
-            node = await wire.welcome(link, self.run, self.node, self._key)
-            who = node
+            who = node = await wire.welcome(link, self.run, self.node, self._key)
+            self._strangers.pop(link, None)
             first = await wire.receive(link, IDLE)
             if first.kind is Kind.LINK:
                 await self.peers.adopt(node, link)
@@ -248,6 +255,7 @@ class DataPlane:
             log.exception("closed a connection from %s because of a fault of this node", who)
         finally:
             self._accepted.discard(link)
+            self._strangers.pop(link, None)
             link.close()
 
     async def _answer_all(self, request: Header, link: Link) -> None:

@@ -3,11 +3,11 @@
 Every connection starts like this (integers are little-endian, text is UTF-8; with TLS, inside of its session):
 
     accepting side      4  magic "ATOL"
-                        1  version, 3
+                        1  version, 4
                         3  zero
                        16  nonce, fresh for each connection
     dialling side       4  magic "ATOL"
-                        1  version, 3
+                        1  version, 4
                         1  bytes of the run id            r
                         1  bytes of the sender's node id  s
                         1  bytes of the receiver's id     t
@@ -59,7 +59,8 @@ import hashlib
 import hmac
 import os
 import struct
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -75,7 +76,7 @@ HELLO = struct.Struct("<4sBBBB")
 HEADER = struct.Struct("<BBHIQQQIIII")
 PROOF = 32  # bytes
 MAX_SENTENCE = 512  # bytes of a refusal
-HANDSHAKE = 10.0  # seconds to connect and to say hello, each
+HANDSHAKE = 10.0  # seconds to connect, and to say hello
 
 
 class Kind(IntEnum):
@@ -168,14 +169,15 @@ async def sentence(link: Link, header: Header) -> str:
 
 async def greet(link: Link, run: RunId, me: NodeId, to: NodeId, key: bytes) -> None:
     """The dialling side's part of the handshake. Whether it was accepted shows in the first frame read."""
-    magic, version, nonce = GREETING.unpack(await link.read(GREETING.size, HANDSHAKE))
-    if magic != MAGIC:
-        raise Broken("what listens there is no data plane of this software")
-    if version != VERSION:
-        raise Broken(f"it speaks version {version} of the data plane, this node speaks {VERSION}: use one release")
-    ids = [text.encode() for text in (run, me, to)]
-    hello = HELLO.pack(MAGIC, VERSION, *(len(text) for text in ids)) + b"".join(ids)
-    await link.write(hello + _proof(key, nonce, hello))
+    async with _in_time():
+        magic, version, nonce = GREETING.unpack(await link.read(GREETING.size, None))
+        if magic != MAGIC:
+            raise Broken("what listens there is no data plane of this software")
+        if version != VERSION:
+            raise Broken(_other(version))
+        ids = [text.encode() for text in (run, me, to)]
+        hello = HELLO.pack(MAGIC, VERSION, *(len(text) for text in ids)) + b"".join(ids)
+        await link.write(hello + _proof(key, nonce, hello))
 
 
 async def welcome(link: Link, run: RunId, me: NodeId, key: bytes) -> NodeId:
@@ -183,16 +185,17 @@ async def welcome(link: Link, run: RunId, me: NodeId, key: bytes) -> NodeId:
 
     Without a key, which a node has from its join on, nobody is accepted.
     """
-    nonce = os.urandom(16)
-    await link.write(GREETING.pack(MAGIC, VERSION, nonce))
-    start = await link.read(HELLO.size, HANDSHAKE)
-    magic, version, *lengths = HELLO.unpack(start)
-    if magic != MAGIC:
-        raise Broken("its first bytes are not those of a data plane")
-    if version != VERSION:
-        raise Broken(f"it speaks version {version} of the data plane, this node speaks {VERSION}: use one release")
-    ids = await link.read(sum(lengths), HANDSHAKE)
-    proof = await link.read(PROOF, HANDSHAKE)
+    async with _in_time():
+        nonce = os.urandom(16)
+        await link.write(GREETING.pack(MAGIC, VERSION, nonce))
+        start = await link.read(HELLO.size, None)
+        magic, version, *lengths = HELLO.unpack(start)
+        if magic != MAGIC:
+            raise Broken("its first bytes are not those of a data plane")
+        if version != VERSION:
+            raise Broken(_other(version))
+        ids = await link.read(sum(lengths), None)
+        proof = await link.read(PROOF, None)
     if not key:
         raise Broken("this node has not joined its run yet")
     if not hmac.compare_digest(proof, _proof(key, nonce, start + ids)):
@@ -202,7 +205,23 @@ async def welcome(link: Link, run: RunId, me: NodeId, key: bytes) -> NodeId:
         raise Broken(f"it belongs to run {theirs!r}, this node to {run!r}")
     if to != me:
         raise Broken(f"it looks for {to}, this is {me}")
+    if sender == me:
+        raise Broken(f"it says that it is {me}, and this is")
     return NodeId(sender)
+
+
+@asynccontextmanager
+async def _in_time() -> AsyncIterator[None]:
+    """A handshake as a whole has its deadline: one byte a second wins nobody time."""
+    try:
+        async with asyncio.timeout(HANDSHAKE):
+            yield
+    except TimeoutError:
+        raise Broken(f"it did not say hello within {HANDSHAKE:g} s") from None
+
+
+def _other(version: int) -> str:
+    return f"it speaks version {version} of the data plane, this node speaks {VERSION}: use one release"
 
 
 def parse_address(address: str) -> tuple[str, int]:

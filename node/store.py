@@ -79,6 +79,11 @@ class Store:
         from fsspec.core import url_to_fs  # 14 MB, which most nodes never need
         from fsspec.implementations.local import LocalFileSystem
 
+        if not files and "::" in url:
+            raise ResourceError(
+                f"{url} is one URL within another, which may lead to this machine's own files: a run may use such "
+                "ones only where the node has files=true"
+            )
         try:
             self.fs, path = url_to_fs(url)
         except (ImportError, ValueError) as error:

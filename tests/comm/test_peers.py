@@ -2,7 +2,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -494,11 +494,45 @@ def test_nobody_makes_a_node_take_memory_by_first_pieces_of_ever_other_lengths()
             await wire.send(link, wire.unfenced(Kind.LINK))
             fence = Fence(Incarnation(1), Epoch(1), Round(1), 1)
             with pytest.raises(Broken):
-                for whole in range(1000, 1100):
-                    await wire.send(link, Header(Kind.SEALED, fence, 0, 1, packed=True, whole=whole), b"x")
+                for whole in range(2 * len(NOISE), 2 * len(NOISE) + 100):
+                    header = Header(Kind.SEALED, fence, 0, len(NOISE), packed=True, whole=whole)
+                    await wire.send(link, header, NOISE)
                 await link.read(1, 5.0)
             await until(lambda: not b.peers.links())
             assert len(b.peers._coming) == module.FORMS
+            link.close()
+            b.peers.end(there)
+
+    run(body())
+
+
+@pytest.mark.parametrize(
+    ("kind", "length", "offset", "whole"),
+    [
+        (Kind.SEALED, 1, 0, 1 << 20),
+        (Kind.SEALED, 0, 1 << 19, 1 << 20),
+        (Kind.SEALED, 0, 1 << 20, 1 << 20),
+        (Kind.RESYNC, 1, 2, 3),
+        (Kind.RESYNC, 1 << 16, 0, 1 << 20),
+    ],
+)
+def test_a_piece_that_none_would_cut_is_refused(kind: Kind, length: int, offset: int, whole: int) -> None:
+    """A million pieces of a byte would take a hundred times the memory of their payload, and look for each other
+    a million times; every attempt and chunk that a RESYNC names would be a payload of its own."""
+
+    async def body() -> None:
+        async with pair() as (a, b):
+            there = Notes(1)
+            b.peers.begin(there)
+            link = await a.dial(B, b.address)
+            await wire.send(link, wire.unfenced(Kind.LINK))
+            fence = Fence(Incarnation(1), Epoch(1), Round(1), 1)
+            with suppress(Broken):
+                await link.write(Header(kind, fence, 7, length, offset=offset, whole=whole).pack() + bytes(length))
+            with pytest.raises(Broken):
+                await link.read(1, 5.0)
+            assert not there.seen and not b.peers._coming
+            await until(lambda: not b.peers.links())
             link.close()
             b.peers.end(there)
 

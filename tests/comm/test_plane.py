@@ -3,7 +3,7 @@ import os
 import socket
 import tracemalloc
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -309,6 +309,70 @@ def test_more_connections_than_a_node_can_serve_are_closed(monkeypatch: pytest.M
     run(body())
 
 
+def test_a_stranger_that_trickles_is_put_out_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "HANDSHAKE", 0.1)
+
+    async def body() -> None:
+        async with two_planes() as (a, _):
+            reader, writer = await asyncio.open_connection(*wire.parse_address(a.address))
+
+            async def trickle() -> None:
+                for byte in wire.HELLO.pack(wire.MAGIC, wire.VERSION, 255, 255, 255) + bytes(797):
+                    writer.write(bytes([byte]))
+                    await asyncio.sleep(0.02)
+
+            trickling = asyncio.create_task(trickle())
+            try:
+                assert b"did not say hello within 0.1 s" in await reader.read()
+            except ConnectionError:
+                pass
+            assert not trickling.done(), "its bytes did not win it time"
+            trickling.cancel()
+            await asyncio.gather(trickling, return_exceptions=True)
+            writer.close()
+
+    run(body())
+
+
+def test_what_listens_at_a_peers_address_and_trickles_costs_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "HANDSHAKE", 0.1)
+
+    async def trickle(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            for byte in wire.GREETING.pack(wire.MAGIC, wire.VERSION, bytes(16)):
+                writer.write(bytes([byte]))
+                await writer.drain()
+                await asyncio.sleep(0.03)
+        writer.close()
+
+    async def body() -> None:
+        server = await asyncio.start_server(trickle, "127.0.0.1", 0)
+        async with server, two_planes() as (a, _):
+            with pytest.raises(Broken, match="did not say hello within 0.1 s"):
+                await a.dial(B, wire.format_address(*server.sockets[0].getsockname()))
+            while len(asyncio.all_tasks()) > 3:  # two planes and this test
+                await asyncio.sleep(0)
+
+    run(body())
+
+
+def test_silent_strangers_take_no_places_from_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plane, "MAX_LINKS", 3)
+    monkeypatch.setattr(plane, "MAX_STRANGERS", 2)
+
+    async def body() -> None:
+        async with two_planes() as (a, b):
+            silent = [await asyncio.open_connection(*wire.parse_address(a.address)) for _ in range(8)]
+            assert await still_serves(a, b)
+            for _, writer in silent:
+                writer.close()
+            while a._accepted:
+                await asyncio.sleep(0)
+            assert not a._strangers
+
+    run(body())
+
+
 def test_a_place_is_free_again_when_its_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plane, "MAX_LINKS", 1)
 
@@ -374,7 +438,9 @@ def test_ipv6_literals_work_as_addresses_or_are_refused_with_a_sentence() -> Non
             return
         a = await DataPlane.start("[::1]:0", RUN, A, KEY, Books())
         assert a.address.startswith("[::1]:")
-        assert await still_serves(a, a)
+        b = await DataPlane.start("[::1]:0", RUN, B, KEY, Books())
+        assert await still_serves(a, b)
+        await b.close()
         await a.close()
 
     run(body())

@@ -111,6 +111,16 @@ def test_a_hello_with_another_key_or_run_or_receiver_is_refused(
     between_two_links(talk)
 
 
+def test_a_hello_in_the_name_of_who_hears_it_is_refused() -> None:
+    async def talk(here: Link, there: Link) -> None:
+        greeting = asyncio.create_task(wire.greet(here, RUN, B, B, KEY))
+        with pytest.raises(Broken, match="it says that it is b, and this is"):
+            await wire.welcome(there, RUN, B, KEY)
+        await greeting
+
+    between_two_links(talk)
+
+
 def test_a_recorded_hello_opens_nothing() -> None:
     async def talk(here: Link, there: Link) -> None:
         hello = wire.HELLO.pack(wire.MAGIC, wire.VERSION, 3, 1, 1) + b"runab"

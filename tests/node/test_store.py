@@ -197,6 +197,9 @@ def test_a_run_uses_this_machines_files_only_if_its_owner_lets_it(tmp_path: Path
     for url in (str(tmp_path), f"file://{tmp_path}", f"local://{tmp_path}"):
         with pytest.raises(ResourceError, match="only where the node has files=true"):
             Store(url, files=False)
+    for url in (f"simplecache::file://{tmp_path}", f"dir::{tmp_path}", f"asyncwrapper::{tmp_path}", "zip::/a.zip"):
+        with pytest.raises(ResourceError, match="only where the node has files=true"):
+            Store(url, files=False)
     assert Store("memory://a", files=False).rounds() == []
 
 
