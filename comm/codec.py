@@ -36,6 +36,7 @@ Bytes that came from elsewhere are checked by `check`, which `decode` and `accum
 to finite numbers.
 """
 
+import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib import import_module
@@ -71,6 +72,7 @@ Parts = Sequence[tuple[slice, slice]]  # elements of a vector, and their bytes e
 
 PART = 1 << 17  # elements
 LARGEST = np.float32(np.finfo(np.float32).max)
+LARGEST_SCALE = struct.Struct("<f")  # of a part, before the shares of it
 
 
 class NonFinite(AtollError):
@@ -208,8 +210,8 @@ class _Integers:
         for elements, span in self.parts(numel):
             size = elements.stop - elements.start
             header, values = self._header.split(octets[span], size)
-            scales = self._header.read(header, size)
-            if self._header.overflow(scales):
+            scales, overflows = self._header.read(header, size)
+            if overflows:
                 self._refuse_lowest(values)
             found.append((elements, scales, values))
         return found
@@ -288,18 +290,13 @@ class _Header:
         if block < 1:
             raise ValueError(f"a block of {block} elements")
         self._block, self._levels, self._scales = block, np.float32(levels), scales
+        self._first, self._each = (0, 4) if scales is ScaleName.FP32 else (LARGEST_SCALE.size, 2)  # bytes
         self._overflow = LARGEST / np.float32(levels + 1)
         # Times `levels` it is finite; one step below the quotient, which may have been rounded up.
         self._largest = np.nextafter(LARGEST / self._levels, np.float32(0))
 
     def size(self, numel: int) -> int:
-        match self._scales:
-            case ScaleName.FP32:
-                return 4 * self._blocks(numel)
-            case ScaleName.FP16:
-                return 4 + 2 * self._blocks(numel)
-            case _:
-                assert_never(self._scales)
+        return self._first + self._each * -(-numel // self._block)
 
     def split(self, octets: U8, numel: int) -> tuple[U8, U8]:
         """The header and the values."""
@@ -308,47 +305,44 @@ class _Header:
 
     def write(self, x: F32, header: U8) -> F32 | None:
         """Write the header of `x`; returns the scale of each block. None: `x` holds NaN or infinity."""
-        scales: F32 = np.empty(self._blocks(x.size), np.float32)
+        scales: F32 = np.empty(-(-x.size // self._block), np.float32)
         if not kernels.scales_of(x, self._block, self._levels, self._largest, scales):
             return None
         match self._scales:
             case ScaleName.FP32:
                 header.view("<f4")[:] = scales
             case ScaleName.FP16:
-                largest = scales.max(initial=np.float32(0))
-                header[:4].view("<f4")[0] = largest
-                kernels.to_shares(scales, largest, header[4:].view("<u2"))
+                largest = kernels.to_shares(scales, header[self._first :].view("<u2"))
+                LARGEST_SCALE.pack_into(header, 0, largest)
             case _:
                 assert_never(self._scales)
         return scales
 
-    def read(self, header: U8, numel: int) -> F32:
-        """The scale of each block; `Malformed` if one is not a number from 0 to the largest allowed."""
+    def read(self, header: U8, numel: int) -> tuple[F32, bool]:
+        """The scale of each block, and whether -levels - 1, an integer that the bits of a value have place for, may
+        decode to infinity. `Malformed` if a scale is not a number from 0 to the largest allowed."""
         match self._scales:
             case ScaleName.FP32:
                 scales: F32 = header.view("<f4").astype(np.float32)
                 self._within(scales)
+                large = True
             case ScaleName.FP16:
-                largest = header[:4].view("<f4").astype(np.float32)
-                self._within(largest)
-                scales = np.empty(self._blocks(numel), np.float32)
-                if not kernels.from_shares(header[4:].view("<u2"), largest[0], scales):
+                (largest,) = LARGEST_SCALE.unpack_from(header)
+                # NaN is not in it either; and -0.0, which is equal to 0, no encoder writes.
+                if not 0 <= largest <= self._largest or header[self._first - 1] & 0x80:
+                    raise Malformed("it holds scales that are negative or not finite")
+                scales = np.empty(-(-numel // self._block), np.float32)
+                if not kernels.from_shares(header[self._first :].view("<u2"), np.float32(largest), scales):
                     raise Malformed("it holds shares of a scale that are not in [0, 1]")
+                large = largest > self._overflow
             case _:
                 assert_never(self._scales)
-        return scales
-
-    def overflow(self, scales: F32) -> bool:
-        """Whether -levels - 1, an integer that the bits of a value have place for, may decode to infinity."""
-        return bool(scales.max(initial=np.float32(0)) > self._overflow)
+        return scales, large and bool(scales.max(initial=np.float32(0)) > self._overflow)
 
     def _within(self, scales: F32) -> None:
         """Compared as bits, so that NaN, infinity, and what is negative, even -0.0, are beyond the limit."""
         if scales.view(np.uint32).max(initial=np.uint32(0)) > self._largest.view(np.uint32):
             raise Malformed("it holds scales that are negative or not finite")
-
-    def _blocks(self, numel: int) -> int:
-        return -(-numel // self._block)
 
 
 def make(name: CodecName, block: int, scales: ScaleName = ScaleName.FP16) -> Codec:

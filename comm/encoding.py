@@ -85,7 +85,8 @@ class DeltaEncoder:
     ) -> None:
         if anchor.shape != (chunks.numel,) or local.shape != (chunks.numel,):
             raise ValueError(f"vectors of shapes {anchor.shape} and {local.shape} for {chunks.numel} elements")
-        self._anchor, self._local, self._codec, self._chunks = anchor, local, codec, chunks
+        self._anchor, self._local = np.asarray(anchor), np.asarray(local)  # of a map each slice costs ten times that
+        self._codec, self._chunks = codec, chunks
         self._offer = offer
         buffer = np.empty(encoded_size(codec, chunks), np.uint8) if into is None else into
         ends = np.cumsum([codec.size(chunks.size(c)) for c in range(chunks.count)])
@@ -118,14 +119,14 @@ class DeltaEncoder:
     def _encode(self, chunks: range, scratch: F32) -> None:
         for c in chunks:
             first = self._chunks.span(c).start
-            for elements, octets in self._codec.parts(self._chunks.size(c)):
-                part = slice(first + elements.start, first + elements.stop)
-                delta = scratch[: part.stop - part.start]
-                with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what comes of it
+            with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what comes of it
+                for elements, octets in self._codec.parts(self._chunks.size(c)):
+                    part = slice(first + elements.start, first + elements.stop)
+                    delta = scratch[: part.stop - part.start]
                     np.subtract(self._anchor[part], self._local[part], out=delta)
                     if self._offer is not None:
                         self._offer(part, delta)
-                try:
-                    self._codec.encode(delta, self._parts[c][octets])
-                except NonFinite as error:
-                    raise NonFinite("the delta holds NaN or infinity", part.start + error.element) from None
+                    try:
+                        self._codec.encode(delta, self._parts[c][octets])
+                    except NonFinite as error:
+                        raise NonFinite("the delta holds NaN or infinity", part.start + error.element) from None

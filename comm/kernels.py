@@ -157,9 +157,13 @@ def _share(half: int) -> np.float32:
     return np.float32(as_float(np.uint32(np.uint32(half) << 13)) * HALF_SCALE)
 
 
-@_compiled(types.void, _write(_f32), _f32, _write(_u16))
-def to_shares(scales: F32, largest: np.float32, shares: U16) -> None:
-    """Scales as shares of the largest, fp16 bits rounded up; `scales` become those that `from_shares` gives."""
+@_compiled(_f32, _write(_f32), _write(_u16))
+def to_shares(scales: F32, shares: U16) -> np.float32:
+    """Scales as shares of the largest, which is returned, fp16 bits rounded up; `scales` become those that
+    `from_shares` gives."""
+    largest = ZERO
+    for b in range(scales.size):
+        largest = max(largest, scales[b])
     for b in range(scales.size):
         half = 0
         if scales[b] > ZERO:
@@ -174,6 +178,7 @@ def to_shares(scales: F32, largest: np.float32, shares: U16) -> None:
         shares[b] = half
     for b in range(scales.size):
         scales[b] = np.float32(largest * _share(shares[b]))
+    return largest
 
 
 @_compiled(types.boolean, _read(_u16), _f32, _write(_f32))

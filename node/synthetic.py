@@ -7,7 +7,8 @@ have their input at the same time. Bench and peer talk in JSON lines over the pe
     bench                            peer
     Spec                 ------->
                          <-------    Joined
-                         <-------    AtHand(k)      state k - 1 stands, the delta of round k is written
+                         <-------    AtHand(k)      state k - 1 stands and was looked at, the delta of round k is
+                                                    written
     Go(k)                ------->
                          <-------    Begun(k)       the trainer says Ready: nothing is encoded yet
                          <-------    Decoded(k)     the round is committed, its mean is here as fp32
@@ -22,7 +23,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import cast
 
@@ -169,7 +170,7 @@ class StandIn:
         spec: Spec,
         vectors: Callable[[], Vectors],
         on_message: Callable[[ToDaemon], None],
-        at_hand: Callable[[int], None],
+        at_hand: Callable[[int], Awaitable[None]],
         say: Say,
     ) -> None:
         self._spec, self._vectors = spec, vectors
@@ -206,7 +207,7 @@ class StandIn:
                 self._on_message(Reached(round_))
             case Finish(round_) if self._order is not None and self._order.round == round_:
                 samples, self._order = sum(count for _, count in self._order.lease), None
-                self._at_hand(round_)
+                await self._at_hand(round_)
                 while await self._go.get() != round_:
                     pass  # of a round that went on without this peer
                 self._say(Begun(round_, time.monotonic(), time.process_time()))
@@ -228,6 +229,7 @@ class Peer(Daemon):
         self._spec, self._say = spec, say
         self._decoded = np.empty(spec.numel, np.float32)
         self._decoded.fill(0.0)  # so that the kernel gives the memory now, not in the measured time
+        self._inspected = asyncio.Event()
         self.trainer = StandIn(spec, self._vectors, self._on_trainer, self._at_hand, say)
 
     def _make_supervisor(self) -> Supervisor:
@@ -238,7 +240,14 @@ class Peer(Daemon):
         assert self._outer is not None
         return self._outer.vectors
 
-    def _at_hand(self, round_: int) -> None:
+    async def _inspect(self) -> None:
+        """In training it is done while the trainer goes on; the stand-in does not."""
+        self._inspected.clear()
+        await super()._inspect()
+        self._inspected.set()
+
+    async def _at_hand(self, round_: int) -> None:
+        await self._inspected.wait()
         up, down = self._plane.bytes_up, self._plane.bytes_down
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self._say(AtHand(round_, self._payload(), up, down, peak))
