@@ -116,8 +116,8 @@ def together(parameters: Iterator[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def orthogonalised(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """About U V' of each matrix's U S V', for matrices (..., a, b): five Newton-Schulz steps of a polynomial that is
-    steep at 0, so that small singular values grow fast, and that leaves all of them between 0.7 and 1.2."""
+    """About U V' of each matrix's U S V', for matrices (..., a, b): five Newton-Schulz steps of a polynomial that
+    is steep at 0, so that small singular values grow fast, and that leaves all of them between 0.7 and 1.2."""
     a, b, c = NEWTON_SCHULZ
     x = matrices.to(dtype).reshape(-1, *matrices.shape[-2:])
     tall = x.shape[1] > x.shape[2]
@@ -130,7 +130,7 @@ def orthogonalised(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tens
 
 
 def precision(matrices: Tensor) -> torch.dtype:
-    """What they are orthogonalised in: bf16 (as by the authors), where that is what the device multiplies fastest."""
+    """What they are orthogonalised in: bf16, as by the authors, where the device multiplies that fastest."""
     return torch.bfloat16 if matrices.is_cuda or multiplies_bf16() else torch.float32
 
 

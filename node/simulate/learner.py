@@ -66,7 +66,7 @@ class Trainee:
 
 
 class Mixed(nn.Module):
-    """The model with bf16 copies of its parameters, which stay fp32, as do their gradients: FSDP2's mixed precision."""
+    """The model in bf16, with parameters and gradients in fp32: FSDP2's mixed precision."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -62,7 +62,12 @@ class Trial:
     @cached_property
     def decides(self) -> dict[str, Any]:
         """All that its figures depend on, as it is written to JSON."""
-        how = {"algorithm": ALGORITHM, "parallel": self.case.parallel, "real": self.case.real, "bf16": self.case.bf16}
+        how = {
+            "algorithm": ALGORITHM,
+            "parallel": self.case.parallel,
+            "real": self.case.real,
+            "bf16": self.case.bf16,
+        }
         return how | {"conditions": self._conditions(), "run": self._deciding(self.run)}
 
     def is_told_by(self, decided: Mapping[str, Any]) -> bool:
