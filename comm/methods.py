@@ -4,10 +4,8 @@ from pathlib import Path
 
 from atoll.comm.config import RunConfig
 from atoll.comm.errors import ConfigError
-from atoll.comm.outer_config import OuterConfig
 
 SHIPPED = Path(__file__).resolve().parent.parent / "configs" / "methods"
-SIMULATED = ("damping",)
 
 
 def method_file(name: str, run: Path) -> Path:
@@ -25,10 +23,7 @@ def method_file(name: str, run: Path) -> Path:
 
 def simulated_only(config: RunConfig) -> list[str]:
     """The settings that `atoll simulate` carries out and a run of real nodes does not yet, as key=value."""
-    outer, default = config.outer, OuterConfig()
-    found = [
-        f"outer.{key}={getattr(outer, key)}" for key in SIMULATED if getattr(outer, key) != getattr(default, key)
-    ]
+    found = list[str]()
     if config.fragments.count > 1:
         found.append(f"fragments.count={config.fragments.count}")
     if config.rounds.data_parallel:

@@ -33,7 +33,7 @@ from atoll.coordinator.state import (
     with_member,
     with_round,
 )
-from atoll.coordinator.weighing import scales
+from atoll.coordinator.weighing import clips, scales
 
 OUTSIZED = 0.1  # of a delta's scale, below which it is said
 SLOWEST = 30.0  # seconds; the longest pause between attempts that have no better prospect than the last
@@ -85,10 +85,12 @@ def plan(state: State, members: tuple[NodeId, ...], now: float, out: list[Effect
         reason = f"attempt {ledger.attempt} among {count(len(members), 'member')}"
         reason += f", without {state.names(without)}" if without else ""
         out.append(Note(f"round {r.number}: {reason}; {r.story.rpartition('; ')[2]}"))
-    for node, scale in _scaled(state, ledger).items():
-        if scale < OUTSIZED and not any(e.node == node for e in r.ledger.entries):
-            sentence = f"the delta of {state.name(node)} is {1 / scale:.3g} times the median: it is scaled down"
-            out.append(Note(sentence, node))
+    for entry, clip in zip(ledger.entries, clips(ledger, state.config), strict=True):
+        if clip < OUTSIZED and not any(e.node == entry.node for e in r.ledger.entries):
+            sentence = (
+                f"the delta of {state.name(entry.node)} is {1 / clip:.3g} times the median: it is scaled down"
+            )
+            out.append(Note(sentence, entry.node))
     state = with_round(state, phase=Phase.REDUCING, reason=reason, planned_at=_first(r.planned_at, now))
     return _put_in_force(state, ledger, predicted, now)
 

@@ -47,7 +47,8 @@ def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:
             _within("samples", r.samples, 1, MOST_SAMPLES)
             loss = _within("loss", r.loss, -MOST_LOSS, MOST_LOSS)
             norm = _within("delta_norm", r.delta_norm, 0, MOST_NORM)
-            return ev.BecameReady(node, life, fence.round, r.front, r.samples, r.steps, loss, norm)
+            damping = _within("damping", r.damping, 0, 1) or 1.0
+            return ev.BecameReady(node, life, fence.round, r.front, r.samples, r.steps, loss, norm, damping)
         case "seals":
             seals = tuple((s.chunk, _digest(s.digest), s.inputs[:MOST_PLACES]) for s in request.seals.seals)
             return ev.Sealed(node, life, fence, seals)

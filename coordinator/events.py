@@ -108,6 +108,7 @@ class BecameReady:
     steps: int  # inner steps of this round
     loss: float
     norm: float  # l2, of the delta
+    damping: float = 1.0  # of late work
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +257,9 @@ class CommitRecord:
     regions: tuple[tuple[NodeId, ...], ...] = ()  # of the first attempt's members; empty: all are near
     norms: dict[NodeId, float] = field(default_factory=dict)  # l2 of each contributor's delta, as it told
     lacking: dict[int, tuple[NodeId, ...]] = field(default_factory=dict)  # chunk: contributors that are not in it
-    scales: dict[NodeId, float] = field(default_factory=dict)  # of contributors' deltas that were outsized
+    scales: dict[NodeId, float] = field(
+        default_factory=dict
+    )  # of contributors' deltas that were outsized, or late
     state_digest: str = ""  # hex; of anchor and momentum after the step
     digests: dict[NodeId, str] = field(default_factory=dict)  # what each member found
     digests_equal: bool | None = None  # None: nobody has told

@@ -33,6 +33,7 @@ class Contribution:
     norm: float  # l2, of the delta
     life: int = 0  # of the member that made it
     front: int = 0  # of the lease
+    damping: float = 1.0  # of late work, as it told: by how far the anchor went meanwhile
 
 
 @dataclass(frozen=True, slots=True)

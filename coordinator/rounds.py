@@ -135,7 +135,8 @@ def ready(state: State, event: BecameReady, now: float, out: list[Effect]) -> St
     state = _paced(state, node, event.steps, now)
     if r.phase not in (Phase.INNER, Phase.COLLECTING):
         return state  # too late for this round: it counts in the next
-    entry = Contribution(event.samples, event.steps, event.loss, event.norm, event.life, event.front)
+    work = event.samples, event.steps, event.loss, event.norm
+    entry = Contribution(*work, event.life, event.front, damping=event.damping)
     answers = r.answers if r.told_at is None else (*r.answers, now - r.asked_at)
     full = event.steps >= state.config.rounds.inner_steps or event.samples == data.size(lease)
     done = r.reached | {node} if full and node not in r.reached else r.reached

@@ -26,6 +26,12 @@ def weights(ledger: Ledger, config: RunConfig) -> list[float]:
 
 
 def scales(ledger: Ledger, config: RunConfig) -> list[float]:
+    """Of each entry: what its delta is multiplied with besides its weight."""
+    late = [e.contribution.damping if e.contribution and config.outer.damping else 1.0 for e in ledger.entries]
+    return [a * b for a, b in zip(clips(ledger, config), late, strict=True)]
+
+
+def clips(ledger: Ledger, config: RunConfig) -> list[float]:
     """Of each entry: the factor that brings its delta's norm down to the median (Covenant-72B, arXiv 2603.08163);
     1 for one that is not above it. Of an even number the lower of the middle two."""
     norms = sorted(c.norm for c in _founders(ledger) if c.norm > 0)

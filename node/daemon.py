@@ -61,6 +61,7 @@ from atoll.node.control import AWAY, Control, Identity, SessionLost
 from atoll.node.data import check_source
 from atoll.node.disk import Shares
 from atoll.node.durable import Durable, Place
+from atoll.node.gap import Gap
 from atoll.node.home import Options, claim, on_signals, remember, remembered, sessions
 from atoll.node.leases import beyond
 from atoll.node.mend import mend
@@ -333,6 +334,8 @@ class Daemon:
         if self._node.view is not None and (keep := self._part.keep(self._node.view)) is not None:
             self._spawn(self._compute(keep))
         self._part.forget()  # what comes of these steps is encoded anew
+        if self._outer is not None and self._outer.gap is not None and not carried:
+            self._outer.gap.begun()
         more = f", on top of {carried} samples of before" if carried else ""
         begun = ", some of which it has taken" if effect.on else ""
         log.info(f"round {order.round}: {order.steps} inner steps{begun}{more}")
@@ -416,7 +419,8 @@ class Daemon:
             self._codec = codec
             (fragment,) = whole(tensors(hello.layout))
             sealing = sealing_of(self._run, fragment)
-            self._outer = OuterState(vectors, chunks, sealing, rule_of(self._run.outer))
+            gap = Gap() if self._run.outer.damping else None
+            self._outer = OuterState(vectors, chunks, sealing, rule_of(self._run.outer), gap)
             self._layout = hello
             place = self._place(hello)
             self._durable = Durable(self._outer, self._plane.peers.buffers.give, place)
@@ -558,12 +562,14 @@ class Daemon:
             self._report_as_ready(replace(ready, norm=norm))
 
     def _report_as_ready(self, ready: machine.Work) -> None:
+        outer = self._outer
         report = pb.Ready(
             steps=ready.steps,
             samples=ready.samples,
             loss=ready.loss,
             delta_norm=ready.norm,
             front=ready.front,
+            damping=1.0 if outer is None or outer.gap is None else outer.gap.damping,
         )
         self._report(ready.round, ready=report)
 

@@ -16,7 +16,9 @@ from atoll.comm.digest import digest, root
 from atoll.comm.ids import Round
 from atoll.comm.octets import Octets
 from atoll.comm.sealing import Sealing
+from atoll.node.gap import Gap
 from atoll.node.vectors import Vectors
+from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.ramp import Rule
 
 
@@ -25,7 +27,11 @@ class Flipped(Exception):
 
 
 class OuterState:
-    def __init__(self, vectors: Vectors, chunks: Chunks, sealing: Sealing, rule: Rule) -> None:
+    def __init__(
+        self, vectors: Vectors, chunks: Chunks, sealing: Sealing, rule: Rule, gap: Gap | None = None
+    ) -> None:
+        """`gap`: is told how far the anchor goes."""
+        self.gap = gap
         self.vectors, self.chunks, self.sealing, self._rule = vectors, chunks, sealing, rule
         self.at: list[int] = [-1] * chunks.count  # the round each chunk of the state stands at; -1: nothing
         self._noted = vectors.notes(chunks.count)  # (chunks,) the same and 1, for the next daemon; 0: nothing
@@ -68,17 +74,20 @@ class OuterState:
         delta, scratch = self._delta[:size], self._scratch[:size]
         length = self.sealing.decode(c, payload, delta)
         rule = self._rule.at(self.at[c] + 1, length)
+        before = None if self.gap is None else self.vectors.anchor[span].copy()
         with self._turn:
             self._still = False
             self._noted[c] = 0
             rule.step(self.vectors.anchor[span], self.vectors.momentum[span], delta, scratch)
             self.at[c] += 1
             self._noted[c] = self.at[c] + 1
+        self._moved(c, before)
 
     def put(self, c: int, round_: int, data: bytes) -> None:
         """Take chunk `c` of state `round_` as a peer sent it: anchor, then momentum."""
         span, size = self.chunks.span(c), self.chunks.size(c)
         both = np.frombuffer(data, np.float32)
+        before = None if self.gap is None or self.at[c] < 0 else self.vectors.anchor[span].copy()
         with self._turn:
             self._still = False
             self._noted[c] = 0
@@ -86,6 +95,7 @@ class OuterState:
             self.vectors.momentum[span] = both[size:]
             self.at[c] = round_
             self._noted[c] = round_ + 1
+        self._moved(c, before)
 
     def copy(self, c: int) -> tuple[int, NDArray[np.float32], bytes]:
         """Round, anchor and momentum (2, size) and digest of chunk `c` as it is now. Raises `Flipped`."""
@@ -119,6 +129,11 @@ class OuterState:
         with self._turn:
             self._all_at(round_)
 
+    def _moved(self, c: int, before: NDArray[np.float32] | None) -> None:
+        if self.gap is not None and before is not None:
+            before -= self.vectors.anchor[self.chunks.span(c)]
+            self.gap.moved(self.at[c], norm(before))
+
     def _all_at(self, round_: int) -> None:
         self.at = [round_] * self.chunks.count
         self._noted[:] = round_ + 1
@@ -139,6 +154,8 @@ class OuterState:
     def settle(self) -> bytes:
         """The state stands still until the next commit: digest it, open it to peers, return the root digest.
         Work that was set aside now starts from the new anchor."""
+        if self.gap is not None:
+            self.gap.settled(owed=self._aside)
         if self._aside:
             np.add(self.vectors.local, self.vectors.anchor, out=self.vectors.local)
             self._aside = False

@@ -373,6 +373,7 @@ class Ready(_message.Message):
     LOSS_FIELD_NUMBER: _builtins.int
     DELTA_NORM_FIELD_NUMBER: _builtins.int
     FRONT_FIELD_NUMBER: _builtins.int
+    DAMPING_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """inner steps of the fence's round"""
     samples: _builtins.int
@@ -381,6 +382,8 @@ class Ready(_message.Message):
     delta_norm: _builtins.float
     front: _builtins.int
     """first sample of the lease it was trained on"""
+    damping: _builtins.float
+    """what late work counts: 1 unless the anchor moved under it; 0: not told"""
     def __init__(
         self,
         *,
@@ -389,10 +392,11 @@ class Ready(_message.Message):
         loss: _builtins.float = ...,
         delta_norm: _builtins.float = ...,
         front: _builtins.int = ...,
+        damping: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta_norm", b"delta_norm", "front", b"front", "loss", b"loss", "samples", b"samples", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["damping", b"damping", "delta_norm", b"delta_norm", "front", b"front", "loss", b"loss", "samples", b"samples", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -40,6 +40,7 @@ from atoll.node.simulate.conditions import Conditions
 @click.option(
     "--compile", is_flag=True, help="torch.compile the model's blocks: a minute first, then faster steps."
 )
+@click.option("--bf16", is_flag=True, help="Compute in bf16, with parameters in fp32.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def simulate(
     run_yaml: Path,
@@ -58,6 +59,7 @@ def simulate(
     data: str,
     model: str,
     compile: bool,
+    bf16: bool,
     as_json: bool,
 ) -> None:
     """Run RUN_YAML with key=value OVERRIDES on many nodes in this one process, on a virtual clock.
@@ -79,7 +81,7 @@ def simulate(
     from atoll.node.simulate import report
     from atoll.node.simulate.play import Outcome, data_parallel, local_updates
 
-    node = NodeConfig(data=data, model=model, compile=compile)
+    node = NodeConfig(data=data, model=model, compile=compile, bf16=bf16)
     check(node)
     outcomes, baseline_of = list[Outcome](), dict[str, str]()
     with _progress(conditions, as_json) as follow:

@@ -2,10 +2,13 @@
 
 import copy
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from atoll.comm.config import RunConfig
 from atoll.node import inner
@@ -15,7 +18,7 @@ from atoll.node.flat import layout_of
 from atoll.node.inner import Team
 from atoll.node.model import blocks_of, build, build_custom, init_parameters
 from atoll.node.optimizer import make
-from atoll.outer_opt.tensors import Tensor
+from atoll.outer_opt import tensors
 
 F32 = NDArray[np.float32]
 
@@ -35,15 +38,16 @@ class Trainee:
         self.flat: F32 = flat.numpy()
         if node.compile:
             for block in blocks_of(model):
-                block.compile()
-        optimizer = make(model, run.inner)
-        self._learner = inner.Learner(run, Team(0, 1), torch.device("cpu"), source, model, optimizer)
+                block.compile(dynamic=False)
+        self._model, optimizer = model, make(model, run.inner)
+        trained = Mixed(model) if node.bf16 else model
+        self._learner = inner.Learner(run, Team(0, 1), torch.device("cpu"), source, trained, optimizer)
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(Tensor(slot.name, slot.shape, slot.offset) for slot in self.layout.slots)
+    def tensors(self) -> tuple[tensors.Tensor, ...]:
+        return tuple(tensors.Tensor(slot.name, slot.shape, slot.offset) for slot in self.layout.slots)
 
     def initialise(self, seed: int) -> None:
-        init_parameters(self._learner.model, seed)
+        init_parameters(self._model, seed)
 
     def step(self, first: int, rate: float) -> float:
         """One inner step on the batch of samples from `first` on; returns its loss."""
@@ -59,6 +63,18 @@ class Trainee:
         """Take the parameters and the optimizer's state of another."""
         self.flat[:] = other.flat
         self._learner.optimizer.load_state_dict(copy.deepcopy(other._learner.optimizer.state_dict()))
+
+
+class Mixed(nn.Module):
+    """The model in bf16, with parameters and gradients in fp32: FSDP2's mixed precision."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        copies = {name: parameter.bfloat16() for name, parameter in self.model.named_parameters()}
+        return cast(Tensor, functional_call(self.model, copies, (tokens,)))
 
 
 def with_batch(run: RunConfig, sequences: int) -> RunConfig:

@@ -56,7 +56,7 @@ def local_updates(
         for k in range(together):
             first.step(k * nodes * batch, learning_rate(run.inner, k * nodes * batch * seq_len))
         start.resume(first)
-    method, judge = method_of(run, start.tensors()), Trainee(run, node, source)
+    method, judge = method_of(run, start.tensors()), judge_of(run, node, source)
     fleet = Fleet(
         run, conditions, method, lambda: Trainee(run, node, source), judge, start, together * nodes * batch, tell
     )
@@ -89,7 +89,7 @@ def data_parallel(
     began, nodes = time.perf_counter(), conditions.nodes
     batch = nodes * run.inner.batch_size
     tokens = batch * run.model.seq_len
-    trainee, judge = Trainee(with_batch(run, batch), node, source), Trainee(run, node, source)
+    trainee, judge = Trainee(with_batch(run, batch), node, source), judge_of(run, node, source)
     trainee.initialise(run.seed)
     sent, records, losses = every_step(trainee.layout.numel, nodes), list[Record](), list[float]()
     every = run.rounds.inner_steps * run.data.eval_every
@@ -122,6 +122,11 @@ def data_parallel(
         time.perf_counter() - began,
         tuple(records),
     )
+
+
+def judge_of(run: RunConfig, node: NodeConfig, source: Source) -> Trainee:
+    """Who evaluates anchors: in fp32, whatever they are trained in."""
+    return Trainee(run, replace(node, bf16=False, compile=False), source)
 
 
 def every_step(numel: int, nodes: int) -> float:

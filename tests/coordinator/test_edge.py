@@ -54,6 +54,7 @@ def test_every_report_becomes_its_event() -> None:
         {"ready": pb.Ready(samples=1, loss=math.nan, delta_norm=1.0)},
         {"ready": pb.Ready(samples=1, loss=1.0, delta_norm=math.inf)},
         {"ready": pb.Ready(samples=1, loss=1.0, delta_norm=-1.0)},
+        {"ready": pb.Ready(samples=1, loss=1.0, delta_norm=1.0, damping=1.5)},
         {"seals": pb.Seals(seals=[pb.Seal(chunk=1, digest=b"")])},
         {"held": pb.Held(digest=b"x" * 17)},
         {"held": pb.Held(digest=DIGEST, rate_up=float("nan"))},

@@ -55,6 +55,16 @@ def test_a_delta_of_1000_times_the_others_norm_counts_a_thousandth() -> None:
     assert scales(opened(Ledger(), found), config(OuterConfig(clip=True))) == [1.0, 0.001, 1.0, 1.0]
 
 
+def test_late_work_counts_what_its_node_says_where_the_run_damps_it() -> None:
+    found = [
+        Contribution(40, 10, 2.0, norm, damping=damping) for norm, damping in ((1.0, 1.0), (4.0, 0.25), (1.0, 0.5))
+    ]
+    ledger = opened(Ledger(), found)
+    assert scales(ledger, config(OuterConfig(damping=True))) == [1.0, 0.25, 0.5]
+    assert scales(ledger, config(OuterConfig(damping=True, clip=True))) == [1.0, 0.0625, 0.5]
+    assert scales(ledger, config(OuterConfig())) == [1.0, 1.0, 1.0]
+
+
 def test_a_reducer_has_no_weight() -> None:
     ledger = opened(Ledger(), drawn(random.Random(0), 2), (NodeId("n9"),))
     assert weights(ledger, config(OuterConfig(weights=WeightName.EQUAL))) == [1.0, 1.0, 0.0]

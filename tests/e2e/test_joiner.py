@@ -9,7 +9,7 @@ pytestmark = pytest.mark.e2e
 
 
 def test_a_joiners_first_contribution_has_its_own_tokens_and_a_norm_like_the_others(run: Run) -> None:
-    run.start("rounds.inner_steps=40")
+    run.start("rounds.inner_steps=40", "outer.damping=true")
     url = run.invite(3)
     run.join(url, "one"), run.join(url, "two")
     until("a commit of both", lambda: run.contributors() == 2)
@@ -28,4 +28,6 @@ def test_a_joiners_first_contribution_has_its_own_tokens_and_a_norm_like_the_oth
         steps = mine / tokens  # of which a delta's norm is between a root and a multiple
         norm = first["norms"][joiner] / first["norms"][node]
         assert 0.5 * min(steps, 1) < norm < 2.0 * max(steps, 1), (first["norms"], first["contributors"])
+    assert set(first["scales"]) == {joiner}, "its first steps are late"
+    assert 0 < first["scales"][joiner] < 1
     run.whole(first["round"])

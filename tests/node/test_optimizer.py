@@ -8,7 +8,7 @@ import torch
 
 from atoll.comm.config import InnerConfig, ModelConfig, OptimizerName
 from atoll.node.model import build, init_parameters
-from atoll.node.optimizer import Muon, make, orthogonalised
+from atoll.node.optimizer import Muon, make, orthogonalised, precision
 
 CONFIG = InnerConfig(optimizer=OptimizerName.MUON, lr=1e-2)
 MODEL = ModelConfig(dim=32, layers=2, heads=2, kv_heads=1, ffn_dim=48, seq_len=32, tied_head=False)
@@ -35,7 +35,8 @@ def test_muon_is_the_equation_in_its_docstring() -> None:
         muon.param_groups[0]["lr"] = rate
         muon.step()
         buffer = 0.95 * buffer + 0.05 * gradient
-        whole = orthogonalised((0.05 * gradient + 0.95 * buffer).float()).double()
+        update = (0.05 * gradient + 0.95 * buffer).float()
+        whole = orthogonalised(update, precision(update)).double()
         theta = (1 - rate * CONFIG.weight_decay) * theta - rate * 0.2 * math.sqrt(30) * whole
         assert (module.weight - theta).abs().max() < 1e-6
 

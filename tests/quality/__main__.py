@@ -75,7 +75,9 @@ def _run(trials: list[Trial], kept: Kept, seconds: float, threads: int) -> None:
         for t in trials:
             if time.monotonic() - began > seconds:
                 break
-            figures = play(t, NodeConfig(compile=True), CACHE, hardware(), _follow(bars, console, t))
+            figures = play(
+                t, NodeConfig(compile=True, bf16=t.case.bf16), CACHE, hardware(), _follow(bars, console, t)
+            )
             kept.add(t, figures)
             bars.advance(whole)
             said = f"{t.case.key}, {t.steps} steps, seed {t.seed}: loss {figures['val_loss']:.4f}"

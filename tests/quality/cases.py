@@ -28,6 +28,7 @@ class Case:
     method: str = ""  # of configs/methods; "": the defaults
     parallel: bool = False  # data parallelism: gradients averaged in each step
     real: bool = False  # in real processes, not simulated
+    bf16: bool = True  # computes in bf16, with parameters, optimizers and evaluations in fp32; else all in fp32
     together: float = 0.1  # share of the steps that begin so
     steps: int = 0  # inner steps of a node; 0: as many as all cases are given
     conditions: tuple[tuple[str, Any], ...] = ()  # of `Conditions`
@@ -61,7 +62,12 @@ class Trial:
     @cached_property
     def decides(self) -> dict[str, Any]:
         """All that its figures depend on, as it is written to JSON."""
-        how = {"algorithm": ALGORITHM, "parallel": self.case.parallel, "real": self.case.real}
+        how = {
+            "algorithm": ALGORITHM,
+            "parallel": self.case.parallel,
+            "real": self.case.real,
+            "bf16": self.case.bf16,
+        }
         return how | {"conditions": self._conditions(), "run": self._deciding(self.run)}
 
     def is_told_by(self, decided: Mapping[str, Any]) -> bool:
@@ -72,7 +78,7 @@ class Trial:
     @cached_property
     def _default(self) -> dict[str, Any]:
         conditions = asdict(Conditions(NODES, self.steps))
-        return {"real": False, "run": self._deciding(RunConfig()), "conditions": conditions}
+        return {"real": False, "bf16": False, "run": self._deciding(RunConfig()), "conditions": conditions}
 
     def _deciding(self, run: RunConfig) -> dict[str, Any]:
         sections = {section: value for section, value in asdict(run).items() if section not in NAMED}

@@ -39,6 +39,7 @@ SIMULATED = replace(
     varied(BEST, "simulated", "the defaults, 300 steps, no data-parallel start", "rounds.ceiling=1"),
     together=0.0,
     steps=300,
+    bf16=False,
 )
 REAL = replace(SIMULATED, key="real", title="the same in real processes", real=True)
 # What is measured in virtual seconds needs no training: a model that costs nothing.
@@ -54,6 +55,7 @@ WAITING = Case(
     *("waiting", "a reduce of 50 % of the round, blocking", (*SMALL, "rounds.inner_steps=10")),
     steps=800,
     together=0.0,
+    bf16=False,
     conditions=(("latency", 10.0),),
 )
 HIDDEN = varied(WAITING, "hidden", "a reduce of 80 % of the round, overlapped", "overlap.delay=10", latency=8.0)

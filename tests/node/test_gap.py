@@ -1,0 +1,94 @@
+"""What late work counts on a node is what it counts in a simulation."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atoll.comm.chunks import Chunks
+from atoll.comm.codec import make
+from atoll.comm.config import CodecName
+from atoll.comm.octets import U8
+from atoll.comm.sealing import mean_of
+from atoll.node.gap import Gap
+from atoll.node.outer import OuterState
+from atoll.node.vectors import Vectors
+from atoll.outer_opt.arrays import norm
+from atoll.outer_opt.late import damping
+from atoll.outer_opt.nesterov import Nesterov
+
+CHUNKS = Chunks(5000, 1024)
+CODEC = make(CodecName.INT8, 64)
+
+
+class Late:
+    """A node's state, and how far it was moved by each round."""
+
+    def __init__(self, folder: Path) -> None:
+        vectors = Vectors.create(CHUNKS.numel, folder, folder / "shm")
+        self.gap = Gap()
+        self.outer = OuterState(vectors, CHUNKS, mean_of(CODEC), Nesterov(0.7, 0.9), self.gap)
+        self.outer.initialised()
+
+    def close(self) -> None:
+        self.outer.vectors.close()
+
+    def commit(self, round_: int, owed: bool) -> float:
+        """Take a round that left this node's work out, or did not."""
+        before = self.outer.vectors.anchor.copy()
+        if owed:
+            self.outer.set_aside()
+        for c in range(CHUNKS.count):
+            self.outer.apply(c, sealed(round_, c))
+        self.outer.settle()
+        return norm(self.outer.vectors.anchor - before)
+
+
+def sealed(round_: int, c: int) -> U8:
+    payload = np.empty(CODEC.size(CHUNKS.size(c)), np.uint8)
+    delta = np.random.default_rng((round_, c)).standard_normal(CHUNKS.size(c), dtype=np.float32)
+    CODEC.encode(round_ * delta, payload)
+    return payload
+
+
+@pytest.fixture
+def late(tmp_path: Path) -> "Late":
+    return Late(tmp_path)
+
+
+def test_the_gap_is_what_the_rounds_moved_that_left_the_work_out(late: Late) -> None:
+    late.commit(1, owed=False)
+    assert late.gap.damping == 1.0
+    second, third = late.commit(2, owed=True), late.commit(3, owed=True)
+    assert second != pytest.approx(third, rel=0.1)
+    assert late.gap.damping == pytest.approx(damping(second + third, third), rel=1e-6) != 1.0
+    late.commit(4, owed=False)
+    assert late.gap.damping == 1.0
+    late.close()
+
+
+def test_rounds_taken_at_once_count_one_by_one_and_a_fetched_state_as_one(late: Late, tmp_path: Path) -> None:
+    other = Late(tmp_path / "other")
+    steps = [late.commit(k, owed=True) for k in (1, 2, 3)]
+    other.outer.set_aside()
+    for c in range(CHUNKS.count):  # chunk after chunk, as a node that was away
+        for k in (1, 2, 3):
+            other.outer.apply(c, sealed(k, c))
+    other.outer.settle()
+    assert other.gap.damping == late.gap.damping == pytest.approx(damping(sum(steps), steps[-1]), rel=1e-6)
+    fetched = Late(tmp_path / "fetched")
+    fetched.outer.set_aside()
+    for c in range(CHUNKS.count):
+        fetched.outer.put(c, 3, late.outer.copy(c)[1].tobytes())
+    fetched.outer.settle()
+    assert fetched.gap.damping == 0.5
+    for node in (late, other, fetched):
+        node.close()
+
+
+def test_work_that_begins_from_the_anchor_counts_whole(late: Late) -> None:
+    late.commit(1, owed=True)
+    assert late.gap.damping == 0.5
+    late.gap.begun()
+    assert late.gap.damping == 1.0
+    late.close()
