@@ -29,7 +29,7 @@ from atoll.comm.config import ModelConfig
 from atoll.comm.digest import SIZE
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node import llama, snapshots
-from atoll.node.snapshots import LONGEST, Layout
+from atoll.node.snapshots import DAMAGED, LONGEST, MOST_DIMS, Layout
 from atoll.node.store import ANCHOR, MANIFEST, MOMENTUM, PREFIX, Manifest, Store, Written, state_digest
 
 PIECE = 8 << 20  # bytes that are read at once
@@ -238,7 +238,9 @@ def tensors_of(path: str, text: bytes, size: int) -> dict[str, tuple[str, tuple[
             )
             for name, entry in header.items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        if any(len(shape) > MOST_DIMS for _, shape, _ in tensors.values()):
+            raise ValueError("their product alone could take hours")
+    except DAMAGED:
         raise _Wrong(f"{path} is no safetensors file: its header is damaged") from None
     at = 0
     for name, (kind, shape, (start, end)) in sorted(tensors.items(), key=lambda item: item[1][2]):

@@ -32,6 +32,19 @@ FORMAT = "atoll snapshot 1"
 PREFIX, SUFFIX = "snapshot-", ".safetensors"
 LONGEST = 100 << 20  # bytes of a header; the library's limit, too
 TOGETHER = 64 << 20  # bytes that are written before the disk must have them: the last fsync is then short
+MOST_DIMS = 64  # of a tensor
+# What reading a header can raise that is not one, however it was made.
+DAMAGED = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+    struct.error,
+)
 ENTRY = 16 + 2 * SIZE  # hexadecimal digits of a chunk
 Layout = Sequence[tuple[str, tuple[int, ...]]]  # (name, shape) of each parameter, as the flat vector has them
 F32 = NDArray[np.float32]
@@ -125,9 +138,11 @@ def describe(path: Path) -> tuple[bytes, Layout, Chunks] | None:
         metadata = header["__metadata__"]
         anchor = [(name, entry) for name, entry in header.items() if name.startswith("anchor.")]
         layout = tuple((name.removeprefix("anchor."), tuple(map(int, e["shape"]))) for name, e in anchor)
+        if any(len(shape) > MOST_DIMS for _, shape in layout):
+            return None  # their product alone could take hours
         chunks = Chunks(sum(math.prod(shape) for _, shape in layout), int(metadata["chunk"]))
         return bytes.fromhex(metadata["run"]), layout, chunks
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
+    except DAMAGED:
         return None
 
 
@@ -174,7 +189,7 @@ def _open(path: Path, run: bytes, layout: Layout, chunks: Chunks) -> Snapshot | 
             return None
         parts = [table[i : i + ENTRY] for i in range(0, len(table), ENTRY)]
         entries = [(int(part[:16], 16), bytes.fromhex(part[16:])) for part in parts]
-    except (OSError, ValueError, KeyError, TypeError, struct.error):
+    except DAMAGED:
         return None
     start = 8 + len(text)
     if _header(run, layout, chunks, tokens, entries)[8:] != text or size != start + 8 * chunks.numel:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from atoll.comm.config import ModelConfig
 from atoll.comm.errors import ConfigError, ResourceError
-from atoll.node import export
+from atoll.node import export, snapshots
 from atoll.node.about import About
 from atoll.node.beginning import Beginning, Begun
 from atoll.node.export import Naming
@@ -104,6 +104,10 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
+def headed(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text
+
+
 def without(tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:
     return {other: tensor for other, tensor in tensors.items() if other != name}
 
@@ -171,12 +175,16 @@ def test_a_checkpoint_that_was_changed_or_cut_is_refused(name: str, tmp_path: Pa
             struct.pack("<Q", 62) + b'{"a":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4]}}'[:62],
             "damaged",
         ),
+        (headed(b"[" * 100_000), "its header is damaged"),
+        (headed(b'{"a":{"dtype":"F32","shape":[1e999],"data_offsets":[0,4]}}'), "its header is damaged"),
+        (headed(b'{"a":{"dtype":"F32","shape":[%s9],"data_offsets":[0,4]}}' % (b"9," * 10**6)), "is damaged"),
         (struct.pack("<Q", 56) + b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,4]}}  0000', "is not where"),
     ],
 )
 def test_a_file_that_is_no_safetensors_file_is_refused(data: bytes, why: str, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(data)
+    assert snapshots.describe(path) is None
     with pytest.raises(ConfigError, match=why):
         loaded(str(path))
 
