@@ -62,7 +62,7 @@ from atoll.node.data import check_source
 from atoll.node.disk import Shares
 from atoll.node.durable import Durable, Place
 from atoll.node.gap import Gap
-from atoll.node.home import Options, claim, on_signals, remember, remembered, sessions
+from atoll.node.home import Options, claim, on_signals, remember, remember_life, remembered, sessions
 from atoll.node.leases import beyond
 from atoll.node.mend import mend
 from atoll.node.method import feedback_of, rule_of, sealing_of
@@ -184,7 +184,7 @@ class Daemon:
         self._me = NodeId(reply.node_id)
         self._run_mark = digest(b"run" + reply.data_key)
         self._plane.identify(self._me, reply.data_key)
-        remember(self._options.state_dir / "session", self._invite, reply.session)
+        remember_life(self._options.state_dir / "session", self._invite, reply.session)
 
     def _make_supervisor(self) -> Supervisor:
         cache = self._options.state_dir / "cache"

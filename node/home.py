@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +13,10 @@ from atoll.comm.errors import ResourceError
 from atoll.comm.invite import Invite
 from atoll.comm.tls import Sessions
 from atoll.node import local
+from atoll.node.files import appearing, write_all
 from atoll.node.vectors import clear_stale
+
+log = logging.getLogger("atoll.node")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +45,24 @@ def sessions(invite: Invite, options: Options) -> Sessions | None:
 
 
 def remember(memory: Path, invite: Invite, session: str) -> None:
-    """So that a daemon started again comes back as the same node, without another token."""
-    memory.touch(mode=0o600)
-    memory.write_text(f"{invite.address} {invite.run}\n{session}\n")
+    """So that a daemon started again comes back as the same node, without another token. Raises `ResourceError`;
+    then what was there still is."""
+    if remembered(memory, invite) == session:
+        return
+    data = f"{invite.address} {invite.run}\n{session}\n".encode()
+    try:
+        with appearing(memory, len(data), lambda _: len(data)) as file:
+            write_all(file, [memoryview(data)], 0)
+    except OSError as error:
+        raise ResourceError(f"cannot write {memory}: {error.strerror or error}") from None
+
+
+def remember_life(memory: Path, invite: Invite, session: str) -> None:
+    """Remember a node's next life. What was remembered of the one before brings it back, too."""
+    try:
+        remember(memory, invite, session)
+    except ResourceError as error:
+        log.warning(str(error))
 
 
 def remembered(memory: Path, invite: Invite) -> str:

@@ -24,7 +24,7 @@ from atoll.node import local
 from atoll.node.config import NodeConfig
 from atoll.node.control import AWAY, Control, Identity, SessionLost
 from atoll.node.daemon import plan_of, seal_of
-from atoll.node.home import Options, claim, on_signals, remember, remembered, sessions
+from atoll.node.home import Options, claim, on_signals, remember, remember_life, remembered, sessions
 from atoll.node.method import sealing_of
 
 log = logging.getLogger("atoll.node")
@@ -90,7 +90,7 @@ class Reducer:
     def _admitted(self, reply: pb.JoinReply) -> None:
         self._me = NodeId(reply.node_id)
         self._plane.identify(self._me, reply.data_key)
-        remember(self._options.state_dir / "session", self._invite, reply.session)
+        remember_life(self._options.state_dir / "session", self._invite, reply.session)
 
     async def _live(self, period: float) -> None:
         """The session with the coordinator until the run, or this node, is over."""

@@ -64,7 +64,10 @@ class Supervisor:
             os.chmod(channel, 0o600)
             spec_file = self._state_dir / "trainer.json"
             self._spec.channel = channel
-            spec_file.write_bytes(msgspec.json.encode(self._spec))
+            try:
+                spec_file.write_bytes(msgspec.json.encode(self._spec))
+            except OSError as error:
+                raise ResourceError(f"cannot write {spec_file}: {error.strerror}") from None
             async with server:
                 while True:
                     await self._live_once(spec_file)

@@ -1,0 +1,64 @@
+"""A node is the same one when it is started again, whatever happened while that was being written down."""
+
+import asyncio
+import resource
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from atoll.comm.errors import ResourceError
+from atoll.comm.invite import Invite
+from atoll.node.config import TrainerSpec
+from atoll.node.home import remember, remember_life, remembered
+from atoll.node.supervisor import Supervisor
+
+INVITE = Invite("127.0.0.1:4700", "run", "token")
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No file of this process grows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_session_comes_back_for_its_run_alone(tmp_path: Path) -> None:
+    remember(tmp_path / "session", INVITE, "secret.1")
+    remember_life(tmp_path / "session", INVITE, "secret.2")
+    assert remembered(tmp_path / "session", INVITE) == "secret.2"
+    assert remembered(tmp_path / "session", Invite("127.0.0.1:4700", "other", "token")) == ""
+    assert stat.S_IMODE((tmp_path / "session").stat().st_mode) == 0o600
+
+
+def test_a_disk_that_is_full_costs_a_node_neither_its_session_nor_its_life(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = tmp_path / "session"
+    remember(memory, INVITE, "secret.1")
+    with full_disk(), pytest.raises(ResourceError, match=f"cannot write {memory}: "):
+        remember(memory, INVITE, "secret.2")
+    assert remembered(memory, INVITE) == "secret.1"
+    with full_disk():
+        remember(memory, INVITE, "secret.1")
+        remember_life(memory, INVITE, "secret.2")
+    assert remembered(memory, INVITE) == "secret.1" and "cannot write" in caplog.text
+    assert list(tmp_path.iterdir()) == [memory]
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"one line", b"a\nb\nc\n", bytes(100)])
+def test_a_damaged_session_is_none(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "session").write_bytes(damage)
+    assert remembered(tmp_path / "session", INVITE) == ""
+
+
+def test_a_trainers_settings_that_cannot_be_written_are_said(tmp_path: Path) -> None:
+    supervisor = Supervisor(TrainerSpec(), tmp_path, lambda message: None, lambda: None)
+    with full_disk(), pytest.raises(ResourceError, match=f"cannot write {tmp_path}/trainer.json: "):
+        asyncio.run(supervisor.run())
