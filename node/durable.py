@@ -87,11 +87,14 @@ class Durable:
         try:
             place.folder.mkdir(parents=True, exist_ok=True)
             self._log = SealedLog(place.folder, place.run, self._outer.chunks.count, place.room)
-            self._log.clear()
             self._snapshots = snapshots.find(place.folder, place.run, place.layout, self._outer.chunks)
         except OSError as error:
             self._say("the state is not kept on disk", f"{place.folder} cannot be used ({error})")
             return
+        try:
+            self._log.clear()
+        except OSError as error:  # a disk that can only be read has a state all the same
+            self._say("what is of no use stays on the disk", str(error))
         try:
             about.write(place.folder, place.about, place.room)
         except OSError as error:

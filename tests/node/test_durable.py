@@ -195,6 +195,24 @@ def test_files_of_another_run_or_model_and_unfinished_ones_are_not_taken(tmp_pat
     run(body())
 
 
+@pytest.mark.parametrize("name", ["sealed-000000000009", "snapshot-000000000007.safetensors.new"])
+def test_what_cannot_be_removed_does_not_hide_the_state_beside_it(tmp_path: Path, name: str) -> None:
+    """As on a disk that has failed, and can only be read since."""
+
+    async def body() -> None:
+        node = Node(tmp_path)
+        await node.initialise()
+        await node.commit(1)
+        (node.folder / name).mkdir()  # even root unlinks no folder
+        again = Node(tmp_path)
+        assert again.disk.restore() == 1 and again.state() == node.state()
+        assert name in again.disk.trouble
+        await again.commit(2)
+        assert again.disk.proven == 2
+
+    run(body())
+
+
 def test_a_full_disk_is_said_and_costs_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         have = [PLENTY]
