@@ -103,8 +103,8 @@ class Codec(Protocol):
         """Raise `Malformed` unless `payload` decodes to `numel` finite elements."""
 
     def decode(self, payload: Octets, out: F32, far: bool = False) -> None:
-        """Check `payload` and write its elements into `out` (n,). `far`: nobody reads them soon, so they need not be
-        in a cache; it takes a third of the time then."""
+        """Check `payload` and write its elements into `out` (n,). `far`: nobody reads them soon, so they need not
+        be in a cache; it takes half the time then."""
 
     def accumulate(self, payload: Octets, weight: np.float32, out: F32) -> None:
         """Check `payload` and do `out += weight * decoded`, the product and the sum each rounded once."""
@@ -320,8 +320,8 @@ class _Header:
         return scales
 
     def read(self, header: U8, numel: int) -> tuple[F32, bool]:
-        """The scale of each block, and whether -levels - 1, an integer that the bits of a value have place for, may
-        decode to infinity. `Malformed` if a scale is not a number from 0 to the largest allowed."""
+        """The scale of each block, and whether -levels - 1, an integer that the bits of a value have place for,
+        may decode to infinity. `Malformed` if a scale is not a number from 0 to the largest allowed."""
         match self._scales:
             case ScaleName.FP32:
                 scales: F32 = header.view("<f4").astype(np.float32)
