@@ -102,8 +102,9 @@ class Codec(Protocol):
     def check(self, payload: Octets, numel: int) -> None:
         """Raise `Malformed` unless `payload` decodes to `numel` finite elements."""
 
-    def decode(self, payload: Octets, out: F32) -> None:
-        """Check `payload` and write its elements into `out` (n,)."""
+    def decode(self, payload: Octets, out: F32, far: bool = False) -> None:
+        """Check `payload` and write its elements into `out` (n,). `far`: nobody reads them soon, so they need not
+        be in a cache; it takes half the time then."""
 
     def accumulate(self, payload: Octets, weight: np.float32, out: F32) -> None:
         """Check `payload` and do `out += weight * decoded`, the product and the sum each rounded once."""
@@ -125,7 +126,7 @@ class Fp32:
     def check(self, payload: Octets, numel: int) -> None:
         self._elements(payload, numel)
 
-    def decode(self, payload: Octets, out: F32) -> None:
+    def decode(self, payload: Octets, out: F32, far: bool = False) -> None:
         np.copyto(out, self._elements(payload, out.size))
 
     def accumulate(self, payload: Octets, weight: np.float32, out: F32) -> None:
@@ -155,7 +156,7 @@ class Bf16:
     def check(self, payload: Octets, numel: int) -> None:
         self._halves(payload, numel)
 
-    def decode(self, payload: Octets, out: F32) -> None:
+    def decode(self, payload: Octets, out: F32, far: bool = False) -> None:
         kernels.from_bf16(self._halves(payload, out.size), out)
 
     def accumulate(self, payload: Octets, weight: np.float32, out: F32) -> None:
@@ -195,9 +196,9 @@ class _Integers:
     def check(self, payload: Octets, numel: int) -> None:
         self._checked(payload, numel)
 
-    def decode(self, payload: Octets, out: F32) -> None:
+    def decode(self, payload: Octets, out: F32, far: bool = False) -> None:
         for elements, scales, values in self._checked(payload, out.size):
-            self._unpack(values, scales, out[elements])
+            self._unpack(values, scales, out[elements], far)
 
     def accumulate(self, payload: Octets, weight: np.float32, out: F32) -> None:
         for elements, scales, values in self._checked(payload, out.size):
@@ -228,7 +229,7 @@ class _Integers:
     def _pack(self, x: F32, scales: F32, values: U8) -> None:
         raise NotImplementedError
 
-    def _unpack(self, values: U8, scales: F32, out: F32) -> None:
+    def _unpack(self, values: U8, scales: F32, out: F32, far: bool) -> None:
         raise NotImplementedError
 
     def _add(self, values: U8, scales: F32, weight: np.float32, out: F32) -> None:
@@ -249,8 +250,8 @@ class Int8(_Integers):
     def _pack(self, x: F32, scales: F32, values: U8) -> None:
         kernels.to_int8(x, self.block, scales, values)
 
-    def _unpack(self, values: U8, scales: F32, out: F32) -> None:
-        kernels.from_int8(values, self.block, scales, out)
+    def _unpack(self, values: U8, scales: F32, out: F32, far: bool) -> None:
+        (kernels.from_int8_far if far else kernels.from_int8)(values, self.block, scales, out)
 
     def _add(self, values: U8, scales: F32, weight: np.float32, out: F32) -> None:
         kernels.add_int8(values, self.block, scales, weight, out)
@@ -272,7 +273,7 @@ class Int4(_Integers):
     def _pack(self, x: F32, scales: F32, values: U8) -> None:
         kernels.to_int4(x, self.block, scales, values)
 
-    def _unpack(self, values: U8, scales: F32, out: F32) -> None:
+    def _unpack(self, values: U8, scales: F32, out: F32, far: bool) -> None:
         kernels.from_int4(values, self.block, scales, out)
 
     def _add(self, values: U8, scales: F32, weight: np.float32, out: F32) -> None:
@@ -319,8 +320,8 @@ class _Header:
         return scales
 
     def read(self, header: U8, numel: int) -> tuple[F32, bool]:
-        """The scale of each block, and whether -levels - 1, an integer that the bits of a value have place for, may
-        decode to infinity. `Malformed` if a scale is not a number from 0 to the largest allowed."""
+        """The scale of each block, and whether -levels - 1, an integer that the bits of a value have place for,
+        may decode to infinity. `Malformed` if a scale is not a number from 0 to the largest allowed."""
         match self._scales:
             case ScaleName.FP32:
                 scales: F32 = header.view("<f4").astype(np.float32)

@@ -33,6 +33,7 @@ ROUND = np.float32(1.5 * 2**23)
 SMALL = np.float32(2.0**-100)
 LIFT = np.float32(2.0**64)
 LARGEST_BF16 = np.uint32(0x7F7F)
+WIDTH, LINE = 16, 64  # elements that one instruction writes, and their bytes
 ZERO, ONE = np.float32(0), np.float32(1)
 ONE_SHARE = np.uint16(0x3C00)  # 1 in fp16
 HALF_NORMAL = np.float32(2.0**-14)  # below it, fp16 numbers are multiples of 2**-24
@@ -73,6 +74,29 @@ def _bitcast(source: Any, target: Any, to: ir.Type) -> Any:
     return typed
 
 
+def _put_far(_: Any, values: Any, scale: Any, out: Any, at: Any) -> Any:
+    """`out[i] = signed(values[i]) * scale` for WIDTH elements from `at` on, whose address is a multiple of LINE: a
+    store that does not read the line first, nor keeps it (LLVM: nontemporal)."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        start, (bytes_, numbers) = arguments[3], (ir.VectorType(t, WIDTH) for t in (ir.IntType(8), ir.FloatType()))
+
+        def place(i: int, vector: ir.Type) -> Any:
+            data = context.make_array(signature.args[i])(context, builder, arguments[i]).data
+            return builder.bitcast(builder.gep(data, [start]), vector.as_pointer())
+
+        none = ir.Constant(numbers, ir.Undefined)
+        one = builder.insert_element(none, arguments[1], ir.Constant(ir.IntType(32), 0))
+        each = builder.shuffle_vector(one, none, ir.Constant(ir.VectorType(ir.IntType(32), WIDTH), [0] * WIDTH))
+        product = builder.fmul(builder.sitofp(builder.load(place(0, bytes_), align=1), numbers), each)
+        store = builder.store(product, place(2, numbers), align=LINE)
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+        return context.get_dummy_value()
+
+    return types.void(values, scale, out, at), generate
+
+
+put_far: Any = intrinsic(_put_far)
 as_bits: Any = intrinsic(_bitcast(_f32, _u32, ir.IntType(32)))
 as_float: Any = intrinsic(_bitcast(_u32, _f32, ir.FloatType()))
 
@@ -241,6 +265,16 @@ def from_int8(values: U8, block: int, scales: F32, out: F32) -> None:
         part, to, scale = values[b * block : b * block + block], out[b * block : b * block + block], scales[b]
         for i in range(part.size):
             to[i] = np.float32(_signed(part[i]) * scale)
+
+
+@_compiled(types.void, _read(_u8), _int, _read(_f32), _write(_f32))
+def from_int8_far(values: U8, block: int, scales: F32, out: F32) -> None:
+    """The same, past the caches where `out` lies so that this is possible."""
+    whole = out.size // block if block % WIDTH == 0 and out.ctypes.data % LINE == 0 else 0  # blocks
+    for b in range(whole):
+        for i in range(b * block, b * block + block, WIDTH):
+            put_far(values, scales[b], out, i)
+    from_int8(values[whole * block :], block, scales[whole:], out[whole * block :])
 
 
 @_compiled(types.void, _read(_u8), _int, _read(_f32), _f32, _write(_f32))

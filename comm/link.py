@@ -240,8 +240,8 @@ class Link:
         if self._closed:
             return
         self._closed = True
-        self._loop.remove_reader(self._sock)
-        self._loop.remove_writer(self._sock)
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_exception(Broken("the connection was closed on this side"))
@@ -253,7 +253,8 @@ class Link:
             raise Broken("the connection was closed on this side")
         ready: asyncio.Future[None] = self._loop.create_future()
         self._waiting.add(ready)
-        add(self._sock, _done, ready)
+        file = self._sock.fileno()  # not the socket: selectors write it out as text each time
+        add(file, _done, ready)
         late = self._loop.call_later(timeout, _late, ready, f"it {what} for {timeout:g} s") if timeout else None
         try:
             await ready
@@ -262,7 +263,7 @@ class Link:
             if late is not None:
                 late.cancel()
             if not self._closed:
-                remove(self._sock)
+                remove(file)
 
 
 class _Tls:

@@ -62,7 +62,7 @@ class Sparse:
     def check(self, payload: Octets, numel: int) -> None:
         self._checked(payload, numel)
 
-    def decode(self, payload: Octets, out: F32) -> None:
+    def decode(self, payload: Octets, out: F32, far: bool = False) -> None:
         out[:] = 0.0
         self.accumulate(payload, np.float32(1), out)
 

@@ -56,6 +56,7 @@ from atoll.node.supervisor import Supervisor
 from atoll.node.vectors import Vectors
 
 F32 = NDArray[np.float32]
+LINE = 64  # bytes of a cache's line
 SIGMA = 1e-3
 TILE = 1_048_573  # elements that a delta repeats; a prime, so that no two chunks hold the same
 
@@ -227,7 +228,7 @@ class Peer(Daemon):
         config = NodeConfig(streams=int(os.environ.get("ATOLL_STREAMS", "0")), durable=False)
         super().__init__(invite, config, options)
         self._spec, self._say = spec, say
-        self._decoded = np.empty(spec.numel, np.float32)
+        self._decoded = _of_lines(spec.numel)
         self._decoded.fill(0.0)  # so that the kernel gives the memory now, not in the measured time
         self._inspected = asyncio.Event()
         self.trainer = StandIn(spec, self._vectors, self._on_trainer, self._at_hand, say)
@@ -261,7 +262,7 @@ class Peer(Daemon):
         outer, reduction = self._outer, self._part.reduction
         assert outer is not None and reduction is not None
         for c, payload in enumerate(reduction.result.chunks):
-            self._codec.decode(payload, self._decoded[outer.chunks.span(c)])
+            self._codec.decode(payload, self._decoded[outer.chunks.span(c)], far=True)
 
     def _payload(self) -> int:
         """Bytes of one encoded vector."""
@@ -282,6 +283,13 @@ class Peer(Daemon):
                 case _:
                     break
         self.leave()
+
+
+def _of_lines(numel: int) -> F32:
+    """Memory for (numel,) fp32 that begins with a line of the caches."""
+    whole = np.empty(numel + LINE // 4, np.float32)
+    first = -whole.ctypes.data % LINE // 4
+    return whole[first : first + numel]
 
 
 async def live() -> None:

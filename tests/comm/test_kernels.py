@@ -13,7 +13,7 @@ import pytest
 
 from atoll.comm import codec as codec_module
 from atoll.comm import kernels
-from atoll.comm.codec import F32, Bf16, Codec, Fp32, Int4, Int8, Malformed, NonFinite
+from atoll.comm.codec import F32, U8, Bf16, Codec, Fp32, Int4, Int8, Malformed, NonFinite
 from atoll.comm.config import ScaleName
 
 LARGEST = np.float32(np.finfo(np.float32).max)
@@ -105,6 +105,11 @@ def verify(codec: Codec, x: F32, weight: float = 0.3) -> None:
     out = np.full(x.size, np.nan, np.float32)
     codec.decode(payload, out)
     assert out.tobytes() == decoded.tobytes()
+    for first in (0, 1):  # at the beginning of a line of the caches, and not
+        whole = np.full(x.size + 17, np.nan, np.float32)
+        out = whole[-whole.ctypes.data % 64 // 4 + first :][: x.size]
+        codec.decode(payload, out, far=True)
+        assert out.tobytes() == decoded.tobytes()
     out = np.linspace(-1, 1, x.size, dtype=np.float32)
     sums = out + np.float32(weight) * decoded
     codec.accumulate(payload, np.float32(weight), out)
@@ -175,6 +180,8 @@ def battery() -> None:
                 verify(codec, x)
             for where, value in ((0, np.nan), (7, np.inf), (14, -np.inf)):
                 refused(codec, next(vectors(15)), where, value)
+        for x in vectors(2 * 32 + 5):
+            verify(Int8(32, ScaleName.FP16), x)
         for bits in (0x7F80, 0xFF80, 0x7FC0):
             with pytest.raises(Malformed):
                 Bf16().check(np.array([0, bits], "<u2").tobytes(), 2)
@@ -238,6 +245,12 @@ MUTATIONS = [
     ("to_int8", "range(part.size)", "range(part.size - 1)"),
     ("from_int8", "* scale", "* scales[0]"),
     ("from_int8", "range(scales.size)", "range(scales.size - 1)"),
+    ("from_int8_far", "scales[b], out, i", "scales[0], out, i"),
+    ("from_int8_far", "range(whole)", "range(whole - 1)"),
+    ("from_int8_far", "+ block, WIDTH", "+ block, 2 * WIDTH"),
+    ("from_int8_far", "scales[whole:]", "scales"),
+    ("from_int8_far", "block % WIDTH == 0 and", ""),
+    ("from_int8_far", "out.size // block", "-(-out.size // block)"),
     ("add_int8", "weight * np.float32(_signed(part[i]) * scale)", "np.float32(weight * scale) * _signed(part[i])"),
     ("add_int8", "to[i] + ", ""),
     ("to_int4", "first, second = part[:half], part[half:]", "second, first = part[:half], part[half:]"),
@@ -252,6 +265,11 @@ MUTATIONS = [
 ]
 
 
+def put_far(values: U8, scale: np.float32, out: F32, at: int) -> None:
+    assert out[at:].ctypes.data % 64 == 0 and at + 16 <= out.size
+    out[at : at + 16] = values[at : at + 16].view(np.int8).astype(np.float32) * scale
+
+
 def interpreted(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the codecs use the kernels of `source`, not compiled."""
     module = ModuleType("interpreted")
@@ -262,6 +280,7 @@ def interpreted(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
         as_bits=lambda x: np.float32(x).view(np.uint32),
         as_float=lambda x: np.uint32(x).view(np.float32),
         HALF=np.float32(0.5),
+        put_far=put_far,
     )
     monkeypatch.setattr(codec_module, "kernels", module)
     monkeypatch.setattr(np, "empty", np.zeros)  # not what an earlier call left in memory, which may be right
