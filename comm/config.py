@@ -120,7 +120,7 @@ class RoundsConfig:
     grace: float = 0.25  # of the quorum's inner time: how much longer those that will soon be there may take
     collect: float = 60.0  # seconds that a member told to finish may take at most
     reduce_timeout: float = 600.0  # seconds for one attempt of a reduce
-    data_parallel: int = 0  # inner steps at the start of the run whose gradients are averaged one by one
+    data_parallel: int = 0  # rounds at the start of the run that have one inner step: parameters are averaged
 
     @property
     def most_steps(self) -> int:

@@ -26,8 +26,9 @@ def simulated_only(config: RunConfig) -> list[str]:
     found = list[str]()
     if config.fragments.count > 1:
         found.append(f"fragments.count={config.fragments.count}")
-    if config.rounds.data_parallel:
-        found.append(f"rounds.data_parallel={config.rounds.data_parallel}")
+    if config.rounds.data_parallel and config.overlap.delay:
+        both = f"rounds.data_parallel={config.rounds.data_parallel} with overlap.delay={config.overlap.delay}"
+        found.append(both)
     return found
 
 

@@ -78,7 +78,7 @@ def _start(state: State, members: tuple[NodeId, ...], now: float, out: list[Effe
 
 
 def _training(state: State, members: int) -> str:
-    steps = count(state.config.rounds.inner_steps, "inner step")
+    steps = count(state.steps, "inner step")
     return f"{members} members at {steps} each" if members > 1 else f"1 member at {steps}"
 
 
@@ -117,7 +117,7 @@ def reached(state: State, node: NodeId, round_: int, now: float) -> State:
     r = state.round
     if r.phase is not Phase.INNER or round_ != r.number or node not in r.participants or node in r.reached:
         return state
-    state = _paced(state, node, state.config.rounds.inner_steps, now)
+    state = _paced(state, node, state.steps, now)
     return with_round(state, reached=r.reached | {node})
 
 
@@ -138,7 +138,7 @@ def ready(state: State, event: BecameReady, now: float, out: list[Effect]) -> St
     work = event.samples, event.steps, event.loss, event.norm
     entry = Contribution(*work, event.life, event.front, damping=event.damping)
     answers = r.answers if r.told_at is None else (*r.answers, now - r.asked_at)
-    full = event.steps >= state.config.rounds.inner_steps or event.samples == data.size(lease)
+    full = event.steps >= state.steps or event.samples == data.size(lease)
     done = r.reached | {node} if full and node not in r.reached else r.reached
     return with_round(state, ledger=contribute(r.ledger, node, entry), answers=answers, reached=done)
 
@@ -152,7 +152,7 @@ def _paced(state: State, node: NodeId, steps: int, now: float) -> State:
 
 def close_if_due(state: State, now: float, out: list[Effect]) -> State:
     """INNER: tell the members to finish when the round has what it needs."""
-    r, rounds, trusted = state.round, state.config.rounds, _trusted(state)
+    r, trusted = state.round, _trusted(state)
     if r.participants and lost.gone(state):
         return with_round(state, reason=lost.why(state))
     if len(trusted) < state.config.members.minimum:
@@ -163,7 +163,7 @@ def close_if_due(state: State, now: float, out: list[Effect]) -> State:
     if r.reached_at is None:
         return with_round(state, reached_at=now)
     late = [n for n in trusted if n not in r.reached and n not in r.ledger.contributions]
-    h = count(rounds.inner_steps, "inner step")
+    h = count(state.steps, "inner step")
     if not late:
         away = [n for n in r.participants if n not in trusted]
         short = [n for n in trusted if n not in r.reached]
@@ -188,7 +188,7 @@ def grace_ends(state: State, late: list[NodeId]) -> float:
     soon = []
     for node in late:
         pace, missed = here[node].pace, here[node].missed
-        expected = here[node].entered_at + rounds.inner_steps / pace if pace else most
+        expected = here[node].entered_at + state.steps / pace if pace else most
         if expected <= most and (pace or not missed):
             soon.append(expected)
     return min(most, max(soon) + 0.1 * inner) if soon else r.reached_at
@@ -198,7 +198,7 @@ def _inner_time(state: State) -> float:
     """Seconds that the round's inner steps take the quorum: by pace, for it may have waited as well."""
     r, here = state.round, state.members.here
     paces = [here[n].pace for n in r.reached if n in here and here[n].pace]
-    return state.config.rounds.inner_steps / median(paces) if paces else 0.0
+    return state.steps / median(paces) if paces else 0.0
 
 
 def _close(state: State, now: float, why: str) -> State:

@@ -134,6 +134,18 @@ class State:
         return {n for n in lack if not there or here[n].phase in ("sync", "recovering")}
 
     @property
+    def steps(self) -> int:
+        """Inner steps of this round."""
+        rounds = self.config.rounds
+        return 1 if self.round.number <= rounds.data_parallel else rounds.inner_steps
+
+    @property
+    def most_steps(self) -> int:
+        """Inner steps that a member takes in this round at most."""
+        rounds = self.config.rounds
+        return 1 if self.round.number <= rounds.data_parallel else rounds.most_steps
+
+    @property
     def lease(self) -> int:
         """Samples that one node can use in one round, and until the next one begins."""
         most = self.config.rounds.most_steps + self.config.overlap.delay

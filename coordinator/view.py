@@ -205,9 +205,9 @@ def _train(state: State) -> bytes:
     r, rounds = state.round, state.config.rounds
     order_ = pb.Train(
         round=r.number,
-        steps=rounds.inner_steps,
-        floor=rounds.floor,
-        ceiling=rounds.most_steps,
+        steps=state.steps,
+        floor=min(rounds.floor, state.most_steps),
+        ceiling=state.most_steps,
         tokens=state.tokens,
         fleet=max(len(r.participants), 1),
     )

@@ -420,7 +420,7 @@ class Daemon:
             (fragment,) = whole(tensors(hello.layout))
             sealing = sealing_of(self._run, fragment)
             gap = Gap() if self._run.outer.damping else None
-            self._outer = OuterState(vectors, chunks, sealing, rule_of(self._run.outer), gap)
+            self._outer = OuterState(vectors, chunks, sealing, rule_of(self._run), gap)
             self._layout = hello
             place = self._place(hello)
             self._durable = Durable(self._outer, self._plane.peers.buffers.give, place)

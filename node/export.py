@@ -155,7 +155,7 @@ def states(kept: Kept, round_: int) -> Iterator[tuple[slice, NDArray[np.float32]
     """The state of a round, chunk by chunk: where it lies in the flat vector, its anchor, its momentum, the digest
     of both. Raises `Lacking`."""
     config, chunks = kept.about.run, kept.chunks
-    sealing, rule = sealing_of(config, whole(tensors(kept.layout))[0]), rule_of(config.outer)
+    sealing, rule = sealing_of(config, whole(tensors(kept.layout))[0]), rule_of(config)
     deltas, scratches = np.empty((2, chunks.size(0)), np.float32)
     for c in range(chunks.count):
         size = chunks.size(c)

@@ -28,7 +28,7 @@ from atoll.outer_opt.fragments import Fragment, balanced, offsets, strided, whol
 from atoll.outer_opt.merge import mean, radial
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.overlap import Adopt, Mix, rebase, replace
-from atoll.outer_opt.ramp import Ramp, Rule
+from atoll.outer_opt.ramp import Begun, Ramp, Rule
 from atoll.outer_opt.sgd import Sgd
 from atoll.outer_opt.tensors import Kind, Tensor
 
@@ -51,7 +51,7 @@ def method_of(config: RunConfig, tensors: Sequence[Tensor]) -> Method:
     """The pieces for a model of these tensors."""
     fragments = _fragments(config.fragments, tensors)
     return Method(
-        rule=rule_of(config.outer),
+        rule=rule_of(config),
         weigh=_weigh(config.outer.weights),
         merging=config.outer.merge,
         feedback=feedback_of(config.outer),
@@ -82,11 +82,14 @@ def merge_parts(
             assert_never(merging)
 
 
-def rule_of(outer: OuterConfig) -> Rule:
-    if outer.momentum == 0.0 and not outer.decay_end:
-        return Sgd(outer.lr)
-    rule = Nesterov(outer.lr, outer.momentum)
-    return Ramp(rule, outer.momentum_warmup, outer.decay_begin, outer.decay_end, outer.final_momentum)
+def rule_of(config: RunConfig) -> Rule:
+    """The outer rule; of the rounds at the start that have one inner step each: the mean of the parameters."""
+    outer, together = config.outer, config.rounds.data_parallel
+    rule: Rule = Sgd(outer.lr)
+    if outer.momentum or outer.decay_end:
+        nesterov = Nesterov(outer.lr, outer.momentum)
+        rule = Ramp(nesterov, outer.momentum_warmup, outer.decay_begin, outer.decay_end, outer.final_momentum)
+    return Begun(Sgd(1.0), together, rule) if together else rule
 
 
 def sealing_of(config: RunConfig, fragment: Fragment | None) -> Sealing:

@@ -58,6 +58,22 @@ class Ramp:
         self.rule.step(anchor, momentum, delta, scratch)
 
 
+@dataclass(frozen=True)
+class Begun:
+    """Another rule for the first rounds; those after them count from 1 again."""
+
+    first: Rule
+    rounds: int
+    then: Rule
+
+    def at(self, round: int, length: float = 1.0) -> Rule:
+        return self.first if round <= self.rounds else self.then.at(round - self.rounds, length)
+
+    def step(self, anchor: Array, momentum: Array, delta: Array, scratch: Array) -> None:
+        """As after the first rounds."""
+        self.then.step(anchor, momentum, delta, scratch)
+
+
 def of_length(rule: Nesterov, length: float) -> Nesterov:
     """The rule with the same decay a token for a round of `length` times the usual inner steps."""
     if length == 1.0 or rule.momentum == 0.0:

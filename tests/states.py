@@ -40,7 +40,7 @@ class Node:
         self.chunks = Chunks(sum(math.prod(shape) for _, shape in layout), self.run.reduce.chunk)
         self.codec = make(self.run.reduce.codec, self.run.reduce.block, self.run.reduce.scales)
         vectors = Vectors.create(self.chunks.numel, folder, folder / "shm")
-        self.outer = OuterState(vectors, self.chunks, sealing_of(self.run, None), rule_of(self.run.outer))
+        self.outer = OuterState(vectors, self.chunks, sealing_of(self.run, None), rule_of(self.run))
         place = Place(self.folder, mark, layout, 3, about=about)
         self.disk = Durable(self.outer, lambda _: None, place)
 

@@ -29,7 +29,7 @@ from atoll.node.simulate.exchange import Contribution, Replicated
 from atoll.node.simulate.learner import Trainee
 from atoll.node.simulate.state import Event, Node, Phase, Record, Round, Share
 from atoll.outer_opt.late import damping
-from atoll.outer_opt.overlap import rebase
+from atoll.outer_opt.overlap import Adopt, rebase, replace
 
 F32 = NDArray[np.float32]
 
@@ -43,15 +43,14 @@ class Fleet:
         make_trainee: Callable[[], Trainee],
         judge: Trainee,  # whose flat vector the anchor is written to for an evaluation
         start: Trainee,
-        begun_at: int = 0,  # samples that were trained on before, by data parallelism
         tell: Callable[[Record], None] = lambda record: None,
     ) -> None:
         self.run, self.conditions, self.method = run, conditions, method
         self._make, self._judge, self._tell = make_trainee, judge, tell
         self.states = [Replicated(run, method, fragment, start.flat) for fragment in method.fragments]
-        self.rounds = [Round(due=due) for due in method.due]
+        self.rounds = [self._next(p, due) for p, due in enumerate(method.due)]
         self.nodes: list[Node] = []
-        self.now, self.cursor, self.committed = 0.0, begun_at, float(begun_at * run.model.seq_len)
+        self.now, self.cursor, self.committed = 0.0, 0, 0.0
         self.bytes_sent, self.records, self.lost, self.gone_idle = 0.0, list[Record](), 0, 0.0
         self._random = np.random.default_rng((run.seed, 7))
         self._events: list[tuple[float, int, Event, int, int]] = []  # time, order of entry, kind, who, ticket
@@ -134,12 +133,11 @@ class Fleet:
         self._at(self.now + 1.0 / node.speed, Event.STEP, node.number, node.ticket)
 
     def _must_wait(self, node: Node) -> bool:
-        most = self.run.rounds.most_steps
         for share, round_ in zip(node.shares, self.rounds, strict=True):
-            if share.since >= most:
+            if share.since >= round_.most:
                 return True
             travels = round_.phase is not Phase.OPEN and share.sent is not None
-            if travels and share.after >= self.run.overlap.delay:
+            if travels and share.after >= round_.delay:
                 return True
         return False
 
@@ -152,7 +150,7 @@ class Fleet:
         for p, share in enumerate(node.shares):
             share.since, share.owed = share.since + 1, share.owed + 1
             share.after += share.sent is not None
-            if share.pending and share.after >= self.run.overlap.delay:
+            if share.pending and share.after >= self.rounds[p].delay:
                 self._adopt(node, p)
             if node.number in self.rounds[p].waits:
                 self._contribute(node, p)
@@ -221,12 +219,23 @@ class Fleet:
                 f"training diverged on node {node.number} in round {state.round + 1}: {error}"
             ) from None
         share.sent, share.flying, share.since, share.after = local, share.owed, 0, 0
-        if self.run.overlap.delay == 0:
+        if round_.delay == 0:
             self._halt(node)
-        if self._random.random() >= self.conditions.drop or self._last:
+        safe = self._last or round_.together
+        if self._random.random() >= self.conditions.drop or safe:
             factor = damping(share.drift, state.moved) if self.run.outer.damping else 1.0
             tokens = share.owed * self.step_tokens
             round_.included[node.number] = Contribution(share.decoded, tokens, share.owed, factor)
+
+    def _together(self, p: int) -> bool:
+        """Whether the fragment's round is one of those at the start that have one inner step."""
+        return self.states[p].round < self.run.rounds.data_parallel
+
+    def _next(self, p: int, due: int, opened: float = 0.0) -> Round:
+        rounds, delay = self.run.rounds, self.run.overlap.delay
+        if self._together(p):
+            return Round(opened=opened, due=1, most=1, together=True)
+        return Round(opened=opened, due=due, most=rounds.most_steps, delay=delay)
 
     def _send(self, p: int) -> None:
         """All that come are there: the exchange begins."""
@@ -253,8 +262,8 @@ class Fleet:
                 if self.method.feedback is not None and share.offered is not None and share.decoded is not None:
                     assert share.residual is not None
                     self.method.feedback.commit(share.residual, share.offered, share.decoded)
-                if share.after >= self.run.overlap.delay:
-                    self._adopt(node, p)
+                if share.after >= round_.delay:
+                    self._adopt(node, p, replace if round_.together else self.method.adopt)
             elif included:
                 if share.pending:
                     self._adopt(node, p)
@@ -265,19 +274,19 @@ class Fleet:
             else:
                 share.sent, share.flying = None, 0
             share.offered = share.decoded = None
-        self.rounds[p] = Round(opened=round_.closed, due=self.run.rounds.inner_steps)
+        self.rounds[p] = self._next(p, self.run.rounds.inner_steps, round_.closed)
         if included:
             self._record(p, state.round, included)
-            if p == 0 and self.conditions.churn and not self._last:
-                self._churn(state.round)
+            if p == 0 and self.conditions.churn and not self._last and not self._together(p):
+                self._churn(state.round - self.run.rounds.data_parallel)
         for node in self._here():
             self._begin(node)
 
-    def _adopt(self, node: Node, p: int) -> None:
+    def _adopt(self, node: Node, p: int, adopt: Adopt | None = None) -> None:
         """Take the newest anchor in place of the parameters that were sent."""
         share = node.shares[p]
         assert share.sent is not None
-        self._replace(node, p, self.method.adopt, share.sent)
+        self._replace(node, p, adopt or self.method.adopt, share.sent)
         share.pending, share.sent = False, None
 
     def _replace(self, node: Node, p: int, adopt: Callable[[F32, F32, F32, F32], None], sent: F32) -> None:
@@ -342,7 +351,9 @@ class Fleet:
 
     def _record(self, p: int, round_: int, included: list[Contribution]) -> None:
         losses = [loss for node in self.nodes for loss in node.losses]
-        due = p == 0 and not self._last and round_ % self.run.data.eval_every == 0
+        every, together = self.run.data.eval_every, self.run.rounds.data_parallel
+        count = round_ - together if round_ >= together else round_ / self.run.rounds.inner_steps
+        due = p == 0 and not self._last and count % every == 0
         record = Record(
             p,
             round_,

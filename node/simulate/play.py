@@ -48,22 +48,12 @@ def local_updates(
     began = time.perf_counter()
     start = Trainee(run, node, source)
     start.initialise(run.seed)
-    nodes, batch, seq_len = conditions.nodes, run.inner.batch_size, run.model.seq_len
-    together = min(run.rounds.data_parallel, conditions.steps)
-    if together:
-        first = Trainee(with_batch(run, nodes * batch), node, source)
-        first.initialise(run.seed)
-        for k in range(together):
-            first.step(k * nodes * batch, learning_rate(run.inner, k * nodes * batch * seq_len))
-        start.resume(first)
+    nodes, tokens = conditions.nodes, run.inner.batch_size * run.model.seq_len
     method, judge = method_of(run, start.tensors()), judge_of(run, node, source)
-    fleet = Fleet(
-        run, conditions, method, lambda: Trainee(run, node, source), judge, start, together * nodes * batch, tell
-    )
-    fleet.bytes_sent += together * every_step(start.layout.numel, nodes)
+    fleet = Fleet(run, conditions, method, lambda: Trainee(run, node, source), judge, start, tell)
     fleet.play()
     last = fleet.records[-1]
-    free = sum(n.speed for n in fleet.nodes) * last.time * batch * seq_len
+    free = sum(n.speed for n in fleet.nodes) * last.time * tokens
     return Outcome(
         label,
         nodes,
@@ -72,9 +62,9 @@ def local_updates(
         sum(state.round for state in fleet.states),
         last.time,
         fleet.utilisation,
-        (last.tokens - together * nodes * batch * seq_len) / free if free else 1.0,
+        last.tokens / free if free else 1.0,
         fleet.bytes_sent,
-        every_step(start.layout.numel, nodes) * last.tokens / (nodes * batch * seq_len),
+        every_step(start.layout.numel, nodes) * last.tokens / (nodes * tokens),
         fleet.lost,
         time.perf_counter() - began,
         (*fleet.records[:-1], replace(last, val_loss=fleet.val_loss)),

@@ -6,6 +6,8 @@ from e2e.harness import Run, until
 
 pytestmark = pytest.mark.e2e
 
+TOKENS = 4 * 32  # of a step: batch_size, seq_len
+
 
 def kill(*processes: psutil.Process) -> None:
     for process in processes:
@@ -61,3 +63,17 @@ def test_a_killed_daemon_comes_back_as_the_same_node_without_a_new_token(run: Ru
     assert {m["name"] for m in run.get("/api/run")["members"]} == {"one", "two"}
     assert len(run.get("/api/run")["members"]) == 2
     assert all(r["digests_equal"] for r in run.get("/api/rounds"))
+
+
+def test_the_first_rounds_of_a_run_can_have_one_step_each(run: Run) -> None:
+    run.start("rounds.data_parallel=5", "rounds.total=7", "outer.momentum=0.5", "members.start=2")
+    url = run.invite(2)
+    one, two = run.join(url, "one"), run.join(url, "two")
+    assert one.wait(90) == 0 and two.wait(30) == 0
+    records = run.get("/api/rounds?since=0")
+    assert [r["round"] for r in records] == list(range(1, 8))
+    for record in records[:5]:
+        assert len(record["contributors"]) == 2 and record["digests_equal"]
+        assert set(record["contributors"].values()) == {TOKENS}
+    for record in records[5:]:
+        assert min(record["contributors"].values()) > TOKENS and record["digests_equal"]

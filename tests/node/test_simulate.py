@@ -119,13 +119,23 @@ def test_fragments_that_are_all_due_at_once_are_the_whole_model_bit_for_bit(sour
     assert other.rounds == 4 * one.rounds
 
 
-def test_a_start_with_data_parallelism_is_data_parallelism_so_far(source: Source) -> None:
-    run = tiny(rounds=RoundsConfig(inner_steps=5, data_parallel=10))
-    there = data_parallel("dp", run, NODE, Conditions(4, 20), source, lambda record: None)
-    here = played(run, source)
-    assert here.records[0].tokens == 10 * 4 * 4 * 32
-    assert here.records[0].val_loss == losses(there)[2]
+@pytest.mark.parametrize("overlap", [OverlapConfig(), OverlapConfig(3, TakeName.MIX, 0.5)])
+def test_a_data_parallel_start_has_rounds_of_one_step_that_are_averaged(
+    overlap: OverlapConfig, source: Source
+) -> None:
+    averaged = tiny(
+        inner=InnerConfig(optimizer=OptimizerName.SGD, lr=0.1, warmup_tokens=512, clip=1e6, batch_size=4),
+        rounds=RoundsConfig(inner_steps=5, data_parallel=10),
+        overlap=overlap,
+    )
+    there = data_parallel("dp", averaged, NODE, Conditions(4, 20), source, lambda record: None)
+    here = played(averaged, source)
+    assert [record.round for record in here.records[:12]] == list(range(12))
+    assert here.records[10].tokens == 10 * 4 * 4 * 32
+    assert here.records[10].val_loss == pytest.approx(losses(there)[2], abs=1e-6)
     assert here.tokens == there.tokens
+    steps = [b.tokens - a.tokens for a, b in zip(here.records, here.records[1:], strict=False)]
+    assert set(steps[:10]) == {4 * 4 * 32} and min(steps[10:]) >= 5 * 4 * 4 * 32
 
 
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(source: Source) -> None:

@@ -65,7 +65,7 @@ class World:
         self.hosts: dict[str, Host] = {}
         self.nodes: dict[str, Node] = {}  # the latest process on each host
         speeds = speeds or [self.rng.choice(SPEEDS) for _ in range(self.rng.randint(4, 9))]
-        self.config = config or a_config(self.rng, self.luck, len(speeds), a_method(seed))
+        self.config = config or a_config(self.rng, self.luck, len(speeds), a_method(seed), a_start(seed))
         if config is None and seed % 4 == 2:
             delay = random.Random(f"overlap {seed}").choice([1, 3, 5, 8])
             outer = replace(self.config.outer, feedback=0.9 if seed % 8 == 2 else 0.0)
@@ -308,7 +308,7 @@ class World:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def a_config(rng: random.Random, luck: random.Random, hosts: int, outer: OuterConfig) -> RunConfig:
+def a_config(rng: random.Random, luck: random.Random, hosts: int, outer: OuterConfig, together: int) -> RunConfig:
     minimum = rng.choice([1, 2, 2, 3, hosts])
     return RunConfig(
         inner=InnerConfig(batch_size=2),
@@ -322,6 +322,7 @@ def a_config(rng: random.Random, luck: random.Random, hosts: int, outer: OuterCo
             grace=rng.choice([0.0, 0.25, 1.0]),
             collect=4.0,
             reduce_timeout=5.0,
+            data_parallel=together,
         ),
         members=MembersConfig(
             start=max(minimum, rng.randint(1, hosts)), minimum=minimum, lease=6.0, reconnect=1.0, stall=5.0
@@ -335,6 +336,11 @@ def a_method(seed: int) -> OuterConfig:
     ways = random.Random(f"method {seed}")  # apart, so that worlds are what they were
     weights = ways.choice([WeightName.TOKENS, WeightName.TOKENS, WeightName.EQUAL, WeightName.QUALITY])
     return OuterConfig(weights=weights, clip=ways.random() < 0.4, per_token=ways.random() < 0.4)
+
+
+def a_start(seed: int) -> int:
+    """Rounds of one step."""
+    return random.Random(f"start {seed}").choice([0, 0, 0, 4])
 
 
 def again(seed: int) -> str:
