@@ -314,7 +314,7 @@ class _Header:
                 header.view("<f4")[:] = scales
             case ScaleName.FP16:
                 largest = kernels.to_shares(scales, header[self._first :].view("<u2"))
-                LARGEST_SCALE.pack_into(header, 0, largest)
+                LARGEST_SCALE.pack_into(header.data, 0, largest)
             case _:
                 assert_never(self._scales)
         return scales
@@ -328,7 +328,7 @@ class _Header:
                 self._within(scales)
                 large = True
             case ScaleName.FP16:
-                (largest,) = LARGEST_SCALE.unpack_from(header)
+                (largest,) = LARGEST_SCALE.unpack_from(header.data)
                 # NaN is not in it either; and -0.0, which is equal to 0, no encoder writes.
                 if not 0 <= largest <= self._largest or header[self._first - 1] & 0x80:
                     raise Malformed("it holds scales that are negative or not finite")
