@@ -85,7 +85,10 @@ class DeltaEncoder:
     ) -> None:
         if anchor.shape != (chunks.numel,) or local.shape != (chunks.numel,):
             raise ValueError(f"vectors of shapes {anchor.shape} and {local.shape} for {chunks.numel} elements")
-        self._anchor, self._local = np.asarray(anchor), np.asarray(local)  # of a map each slice costs ten times that
+        self._anchor, self._local = (
+            np.asarray(anchor),
+            np.asarray(local),
+        )  # of a map each slice costs ten times that
         self._codec, self._chunks = codec, chunks
         self._offer = offer
         buffer = np.empty(encoded_size(codec, chunks), np.uint8) if into is None else into
