@@ -173,8 +173,10 @@ class OuterState:
     def state(self, round: Round, chunk: int) -> bytes | None:
         if not self._still or self.round != round or not 0 <= chunk < self.chunks.count:
             return None
-        span = self.chunks.span(chunk)
-        return self.vectors.anchor[span].tobytes() + self.vectors.momentum[span].tobytes()
+        span, settled = self.chunks.span(chunk), self._digests
+        data = self.vectors.anchor[span].tobytes() + self.vectors.momentum[span].tobytes()
+        # The worker may have gone on meanwhile: peers would take what is torn for a lie.
+        return data if self._still and self._digests is settled else None
 
     def digests(self, round: Round) -> Sequence[bytes] | None:
         return self._digests if self._still and self.round == round else None

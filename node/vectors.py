@@ -9,6 +9,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -45,18 +46,27 @@ class Vectors:
                 parent.mkdir(parents=True, exist_ok=True)
                 if shutil.disk_usage(parent).free < need * 1.05:
                     continue
-                folder = Path(tempfile.mkdtemp(prefix="atoll-", dir=parent))
-                lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                made = cls(folder, lock, *(_allocate(folder / f"{name}.f32", numel) for name in NAMES))
-                if whose:
-                    (folder / OWNER).write_text(_owner(state_dir, whose))
-                return made
+                return cls._fresh(numel, parent, _owner(state_dir, whose) if whose else "")
             except OSError:
                 continue
         raise ResourceError(
             f"no room for the outer state: it takes {need / 1e9:.2f} GB in {shm} or {state_dir}; free some space"
         )
+
+    @classmethod
+    def _fresh(cls, numel: int, parent: Path, owner: str) -> Self:
+        """Raises `OSError`; then nothing is left of it: in shared memory that would be memory."""
+        with ExitStack() as undo:
+            folder = Path(tempfile.mkdtemp(prefix="atoll-", dir=parent))
+            undo.callback(shutil.rmtree, folder, ignore_errors=True)
+            lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
+            undo.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            made = cls(folder, lock, *(_allocate(folder / f"{name}.f32", numel) for name in NAMES))
+            if owner:
+                (folder / OWNER).write_text(owner)
+            undo.pop_all()
+        return made
 
     @classmethod
     def _left(cls, numel: int, state_dir: Path, shm: Path, whose: str) -> Self | None:
@@ -122,7 +132,7 @@ def _owner(state_dir: Path, whose: str) -> str:
 def _is_of(folder: Path, state_dir: Path) -> bool:
     try:
         return (folder / OWNER).read_text().startswith(_owner(state_dir, "").rstrip("\n") + "\n")
-    except OSError:
+    except (OSError, UnicodeDecodeError):  # anybody may put a folder into /dev/shm
         return False
 
 

@@ -1,10 +1,7 @@
 """A node is the same one when it is started again, whatever happened while that was being written down."""
 
 import asyncio
-import resource
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,19 +11,9 @@ from atoll.comm.invite import Invite
 from atoll.node.config import TrainerSpec
 from atoll.node.home import remember, remember_life, remembered
 from atoll.node.supervisor import Supervisor
+from tests.disks import full_disk
 
 INVITE = Invite("127.0.0.1:4700", "run", "token")
-
-
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """No file of this process grows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_session_comes_back_for_its_run_alone(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The shared flat vectors: where they are put, and that dead daemons' are cleared."""
 
+import fcntl
 import os
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from atoll.comm.errors import ResourceError
 from atoll.node.vectors import Vectors, clear_stale
+from tests.disks import full_disk
 
 
 def test_they_are_zeroed_files_of_the_right_size_and_go_when_closed(tmp_path: Path) -> None:
@@ -35,6 +37,26 @@ def test_the_state_directory_takes_them_where_shared_memory_is_too_small(
 def test_no_room_anywhere_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match="free some space"):
         Vectors.create(1 << 50, tmp_path / "state", tmp_path / "shm")
+
+
+def test_what_turns_out_to_have_no_room_leaves_nothing_behind(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    with full_disk(), pytest.raises(ResourceError, match="free some space"):
+        Vectors.create(1000, tmp_path / "state", tmp_path / "shm")
+    assert not list((tmp_path / "shm").iterdir()) and not list((tmp_path / "state" / "vectors").iterdir())
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_folders_that_others_put_into_shared_memory_are_left_alone(tmp_path: Path) -> None:
+    theirs = tmp_path / "shm" / "atoll-theirs"
+    theirs.mkdir(parents=True)
+    (theirs / "owner").write_bytes(b"\xff\xfe")
+    with open(theirs / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        clear_stale(tmp_path / "state", tmp_path / "shm")
+        made = Vectors.create(10, tmp_path / "state", tmp_path / "shm", "this run")
+    assert theirs.exists()
+    made.close()
 
 
 def test_only_what_a_dead_daemon_left_is_cleared(tmp_path: Path) -> None:
