@@ -16,20 +16,22 @@ SETTING = """\
 Every run is `atoll simulate` of 4 nodes: the model, data, inner optimizers, codecs and outer optimizer of real
 nodes, on a virtual clock. The model is the demo's, 0.82M parameters on bytes of the Python standard library,
 and one of an eighth of its size to see which way the figures go. A step is 32 sequences of 128 bytes over all
-nodes, a round 30 steps; the learning rate is a cosine from 3e-3 to 3e-4 after a warm-up over a twentieth of the
-steps; the first tenth of the steps is data-parallel except where it says otherwise.
+nodes, a round 30 steps; the learning rate is a cosine to a tenth of its peak, after a warm-up over a twentieth of
+the steps. The peak is what measures best for the inner optimizer: 1.2e-2 for Muon, 3e-3 for AdamW. The first
+tenth of the steps is data-parallel except where it says otherwise: rounds of one step, on the method's wire.
 
-Both sides of a comparison have the same tokens, global batch, order of the data, seed and inner learning rate.
-The loss is that of the last anchor, in nats a byte, on 32,768 bytes of files that are not trained on. A seed
-changes the initial parameters and the order of the data. Values are means over seeds, in brackets the least and
-the largest; the bar is on the mean. Finished runs are kept in `quality.jsonl` and not run again; what was not
-run says so.
+Both sides of a comparison have the same tokens, global batch, order of the data and seed. All compute in bf16,
+with parameters, gradients, optimizers, deltas and evaluations in fp32; real processes, and the simulation they
+are compared with, all in fp32. The loss is that of the last anchor, in nats a byte, on 32,768 bytes of files that
+are not trained on. A seed changes the initial parameters and the order of the data. Values are means over seeds,
+in brackets the least and the largest; the bar is on the mean. Finished runs are kept in `quality.jsonl` and not
+run again; what was not run says so.
 """
 LIMITS = """\
 **What this does not say.** A model this small on so little text is a test of the algorithms, not a forecast:
 published gaps shrink with the size of the model and the length of the run, and a run of 30 rounds is short for
 an outer momentum or an error feedback, which remember ten of them. `sparse` is the plainest case: it sends a
-64th of each delta, so at the end of such a run most of what was learnt has never been sent. Differences below a
+64th of each delta, so at the end of such a run much of what was learnt has never been sent. Differences below a
 few tenths of a percent are within what another seed changes. The times are of virtual seconds: how real nodes
 wait is measured elsewhere.
 """

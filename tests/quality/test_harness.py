@@ -17,7 +17,9 @@ from quality.runs import Kept, missing, play
 from atoll.comm.config import RunConfig
 from atoll.node.config import NodeConfig
 
-NOTHING = Case("nothing", "a model of nothing", (*SMALL, "rounds.inner_steps=4", "data.val_batches=1"))
+NOTHING = Case(
+    "nothing", "a model of nothing", (*SMALL, "rounds.inner_steps=4", "data.val_batches=1"), together=0.0
+)
 
 
 def figures(val_loss: float) -> dict[str, Any]:
