@@ -62,7 +62,7 @@ from atoll.node.data import check_source
 from atoll.node.disk import Shares
 from atoll.node.durable import Durable, Place
 from atoll.node.gap import Gap
-from atoll.node.home import Options, claim, on_signals, remember, remember_life, remembered, sessions
+from atoll.node.home import Options, claimed, on_signals, remember, remember_life, remembered, sessions
 from atoll.node.leases import beyond
 from atoll.node.mend import mend
 from atoll.node.method import feedback_of, rule_of, sealing_of
@@ -120,8 +120,11 @@ class Daemon:
         self.recovering = ""  # progress, for `atoll node status`
 
     async def run(self) -> None:
+        with claimed(self._options.state_dir):
+            await self._story()
+
+    async def _story(self) -> None:
         """The story of a node, from join to good-bye."""
-        claim(self._options.state_dir)
         shelf = _Shelf(self)
         config = self._config
         caps = config.upload * 125e3, config.download * 125e3

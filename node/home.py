@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import fcntl
 import logging
+import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,14 +31,27 @@ class Options:
     leaf: bool = False  # nobody can dial this node
 
 
-def claim(state_dir: Path) -> None:
-    """Make sure that this daemon is the only one in its state directory, and clear what a dead one left."""
+@contextlib.contextmanager
+def claimed(state_dir: Path) -> Iterator[None]:
+    """Be the only daemon in this state directory while the context lasts; clear what a dead one left. Raises
+    `ResourceError`."""
     try:
         state_dir.mkdir(parents=True, exist_ok=True)
+        lock = os.open(state_dir / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     except OSError as error:
         raise ResourceError(f"cannot use the state directory {state_dir}: {error.strerror}") from None
-    local.refuse_second(state_dir)
-    clear_stale(state_dir)
+    try:
+        local.refuse_second(state_dir)
+        try:  # the socket is there only once the daemon has joined
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ResourceError(local.second(state_dir)) from None
+        except OSError:
+            pass  # a file system without locks
+        clear_stale(state_dir)
+        yield
+    finally:
+        os.close(lock)
 
 
 def sessions(invite: Invite, options: Options) -> Sessions | None:

@@ -60,7 +60,12 @@ def refuse_second(state_dir: Path) -> None:
             probe.connect(_short(state_dir / NAME))
         except OSError:
             return
-    raise ResourceError(f"another daemon uses the state directory {state_dir}: give another --state-dir")
+    raise ResourceError(second(state_dir))
+
+
+def second(state_dir: Path) -> str:
+    """What a second daemon is told."""
+    return f"another daemon uses the state directory {state_dir}: give another --state-dir"
 
 
 def ask(state_dir: Path, verb: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from atoll.node import local
 from atoll.node.config import NodeConfig
 from atoll.node.control import AWAY, Control, Identity, SessionLost
 from atoll.node.daemon import plan_of, seal_of
-from atoll.node.home import Options, claim, on_signals, remember, remember_life, remembered, sessions
+from atoll.node.home import Options, claimed, on_signals, remember, remember_life, remembered, sessions
 from atoll.node.method import sealing_of
 
 log = logging.getLogger("atoll.node")
@@ -46,7 +46,11 @@ class Reducer:
         self._me = NodeId("")
 
     async def run(self) -> None:
-        claim(self._options.state_dir)
+        with claimed(self._options.state_dir):
+            await self._story()
+
+    async def _story(self) -> None:
+        """From join to good-bye."""
         run = RunId(self._invite.run)
         config = self._config
         caps = config.upload * 125e3, config.download * 125e3

@@ -9,7 +9,7 @@ import pytest
 from atoll.comm.errors import ResourceError
 from atoll.comm.invite import Invite
 from atoll.node.config import TrainerSpec
-from atoll.node.home import remember, remember_life, remembered
+from atoll.node.home import claimed, remember, remember_life, remembered
 from atoll.node.supervisor import Supervisor
 from tests.disks import full_disk
 
@@ -49,3 +49,14 @@ def test_a_trainers_settings_that_cannot_be_written_are_said(tmp_path: Path) -> 
     supervisor = Supervisor(TrainerSpec(), tmp_path, lambda message: None, lambda: None)
     with full_disk(), pytest.raises(ResourceError, match=f"cannot write {tmp_path}/trainer.json: "):
         asyncio.run(supervisor.run())
+
+
+def test_a_state_directory_has_one_daemon_from_its_first_moment_to_its_last(tmp_path: Path) -> None:
+    with claimed(tmp_path / "state"):
+        with (
+            pytest.raises(ResourceError, match="another daemon uses the state directory"),
+            claimed(tmp_path / "state"),
+        ):
+            pass
+    with claimed(tmp_path / "state"):
+        pass
