@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from atoll.coordinator.events import CommitRecord
 from atoll.coordinator.goodput import shares
 from atoll.coordinator.journal import Journal
 from atoll.coordinator.kernel import STOPPING, Kernel
@@ -26,6 +28,7 @@ PAGE = Path(__file__).with_name("page.html")
 FRESH = 0.2  # seconds that an answer of /api/run is good for
 GONE = 50  # members that are gone, listed at most...
 DAY = 86_400.0  # seconds: ...and those of the last day
+RECORDED = {field.name for field in fields(CommitRecord)}
 
 
 def app(kernel: Kernel, journal: Journal, run: str) -> Starlette:
@@ -48,10 +51,13 @@ def app(kernel: Kernel, journal: Journal, run: str) -> Starlette:
     async def api_rounds(request: Request) -> Response:
         query = request.query_params
         for name in ("since", "limit"):
-            if (given := query.get(name, "0")) and not given.isdecimal() or len(given) > 18:
+            if not (given := query.get(name, "0")).isdecimal() or len(given) > 18:
                 return PlainTextResponse(f"{name}={given[:40]!r} is not a number\n", status_code=400)
-        since, limit, fields = int(query.get("since", "0")), int(query.get("limit", "0")), query.get("fields", "")
-        body = await asyncio.to_thread(_rounds, journal, since, limit, fields.split(",") if fields else [])
+        since, limit, asked = int(query.get("since", "0")), int(query.get("limit", "0")), query.get("fields", "")
+        wanted = asked.split(",") if asked else []
+        if odd := sorted(set(wanted) - RECORDED):
+            return PlainTextResponse(f"a record has no {odd[0][:40]!r}\n", status_code=400)
+        body = await asyncio.to_thread(_rounds, journal, since, limit, wanted)
         return Response(body, media_type="application/json")
 
     async def metrics_(_: Request) -> Response:
@@ -67,12 +73,12 @@ def app(kernel: Kernel, journal: Journal, run: str) -> Starlette:
     return Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()])
 
 
-def _rounds(journal: Journal, since: int, limit: int, fields: list[str]) -> bytes:
+def _rounds(journal: Journal, since: int, limit: int, wanted: list[str]) -> bytes:
     """Commit records after `since`, the first `limit` of them if not 0, whole or some fields of each."""
     records = journal.rounds(since, limit)
-    if not fields:
+    if not wanted:
         return msgspec.json.encode(records)
-    return msgspec.json.encode([{f: getattr(record, f, None) for f in fields} for record in records])
+    return msgspec.json.encode([{f: getattr(record, f) for f in wanted} for record in records])
 
 
 def snapshot(kernel: Kernel, run: str) -> dict[str, Any]:

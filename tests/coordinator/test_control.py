@@ -209,6 +209,29 @@ def test_health_and_reflection_answer_as_any_grpc_service(tmp_path: Path) -> Non
     asyncio.run(story())
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "since=",
+        "since=x",
+        "since=-1",
+        "limit=1.0",
+        "limit=" + "9" * 19,
+        "fields=__class__",
+        "fields=round,",
+        "fields=q",
+    ],
+)
+def test_a_question_for_records_that_makes_no_sense_is_refused_with_a_sentence(tmp_path: Path, query: str) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            status, body = await get(c, f"/api/rounds?{query}")
+            assert status == 400 and body.endswith(b"\n") and len(body) < 100
+            assert await get(c, "/api/rounds?since=0&limit=1&fields=round,val_loss") == (200, b"[]")
+
+    asyncio.run(story())
+
+
 def test_acks_name_the_incarnation_and_the_version_of_the_nodes_latest_view(tmp_path: Path) -> None:
     async def story() -> None:
         async with coordinator(tmp_path) as c:
