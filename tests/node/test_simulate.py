@@ -256,6 +256,10 @@ def test_a_coordinator_refuses_what_nodes_would_ignore() -> None:
     demo = CONFIGS / "demo.yaml"
     for name in ("diloco", "intellect-1", "local-sgd", "overlapped", "muloco", "sparse"):
         check_real(load_run(demo, (), method_file(name, demo)))
+    start = ("rounds.data_parallel=5", "outer.damping=true")
+    check_real(load_run(demo, start))
+    with pytest.raises(ConfigError, match="data_parallel=5 with overlap.delay=40: only"):
+        check_real(load_run(demo, start, method_file("overlapped", demo)))
     for name in ("streaming", "decoupled"):
         run = load_run(demo, (), method_file(name, demo))
         with pytest.raises(ConfigError, match="only `atoll simulate` carries this out so far"):
