@@ -7,6 +7,7 @@ anything but the expected size, bounds the window, and stops reading one byte af
 
 import threading
 
+import numpy as np
 import zstandard
 
 from atoll.comm.codec import Malformed
@@ -42,6 +43,25 @@ def unpack(frame: bytes | bytearray | memoryview, expected_size: int) -> bytes:
     if len(data) != expected_size:
         raise Malformed(f"a compressed frame holds {len(data)} bytes or more, expected {expected_size}")
     return data
+
+
+def pack_floats(data: bytes | bytearray | memoryview) -> bytes:
+    """fp32, little-endian: the lower three bytes of each as they are, in three planes, or nothing if all are zero;
+    then a frame of the topmost ones, sign and exponent, which is where parameters are alike."""
+    planes = np.frombuffer(data, np.uint8).reshape(-1, 4).T
+    low = planes[:3].tobytes() if planes[:3].any() else b""
+    return low + pack(planes[3].tobytes())
+
+
+def unpack_floats(packed: bytes, expected_size: int) -> bytes:
+    """The `expected_size` bytes, a multiple of 4, in `packed`; `Malformed` if it is nothing of that size."""
+    numel = expected_size // 4
+    low = 3 * numel if len(packed) > 3 * numel else 0
+    floats = np.zeros((numel, 4), np.uint8)
+    if low:
+        floats[:, :3] = np.frombuffer(packed, np.uint8, low).reshape(3, numel).T
+    floats[:, 3] = np.frombuffer(unpack(memoryview(packed)[low:], numel), np.uint8)
+    return floats.tobytes()
 
 
 def _size(content_size: int) -> str:

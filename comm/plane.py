@@ -13,8 +13,9 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
 from typing import Protocol, Self
@@ -36,6 +37,9 @@ log = logging.getLogger("atoll.plane")
 IDLE = 60.0  # seconds between two requests on one connection
 MAX_LINKS = 1024  # accepted connections
 MAX_STRANGERS = 256  # of these, that have not proved the run's key yet
+PART = 1 << 18  # bytes of a state's chunk that are asked for at once, and kept if the rest does not come
+FAST = 60e6  # bytes a second: a path that carries more is done sooner with what is not packed
+AHEAD = 1 << 20  # bytes that are asked for before they are awaited: a round trip's worth
 
 
 class PeerLost(PeerError):
@@ -261,21 +265,44 @@ class DataPlane:
     async def _answer_all(self, request: Header, link: Link) -> None:
         link.suit_path()  # what waits in the kernel gives way to no reduce
         link.cap(self.peers.spare)
+        kept = _Kept()
         while True:
             if request.length:
                 raise Broken("a request with a payload")
-            self._suit(link)
-            await self._answer(request, link)
+            if kept.what != (request.kind, request.fence.round, request.chunk):
+                kept.slow = self._suit(link)
+            await self._answer(request, link, kept)
             request = await wire.receive(link, IDLE)
 
-    def _suit(self, link: Link) -> None:
-        """Use the congestion control that suits the path, or that was asked for."""
+    def _suit(self, link: Link) -> bool:
+        """Use the congestion control that suits the path, or that was asked for; whether packing pays there."""
         path = link.path()
         if path is not None and (self._congestion or path.rtt > FAR):
             link.use(self._congestion or congestion_control(is_lossy(path.sent, path.resent), path.burst))
+        return path is None or path.burst < FAST or 0 < self._up.rate < FAST
 
-    async def _answer(self, request: Header, link: Link) -> None:
+    async def _answer(self, request: Header, link: Link, kept: "_Kept") -> None:
         round, chunk = request.fence.round, request.chunk
+        if kept.what != (request.kind, round, chunk):
+            kept.what, kept.data = (request.kind, round, chunk), await self._find(request)
+        if kept.data is None:
+            kept.what = None  # it may be there when it is asked for again
+            await wire.send(link, wire.unfenced(Kind.MISSING, round, chunk))
+            return
+        data, smaller = kept.data, False
+        if request.kind is Kind.GET_STATE:
+            if request.total > len(data) or (request.total - request.offset) % 4:
+                raise Broken(f"a request for bytes {request.offset} to {request.total} of {len(data)}")
+            data = data[request.offset : request.total or None]
+            packed = compress.pack_floats(data) if kept.slow else b""
+            if smaller := 0 < len(packed) < len(data):
+                data = view(packed)
+        await wire.send(link, wire.unfenced(Kind.DATA, round, chunk, len(data), smaller), data)
+
+    async def _find(self, request: Header) -> memoryview | None:
+        """What was asked for, as a whole."""
+        round, chunk = request.fence.round, request.chunk
+        found: Octets | None
         match request.kind:
             case Kind.GET_SEALED:
                 found = await self._shelf.sealed(round, chunk)
@@ -286,15 +313,16 @@ class DataPlane:
                 found = None if digests is None else b"".join(digests)
             case _:
                 raise Broken(f"a frame of kind {request.kind.name} where a stream or a request begins")
-        if found is None:
-            await wire.send(link, wire.unfenced(Kind.MISSING, round, chunk))
-            return
-        data, smaller = view(found), False
-        if request.kind is Kind.GET_STATE:
-            packed = await asyncio.to_thread(compress.pack, data)
-            if smaller := len(packed) < len(data):
-                data = view(packed)
-        await wire.send(link, wire.unfenced(Kind.DATA, round, chunk, len(data), smaller), data)
+        return None if found is None else view(found)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What a connection was answered with last: a chunk is asked for in parts."""
+
+    what: tuple[Kind, Round, int] | None = None
+    data: memoryview | None = None
+    slow: bool = True  # to pack takes less time than it saves
 
 
 class Fetcher:
@@ -338,38 +366,72 @@ class Fetcher:
 
         `Missing` if the peer does not have them; `PeerLost` if it fails, or answers anything else.
         """
-        what = f"{item.name.lower()} of round {round}, chunk {chunk} from {self.address}"
+        data, missing = b"", None
+
+        async def ask(link: Link) -> None:
+            nonlocal data, missing
+            await wire.send(link, wire.unfenced(item.value, round, chunk))
+            try:
+                data = await self._hear(link, item, round, chunk, size, fits)
+            except Missing as error:  # which is an answer
+                missing = error
+
+        await self._in_time(ask, f"{item.name.lower()} of round {round}, chunk {chunk}", deadline)
+        if missing is not None:
+            raise missing
+        return data
+
+    async def fetch_state(
+        self,
+        round: Round,
+        chunk: int,
+        start: int,
+        size: int,
+        take: Callable[[int, bytes], None],
+        deadline: float = 60.0,
+    ) -> None:
+        """Bytes `start` to `size` of a chunk's anchor and momentum, by calls `take(at, part)`, in order, as they
+        come. Raises as `fetch` does; what was taken before is what it is."""
+
+        async def ask(link: Link) -> None:
+            asked = at = start
+            while at < size:
+                while asked < size and asked - at < AHEAD:
+                    asked, begin = min(asked + PART, size), asked
+                    await wire.send(link, wire.part(Kind.GET_STATE, round, chunk, begin, asked))
+                end = min(at + PART, size)
+                take(at, await self._hear(link, Item.STATE, round, chunk, end - at, None))
+                at = end
+
+        await self._in_time(ask, f"state of round {round}, chunk {chunk}", deadline)
+
+    async def _in_time(self, ask: Callable[[Link], Awaitable[None]], what: str, deadline: float) -> None:
+        what = f"{what} from {self.address}"
         answered = False
         try:
             async with asyncio.timeout(deadline):
-                data = await self._ask(item, round, chunk, size, fits)
+                if self._link is None:
+                    dialling, self._dialling = self._dialling, None
+                    self._link = await (dialling or self._dial())
+                await ask(self._link)
             answered = True
-            return data
         except TimeoutError:
             raise PeerLost(self.node, f"it did not answer within {deadline:g} s ({what})") from None
         except (Broken, Malformed) as error:
             raise PeerLost(self.node, f"{error} ({what})") from None
-        except Missing:
-            answered = True
-            raise
         finally:
             if not answered:  # what comes next on this connection could be the rest of this answer
                 self._hang_up()
 
-    async def _ask(
-        self, item: Item, round: Round, chunk: int, size: int, fits: Callable[[int], bool] | None
+    async def _hear(
+        self, link: Link, item: Item, round: Round, chunk: int, size: int, fits: Callable[[int], bool] | None
     ) -> bytes:
-        if self._link is None:
-            dialling, self._dialling = self._dialling, None
-            self._link = await (dialling or self._dial())
-        link = self._link
-        await wire.send(link, wire.unfenced(item.value, round, chunk))
         answer = await wire.receive(link, None)
         match answer.kind:
             case Kind.DATA if not answer.packed and (fits(answer.length) if fits else answer.length == size):
                 return await link.read(answer.length)
             case Kind.DATA if answer.length < size and answer.packed and item is Item.STATE:
-                return await asyncio.to_thread(compress.unpack, await link.read(answer.length), size)
+                return compress.unpack_floats(await link.read(answer.length), size)
             case Kind.DATA:
                 raise Broken(f"it offers {answer.length} bytes where {size} were expected")
             case Kind.MISSING if answer.length == 0:

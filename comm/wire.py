@@ -1,13 +1,13 @@
-"""The bytes between two data planes, version 4.
+"""The bytes between two data planes, version 5.
 
 Every connection starts like this (integers are little-endian, text is UTF-8; with TLS, inside of its session):
 
     accepting side      4  magic "ATOL"
-                        1  version, 4
+                        1  version, 5
                         3  zero
                        16  nonce, fresh for each connection
     dialling side       4  magic "ATOL"
-                        1  version, 4
+                        1  version, 5
                         1  bytes of the run id            r
                         1  bytes of the sender's node id  s
                         1  bytes of the receiver's id     t
@@ -18,7 +18,8 @@ So the key never travels, a recorded hello opens nothing, and a node that inheri
 not take its mail. Then frames, in both directions:
 
                         1  kind
-                        1  flags: 1 = the payload is a zstandard frame of what it stands for
+                        1  flags: 1 = the payload is a zstandard frame of what it stands for; of a state's
+                           fp32, three planes of lower bytes and a frame of the topmost ones
                         2  the sender's place in the plan
                         4  chunk
                         8  incarnation
@@ -30,7 +31,8 @@ not take its mail. Then frames, in both directions:
                         4  length of the whole payload
                    length  payload
 
-Over a long path a payload travels in pieces, each in a frame, over all links to the peer at once.
+Over a long path a payload travels in pieces, each in a frame, over all links to the peer at once. A request for
+a chunk of the state names the part of it that is wanted: from the first of the last two fields to the second.
 
 A connection that starts with LINK is one of several between two members and carries their reduces, this round's
 and the next ones', both ways (`exchange` says when):
@@ -70,7 +72,7 @@ from atoll.comm.octets import Octets, view
 from atoll.comm.plan import Fence
 
 MAGIC = b"ATOL"
-VERSION = 4
+VERSION = 5
 GREETING = struct.Struct("<4sB3x16s")
 HELLO = struct.Struct("<4sBBBB")
 HEADER = struct.Struct("<BBHIQQQIIII")
@@ -136,6 +138,11 @@ class Header:
 def unfenced(kind: Kind, round: int = 0, chunk: int = 0, length: int = 0, packed: bool = False) -> Header:
     """The header of a frame outside of any attempt: fetches and last words."""
     return Header(kind, Fence(Incarnation(0), Epoch(0), Round(round), 0), chunk, length, packed)
+
+
+def part(kind: Kind, round: int, chunk: int, start: int, end: int) -> Header:
+    """A request for bytes `start` to `end` of what there is of the chunk."""
+    return Header(kind, Fence(Incarnation(0), Epoch(0), Round(round), 0), chunk, offset=start, whole=end)
 
 
 async def send(link: Link, header: Header, payload: Octets = b"") -> None:

@@ -7,11 +7,17 @@ lines over the process's standard input and output:
     bench                        process
     Spec             ------->
                      <-------    Up          a donor: its state stands
+                     <-------    PartWay     the receiver: so much is here that somebody is to be killed
                      <-------    Figures     the receiver: it has the state
     (end of input)   ------->
+
+With --kill one of them is killed when half of the chunks are here. A killed receiver is started again, and goes on
+with what its memory-mapped files have. What came twice is told as a share of the state: without a death it is what
+several donors were asked for at the end. Not in it is the part, of 256 KiB at most, that a stream was at.
 """
 
 import asyncio
+import os
 import secrets
 import selectors
 import shlex
@@ -29,6 +35,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -70,6 +77,7 @@ class Spec(msgspec.Struct, frozen=True):
     folder: str
     digest: str = ""  # hex; of the state to recover
     donors: dict[str, str] = {}  # addresses by name; none: this is a donor
+    tell: bool = False  # when half of the chunks are here; and let another go on with them
 
 
 class Up(msgspec.Struct, frozen=True):
@@ -77,10 +85,15 @@ class Up(msgspec.Struct, frozen=True):
     digest: str  # hex
 
 
+class PartWay(msgspec.Struct, frozen=True):
+    done: int  # chunks
+
+
 class Figures(msgspec.Struct, frozen=True):
     seconds: float
     bytes: int  # received, headers included
     per_donor: dict[str, int]  # bytes of chunks that each gave
+    came: int  # bytes of chunks, all that came, also in an earlier life
 
 
 @click.command()
@@ -100,8 +113,18 @@ class Figures(msgspec.Struct, frozen=True):
     type=click.FloatRange(1.0, 1e6),
     help="Seconds that the recovery may take.",
 )
+@click.option("--kill", type=click.Choice(["donor", "receiver"]), help="When half of the chunks are here.")
 @click.option("--json", "as_json", is_flag=True)
-def recovery(donors: int, numel: int, host: str, prefix: str, link: float, timeout: float, as_json: bool) -> None:
+def recovery(
+    donors: int,
+    numel: int,
+    host: str,
+    prefix: str,
+    link: float,
+    timeout: float,
+    kill: str | None,
+    as_json: bool,
+) -> None:
     """Fetch a state of NUMEL elements, 8 bytes each, from DONORS processes; print how fast it went.
 
     In --host and --launch-prefix, {i} stands for the number of the process: donors from 1, the receiver after the
@@ -122,19 +145,33 @@ def recovery(donors: int, numel: int, host: str, prefix: str, link: float, timeo
             spec = Spec(name, numel, listen, key, str(folder / name), **more)
             return stack.enter_context(_process(_through(prefix, number), spec))
 
-        processes = {f"donor{i}": start(i, f"donor{i}") for i in range(1, donors + 1)}
-        up = {name: _hear(process, Up, patience, name) for name, process in processes.items()}
+        stack.callback(clear_stale, folder)
+        givers = {f"donor{i}": start(i, f"donor{i}") for i in range(1, donors + 1)}
+        up = {name: _hear(process, Up, patience, name) for name, process in givers.items()}
+        first = up["donor1"]
         addresses = {name: word.address for name, word in up.items()}
-        receiver = start(donors + 1, "receiver", digest=up["donor1"].digest, donors=addresses)
+
+        def receive() -> subprocess.Popen[bytes]:
+            return start(donors + 1, "receiver", digest=first.digest, donors=addresses, tell=kill is not None)
+
+        receiver = receive()
+        if kill is not None:
+            _hear(receiver, PartWay, patience + timeout, "the receiver")
+            (receiver if kill == "receiver" else givers.pop("donor1")).kill()
+        if kill == "receiver":
+            receiver.wait()
+            receiver = receive()
         figures = _hear(receiver, Figures, patience + timeout, "the receiver")
     rate = figures.bytes / figures.seconds
     result = {
         "donors": donors,
         "numel": numel,
+        "killed": kill,
         "seconds": figures.seconds,
         "bytes": figures.bytes,
         "bytes_per_s": rate,
         "link_share": rate * 8 / (link * 1e6) if link else None,
+        "twice": figures.came / (8 * numel) - 1,
         "per_donor": figures.per_donor,
     }
     click.echo(msgspec.json.encode(result).decode()) if as_json else _table(result)
@@ -147,6 +184,7 @@ def _table(result: dict[str, Any]) -> None:
     share = f", {result['link_share']:.1%} of its link" if result["link_share"] is not None else ""
     size, rate = result["bytes"] / 1e6, result["bytes_per_s"] / 1e6
     console.print(f"{size:,.1f} MB in {result['seconds']:.2f} s: {rate:,.1f} MB/s{share}")
+    console.print(f"{result['twice']:.1%} of the state came twice")
     console.print(table)
 
 
@@ -164,7 +202,7 @@ def _process(through: list[str], spec: Spec) -> Iterator[subprocess.Popen[bytes]
     command = [*through, *PROCESS]
     try:
         process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, preexec_fn=lambda: die_with_parent(signal.SIGKILL)
+            command, bufsize=0, stdin=pipe, stdout=pipe, preexec_fn=lambda: die_with_parent(signal.SIGKILL)
         )
     except OSError as error:
         raise ConfigError(f"cannot start {command[0]!r}: {error.strerror}") from None
@@ -180,7 +218,7 @@ def _process(through: list[str], spec: Spec) -> Iterator[subprocess.Popen[bytes]
 
 
 def _hear(process: subprocess.Popen[bytes], kind: type[T], seconds: float, who: str) -> T:
-    """The line that the process says next, which is its only one."""
+    """The line that the process says next."""
     assert process.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
@@ -207,7 +245,7 @@ class Shelf:
 async def live(spec: Spec) -> None:
     config = RunConfig().reduce
     codec = make(CodecName.INT8, config.block)
-    vectors = Vectors.create(spec.numel, Path(spec.folder))
+    vectors = Vectors.create(spec.numel, Path(spec.folder), whose="bench" if spec.tell else "")
     outer = OuterState(vectors, Chunks(spec.numel, config.chunk), mean_of(codec), Nesterov(0.7, 0.9))
     plane = await DataPlane.start(
         spec.listen, RunId("bench"), NodeId(spec.name), bytes.fromhex(spec.key), Shelf(outer)
@@ -221,10 +259,15 @@ async def live(spec: Spec) -> None:
             say(Up(plane.address, outer.settle().hex()))
             await asyncio.to_thread(sys.stdin.buffer.read)
             return
-        last = Standing(0)
+        outer.resume()
+        came = _count(outer, Path(spec.folder))
+        last, half = Standing(0), min(outer.at) != max(outer.at)  # then somebody was killed already
 
         def look(standing: Standing) -> None:
-            nonlocal last
+            nonlocal last, half
+            if spec.tell and not half and standing.done >= standing.of / 2:
+                half = True
+                say(PartWay(standing.done))
             last = standing
 
         donors = tuple(Donor(NodeId(name), address) for name, address in spec.donors.items())
@@ -235,13 +278,32 @@ async def live(spec: Spec) -> None:
             seconds = time.monotonic() - began
         if outer.settle() != target.digest:
             raise BenchFailed("what was fetched is not the donors' state")
-        say(Figures(seconds, plane.bytes_down, {str(node): size for node, size in last.donors.items()}))
+        say(
+            Figures(
+                seconds, plane.bytes_down, {str(node): size for node, size in last.donors.items()}, int(came[0])
+            )
+        )
     finally:
         await plane.close()
         vectors.close()
 
 
-def say(word: Up | Figures) -> None:
+def _count(outer: OuterState, folder: Path) -> NDArray[np.int64]:
+    """(1,): bytes of the chunks' parts that have come, in a file, so that they outlive who counts them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "came").touch()
+    os.truncate(folder / "came", 8)
+    came, land = np.memmap(folder / "came", np.int64), outer.land
+
+    def landing(c: int, sum_: bytes, at: int, part: bytes) -> None:
+        came[0] += len(part)
+        land(c, sum_, at, part)
+
+    outer.land = landing  # type: ignore[method-assign]
+    return came
+
+
+def say(word: Up | PartWay | Figures) -> None:
     print(msgspec.json.encode(word).decode(), flush=True)
 
 

@@ -34,7 +34,12 @@ class OuterState:
         self.gap = gap
         self.vectors, self.chunks, self.sealing, self._rule = vectors, chunks, sealing, rule
         self.at: list[int] = [-1] * chunks.count  # the round each chunk of the state stands at; -1: nothing
-        self._noted = vectors.notes(chunks.count)  # (chunks,) the same and 1, for the next daemon; 0: nothing
+        self._noted = vectors.notes(
+            "notes", chunks.count
+        )  # (chunks,) the same and 1, for the next daemon; 0: nothing
+        self._landed = vectors.notes("landed", 2 * chunks.count).reshape(
+            -1, 2
+        )  # whose bytes are here, and how many
         self._digests: list[bytes] = []
         self._turn = threading.Lock()  # held while a chunk changes or is copied
         self._delta = np.empty(chunks.size(0), np.float32)
@@ -83,19 +88,49 @@ class OuterState:
             self._noted[c] = self.at[c] + 1
         self._moved(c, before)
 
-    def put(self, c: int, round_: int, data: bytes) -> None:
+    def put(self, c: int, round_: int, data: bytes | bytearray) -> None:
         """Take chunk `c` of state `round_` as a peer sent it: anchor, then momentum."""
         span, size = self.chunks.span(c), self.chunks.size(c)
         both = np.frombuffer(data, np.float32)
         before = None if self.gap is None or self.at[c] < 0 else self.vectors.anchor[span].copy()
         with self._turn:
             self._still = False
-            self._noted[c] = 0
+            self._noted[c] = self._landed[c] = 0
             self.vectors.anchor[span] = both[:size]
             self.vectors.momentum[span] = both[size:]
             self.at[c] = round_
             self._noted[c] = round_ + 1
         self._moved(c, before)
+
+    # A chunk that comes in parts, in the place of one that is not here
+
+    def land(self, c: int, sum_: bytes, at: int, part: bytes) -> None:
+        """Bytes of the chunk whose digest is `sum_`, from `at` on; an earlier daemon may have had those before."""
+        if self.at[c] >= 0 or self._here(c, sum_) != at:
+            return
+        span, half = self.chunks.span(c), 4 * self.chunks.size(c)
+        first = part[: max(half - at, 0)]
+        anchor, momentum = (v[span].view(np.uint8) for v in (self.vectors.anchor, self.vectors.momentum))
+        anchor[at : at + len(first)] = np.frombuffer(first, np.uint8)
+        rest = max(at - half, 0)
+        momentum[rest : rest + len(part) - len(first)] = np.frombuffer(part, np.uint8, offset=len(first))
+        self._landed[c] = int.from_bytes(sum_[:8], "little", signed=True), at + len(part)
+
+    def landed(self, c: int, sum_: bytes, into: bytearray) -> int:
+        """Copy what is here of the chunk whose digest is `sum_`; returns how many bytes that is."""
+        if self.at[c] >= 0 or not (here := self._here(c, sum_)):
+            return 0
+        span = self.chunks.span(c)
+        into[:here] = (self.vectors.anchor[span].tobytes() + self.vectors.momentum[span].tobytes())[:here]
+        return here
+
+    def _here(self, c: int, sum_: bytes) -> int:
+        whose, size = self._landed[c]
+        return int(size) if whose == int.from_bytes(sum_[:8], "little", signed=True) else 0
+
+    def unland(self, c: int) -> None:
+        """What is here of it is wrong."""
+        self._landed[c] = 0
 
     def copy(self, c: int) -> tuple[int, NDArray[np.float32], bytes]:
         """Round, anchor and momentum (2, size) and digest of chunk `c` as it is now. Raises `Flipped`."""
@@ -137,6 +172,7 @@ class OuterState:
     def _all_at(self, round_: int) -> None:
         self.at = [round_] * self.chunks.count
         self._noted[:] = round_ + 1
+        self._landed[:] = 0
 
     def set_aside(self) -> None:
         """Before the anchor moves: what the local vector has beyond it is to be kept (`settle` rebases it)."""

@@ -84,9 +84,9 @@ class Vectors:
                 os.close(lock)
         return found
 
-    def notes(self, count: int) -> NDArray[np.int64]:
+    def notes(self, name: str, count: int) -> NDArray[np.int64]:
         """So many zeros, or what was noted in them by an earlier daemon: they live as long as the vectors."""
-        path = self.folder / "notes.i64"
+        path = self.folder / f"{name}.i64"
         if not path.is_file() or path.stat().st_size != 8 * count:
             path.write_bytes(bytes(8 * count))
         return np.memmap(path, dtype=np.int64, mode="r+", shape=(count,))

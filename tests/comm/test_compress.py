@@ -1,11 +1,12 @@
 import os
 import tracemalloc
 
+import numpy as np
 import pytest
 import zstandard
 
 from atoll.comm.codec import Malformed
-from atoll.comm.compress import pack, unpack
+from atoll.comm.compress import pack, pack_floats, unpack, unpack_floats
 
 
 @pytest.mark.parametrize("data", [b"", b"a", bytes(1 << 20), os.urandom(1 << 20), b"ab" * 20_000_000])
@@ -64,3 +65,23 @@ def test_a_frame_with_a_huge_window_or_a_dictionary_is_refused() -> None:
 def test_garbage_and_cut_frames_are_refused(frame: bytes) -> None:
     with pytest.raises(Malformed):
         unpack(frame, 1000)
+
+
+@pytest.mark.parametrize("kind", ["parameters", "zeros", "noise", "one"])
+def test_packed_floats_come_back_bit_for_bit(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    data = {
+        "parameters": (0.02 * rng.standard_normal(65536)).astype("<f4").tobytes(),
+        "zeros": bytes(65536),
+        "noise": rng.bytes(65536),
+        "one": np.float32(-1.5).tobytes(),
+    }[kind]
+    packed = pack_floats(data)
+    assert unpack_floats(packed, len(data)) == data
+    share = {"parameters": 0.86, "zeros": 0.001}
+    assert len(packed) < share.get(kind, 20.0) * len(data)
+    for wrong in (packed[:-1], packed[: len(packed) // 2], b""):
+        with pytest.raises(Malformed):
+            unpack_floats(wrong, len(data))
+    with pytest.raises(Malformed):
+        unpack_floats(packed, len(data) + 4)

@@ -37,8 +37,9 @@ class Books:
 
 
 @asynccontextmanager
-async def two_planes(key_of_b: bytes = KEY) -> AsyncIterator[tuple[DataPlane, DataPlane]]:
-    a = await DataPlane.start("127.0.0.1:0", RUN, A, KEY, Books())
+async def two_planes(key_of_b: bytes = KEY, up: float = 0) -> AsyncIterator[tuple[DataPlane, DataPlane]]:
+    """`up`: bytes a second that `a` sends at most."""
+    a = await DataPlane.start("127.0.0.1:0", RUN, A, KEY, Books(), (up, 0))
     b = await DataPlane.start("127.0.0.1:0", RUN, B, key_of_b, Books())
     try:
         yield a, b
@@ -76,7 +77,7 @@ def test_what_is_on_the_shelf_is_fetched_over_one_connection() -> None:
 
 def test_state_is_packed_only_when_that_is_smaller() -> None:
     async def body() -> None:
-        async with two_planes() as (a, b), Fetcher(b, A, a.address) as fetcher:
+        async with two_planes(up=10e6) as (a, b), Fetcher(b, A, a.address) as fetcher:
             await fetcher.fetch(Item.STATE, NEW, 0, len(NOISE))
             after_noise = b.bytes_down
             await fetcher.fetch(Item.STATE, NEW, 1, len(ZEROS))
@@ -100,6 +101,22 @@ def test_a_peer_that_moved_on_is_missing_the_chunk_and_not_lost() -> None:
     run(body())
 
 
+def test_a_chunk_of_the_state_comes_in_parts_from_where_it_is_asked_for() -> None:
+    async def body() -> None:
+        async with two_planes() as (a, b), Fetcher(b, A, a.address) as fetcher:
+            for start in (0, 4, len(NOISE) - 4):
+                came: list[tuple[int, bytes]] = []
+                await fetcher.fetch_state(NEW, 0, start, len(NOISE), lambda *part, into=came: into.append(part))
+                assert b"".join(part for _, part in came) == NOISE[start:] and came[0][0] == start
+            with pytest.raises(PeerLost, match="a request for bytes 0 to 100004 of 100000"):
+                await fetcher.fetch_state(NEW, 0, 0, len(NOISE) + 4, lambda at, part: None)
+            with pytest.raises(Missing):
+                await fetcher.fetch_state(OLD, 0, 0, len(NOISE), lambda at, part: None)
+            assert await fetcher.fetch(Item.SEALED, NEW, 0, len(SEALED)) == SEALED
+
+    run(body())
+
+
 def test_an_answer_of_another_size_is_not_read() -> None:
     async def body() -> None:
         async with two_planes() as (a, b), Fetcher(b, A, a.address) as fetcher:
@@ -116,9 +133,9 @@ def test_a_zip_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compress, "pack", lambda data: bomb)
 
     async def body() -> None:
-        async with two_planes() as (a, b):
+        async with two_planes(up=10e6) as (a, b):
             tracemalloc.start()
-            with pytest.raises(PeerLost, match="declares 67108864 bytes, expected 100000"):
+            with pytest.raises(PeerLost, match="declares 67108864 bytes, expected 25000"):
                 await b.fetch(A, a.address, Item.STATE, NEW, 0, len(NOISE))
             assert tracemalloc.get_traced_memory()[1] < 1 << 23
             tracemalloc.stop()

@@ -5,6 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from atoll.comm.config import RunConfig
 from atoll.node.bench_recovery import recovery
 
 NUMEL = 2_000_000
@@ -19,6 +20,18 @@ def test_the_receiver_has_the_state_and_every_byte_of_it_came_from_a_donor() -> 
     assert sum(figures["per_donor"].values()) == 8 * NUMEL
     assert figures["bytes_per_s"] == pytest.approx(figures["bytes"] / figures["seconds"])
     assert figures["link_share"] == pytest.approx(figures["bytes_per_s"] / 125e6)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("killed", ["donor", "receiver"])
+def test_somebody_who_is_killed_half_way_costs_next_to_nothing(killed: str) -> None:
+    numel = 8_000_000
+    said = CliRunner().invoke(recovery, ["--donors", "2", "--numel", str(numel), "--kill", killed, "--json"])
+    assert said.exit_code == 0, said.output
+    figures = json.loads(said.stdout)
+    assert figures["killed"] == killed
+    assert figures["bytes"] < (0.6 if killed == "receiver" else 1.1) * 8 * numel
+    assert 0 <= figures["twice"] * 8 * numel <= 2 * 8 * RunConfig().reduce.chunk, "more than a chunk for a stream"
 
 
 def test_a_prefix_that_is_no_command_is_said() -> None:

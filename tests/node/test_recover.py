@@ -429,6 +429,53 @@ def test_a_joiner_that_is_killed_half_way_fetches_the_rest(tmp_path: Path) -> No
         await again.down()
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_of_a_chunk_that_was_coming_when_the_joiner_was_killed_the_rest_is_fetched(
+    tmp_path: Path, damaged: bool
+) -> None:
+    chunks = Chunks(1 << 20, 1 << 18)  # 2 MiB each, in parts of a quarter
+
+    @with_peers(tmp_path, "a", chunks=chunks)
+    async def _(a: Peer) -> None:
+        a.outer.vectors.momentum[:] = 0.1
+        a.outer.vectors.anchor[:] = np.random.default_rng(0).standard_normal(chunks.numel, dtype=np.float32)
+        a.outer.initialised(momentum=True)
+        sum_ = a.outer.settle()
+        joiner = Peer(tmp_path / "joiner", "joiner", chunks)
+        await joiner.up()
+        land, came = joiner.outer.land, asyncio.Event()
+
+        def landing(c: int, sum_: bytes, at: int, part: bytes) -> None:
+            land(c, sum_, at, part)
+            if c == 1 and at:
+                came.set()
+
+        joiner.outer.land = landing  # type: ignore[method-assign]
+        task = asyncio.create_task(bring(joiner, 0, sum_, a))
+        await came.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await joiner.plane.close()
+        os.close(joiner.outer.vectors.lock)  # as the system does for a killed process
+        lacking = [c for c in range(chunks.count) if joiner.outer.at[c] < 0]
+        sums = a.outer.digests(Round(0)) or ()
+        here = sum([joiner.outer.landed(c, sums[c], bytearray(1 << 21)) for c in lacking])
+        if damaged:
+            joiner.outer.vectors.anchor[chunks.span(1)] += 1
+        again = Peer(tmp_path / "joiner", "joiner", chunks)
+        await again.up()
+        again.outer.resume()
+        assert [c for c in range(chunks.count) if again.outer.at[c] < 0] == lacking and 1 in lacking
+        before = a.plane.bytes_up
+        await bring(again, 0, sum_, a)
+        assert again.outer.settle() == sum_ and again.bits() == a.bits()
+        fetched = a.plane.bytes_up - before
+        assert here >= 1 << 19
+        if not damaged:
+            assert fetched < len(lacking) * (1 << 21) - here + 10_000
+        await again.down()
+
+
 # Which chunk next
 
 
