@@ -109,6 +109,9 @@ class Codec(Protocol):
     def accumulate(self, payload: Octets, weight: np.float32, out: F32) -> None:
         """Check `payload` and do `out += weight * decoded`, the product and the sum each rounded once."""
 
+    def mean(self, payloads: Sequence[Octets], weights: Sequence[float], out: F32) -> None:
+        """What `accumulate` makes of zeros and each of the payloads, in this order."""
+
 
 class Fp32:
     def size(self, numel: int) -> int:
@@ -131,6 +134,9 @@ class Fp32:
 
     def accumulate(self, payload: Octets, weight: np.float32, out: F32) -> None:
         kernels.add_fp32(self._elements(payload, out.size), np.float32(weight), out)
+
+    def mean(self, payloads: Sequence[Octets], weights: Sequence[float], out: F32) -> None:
+        one_by_one(self, payloads, weights, out)
 
     def _elements(self, payload: Octets, numel: int) -> F32:
         x: F32 = _octets(payload, self.size(numel)).view("<f4")
@@ -161,6 +167,9 @@ class Bf16:
 
     def accumulate(self, payload: Octets, weight: np.float32, out: F32) -> None:
         kernels.add_bf16(self._halves(payload, out.size), np.float32(weight), out)
+
+    def mean(self, payloads: Sequence[Octets], weights: Sequence[float], out: F32) -> None:
+        one_by_one(self, payloads, weights, out)
 
     def _halves(self, payload: Octets, numel: int) -> U16:
         halves: U16 = _octets(payload, self.size(numel)).view("<u2")
@@ -204,6 +213,9 @@ class _Integers:
         for elements, scales, values in self._checked(payload, out.size):
             self._add(values, scales, np.float32(weight), out[elements])
 
+    def mean(self, payloads: Sequence[Octets], weights: Sequence[float], out: F32) -> None:
+        one_by_one(self, payloads, weights, out)
+
     def _checked(self, payload: Octets, numel: int) -> list[tuple[slice, F32, U8]]:
         """Of each part its elements, the scales of its blocks, and the bytes of its integers."""
         octets = _octets(payload, self.size(numel))
@@ -243,6 +255,16 @@ class _Integers:
 class Int8(_Integers):
     def __init__(self, block: int, scales: ScaleName = ScaleName.FP32) -> None:
         super().__init__(block, 127, scales)
+
+    def mean(self, payloads: Sequence[Octets], weights: Sequence[float], out: F32) -> None:
+        if self.block % kernels.WIDE or out.size % self.block or not payloads:
+            one_by_one(self, payloads, weights, out)
+            return
+        each, terms = np.array(weights, np.float32), [self._checked(payload, out.size) for payload in payloads]
+        for parts in zip(*terms, strict=True):
+            addresses = np.array([values.__array_interface__["data"][0] for _, _, values in parts], np.intp)
+            scales: F32 = np.array([of_blocks for _, of_blocks, _ in parts])
+            kernels.mean_int8(addresses, self.block, scales, each, out[parts[0][0]])
 
     def _octets(self, numel: int) -> int:
         return numel
@@ -363,6 +385,13 @@ def make(name: CodecName, block: int, scales: ScaleName = ScaleName.FP16) -> Cod
             return Sparse()
         case _:
             assert_never(name)
+
+
+def one_by_one(codec: Codec, payloads: Sequence[Octets], weights: Sequence[float], out: F32) -> None:
+    """A `mean`, for codecs that have no faster way."""
+    out[:] = 0.0
+    for payload, weight in zip(payloads, weights, strict=True):
+        codec.accumulate(payload, np.float32(weight), out)
 
 
 @lru_cache(maxsize=256)

@@ -16,12 +16,14 @@ from typing import Any, TypeVar
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 U16 = NDArray[np.uint16]
+Addresses = NDArray[np.intp]
 F = TypeVar("F", bound=Callable[..., Any])
 
 MAGNITUDE = np.uint32(0x7FFFFFFF)  # all bits but the sign
@@ -34,6 +36,7 @@ SMALL = np.float32(2.0**-100)
 LIFT = np.float32(2.0**64)
 LARGEST_BF16 = np.uint32(0x7F7F)
 WIDTH, LINE = 16, 64  # elements that one instruction writes, and their bytes
+WIDE = 64  # elements that stay in registers
 ZERO, ONE = np.float32(0), np.float32(1)
 ONE_SHARE = np.uint16(0x3C00)  # 1 in fp16
 HALF_NORMAL = np.float32(2.0**-14)  # below it, fp16 numbers are multiples of 2**-24
@@ -96,6 +99,42 @@ def _put_far(_: Any, values: Any, scale: Any, out: Any, at: Any) -> Any:
     return types.void(values, scale, out, at), generate
 
 
+def _sum_wide(_: Any, addresses: Any, scales: Any, weights: Any, out: Any, block: Any, at: Any) -> Any:
+    """`out[i] = sum_k weights[k] * (signed(byte i at addresses[k]) * scales[k, block])` for WIDE elements from
+    `at` on, which stay in registers: from 0, in this order, each operation rounded."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        bytes_, numbers = (ir.VectorType(t, WIDE) for t in (ir.IntType(8), ir.FloatType()))
+        index, none = ir.IntType(64), ir.Constant(numbers, ir.Undefined)
+        arrays = [
+            context.make_array(t)(context, builder, a)
+            for t, a in zip(signature.args[:4], arguments[:4], strict=True)
+        ]
+        of_term, of_block, of_weight, to = (array.data for array in arrays)
+        terms, blocks = (builder.extract_value(arrays[1].shape, i) for i in range(2))
+
+        def everywhere(number: Any) -> Any:
+            one = builder.insert_element(none, number, ir.Constant(ir.IntType(32), 0))
+            return builder.shuffle_vector(one, none, ir.Constant(ir.VectorType(ir.IntType(32), WIDE), [0] * WIDE))
+
+        llvm: Any = cgutils
+        total = llvm.alloca_once_value(builder, ir.Constant(numbers, None))
+        with llvm.for_range(builder, terms, intp=index) as loop:
+            k = loop.index
+            address = builder.add(builder.load(builder.gep(of_term, [k])), arguments[5])
+            integers = builder.load(builder.inttoptr(address, bytes_.as_pointer()), align=1)
+            scale = builder.load(builder.gep(of_block, [builder.add(builder.mul(k, blocks), arguments[4])]))
+            x = builder.fmul(builder.sitofp(integers, numbers), everywhere(scale))
+            weighed = builder.fmul(everywhere(builder.load(builder.gep(of_weight, [k]))), x)
+            builder.store(builder.fadd(builder.load(total), weighed), total)
+        place = builder.bitcast(builder.gep(to, [arguments[5]]), numbers.as_pointer())
+        builder.store(builder.load(total), place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(addresses, scales, weights, out, block, at), generate
+
+
+sum_wide: Any = intrinsic(_sum_wide)
 put_far: Any = intrinsic(_put_far)
 as_bits: Any = intrinsic(_bitcast(_f32, _u32, ir.IntType(32)))
 as_float: Any = intrinsic(_bitcast(_u32, _f32, ir.FloatType()))
@@ -283,6 +322,15 @@ def add_int8(values: U8, block: int, scales: F32, weight: np.float32, out: F32) 
         part, to, scale = values[b * block : b * block + block], out[b * block : b * block + block], scales[b]
         for i in range(part.size):
             to[i] = np.float32(to[i] + np.float32(weight * np.float32(_signed(part[i]) * scale)))
+
+
+@_compiled(types.void, _read(_int), _int, types.Array(_f32, 2, "C", readonly=True), _read(_f32), _write(_f32))
+def mean_int8(addresses: Addresses, block: int, scales: F32, weights: F32, out: F32) -> None:
+    """What `add_int8` makes of zeros and the integers at these addresses, of a multiple of WIDE elements a block;
+    in one go: `out` is written once."""
+    for b in range(scales.shape[1]):
+        for i in range(b * block, b * block + block, WIDE):
+            sum_wide(addresses, scales, weights, out, b, i)
 
 
 @_compiled(types.void, _read(_f32), _int, _read(_f32), _write(_u8))

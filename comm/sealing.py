@@ -74,12 +74,12 @@ class Mean:
     elementwise: bool = True
 
     def __call__(self, c: int, terms: Sequence[Term], out: F32) -> None:
-        out[:] = 0.0
-        for place, payload, share in terms:
-            try:
-                self.codec.accumulate(payload, np.float32(share), out)
-            except Malformed as error:
-                raise Refused(place, str(error)) from None
+        try:
+            self.codec.mean([payload for _, payload, _ in terms], [share for _, _, share in terms], out)
+        except Malformed:
+            for place, payload, _ in terms:
+                _refuse_malformed(self.codec, place, payload, out.size)
+            raise
 
 
 @dataclass(frozen=True)
@@ -141,10 +141,7 @@ class Gathered:
         out[COUNT:first].view("<f8")[:] = [share for _, _, share in terms]
         places = out[first:].reshape(len(terms), -1)
         for (place, payload, _), copy in zip(terms, places, strict=True):
-            try:
-                self.codec.check(payload, numel)
-            except Malformed as error:
-                raise Refused(place, str(error)) from None
+            _refuse_malformed(self.codec, place, payload, numel)
             copy[:] = np.frombuffer(payload, np.uint8)
 
     def check(self, payload: Octets, numel: int) -> None:
@@ -213,6 +210,13 @@ def room(size: int) -> F32:
 
 
 _thread = threading.local()
+
+
+def _refuse_malformed(codec: Codec, place: int, payload: Octets, numel: int) -> None:
+    try:
+        codec.check(payload, numel)
+    except Malformed as error:
+        raise Refused(place, str(error)) from None
 
 
 def _split(payload: Octets) -> tuple[U8, float]:

@@ -21,9 +21,11 @@ picked elements as a group's scale, two levels for each sign, and as a level the
 (over the chunk), so the sum of a chunk's picked elements of each level is kept.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from atoll.comm.codec import F32, U8, U16, Malformed, NonFinite, Octets, Parts
+from atoll.comm.codec import F32, U8, U16, Malformed, NonFinite, Octets, Parts, one_by_one
 
 GROUP = 4096  # elements: 12 bits
 RATIO = 64  # elements for each that is sent
@@ -71,6 +73,9 @@ class Sparse:
 
         positions, q, levels, scales = self._checked(payload, out.size)
         sparse_kernels.add(positions, q, levels, scales, GROUP, RATIO, np.float32(weight), out)
+
+    def mean(self, payloads: Sequence[Octets], weights: Sequence[float], out: F32) -> None:
+        one_by_one(self, payloads, weights, out)
 
     def _checked(self, payload: Octets, numel: int) -> tuple[U16, U8, F32, F32]:
         from atoll.comm import kernels, sparse_kernels

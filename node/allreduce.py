@@ -4,7 +4,8 @@ A coordinator with its journal, and a node daemon for each peer, are real proces
 only the trainers are stand-ins (see `synthetic`). An iteration is a round of the run. Its clock starts when the
 last peer's trainer says Ready, with nothing encoded, and stops when the last peer that lives knows of the commit
 and has the mean as fp32: encoding, control plane, ledger, transfer, commit and decoding are inside. What a node
-does with the mean, the outer step and its digests, is not: the next iteration starts when every peer is done.
+does with the mean, the outer step and its digests, is not: it begins when all have it, and the next iteration
+starts when every peer is done.
 
 With `--kill-peer` a peer is killed in the last iteration, which the others must commit all the same.
 """
@@ -48,6 +49,7 @@ from atoll.node.synthetic import (
     Joined,
     Leave,
     Spec,
+    Step,
     ToBench,
     ToPeer,
 )
@@ -345,7 +347,10 @@ async def _lap(
     for peer in peers:
         peer.tell(Go(round_))
     victim = bench.victim if kill_after is not None else 0
-    laps = [peer.die(kill_after or 0.0) if peer.number == victim else peer.lap(round_) for peer in peers]
+    all_have_it = asyncio.Barrier(len(peers) - (victim > 0))
+    laps = [
+        peer.die(kill_after or 0.0) if peer.number == victim else peer.lap(round_, all_have_it) for peer in peers
+    ]
     if victim:
         killed.append(victim)
     done = await _together(bench.timeout, f"round {round_} was not committed by every living peer", laps)
@@ -412,12 +417,14 @@ class PeerProcess:
         self.pid, self.node = joined.pid, joined.node
         self._at_hand = await self.expect(AtHand)
 
-    async def lap(self, round_: int) -> Lap:
+    async def lap(self, round_: int, all_have_it: asyncio.Barrier) -> Lap:
         """Tells of a round, until the input of the next one is at hand."""
         assert self._at_hand is not None and self._at_hand.round == round_
         before, begun = self._at_hand, await self.expect(Begun)
         word = await self.hear()
         decoded = word if isinstance(word, Decoded) else None
+        await all_have_it.wait()
+        self.tell(Step(round_))
         after = word if isinstance(word, AtHand) else await self.expect(AtHand)
         self._at_hand = after
         return Lap(begun, decoded, before, after)

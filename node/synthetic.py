@@ -12,6 +12,7 @@ have their input at the same time. Bench and peer talk in JSON lines over the pe
     Go(k)                ------->
                          <-------    Begun(k)       the trainer says Ready: nothing is encoded yet
                          <-------    Decoded(k)     the round is committed, its mean is here as fp32
+    Step(k)              ------->                   all have it: now the outer step
     Compare(k) | Leave   ------->
                          <-------    Compared(k)
 
@@ -24,6 +25,7 @@ import resource
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -56,6 +58,7 @@ from atoll.node.supervisor import Supervisor
 from atoll.node.vectors import Vectors
 
 F32 = NDArray[np.float32]
+TOGETHER = 1.0  # seconds that a peer waits for the others before its outer step
 LINE = 64  # bytes of a cache's line
 SIGMA = 1e-3
 TILE = 1_048_573  # elements that a delta repeats; a prime, so that no two chunks hold the same
@@ -73,6 +76,12 @@ class Spec(msgspec.Struct, tag=True, frozen=True):
 
 
 class Go(msgspec.Struct, tag=True, frozen=True):
+    round: int
+
+
+class Step(msgspec.Struct, tag=True, frozen=True):
+    """Every peer is done with the reduce: what comes next may have this machine."""
+
     round: int
 
 
@@ -118,7 +127,7 @@ class Compared(msgspec.Struct, tag=True, frozen=True):
     rel_err: float  # l2 norm of the difference, over that of the exact mean
 
 
-ToPeer = Spec | Go | Compare | Leave
+ToPeer = Spec | Go | Step | Compare | Leave
 ToBench = Joined | AtHand | Begun | Decoded | Compared
 Say = Callable[[ToBench], None]
 
@@ -231,6 +240,7 @@ class Peer(Daemon):
         self._decoded = _of_lines(spec.numel)
         self._decoded.fill(0.0)  # so that the kernel gives the memory now, not in the measured time
         self._inspected = asyncio.Event()
+        self._steps: asyncio.Queue[int] = asyncio.Queue()
         self.trainer = StandIn(spec, self._vectors, self._on_trainer, self._at_hand, say)
 
     def _make_supervisor(self) -> Supervisor:
@@ -256,6 +266,10 @@ class Peer(Daemon):
     async def _apply(self, view: pb.View) -> None:
         await self._compute(self._decode)
         self._say(Decoded(view.committed, time.monotonic(), time.process_time()))
+        with suppress(TimeoutError):  # one of the others may need this state to get to its own
+            async with asyncio.timeout(TOGETHER):
+                while await self._steps.get() != view.committed:
+                    pass  # of a round that this peer did not decode
         await super()._apply(view)
 
     def _decode(self) -> None:
@@ -276,6 +290,8 @@ class Peer(Daemon):
             match _to_peer.decode(line):
                 case Go(round_):
                     self.trainer.go(round_)
+                case Step(round_):
+                    self._steps.put_nowait(round_)
                 case Compare() as order:
                     chunks = Chunks(self._spec.numel, self._run.reduce.chunk)
                     error = await asyncio.to_thread(relative_error, self._decoded, chunks, order)

@@ -1,5 +1,6 @@
 """The compiled kernels against arithmetic in numpy that is short enough to be believed; mutated, they differ."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from types import ModuleType
 import numba
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from atoll.comm import codec as codec_module
 from atoll.comm import kernels
@@ -114,6 +116,9 @@ def verify(codec: Codec, x: F32, weight: float = 0.3) -> None:
     sums = out + np.float32(weight) * decoded
     codec.accumulate(payload, np.float32(weight), out)
     assert out.tobytes() == sums.tobytes()
+    mean = np.float32(0) + np.float32(weight) * decoded + np.float32(0.5) * decoded
+    codec.mean([payload, payload], [weight, 0.5], out)
+    assert out.tobytes() == mean.tobytes()
 
 
 def refused(codec: Codec, x: F32, where: int, value: float) -> None:
@@ -180,8 +185,8 @@ def battery() -> None:
                 verify(codec, x)
             for where, value in ((0, np.nan), (7, np.inf), (14, -np.inf)):
                 refused(codec, next(vectors(15)), where, value)
-        for x in vectors(2 * 32 + 5):
-            verify(Int8(32, ScaleName.FP16), x)
+        for block, n in ((32, 69), (128, 256)):
+            verify(Int8(block, ScaleName.FP16), next(vectors(n)))
         for bits in (0x7F80, 0xFF80, 0x7FC0):
             with pytest.raises(Malformed):
                 Bf16().check(np.array([0, bits], "<u2").tobytes(), 2)
@@ -253,6 +258,9 @@ MUTATIONS = [
     ("from_int8_far", "out.size // block", "-(-out.size // block)"),
     ("add_int8", "weight * np.float32(_signed(part[i]) * scale)", "np.float32(weight * scale) * _signed(part[i])"),
     ("add_int8", "to[i] + ", ""),
+    ("mean_int8", "range(scales.shape[1])", "range(scales.shape[1] - 1)"),
+    ("mean_int8", "+ block, WIDE", "+ block, 2 * WIDE"),
+    ("mean_int8", "out, b, i", "out, 0, i"),
     ("to_int4", "first, second = part[:half], part[half:]", "second, first = part[:half], part[half:]"),
     ("to_int4", "to[i] |=", "to[i] ="),
     ("to_int4", "(part.size + 1) >> 1", "part.size >> 1"),
@@ -270,6 +278,13 @@ def put_far(values: U8, scale: np.float32, out: F32, at: int) -> None:
     out[at : at + 16] = values[at : at + 16].view(np.int8).astype(np.float32) * scale
 
 
+def sum_wide(addresses: NDArray[np.intp], scales: F32, weights: F32, out: F32, block: int, at: int) -> None:
+    out[at : at + 64] = 0
+    for address, scale, weight in zip(addresses, scales[:, block], weights, strict=True):
+        values = np.array((ctypes.c_int8 * 64).from_address(int(address) + at), np.float32)
+        out[at : at + 64] += weight * (values * scale)
+
+
 def interpreted(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the codecs use the kernels of `source`, not compiled."""
     module = ModuleType("interpreted")
@@ -281,6 +296,7 @@ def interpreted(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
         as_float=lambda x: np.uint32(x).view(np.float32),
         HALF=np.float32(0.5),
         put_far=put_far,
+        sum_wide=sum_wide,
     )
     monkeypatch.setattr(codec_module, "kernels", module)
     monkeypatch.setattr(np, "empty", np.zeros)  # not what an earlier call left in memory, which may be right
