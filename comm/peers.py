@@ -26,14 +26,14 @@ from atoll.comm.pace import Pace
 from atoll.comm.plan import PlanMember
 from atoll.comm.rates import Known, Rate
 from atoll.comm.squeeze import Squeeze
-from atoll.comm.streams import CONGESTION_CONTROL, is_lossy, streams
+from atoll.comm.streams import congestion_control, is_lossy, streams
 from atoll.comm.wire import Header, Kind
 
 log = logging.getLogger("atoll.plane")
 
 SAMPLE = 0.05  # seconds between two looks at what the links carried
 TURN = 1.5  # seconds after which the side that was not to dial does
-PEER_PACE = 1.05  # likewise of a peer's link, whose senders do not all send at the same time
+PEER_PACE = 1.05  # times what a peer's link was seen to carry, whose senders do not all send at the same time
 SLOWER = 4  # times; a node's link is then what bounds the transfer to it
 PIECE_TIME = 0.005  # seconds of this node's link
 SMALLEST_PIECE = 1 << 16  # bytes; the last one of a payload may be smaller
@@ -126,6 +126,7 @@ class Peer:
         self._first: dict[Waiting, None] = {}  # contributions: others wait for their merge
         self._then: dict[Waiting, None] = {}
         self._idle: deque[asyncio.Future[None]] = deque()
+        self._opening = False  # a link is about to share what it took
 
     def post(self, waiting: Waiting) -> None:
         """Send this when its turn comes; once, however often it was posted before that."""
@@ -150,11 +151,13 @@ class Peer:
             queue.clear()
         self._sent_in_parts.clear()
 
-    def share(self, sending: Sending) -> None:
-        """Let other links take parts of it."""
-        if self.piece and len(sending.payload) > self.piece and sending.header.kind in IN_PIECES:
+    def share(self, waiting: Waiting, sending: Sending | None) -> None:
+        """Let other links take parts of it, or what comes next."""
+        if sending is not None and self.piece and len(sending.payload) > self.piece and sending.header.kind in IN_PIECES:
             self._sent_in_parts.append(sending)
-            self._wake()
+        if self._queue(waiting) is not self._urgent:
+            self._opening = False
+        self._wake()
 
     async def next(self) -> Waiting | Sending:
         """What a link that is free sends next: something new, or a part of what others are sending."""
@@ -164,10 +167,13 @@ class Peer:
             if self._sent_in_parts and not self._urgent:
                 self._wake()
                 return self._sent_in_parts[0]
-            for queue in (self._urgent, self._first, self._then):
+            # One payload after the other, over all links: who waits for the first one has it soonest.
+            for queue in (self._urgent, *(() if self._opening else (self._first, self._then))):
                 if queue:
                     waiting = next(iter(queue))
                     del queue[waiting]
+                    if queue is not self._urgent:
+                        self._opening = self.piece > 0
                     return waiting
             idle = asyncio.get_running_loop().create_future()
             self._idle.append(idle)
@@ -237,7 +243,7 @@ class Peers:
             peer.broke = False
             self._measure_path(peer)
             for link in peer.links if peer.far else ():
-                link.refresh(self._congestion or CONGESTION_CONTROL)
+                link.refresh(self._congestion or congestion_control(peer.down))
         self._coming.clear()
         for known in self._known:
             known.begin()
@@ -446,7 +452,7 @@ class Peers:
         peer.wanted = self.fixed or streams(rtt, rate, busy, lossy)
         if self._congestion or rtt > FAR:
             for link in peer.links:
-                link.use(self._congestion or CONGESTION_CONTROL)
+                link.use(self._congestion or congestion_control(peer.down))
 
     def _lost(self, peer: Peer, sentence: str) -> None:
         if not peer.links and self._talk is not None:
@@ -493,13 +499,13 @@ class Peers:
                 raise
 
     async def _sending(self, peer: Peer, waiting: Waiting) -> Sending | None:
-        frame = await self._talk.frame(peer.node, waiting) if self._talk is not None else None
-        if frame is None:
-            return None
-        sending = Sending(waiting, *frame)
-        if not frame[1]:
-            return sending
-        peer.share(sending)
+        sending = None
+        try:
+            frame = await self._talk.frame(peer.node, waiting) if self._talk is not None else None
+            if frame is not None:
+                sending = Sending(waiting, *frame)
+        finally:
+            peer.share(waiting, sending)
         return sending
 
     async def _listen(self, peer: Peer, link: Link) -> None:
