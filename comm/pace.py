@@ -4,10 +4,10 @@
     paced     what would go faster than the pace waits here, not in a queue of the network
 
 A queue at the node's own link makes the round trips to all peers longer, one at a peer's link only those to that
-peer. So the shortest of the peers' delays is the own link's. While there is none, and the node sends as fast as it
-may, the link may carry more: the pace rises. When there is one, what is acknowledged is what the link carries: that
-is the pace. TCP's own control goes on below this, link by link; it sees losses only where the network has them.
-(Delay and delivered rate as signs of a full link: BBR, Cardwell et al. 2016; here for the sum of many streams.)
+peer. So the shortest of the peers' delays is the own link's. While there is none, and the node sends as fast as
+it may, the link may carry more: the pace rises. When there is one, the pace is what the link is known to carry.
+TCP's own control goes on below this, link by link; it sees losses only where the network has them. (Delay and
+delivered rate as signs of a full link: BBR, Cardwell et al. 2016; here for the sum of many streams.)
 """
 
 from collections import deque
@@ -29,9 +29,9 @@ class Pace:
         self._judge_at = 0.0  # seconds; before, what was changed last does not show yet
 
     def look(self, now: float, sent: int, acked: int, rtt: float, queue: float, known: float) -> float:
-        """The pace from now on. `sent` and `acked`: bytes, over all far links; `rtt`: seconds, without a queue, the
-        longest; `queue`: seconds by which the round trips are longer now, at the peer where that is least; `known`:
-        bytes a second that the link was seen to carry for longer, of late."""
+        """The pace from now on. `sent` and `acked`: bytes, over all far links; `rtt`: seconds, without a queue,
+        the longest; `queue`: seconds by which the round trips are longer now, at the peer where that is least;
+        `known`: bytes a second that the link was seen to carry for longer, of late; 0: not known."""
         samples = self._samples
         if samples and acked == samples[-1][2]:
             samples.clear()  # nothing to carry, or a break: that is no rate

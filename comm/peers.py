@@ -27,6 +27,7 @@ from atoll.comm.plan import PlanMember
 from atoll.comm.rates import Known, Rate
 from atoll.comm.squeeze import Squeeze
 from atoll.comm.streams import congestion_control, is_lossy, streams
+from atoll.comm.turns import Turns
 from atoll.comm.wire import Header, Kind
 
 log = logging.getLogger("atoll.plane")
@@ -168,8 +169,8 @@ class Peer:
                 self._wake()
                 return self._sent_in_parts[0]
             # One payload after the other, over all links: who waits for the first one has it soonest.
-            for queue in (self._urgent, *(() if self._opening else (self._first, self._then))):
-                if queue:
+            for queue in (self._urgent, self._first, self._then):
+                if queue and (queue is self._urgent or not self._opening):
                     waiting = next(iter(queue))
                     del queue[waiting]
                     if queue is not self._urgent:
@@ -220,7 +221,7 @@ class Peers:
         self._begun = asyncio.Event()  # set, and replaced, whenever a reduce begins
         self._dialled: set[asyncio.Task[None]] = set()
         self.spare = Cap(0, burst=0.05, within=up)  # for what is not the reduce's, and gives way to it
-        self._pace, self._pacing = Cap(0, burst=0.02), Pace()
+        self._pace, self._pacing, self._turns = Cap(0, burst=0.02), Pace(), Turns()
         self._scratch = memoryview(bytearray(PIECE))
         self._coming: dict[Key, Coming] = {}
 
@@ -491,7 +492,8 @@ class Peers:
                 while sending is not None and not sending.taken:
                     header, part = sending.piece(peer.piece)
                     if peer.piece:
-                        await self._pace.take(len(part))
+                        async with self._turns.one(waiting[1] if self.up * SLOWER < peer.down else 0):
+                            await self._pace.take(len(part))
                         await peer.pace.take(len(part))
                     await wire.send(link, header, part)
             except BaseException:

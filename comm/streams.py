@@ -15,7 +15,7 @@ NEAR = 0.002  # seconds of round trip below which one stream is enough
 FAR = 0.03  # seconds of round trip
 FLIGHT = 1 << 17  # bytes that a stream may have under way without trouble
 LOSSY = 2e-5  # of the segments sent: more are lost on a path that is more than full now and then
-FAST = 5e6  # bytes a second
+SLOW, FAST = 5e6, 10e6  # bytes a second
 
 
 def streams(rtt: float, rate: float, peers: int, lossy: bool) -> int:
@@ -36,4 +36,9 @@ def is_lossy(sent: int, resent: int) -> bool:
 
 def congestion_control(rate: float) -> str:
     """For a long path to a peer whose link takes in `rate` bytes a second; 0: not known yet."""
-    return "cubic" if 0 < rate < FAST else "bbr"
+    return "cubic" if 0 < rate < SLOW else "bbr"
+
+
+def alone(lossy: bool, rate: float) -> str:
+    """For a long path on which only a few streams at this `rate` are under way, which `pace` does not see to."""
+    return "bbr" if lossy and rate > FAST else "cubic"

@@ -1,10 +1,10 @@
 """The node's side of the control plane: join, views, reports and heartbeats over one gRPC channel (`secure`).
 
 Rides out a coordinator that is away: every call has a deadline and is tried again with jittered backoff, of at
-most a few seconds, so that the node is back soon after the coordinator is. Reports leave in order, each is repeated
-until it is acknowledged; seals, what is held, and that the inner steps are taken have an order of their own, so that
-nothing else waits for their acknowledgements. Acknowledgements say how new the node's view should be; a
-stream that silently fell behind is opened again.
+most a few seconds, so that the node is back soon after the coordinator is. Reports leave in order, each is
+repeated until it is acknowledged; seals, what is held, and that the inner steps are taken have an order of their
+own, so that nothing else waits for their acknowledgements. Acknowledgements say how new the node's view should
+be; a stream that silently fell behind is opened again.
 """
 
 import asyncio
