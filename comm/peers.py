@@ -154,7 +154,12 @@ class Peer:
 
     def share(self, waiting: Waiting, sending: Sending | None) -> None:
         """Let other links take parts of it, or what comes next."""
-        if sending is not None and self.piece and len(sending.payload) > self.piece and sending.header.kind in IN_PIECES:
+        if (
+            sending is not None
+            and self.piece
+            and len(sending.payload) > self.piece
+            and sending.header.kind in IN_PIECES
+        ):
             self._sent_in_parts.append(sending)
         if self._queue(waiting) is not self._urgent:
             self._opening = False

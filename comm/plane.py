@@ -359,8 +359,8 @@ class DataPlane:
 
 
 class Fetcher:
-    """One connection to `node` for many chunks, dialled at the first one, and again after a failure; where there is
-    no address, one that a leaf opened, which has the chunks.
+    """One connection to `node` for many chunks, dialled at the first one, and again after a failure; where there
+    is no address, one that a leaf opened, which has the chunks.
 
     One `fetch` at a time; use several fetchers for several chunks at once.
     """

@@ -16,7 +16,8 @@ MOST = 64  # round trips that a node tells
 
 
 class Rate:
-    """The highest rate of a counter over any two seconds, or a little less than over any shorter time."""
+    """The highest rate of a counter over any two seconds; a little less than that over less, while it has not been
+    seen for so long."""
 
     def __init__(self) -> None:
         self._peaks = [Peak(window) for window, _ in WINDOWS]
@@ -29,7 +30,8 @@ class Rate:
     @property
     def best(self) -> float:
         """A second."""
-        return max(peak.rate * counts for peak, (_, counts) in zip(self._peaks, WINDOWS, strict=True))
+        rates = (peak.rate * counts for peak, (_, counts) in zip(self._peaks, WINDOWS, strict=True))
+        return next((rate for rate in rates if rate), 0.0)
 
 
 class Known:

@@ -7,8 +7,8 @@ from heapq import heappop, heappush
 
 
 class Turns:
-    """One after the other: the smallest key first, of equal ones who came first. A slow node's chunks so arrive one
-    after the other, in the order in which all members send them, not all of them late."""
+    """One after the other: the smallest key first, of equal ones who came first. So a slow node's chunks arrive
+    one by one, in the order in which all members send them, not all of them late."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
