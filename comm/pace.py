@@ -17,6 +17,7 @@ RISE = 1.25  # times, each time that nothing speaks against it
 NEAR_PACE = 0.93  # of the pace: so much is as fast as the node may
 ABOVE = 1.02  # times what the link carries: it is to be full
 DRAIN = 0.94  # likewise, while the queue is three times as long
+LEAP = 1.1  # times what the link is known to carry: so much more may it carry now
 FALL = 0.85  # times at most, each time
 QUEUE = 0.015  # seconds of delay that are a queue; below, they are noise
 PART = 0.2  # of the round trip: likewise
@@ -45,8 +46,8 @@ class Pace:
         if now < self._judge_at:
             return self.rate
         if queue > full:
-            carries = (known or carried) * (ABOVE if queue < 3 * full else DRAIN)
-            self.rate = max(carries, FALL * self.rate)
+            carries = max(known, min(carried, LEAP * known)) if known else carried
+            self.rate = max(carries * (ABOVE if queue < 3 * full else DRAIN), FALL * self.rate)
             self._judge_at = now + rtt
         elif self.rate and (sent - sent_then) / seconds > NEAR_PACE * self.rate:
             self.rate *= RISE
