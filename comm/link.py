@@ -244,12 +244,24 @@ class Link:
             with suppress(OSError):
                 self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
 
+    @property
+    def congestion_control(self) -> str:
+        """Its name; empty where the system does not tell."""
+        if not self._inet or not hasattr(socket, "TCP_CONGESTION"):
+            return ""
+        with suppress(OSError):
+            return self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+        return ""
+
     def refresh(self, congestion_control: str) -> None:
         """Go on where the last transfer ended: with its window, and without what is out of date. Linux forgets the
         window of an idle connection unless it is BBR's; and BBR takes the shortest round trip for out of date
         after 10 s, and would stop for 0.2 s in the middle of a transfer to measure it."""
+        before = self.congestion_control
         self.use("reno")
         self.use(congestion_control)
+        if self.congestion_control != congestion_control:  # the kernel does not offer it
+            self.use(before)
 
     def close(self) -> None:
         """Close; whoever waits on it is told."""
