@@ -62,10 +62,16 @@ class Cap:
     def __init__(self, rate: float, burst: float = 0.25, within: "Cap | None" = None) -> None:
         self.rate, self._burst, self._within = rate, burst, within
         self._free_at = 0.0  # seconds; when what was let through will have passed at the rate
+        self._changes = 0
 
     def change(self, rate: float) -> None:
         """From now on. What waits is soon let through."""
         self.rate, self._free_at = rate, 0.0
+        self._changes += 1
+
+    def adjust(self, rate: float) -> None:
+        """A little, for what comes from now on."""
+        self.rate = rate
 
     @property
     def limits(self) -> bool:
@@ -79,7 +85,8 @@ class Cap:
             return
         clock = asyncio.get_running_loop().time
         free_at = self._free_at = max(self._free_at, clock() - self._burst) + size / rate
-        while self.rate == rate and (rest := free_at - clock()) > 0:
+        changes = self._changes
+        while self._changes == changes and (rest := free_at - clock()) > 0:
             await asyncio.sleep(min(rest, LOOK))
 
 
@@ -87,7 +94,9 @@ class Path(NamedTuple):
     """What the kernel knows of a connection."""
 
     rtt: float  # seconds, the smallest of late: a receiver that is busy makes others longer
-    acked: int  # bytes that have reached the other side, without a gap
+    smoothed: float  # seconds, as it is now
+    acked: int  # bytes that have reached the other side
+    received: int  # bytes that have come from there, without a gap, read or not
     quiet: float  # seconds since data last came in
     sent: int  # segments
     resent: int  # segments, of these
@@ -235,6 +244,25 @@ class Link:
             with suppress(OSError):
                 self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
 
+    @property
+    def congestion_control(self) -> str:
+        """Its name; empty where the system does not tell."""
+        if not self._inet or not hasattr(socket, "TCP_CONGESTION"):
+            return ""
+        with suppress(OSError):
+            return self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+        return ""
+
+    def refresh(self, congestion_control: str) -> None:
+        """Go on where the last transfer ended: with its window, and without what is out of date. Linux forgets the
+        window of an idle connection unless it is BBR's; and BBR takes the shortest round trip for out of date
+        after 10 s, and would stop for 0.2 s in the middle of a transfer to measure it."""
+        before = self.congestion_control
+        self.use("reno")
+        self.use(congestion_control)
+        if self.congestion_control != congestion_control:  # the kernel does not offer it
+            self.use(before)
+
     def close(self) -> None:
         """Close; whoever waits on it is told."""
         if self._closed:
@@ -356,9 +384,10 @@ def tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-# struct tcp_info of linux/tcp.h: tcpi_last_data_recv (ms), tcpi_rtt (microseconds), tcpi_total_retrans,
-# tcpi_bytes_acked, tcpi_segs_out, tcpi_min_rtt (microseconds), tcpi_delivery_rate
-_INFO = struct.Struct("52xI12xI28xI16xQ8xI8xI8xQ")
+# struct tcp_info of linux/tcp.h: tcpi_snd_mss, tcpi_sacked (segments), tcpi_last_data_recv (ms), tcpi_rtt
+# (microseconds), tcpi_total_retrans, tcpi_bytes_acked, tcpi_bytes_received, tcpi_segs_out, tcpi_min_rtt
+# (microseconds), tcpi_delivery_rate
+_INFO = struct.Struct("16xI8xI20xI12xI28xI16xQQI8xI8xQ")
 
 
 def tcp_info(sock: socket.socket) -> Path | None:
@@ -370,8 +399,9 @@ def tcp_info(sock: socket.socket) -> Path | None:
         return None
     if len(info) < _INFO.size:
         return None
-    quiet, smoothed, resent, acked, sent, smallest, rate = _INFO.unpack(info)
-    return Path(min(smoothed, smallest) / 1e6, acked, quiet / 1e3, sent, resent, float(rate))
+    mss, apart, quiet, smoothed, resent, acked, received, sent, smallest, rate = _INFO.unpack(info)
+    rtt, there = min(smoothed, smallest) / 1e6, acked + apart * mss
+    return Path(rtt, smoothed / 1e6, there, received, quiet / 1e3, sent, resent, float(rate))
 
 
 def reason(error: OSError) -> str:

@@ -22,17 +22,19 @@ from atoll.comm.certificates import NO_PIN, Pin
 from atoll.comm.ids import NodeId, Round
 from atoll.comm.link import FAR, PIECE, Broken, Cap, Link, Meter
 from atoll.comm.octets import U8
+from atoll.comm.pace import Pace
 from atoll.comm.plan import PlanMember
-from atoll.comm.rates import Pace, Rate
+from atoll.comm.rates import Known, Rate
 from atoll.comm.squeeze import Squeeze
 from atoll.comm.streams import congestion_control, is_lossy, streams
+from atoll.comm.turns import Turns
 from atoll.comm.wire import Header, Kind
 
 log = logging.getLogger("atoll.plane")
 
-SAMPLE = 0.1  # seconds between two looks at what the links carried
+SAMPLE = 0.05  # seconds between two looks at what the links carried
 TURN = 1.5  # seconds after which the side that was not to dial does
-PEER_PACE = 1.05  # likewise of a peer's link, whose senders do not all send at the same time
+PEER_PACE = 1.05  # times what a peer's link was seen to carry, whose senders do not all send at the same time
 SLOWER = 4  # times; a node's link is then what bounds the transfer to it
 PIECE_TIME = 0.005  # seconds of this node's link
 SMALLEST_PIECE = 1 << 16  # bytes; the last one of a payload may be smaller
@@ -125,6 +127,7 @@ class Peer:
         self._first: dict[Waiting, None] = {}  # contributions: others wait for their merge
         self._then: dict[Waiting, None] = {}
         self._idle: deque[asyncio.Future[None]] = deque()
+        self._opening = False  # a link is about to share what it took
 
     def post(self, waiting: Waiting) -> None:
         """Send this when its turn comes; once, however often it was posted before that."""
@@ -149,11 +152,18 @@ class Peer:
             queue.clear()
         self._sent_in_parts.clear()
 
-    def share(self, sending: Sending) -> None:
-        """Let other links take parts of it."""
-        if self.piece and len(sending.payload) > self.piece and sending.header.kind in IN_PIECES:
+    def share(self, waiting: Waiting, sending: Sending | None) -> None:
+        """Let other links take parts of it, or what comes next."""
+        if (
+            sending is not None
+            and self.piece
+            and len(sending.payload) > self.piece
+            and sending.header.kind in IN_PIECES
+        ):
             self._sent_in_parts.append(sending)
-            self._wake()
+        if self._queue(waiting) is not self._urgent:
+            self._opening = False
+        self._wake()
 
     async def next(self) -> Waiting | Sending:
         """What a link that is free sends next: something new, or a part of what others are sending."""
@@ -163,10 +173,13 @@ class Peer:
             if self._sent_in_parts and not self._urgent:
                 self._wake()
                 return self._sent_in_parts[0]
+            # One payload after the other, over all links: who waits for the first one has it soonest.
             for queue in (self._urgent, self._first, self._then):
-                if queue:
+                if queue and (queue is self._urgent or not self._opening):
                     waiting = next(iter(queue))
                     del queue[waiting]
+                    if queue is not self._urgent:
+                        self._opening = self.piece > 0
                     return waiting
             idle = asyncio.get_running_loop().create_future()
             self._idle.append(idle)
@@ -204,7 +217,7 @@ class Peers:
         self._dial, self._meter, self.fixed = dial, meter, streams
         self._congestion = congestion_control
         self.squeeze, self.buffers = Squeeze(), Buffers()
-        self.up = self.down = 0.0  # bytes a second that this node's link carried in the last reduces, at best
+        self._known = Known(), Known()  # what this node's link carried up, and down, in the last reduces, at best
         self.near: set[NodeId] | None = None  # peers of this node's region; None: there are no regions
         self.inside = self.outside = 0.0  # likewise, of what went to one of those, and to all others
         self._sampling: asyncio.Task[None] | None = None
@@ -213,9 +226,18 @@ class Peers:
         self._begun = asyncio.Event()  # set, and replaced, whenever a reduce begins
         self._dialled: set[asyncio.Task[None]] = set()
         self.spare = Cap(0, burst=0.05, within=up)  # for what is not the reduce's, and gives way to it
-        self._pace, self._pacing = Cap(0, burst=0.02), Pace()
+        self._pace, self._pacing, self._turns = Cap(0, burst=0.02), Pace(), Turns()
         self._scratch = memoryview(bytearray(PIECE))
         self._coming: dict[Key, Coming] = {}
+
+    @property
+    def up(self) -> float:
+        """Bytes a second that this node's link carried in the last reduces, at best; 0: not known."""
+        return self._known[0].rate
+
+    @property
+    def down(self) -> float:
+        return self._known[1].rate
 
     # The reduce under way
 
@@ -226,11 +248,15 @@ class Peers:
             peer.clear()
             peer.broke = False
             self._measure_path(peer)
+            for link in peer.links if peer.far else ():
+                link.refresh(self._congestion or congestion_control(peer.down))
         self._coming.clear()
+        for known in self._known:
+            known.begin()
         self.squeeze.forget()
         self.squeeze.rate = self.up
         self.spare.change(max(SPARE * self.up, LEAST_SPARE))
-        self._pace.rate = self._pacing.next(self.up)
+        self._pace.change(self._pacing.rate)
         if self._sampling is not None:
             self._sampling.cancel()
         self._sampling = asyncio.create_task(self._sample())
@@ -315,29 +341,39 @@ class Peers:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _sample(self) -> None:
-        """Learn what the node's own link carries."""
-        up, down, outside = Rate(), Rate(), Rate()
+        """Learn what the node's own link carries, and send as fast."""
+        outside = Rate()
         inside = 0.0  # within a region a reduce waits for other regions: what a link carries shows in bursts only
         clock = asyncio.get_running_loop().time
-        acked: dict[Link, int] = {}
-        total = far = 0
+        seen: dict[Link, tuple[int, int]] = {}
+        total = got = far = looks = 0
         while True:
+            delays: dict[NodeId, tuple[float, float]] = {}  # of those that took bytes: without a queue, and now
             for node, link in self.links():
                 if (path := link.path()) is not None:
-                    more = path.acked - acked.get(link, path.acked)
-                    acked[link] = path.acked
+                    was_acked, was_received = seen.get(link, (path.acked, path.received))
+                    seen[link] = path.acked, path.received
+                    more = path.acked - was_acked
                     total += more
+                    got += path.received - was_received
+                    if more and path.rtt > FAR:
+                        rtt, now = delays.get(node, (path.rtt, path.smoothed))
+                        delays[node] = min(rtt, path.rtt), min(now, path.smoothed)
                     if self.near is not None and node not in self.near:
                         far += more
                     elif self.near is not None and more:
                         inside = max(inside, path.burst)
-            up.add(clock(), total)
-            down.add(clock(), self._meter.down)
-            self.up, self.down = up.best or self.up, down.best or self.down
-            if self.near is not None:
-                outside.add(clock(), far)
-                self.inside, self.outside = inside or self.inside, outside.best or self.outside
-            self.squeeze.rate = self.up
+            if delays:
+                rtt, queue = max(d[0] for d in delays.values()), min(now - rtt for rtt, now in delays.values())
+                self._pace.adjust(self._pacing.look(clock(), self._meter.up, total, rtt, queue, self.up))
+            if looks % 2 == 0:
+                for known, carried in zip(self._known, (total, got), strict=True):
+                    known.add(clock(), carried)
+                if self.near is not None:
+                    outside.add(clock(), far)
+                    self.inside, self.outside = inside or self.inside, outside.best or self.outside
+                self.squeeze.rate = self.up
+            looks += 1
             await asyncio.sleep(SAMPLE)
 
     # Having links
@@ -422,7 +458,7 @@ class Peers:
         peer.wanted = self.fixed or streams(rtt, rate, busy, lossy)
         if self._congestion or rtt > FAR:
             for link in peer.links:
-                link.use(self._congestion or congestion_control(lossy, rate))
+                link.use(self._congestion or congestion_control(peer.down))
 
     def _lost(self, peer: Peer, sentence: str) -> None:
         if not peer.links and self._talk is not None:
@@ -461,7 +497,8 @@ class Peers:
                 while sending is not None and not sending.taken:
                     header, part = sending.piece(peer.piece)
                     if peer.piece:
-                        await self._pace.take(len(part))
+                        async with self._turns.one(waiting[1] if self.up * SLOWER < peer.down else 0):
+                            await self._pace.take(len(part))
                         await peer.pace.take(len(part))
                     await wire.send(link, header, part)
             except BaseException:
@@ -469,13 +506,13 @@ class Peers:
                 raise
 
     async def _sending(self, peer: Peer, waiting: Waiting) -> Sending | None:
-        frame = await self._talk.frame(peer.node, waiting) if self._talk is not None else None
-        if frame is None:
-            return None
-        sending = Sending(waiting, *frame)
-        if not frame[1]:
-            return sending
-        peer.share(sending)
+        sending = None
+        try:
+            frame = await self._talk.frame(peer.node, waiting) if self._talk is not None else None
+            if frame is not None:
+                sending = Sending(waiting, *frame)
+        finally:
+            peer.share(waiting, sending)
         return sending
 
     async def _listen(self, peer: Peer, link: Link) -> None:

@@ -1,7 +1,9 @@
 """The data plane of one node: it accepts links and answers fetches, on one port.
 
     a link                          belongs to the reduces, this round's and the next ones' (`peers`)
-    requests for chunks             answered from the node's `Shelf`, any number on one connection
+    requests for chunks             answered from the node's `Shelf`, any number on one connection; what is not
+                                    there, a leaf may have that offers it here (`offers`)
+    a leaf's offer                  kept, to ask it
     anything else                   closed, with a sentence, before anything is allocated for it
 
 No peer can crash the node from here. Peers are those who know the run's key; that a node's bytes are right
@@ -25,10 +27,11 @@ from atoll.comm.certificates import NO_PIN, Pin
 from atoll.comm.codec import Malformed
 from atoll.comm.errors import PeerError, ResourceError
 from atoll.comm.ids import NodeId, Round, RunId
-from atoll.comm.link import FAR, Broken, Cap, Closed, Link, Meter, Path, Reset, reason
+from atoll.comm.link import FAR, PIECE, Broken, Cap, Closed, Link, Meter, Path, Reset, reason
 from atoll.comm.octets import Octets, view
+from atoll.comm.offers import Offered, Offering, Offers
 from atoll.comm.peers import Peers
-from atoll.comm.streams import congestion_control, is_lossy
+from atoll.comm.streams import alone, is_lossy
 from atoll.comm.tls import Sessions
 from atoll.comm.wire import Header, Kind
 
@@ -40,6 +43,7 @@ MAX_STRANGERS = 256  # of these, that have not proved the run's key yet
 PART = 1 << 18  # bytes of a state's chunk that are asked for at once, and kept if the rest does not come
 FAST = 60e6  # bytes a second: a path that carries more is done sooner with what is not packed
 AHEAD = 1 << 20  # bytes that are asked for before they are awaited: a round trip's worth
+LONGEST = 1 << 28  # bytes of an answer that is passed on
 
 
 class PeerLost(PeerError):
@@ -100,6 +104,7 @@ class DataPlane:
         self._strangers: dict[Link, None] = {}  # of these, the oldest first
         self._serving: asyncio.Task[None] | None = None
         self.peers = Peers(self._dial_link, self._meter, streams, congestion_control, self._up)
+        self.offers, self.offering = Offers(), Offering(self._serve_at)
 
     @classmethod
     async def start(
@@ -155,6 +160,7 @@ class DataPlane:
 
     async def close(self) -> None:
         """Close the port and all connections."""
+        await self.offering.close()
         await self.peers.close()
         if self._serving is not None:
             self._serving.cancel()
@@ -246,9 +252,11 @@ class DataPlane:
             first = await wire.receive(link, IDLE)
             if first.kind is Kind.LINK:
                 await self.peers.adopt(node, link)
+            elif first.kind is Kind.OFFER:
+                await self.offers.keep(node, link)
             else:
                 with suppress(Reset):  # who asked has it from another by now, or is gone
-                    await self._answer_all(first, link)
+                    await self._answer_all(node, link, first)
         except Closed:
             pass
         except Broken as error:
@@ -262,32 +270,45 @@ class DataPlane:
             self._strangers.pop(link, None)
             link.close()
 
-    async def _answer_all(self, request: Header, link: Link) -> None:
+    async def _serve_at(self, node: NodeId, address: str, pin: Pin) -> None:
+        """Answer what `node` asks, which cannot dial this one."""
+        link = await self.dial(node, address, pin)
+        try:
+            await wire.send(link, wire.unfenced(Kind.OFFER))
+            await self._answer_all(node, link, None)
+        finally:
+            link.close()
+
+    async def _answer_all(self, node: NodeId, link: Link, request: Header | None) -> None:
+        """The first request may have come. One that this node is to wait for may come any time."""
+        idle = IDLE if request is not None else None
         link.suit_path()  # what waits in the kernel gives way to no reduce
         link.cap(self.peers.spare)
         kept = _Kept()
         while True:
+            request = request or await wire.receive(link, idle)
             if request.length:
                 raise Broken("a request with a payload")
             if kept.what != (request.kind, request.fence.round, request.chunk):
                 kept.slow = self._suit(link)
-            await self._answer(request, link, kept)
-            request = await wire.receive(link, IDLE)
+            await self._answer(node, request, link, kept)
+            request = None
 
     def _suit(self, link: Link) -> bool:
         """Use the congestion control that suits the path, or that was asked for; whether packing pays there."""
         path = link.path()
         if path is not None and (self._congestion or path.rtt > FAR):
-            link.use(self._congestion or congestion_control(is_lossy(path.sent, path.resent), path.burst))
+            link.use(self._congestion or alone(is_lossy(path.sent, path.resent), path.burst))
         return path is None or path.burst < FAST or 0 < self._up.rate < FAST
 
-    async def _answer(self, request: Header, link: Link, kept: "_Kept") -> None:
+    async def _answer(self, node: NodeId, request: Header, link: Link, kept: "_Kept") -> None:
         round, chunk = request.fence.round, request.chunk
         if kept.what != (request.kind, round, chunk):
             kept.what, kept.data = (request.kind, round, chunk), await self._find(request)
         if kept.data is None:
             kept.what = None  # it may be there when it is asked for again
-            await wire.send(link, wire.unfenced(Kind.MISSING, round, chunk))
+            if not await self._pass_on(node, request, link):
+                await wire.send(link, wire.unfenced(Kind.MISSING, round, chunk))
             return
         data, smaller = kept.data, False
         if request.kind is Kind.GET_STATE:
@@ -315,6 +336,47 @@ class DataPlane:
                 raise Broken(f"a frame of kind {request.kind.name} where a stream or a request begins")
         return None if found is None else view(found)
 
+    async def _pass_on(self, node: NodeId, request: Header, link: Link) -> bool:
+        """Answer with what a leaf has that offers it here; whether one does. Of the answer no more is kept than a
+        piece: whether it is right is for who asked to find out."""
+        asking = wire.part(request.kind, request.fence.round, request.chunk, request.offset, request.total)
+        asked = {node}
+        while (offered := self.offers.take(asked)) is not None:
+            asked.add(offered.node)
+            try:
+                await wire.send(offered.link, asking)
+                answer = await wire.receive(offered.link, IDLE)
+            except Broken as broken:
+                log.debug("%s offers nothing any more: %s", offered.node, broken)
+                offered.close()
+                continue
+            except BaseException:
+                offered.close()
+                raise
+            if answer.kind is not Kind.DATA or answer.length > LONGEST:
+                if answer.kind is Kind.MISSING and not answer.length:
+                    self.offers.give_back(offered)
+                else:
+                    offered.close()
+                continue
+            try:
+                await self._pipe(answer, offered.link, link)
+            except BaseException:
+                offered.close()
+                raise
+            self.offers.give_back(offered)
+            return True
+        return False
+
+    async def _pipe(self, answer: Header, source: Link, sink: Link) -> None:
+        await wire.send(sink, answer)
+        scratch, left = memoryview(bytearray(min(PIECE, answer.length))), answer.length
+        while left:
+            piece = scratch[: min(left, PIECE)]
+            await source.read_into(piece)
+            await sink.write(piece)
+            left -= len(piece)
+
 
 @dataclass(slots=True)
 class _Kept:
@@ -326,7 +388,8 @@ class _Kept:
 
 
 class Fetcher:
-    """One connection to `node` for many chunks, dialled at the first one, and again after a failure.
+    """One connection to `node` for many chunks, dialled at the first one, and again after a failure; where there
+    is no address, one that a leaf opened, which has the chunks.
 
     One `fetch` at a time; use several fetchers for several chunks at once.
     """
@@ -335,14 +398,20 @@ class Fetcher:
         self._plane, self.node, self.address, self._pin = plane, node, address, pin
         self._link: Link | None = None
         self._dialling: asyncio.Task[Link] | None = None
+        self._offered: Offered | None = None  # whose link it is
 
     def dial(self) -> None:
         """Connect now, in the background. What goes wrong with that is told by the first `fetch`."""
-        if self._link is None and self._dialling is None:
+        if self.address and self._link is None and self._dialling is None:
             self._dialling = asyncio.create_task(self._dial())
 
     async def _dial(self) -> Link:
-        return await self._plane.dial(self.node, self.address, self._pin)
+        if self.address:
+            return await self._plane.dial(self.node, self.address, self._pin)
+        self._offered = self._plane.offers.take()
+        if self._offered is None:
+            raise Broken("no leaf has dialled this node yet to offer what it has")
+        return self._offered.link
 
     async def __aenter__(self) -> Self:
         return self
@@ -350,6 +419,9 @@ class Fetcher:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._offered is not None:
+            self._plane.offers.give_back(self._offered)
+            self._link = self._offered = None
         self._hang_up()
 
     async def fetch(
@@ -451,6 +523,9 @@ class Fetcher:
             self._dialling.add_done_callback(_close)
             self._dialling.cancel()
             self._dialling = None
+        if self._offered is not None:
+            self._offered.close()
+            self._offered = None
         if self._link is not None:
             self._link.close()
             self._link = None

@@ -9,19 +9,18 @@ from collections.abc import Mapping
 
 from atoll.comm.ids import NodeId
 
-WINDOWS = 2.0, 1.0  # seconds; shorter bursts are what buffers take, not what the link carries
-
-PACE = 1.02  # times what the link carried: in bursts above that, packets are lost
-PROBE = 1.5
-REST = 8
+# Seconds, and what a rate over so many counts: shorter bursts are what buffers take, not what the link carries.
+WINDOWS = (2.0, 1.0), (1.0, 0.95), (0.5, 0.85)
+KEPT = 0.97  # of what is known, for each reduce that shows less: it may have had other reasons
 MOST = 64  # round trips that a node tells
 
 
 class Rate:
-    """The highest rate of a counter over any two seconds; over any one while it has not been seen for longer."""
+    """The highest rate of a counter over any two seconds; a little less than that over less, while it has not been
+    seen for so long."""
 
     def __init__(self) -> None:
-        self._peaks = [Peak(window) for window in WINDOWS]
+        self._peaks = [Peak(window) for window, _ in WINDOWS]
 
     def add(self, now: float, total: int) -> None:
         """The counter stands at `total`."""
@@ -31,14 +30,35 @@ class Rate:
     @property
     def best(self) -> float:
         """A second."""
-        return next((peak.rate for peak in self._peaks if peak.rate), 0.0)
+        rates = (peak.rate * counts for peak, (_, counts) in zip(self._peaks, WINDOWS, strict=True))
+        return next((rate for rate in rates if rate), 0.0)
+
+
+class Known:
+    """What is known of a link from reduce to reduce."""
+
+    def __init__(self) -> None:
+        self._before, self._latest = 0.0, Rate()
+
+    @property
+    def rate(self) -> float:
+        """A second; 0: nothing is known."""
+        return max(self._before, self._latest.best)
+
+    def begin(self) -> None:
+        """Another reduce."""
+        self._before, self._latest = max(KEPT * self._before, self._latest.best), Rate()
+
+    def add(self, now: float, total: int) -> None:
+        """The counter stands at `total`."""
+        self._latest.add(now, total)
 
 
 class Peak:
     """The highest rate of a counter over any `window` seconds."""
 
     def __init__(self, window: float) -> None:
-        self._window = window
+        self.window = window
         self._samples = deque[tuple[float, int]]()
         self.rate = 0.0  # a second
 
@@ -47,32 +67,11 @@ class Peak:
         if self._samples and total == self._samples[-1][1]:
             self._samples.clear()
         self._samples.append((now, total))
-        while len(self._samples) > 2 and now - self._samples[1][0] >= self._window:
+        while len(self._samples) > 2 and now - self._samples[1][0] >= self.window:
             self._samples.popleft()
         then, before = self._samples[0]
-        if now - then >= self._window:
+        if now - then >= self.window:
             self.rate = max(self.rate, (total - before) / (now - then))
-
-
-class Pace:
-    """How fast a node sends: a little above what its link was seen to carry, so that no queue builds up. Now and
-    then it sends faster, to see whether the link carries more."""
-
-    def __init__(self) -> None:
-        self._seen = 0.0  # bytes a second
-        self._probing = True
-        self._rest = 0  # reduces until the next probe
-
-    def next(self, rate: float) -> float:
-        """Of the next reduce, in bytes a second, when the link carried `rate` in the last ones; 0: no limit."""
-        if self._probing and rate > 1.1 * self._seen:
-            self._rest = 0  # it does
-        elif self._probing:
-            self._rest = REST
-        else:
-            self._rest = max(self._rest - 1, 0)
-        self._probing, self._seen = self._rest == 0, rate
-        return rate * (PROBE if self._probing else PACE)
 
 
 def some(trips: Mapping[NodeId, float], most: int = MOST) -> dict[NodeId, float]:

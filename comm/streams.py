@@ -3,8 +3,9 @@
 One stream cannot fill a long fat pipe: it grows by a segment each round trip after a loss, and its window is
 bounded. On a short path, and on a slow link, more of them are only in each other's way.
 
-BBR does not take a lost segment for a full queue. Where nothing is lost, and on slow links, whose losses are full
-queues, CUBIC leaves less of the link unused.
+BBR does not take a lost segment for a full queue, and keeps its window when a connection is idle between two
+reduces. That the streams of a node together send no more than its link carries is for `pace` to see to. Several
+nodes send to a slow peer at once: of its link CUBIC leaves less unused.
 """
 
 from math import ceil
@@ -14,7 +15,7 @@ NEAR = 0.002  # seconds of round trip below which one stream is enough
 FAR = 0.03  # seconds of round trip
 FLIGHT = 1 << 17  # bytes that a stream may have under way without trouble
 LOSSY = 2e-5  # of the segments sent: more are lost on a path that is more than full now and then
-FAST = 10e6  # bytes a second
+SLOW, FAST = 5e6, 10e6  # bytes a second
 
 
 def streams(rtt: float, rate: float, peers: int, lossy: bool) -> int:
@@ -33,6 +34,11 @@ def is_lossy(sent: int, resent: int) -> bool:
     return resent > LOSSY * sent
 
 
-def congestion_control(lossy: bool, rate: float) -> str:
-    """For a path of which a link with this `rate` in bytes a second is the narrowest part."""
+def congestion_control(rate: float) -> str:
+    """For a long path to a peer whose link takes in `rate` bytes a second; 0: not known yet."""
+    return "cubic" if 0 < rate < SLOW else "bbr"
+
+
+def alone(lossy: bool, rate: float) -> str:
+    """For a long path on which only a few streams at this `rate` are under way, which `pace` does not see to."""
     return "bbr" if lossy and rate > FAST else "cubic"

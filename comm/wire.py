@@ -49,8 +49,9 @@ and the next ones', both ways (`exchange` says when):
                    Chunk 0: so it is; 1: and the other side is to answer with its own, links broke;
                    2 and 3: only to hear that the other side is alive, and the answer to that
 
-Their attempt is the one in which the chunk got its owner; of a RESYNC, the sender's. A connection that starts with
-a request (GET_...) carries requests and answers.
+Their attempt is the one in which the chunk got its owner; of a RESYNC, the sender's. A connection that starts
+with a request (GET_...) carries requests and answers; one that starts with OFFER does, too, but the side that was
+dialled asks: the other one is a leaf.
 
 `receive` reads the 48 bytes of a header and nothing more. Whoever calls it knows which length must follow, and
 refuses another one before a byte is allocated for it.
@@ -91,6 +92,7 @@ class Kind(IntEnum):
     RESYNC = 7
     REFUSED = 8  # last: the payload is a sentence
     PARTIAL = 9
+    OFFER = 10  # dialling side, first: a leaf, which answers requests on this connection
     GET_SEALED = 16  # requests, without payload
     GET_STATE = 17
     GET_DIGESTS = 18

@@ -9,12 +9,12 @@ from math import inf
 from typing import NamedTuple
 
 from atoll.comm.bits import bitmap
-from atoll.comm.certificates import Pin
+from atoll.comm.certificates import NO_PIN, Pin
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import NOBODY, Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.leases import Lease
-from atoll.coordinator.membership import REDUCER, MemberState
+from atoll.coordinator.membership import REDUCER, Member, MemberState
 from atoll.coordinator.state import TRAINING, Phase, State, order
 from atoll.coordinator.weighing import length, scales, weights
 
@@ -34,6 +34,7 @@ class Shared:
     fence: Fence | None  # of the plan
     planned: frozenset[NodeId]  # who gets the plan
     donors: Donors
+    serve: Donors  # whom leaves dial, to give them what they have: no one has it who can be dialled
     known: tuple[int, int]  # what the donors follow from
     keepers: frozenset[NodeId] | None  # who takes snapshots; None: everybody
     uploaders: tuple[NodeId, ...]  # of them, who sends checkpoints to the remote store, or does if others fail
@@ -52,6 +53,7 @@ class Own(NamedTuple):
     lease: Lease
     planned: bool
     donors: Donors
+    serve: Donors
     keeps: bool
     upload: int
     counted: tuple[int, bytes] = (0, b"")
@@ -83,6 +85,7 @@ def shared(state: State, before: Shared | None = None, draining: bool = False) -
     planned = frozenset(alive) if r.plan is not None else frozenset[NodeId]()
     known = state.committed, state.members.changes
     donors = before.donors if before is not None and before.known == known else _donors(state)
+    serve = before.serve if before is not None and before.known == known else _served(state)
     same = before is not None and before.known == known
     keepers = before.keepers if before is not None and same else _keepers(state)
     uploaders = before.uploaders if before is not None and same else _uploaders(state)
@@ -91,8 +94,9 @@ def shared(state: State, before: Shared | None = None, draining: bool = False) -
         facts = before.facts if before.facts == facts else facts
         train = before.train if before.train == train else train
         donors = before.donors if before.donors == donors else donors
+        serve = before.serve if before.serve == serve else serve
     apart = not state.committed and state.held and all(state.members.here[n].leaf for n in state.holders)
-    return Shared(head, facts, train, plan, fence, planned, donors, known, keepers, uploaders, apart)
+    return Shared(head, facts, train, plan, fence, planned, donors, serve, known, keepers, uploaders, apart)
 
 
 def touched(before: State, after: State) -> set[NodeId] | None:
@@ -123,7 +127,7 @@ def own(state: State, common: Shared, node: NodeId) -> Own:
     if me is None:
         gone = state.members.gone.get(node)
         was = gone.state if gone is not None else ""
-        return Own(was, False, False, False, False, False, (), False, (), False, 0)
+        return Own(was, False, False, False, False, False, (), False, (), (), False, 0)
     trains = r.phase in TRAINING and me.standing in (MemberState.SYNCED, MemberState.ACTIVE)
     lacks = me.state_round != state.committed and me.role != REDUCER
     return Own(
@@ -135,7 +139,8 @@ def own(state: State, common: Shared, node: NodeId) -> Own:
         closing=r.phase in (Phase.COLLECTING, Phase.REDUCING) and node in r.participants,
         lease=state.leases.held.get(node, ()) if trains else (),
         planned=node in common.planned,
-        donors=_choose(common.donors, node) if lacks and common.donors else (),
+        donors=_sources(common, node) if lacks else (),
+        serve=common.serve if me.leaf and not lacks and me.role != REDUCER else (),
         keeps=me.role != REDUCER and (common.keepers is None or node in common.keepers),
         upload=common.uploaders.index(node) + 1 if node in common.uploaders else 0,
         counted=state.counted.get(node, (0, b"")),
@@ -159,6 +164,8 @@ def encode(common: Shared, mine: Own, version: int) -> bytes:
     )
     for node, address, pin in mine.donors:
         message.donors.add(node_id=node, address=address, pin=pin)
+    for node, address, pin in mine.serve:
+        message.serve.add(node_id=node, address=address, pin=pin)
     for first, count in mine.lease:
         message.train.lease.add(first=first, count=count)
     parts = [common.head, common.train if mine.lease else b"", common.plan if mine.planned else b""]
@@ -178,6 +185,22 @@ def _donors(state: State) -> Donors:
     return tuple((str(n), here[n].address, here[n].pin) for n in able)
 
 
+def _served(state: State) -> Donors:
+    """Who can be dialled, where only leaves have the state and some member lacks it: they pass it on."""
+    here, holders = state.members.here, set(state.holders)
+    lacking = any(_left_behind(m, state.committed) for n, m in here.items() if n not in holders)
+    if not state.committed or not state.held or not lacking or not all(here[n].leaf for n in holders):
+        return ()
+    able = sorted((n for n, m in here.items() if not m.leaf and state.members.trusted(n)), key=order)
+    return tuple((str(n), here[n].address, here[n].pin) for n in able[:DONORS])
+
+
+def _left_behind(member: Member, committed: int) -> bool:
+    """It lacks the state, and not only until it has applied the latest round."""
+    recovering = member.standing is MemberState.RECOVERING or member.state_round < committed - 1
+    return recovering and member.role != REDUCER
+
+
 def _keepers(state: State) -> frozenset[NodeId] | None:
     copies = state.config.checkpoint.copies
     return frozenset(_first(state, copies)) if copies else None
@@ -193,6 +216,15 @@ def _first(state: State, count: int) -> list[NodeId]:
     here = state.members.here
     able = [n for n, m in here.items() if m.role != REDUCER]
     return sorted(able, key=lambda n: (here[n].leaf, order(n)))[:count]
+
+
+def _sources(common: Shared, node: NodeId) -> Donors:
+    """Where a node that lacks the state gets it: at no address, if leaves dial it to offer it."""
+    if common.donors:
+        return _choose(common.donors, node)
+    if any(d[0] == node for d in common.serve):
+        return ((str(node), "", NO_PIN),)
+    return _choose(common.serve, node) if common.serve else ()
 
 
 def _choose(donors: Donors, node: NodeId) -> Donors:

@@ -1,9 +1,10 @@
 """The node's side of the control plane: join, views, reports and heartbeats over one gRPC channel (`secure`).
 
 Rides out a coordinator that is away: every call has a deadline and is tried again with jittered backoff, of at
-most a few seconds, so that the node is back soon after the coordinator is. Reports leave in order, seals in one of
-their own, and each is repeated until it is acknowledged. Acknowledgements say how new the node's view should be; a
-stream that silently fell behind is opened again.
+most a few seconds, so that the node is back soon after the coordinator is. Reports leave in order, each is
+repeated until it is acknowledged; seals, what is held, and that the inner steps are taken have an order of their
+own, so that nothing else waits for their acknowledgements. Acknowledgements say how new the node's view should
+be; a stream that silently fell behind is opened again.
 """
 
 import asyncio
@@ -79,7 +80,7 @@ class Control:
         self._invite = invite
         self._channel: grpc.aio.Channel | None = None  # opened by the first join
         self._stub: rpc.CoordinatorAsyncStub
-        self._lanes = {kind: Lane() for kind in ("seals", "held", "")}
+        self._lanes = {kind: Lane() for kind in ("seals", "held", "reached", "")}
         self._seen = (0, 0)  # incarnation and version of the newest view
         self._behind_since: float | None = None  # seconds
         self._stream: grpc.aio.UnaryStreamCall[pb.WatchRequest, pb.View] | None = None

@@ -244,6 +244,7 @@ class Daemon:
                 self._durable.keeps = view.keeps
             if self._uploads is not None:
                 self._uploads.turn = view.upload
+            self._plane.offering.to([(NodeId(d.node_id), d.address, Pin(d.pin)) for d in view.serve])
             self._events.put_nowait(machine.ViewArrived(view))
 
     async def _heartbeats(self, period: float) -> None:

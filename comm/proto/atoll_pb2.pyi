@@ -644,7 +644,7 @@ Global___Ack: _TypeAlias = Ack  # noqa: Y015
 
 @_typing.final
 class Donor(_message.Message):
-    """holds state_committed"""
+    """holds state_committed, or leaves that do offer it there"""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -653,6 +653,7 @@ class Donor(_message.Message):
     PIN_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     address: _builtins.str
+    """empty: leaves dial the node that is told, to offer it"""
     pin: _builtins.str
     def __init__(
         self,
@@ -891,6 +892,7 @@ class View(_message.Message):
     UPLOAD_FIELD_NUMBER: _builtins.int
     COUNTED_FIELD_NUMBER: _builtins.int
     LACKING_FIELD_NUMBER: _builtins.int
+    SERVE_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     epoch: _builtins.int
     version: _builtins.int
@@ -943,6 +945,10 @@ class View(_message.Message):
     def plan(self) -> Global___Plan:
         """absent: no reduce in force"""
 
+    @_builtins.property
+    def serve(self) -> _containers.RepeatedCompositeFieldContainer[Global___Donor]:
+        """a leaf dials these, to answer there what it is asked"""
+
     def __init__(
         self,
         *,
@@ -971,10 +977,11 @@ class View(_message.Message):
         upload: _builtins.int = ...,
         counted: _builtins.int = ...,
         lacking: _builtins.bytes = ...,
+        serve: _abc.Iterable[Global___Donor] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closing", b"closing", "committed", b"committed", "counted", b"counted", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "keeps", b"keeps", "lacking", b"lacking", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "sealed", b"sealed", "state_digest", b"state_digest", "tokens", b"tokens", "train", b"train", "upload", b"upload", "version", b"version", "you", b"you"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closing", b"closing", "committed", b"committed", "counted", b"counted", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "keeps", b"keeps", "lacking", b"lacking", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "sealed", b"sealed", "serve", b"serve", "state_digest", b"state_digest", "tokens", b"tokens", "train", b"train", "upload", b"upload", "version", b"version", "you", b"you"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -68,6 +68,9 @@ def _measure(
                 measured.append(bench.case(case, say))
                 bar.advance(task)
         rows = cases.rows(measured, bars)
+        if cases.REGIONS.key in keys:
+            rows += bench.regions(say)
+            bar.advance(task)
         if cases.CODEC in keys:
             rows += bench.codec(say)
             bar.advance(task)

@@ -72,8 +72,9 @@ CASES = (
     ),
     Case("g", "as c, a peer killed at half time", 4, 25_000_000, None, None, HOME, kill=True),
 )
+REGIONS = Case("k", "two regions of 3, 300 Mbit/s 4 ms within, 100 Mbit/s 80 ms between", 6, 8_000_000, None, None)
 CODEC, PLAN, WAN = "h", "plan", "wan"  # sections that are not an all-reduce
-KEYS = (*(case.key for case in CASES), CODEC, PLAN, WAN)
+KEYS = (*(case.key for case in CASES), REGIONS.key, CODEC, PLAN, WAN)
 
 
 class Verdict(StrEnum):
@@ -124,6 +125,7 @@ class Outcome:
     tx: tuple[int, ...]  # bytes of each peer in one iteration
     rx: tuple[int, ...]
     payload: float  # bytes of one encoded vector
+    levels: tuple[int, ...] = ()  # of each iteration's plan
 
 
 class Failed(Exception):
@@ -148,6 +150,7 @@ def outcome(told: Mapping[str, Any], killed: int = 0) -> Outcome:
             tx=tuple(told["tx_bytes"]),
             rx=tuple(told["rx_bytes"]),
             payload=float(told.get("payload_mb", 0)) * 1e6,
+            levels=tuple(told.get("levels", ())),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise Failed(f"its JSON is not as documented: {error!r}") from None

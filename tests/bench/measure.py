@@ -1,15 +1,16 @@
 """Takes the measurements: each function runs processes, and returns what came out of them, failures included."""
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from bench import gloo, tcp
-from bench.cases import CODEC, HOME, PLAN, TIMES, WAN, Case, Failed, Measured, Outcome, Row, outcome
+from bench.cases import CODEC, HOME, PLAN, REGIONS, TIMES, WAN, Case, Failed, Measured, Outcome, Row, outcome
 from bench.command import ATOLL, ask, shown
 from bench.wan import Wan, WanError, unavailable
 
+LEARNT = 3  # rounds after which nodes know what they can send to other regions
 START_UP = 120.0  # seconds for all processes of a run
 SLOWEST = 10  # times the links' limit: an iteration that takes longer is given up
 LOOPBACK_PATIENCE = 60.0  # seconds of an iteration without limited links
@@ -66,11 +67,12 @@ class Bench:
                 return replace(measured, failure=str(error))
         return measured
 
-    def _words(self, case: Case) -> list[str]:
-        iters = 1 if case.kill else self.size.in_turn if case.link is None else self.size.times
+    def _words(self, case: Case, warmup: int = 1) -> list[str]:
+        far = case.link is not None or case.key == REGIONS.key
+        iters = 1 if case.kill else self.size.times if far else self.size.in_turn
         words = ["bench", "allreduce", "--peers", str(case.peers), "--numel", str(case.numel), "--codec", "int8"]
-        words += ["--iters", str(iters), "--warmup", "1", "--timeout", f"{_patience(case):g}"]
-        if case.link is not None:
+        words += ["--iters", str(iters), "--warmup", str(warmup), "--timeout", f"{_patience(case):g}"]
+        if far:
             wan = Wan(case.peers + 1)
             words += ["--host", wan.host_template, "--launch-prefix", wan.launch_template]
         if case.kill:
@@ -78,9 +80,30 @@ class Bench:
         return [*words, "--json", *self.settings]
 
     def _run(self, case: Case, words: Sequence[str]) -> Outcome:
-        iterations = 2 if case.kill else self.size.times + 1
+        iterations = 2 if case.kill else self.size.times + LEARNT
         told = ask(words, START_UP + iterations * _patience(case), self.atoll)
         return outcome(told, killed=case.peers if case.kill else 0)
+
+    def regions(self, say: Say) -> list[Row]:
+        """The same members and links with flat plans only, and with what the planner chooses."""
+        case = REGIONS.scaled(self.size.share)
+        ways: tuple[tuple[str, list[str]], ...] = (("flat", ["reduce.levels=1"]), ("as planned", []))
+        rows = []
+        for way, settings in ways:
+            words = [*self._words(case, LEARNT), *settings]
+            row = Row(case.key, f"{case.full_title}, {way}", "s", command=shown(words))
+            if why := unavailable():
+                rows.append(replace(row, left_out=why))
+                continue
+            say(f"{case.key}: {way}")
+            try:
+                with _regions(case.peers):
+                    told = self._run(case, words)
+                note = f"levels {', '.join(map(str, told.levels))}"
+                rows.append(replace(row, values=told.seconds, note=note))
+            except (Failed, WanError) as error:
+                rows.append(replace(row, failure=str(error)))
+        return rows
 
     def codec(self, say: Say) -> list[Row]:
         """Nanoseconds of the int8 codec for an element, on one thread."""
@@ -169,6 +192,15 @@ def _join(stack: ExitStack, case: Case) -> None:
     stack.enter_context(wan)
     if case.link.slowest:
         wan.set(case.peers, up=case.link.slowest, down=case.link.slowest)
+
+
+@contextmanager
+def _regions(peers: int) -> Iterator[None]:
+    """Half of the peers near each other, and the coordinator; far from them the other half."""
+    with Wan(peers + 1, **_shape(300, 4)) as wan:
+        for i in range(1, peers + 2):
+            wan.set(i, region=2 if peers / 2 < i <= peers else 1, far=76, between=100)
+        yield
 
 
 def _shape(mbit: float, rtt: float, loss: float = 0.0) -> Any:

@@ -68,6 +68,8 @@ def page(machine: Machine, rows: Sequence[Row], plan: Plan, picture: str) -> str
         "- The links are emulated in user space (`tests/bench/wan.c`): Mbit/s on the wire with all headers,",
         "  a queue of 200 ms, loss of single segments. Its own cost and error are in the rows `wan`.",
         "- The limit is 2(N-1)/N bytes an element, through the links, at one byte an element.",
+        "- k: the same members and links with flat plans, and with what the planner chooses, after three rounds",
+        "  in which nodes learn their links; a note says in how many levels each iteration went.",
         "- g: the bars are c's median + 35 % + 1 s, and + 22 % + 0.3 s; 22 % is what the dead peer's part costs.",
         "- The seconds of others are published figures for links of the same numbers, not measured in this run.",
         "",

@@ -170,10 +170,12 @@ def test_without_root_the_emulated_links_are_left_out_and_said_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    done = CliRunner().invoke(main, ["--cases", "c,g,wan", "--out", str(tmp_path), "--atoll", stand_in(tmp_path)])
+    done = CliRunner().invoke(
+        main, ["--cases", "c,g,k,wan", "--out", str(tmp_path), "--atoll", stand_in(tmp_path)]
+    )
     assert done.exit_code == 0, done.output
     page = (tmp_path / "performance.md").read_text()
-    assert page.count("not run") == page.count("needs root") == 3
+    assert page.count("not run") == page.count("needs root") == 5
 
 
 def test_an_unknown_case_is_refused() -> None:

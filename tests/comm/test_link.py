@@ -437,3 +437,42 @@ def test_a_peer_that_says_nothing_ends_the_tls_handshake_at_its_deadline(context
             await here.secure(contexts[1], False, 5)
 
     between(talk)
+
+
+def test_a_refreshed_connection_keeps_its_window_and_a_control_that_is_not_offered_changes_nothing() -> None:
+    async def talk(here: Link, there: Link) -> None:
+        async def send() -> None:
+            await here.write(NOISE)
+
+        sending = asyncio.create_task(send())
+        await there.read(len(NOISE))
+        await sending
+        before, window = here.congestion_control, cwnd(here)
+        here.refresh("nonesuch")
+        assert here.congestion_control == before
+        here.refresh("reno")
+        assert here.congestion_control == "reno"
+        assert cwnd(here) >= window
+
+    between(talk)
+
+
+def cwnd(link: Link) -> int:
+    """Segments; tcpi_snd_cwnd of linux/tcp.h."""
+    info = link._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    return int.from_bytes(info[80:84], "little")
+
+
+def test_a_cap_that_is_adjusted_lets_nothing_through_that_waits() -> None:
+    async def body() -> None:
+        clock = asyncio.get_running_loop().time
+        cap = Cap(1e6, burst=0.0)
+        await cap.take(1)
+        began = clock()
+        waiting = asyncio.create_task(cap.take(100_000))
+        await asyncio.sleep(0)
+        cap.adjust(1e9)
+        await waiting
+        assert clock() - began >= 0.09
+
+    run(body())

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from atoll.comm import compress, plane, wire
+from atoll.comm import compress, offers, plane, wire
+from atoll.comm.certificates import NO_PIN
 from atoll.comm.digest import digest
 from atoll.comm.errors import ResourceError
 from atoll.comm.ids import NodeId, Round, RunId
@@ -34,6 +35,19 @@ class Books:
 
     def digests(self, round: Round) -> Sequence[bytes] | None:
         return [digest(NOISE), digest(ZEROS)] if round == NEW else None
+
+
+class Nothing:
+    """An empty shelf."""
+
+    async def sealed(self, round: Round, chunk: int) -> None:
+        return None
+
+    def state(self, round: Round, chunk: int) -> None:
+        return None
+
+    def digests(self, round: Round) -> None:
+        return None
 
 
 @asynccontextmanager
@@ -459,5 +473,72 @@ def test_ipv6_literals_work_as_addresses_or_are_refused_with_a_sentence() -> Non
         assert await still_serves(a, b)
         await b.close()
         await a.close()
+
+    run(body())
+
+
+@asynccontextmanager
+async def offered(to: DataPlane, by: DataPlane) -> AsyncIterator[None]:
+    """`by`, which nobody dials, answers what is asked at `to`."""
+    by.offering.to([(to.node, to.address, NO_PIN)])
+    async with asyncio.timeout(5):
+        while len(to.offers._free) < offers.CONNECTIONS:
+            await asyncio.sleep(0)
+    yield
+    by.offering.to([])
+
+
+def test_what_a_leaf_offers_is_fetched_where_it_dialled() -> None:
+    async def body() -> None:
+        async with two_planes() as (a, b), offered(to=b, by=a):
+            async with Fetcher(b, B, "") as fetcher:
+                assert await fetcher.fetch(Item.STATE, NEW, 0, len(NOISE)) == NOISE
+                with pytest.raises(Missing):
+                    await fetcher.fetch(Item.STATE, OLD, 0, len(NOISE))
+                assert await fetcher.fetch(Item.DIGESTS, NEW, 0, 32) == digest(NOISE) + digest(ZEROS)
+            assert len(b.offers._free) == offers.CONNECTIONS  # it was given back
+
+    run(body())
+
+
+def test_a_node_passes_on_what_leaves_offer_it() -> None:
+    async def body() -> None:
+        c = NodeId("c")
+        async with two_planes() as (a, b):
+            third = await DataPlane.start("127.0.0.1:0", b.run, c, KEY, Nothing())
+            async with offered(to=third, by=a), Fetcher(b, c, third.address) as fetcher:
+                assert await fetcher.fetch(Item.STATE, NEW, 0, len(NOISE)) == NOISE
+                assert await fetcher.fetch(Item.STATE, NEW, 1, len(ZEROS)) == ZEROS
+                assert await fetcher.fetch(Item.SEALED, NEW, 0, len(SEALED)) == SEALED
+                with pytest.raises(Missing):
+                    await fetcher.fetch(Item.SEALED, OLD, 0, len(SEALED))
+            await third.close()
+
+    run(body())
+
+
+def test_an_offer_that_broke_is_one_less_and_is_made_again() -> None:
+    async def body() -> None:
+        async with two_planes() as (a, b), offered(to=b, by=a):
+            for gone in list(b.offers._free):
+                gone.link.close()
+            with pytest.raises(PeerLost):
+                await b.fetch(B, "", Item.STATE, NEW, 0, len(NOISE))
+            async with asyncio.timeout(5):
+                while True:
+                    try:
+                        assert await b.fetch(B, "", Item.STATE, NEW, 0, len(NOISE)) == NOISE
+                        break
+                    except PeerLost:
+                        await asyncio.sleep(0.01)
+
+    run(body())
+
+
+def test_where_nobody_offers_anything_nothing_is_fetched() -> None:
+    async def body() -> None:
+        async with two_planes() as (_, b):
+            with pytest.raises(PeerLost, match="no leaf has dialled this node yet"):
+                await b.fetch(B, "", Item.STATE, NEW, 0, len(NOISE))
 
     run(body())

@@ -341,7 +341,7 @@ def test_sparse_deltas_are_gathered_and_everybody_merges_them_alike() -> None:
             members = [Member(p, given[i], plan, FEW, GATHERED) for i, p in enumerate(planes)]
             async with reducing(*members):
                 for plane in planes:
-                    plane.peers.up = 1000.0  # where other sealed chunks would be packed
+                    plane.peers._known[0]._before = 1000.0  # where other sealed chunks would be packed
                 expected = [gathered(c, range(3), weights[:3]) for c in range(CHUNKS.count)]
                 for member in members[:3]:
                     assert await member.holds_all() == expected
@@ -853,7 +853,7 @@ def test_packed_frames_carry_the_same_bytes() -> None:
             encoded = [encode(x, make(CodecName.FP32, 1)) for x in compressible]
             codec = make(CodecName.FP32, 1)
             for plane in planes:
-                plane.peers.up = 1000.0
+                plane.peers._known[0]._before = 1000.0
             members = [Member(p, encoded[i], plan, codec) for i, p in enumerate(planes)]
             async with reducing(*members):
                 held = [await member.holds_all() for member in members]

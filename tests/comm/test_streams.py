@@ -1,6 +1,6 @@
 import pytest
 
-from atoll.comm.streams import MOST, congestion_control, is_lossy, streams
+from atoll.comm.streams import MOST, alone, congestion_control, is_lossy, streams
 
 MBIT = 125e3  # bytes a second
 
@@ -28,8 +28,15 @@ def test_many_peers_share_what_is_under_way() -> None:
     assert streams(0.05, 100 * MBIT, 100, lossy=False) == 1
 
 
-def test_a_fast_path_that_loses_segments_gets_bbr() -> None:
+def test_a_path_that_loses_segments_is_known() -> None:
     assert not is_lossy(0, 0) and not is_lossy(1_000_000, 10)
     assert is_lossy(1_000_000, 100)
-    assert congestion_control(True, 100 * MBIT) == "bbr"
-    assert congestion_control(True, 20 * MBIT) == congestion_control(False, 1000 * MBIT) == "cubic"
+
+
+def test_who_sends_to_a_slow_peer_uses_cubic() -> None:
+    assert [congestion_control(rate * MBIT) for rate in (0, 20, 100, 1000)] == ["bbr", "cubic", "bbr", "bbr"]
+
+
+def test_alone_only_what_is_fast_and_loses_segments_gets_bbr() -> None:
+    assert alone(True, 100 * MBIT) == "bbr"
+    assert alone(True, 20 * MBIT) == alone(False, 1000 * MBIT) == "cubic"

@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from scenario import CONFIG
+from scenario import CONFIG, Run
 
 from atoll.comm.config import CheckpointConfig
 from atoll.comm.ids import NodeId
@@ -133,3 +133,24 @@ def test_who_keeps_copies_sends_them_to_the_remote_store_in_turn() -> None:
     state = replace(state, config=replace(CONFIG, checkpoint=CheckpointConfig(remote="s3://bucket")))
     assert turns() == {"n3": 1, "n4": 2, "n5": 3, "n6": 4}
     assert not view.view(replace(state, config=CONFIG), NodeId("n3")).upload
+
+
+def told(state: State, node: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """From whom, and at which address, `node` gets the state; and whom it dials to offer it."""
+    seen = view.view(state, NodeId(node))
+    return [(d.node_id, d.address) for d in seen.donors], [(d.node_id, d.address) for d in seen.serve]
+
+
+def test_where_only_leaves_have_the_state_they_dial_those_who_need_it_or_pass_it_on() -> None:
+    play = Run()
+    for command in ("leaf a b c", "begin a b e", "commit", "leave e"):
+        play.do(command.split()[0], command.split()[1:])
+    assert told(play.state, "n1") == ([], []) and told(play.state, "n2") == ([], [])
+    play.do("join", ["c"])
+    assert told(play.state, "n4") == told(play.state, "n1") == ([], [])  # there is nobody to pass it on
+    play.do("join", ["d"])
+    assert told(play.state, "n5") == ([("n5", "")], [])
+    assert told(play.state, "n4") == ([("n5", "d:1")], [])
+    assert told(play.state, "n1") == told(play.state, "n2") == ([], [("n5", "d:1")])
+    play.do("state", ["d", str(play.state.committed)])
+    assert told(play.state, "n4") == ([("n5", "d:1")], []) and told(play.state, "n1") == ([], [])

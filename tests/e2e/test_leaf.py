@@ -32,3 +32,22 @@ def test_leaves_alone_wait_with_the_remedy_and_go_on_with_a_reducer(run: Run) ->
     committed = run.committed()
     run.join(url, "r", "--role", "reducer")
     run.commit_after(committed + 1)
+
+
+def test_who_joins_where_only_leaves_have_the_state_gets_it_from_them(run: Run) -> None:
+    """A leaf through the reducer, which the others dial; a node that can be dialled from those who dial it."""
+    run.start("members.start=2")
+    url = run.invite(5)
+    run.join(url, "r", "--role", "reducer")
+    for name in ("a", "b"):
+        run.join(url, name, "--leaf")
+    until("a round on record", lambda: len(run.rounds()) >= 1)
+    run.join(url, "c", "--leaf")
+    until("a round with it", lambda: run.contributors() == 3)
+    run.kill("r")
+    until("its end", lambda: run.member("r").get("state") not in ("reducer", "suspect"))
+    run.join(url, "d")
+    until("its state", lambda: run.member("d").get("state") in ("synced", "active"))
+    run.join(url, "r", "--role", "reducer")
+    until("a round with all", lambda: run.contributors() == 4)
+    run.whole(4)

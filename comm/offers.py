@@ -1,0 +1,102 @@
+"""What a leaf has, for those who cannot dial it: it dials them, and answers requests on that connection.
+
+    a leaf              `Offering` dials who needs its chunks, says OFFER, and answers what is asked there
+    who was dialled     `Offers` keeps the connections; this node fetches over them, or passes on what others ask
+
+The coordinator says whom a leaf dials: as long as no node that can be dialled has what others lack.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+
+from atoll.comm.certificates import Pin
+from atoll.comm.ids import NodeId
+from atoll.comm.link import Broken, Link
+
+log = logging.getLogger("atoll.plane")
+
+CONNECTIONS = 2  # to each node: while a chunk of one is checked, the other one's comes
+MOST = 4  # that are kept of one leaf
+AGAIN = (0.2, 0.5, 1.0, 2.0)  # seconds between tries
+Target = tuple[NodeId, str, Pin]  # node, address, of its certificate
+
+
+@dataclass(eq=False, slots=True)
+class Offered:
+    """A connection on which a leaf answers; one asks at a time."""
+
+    node: NodeId
+    link: Link
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def close(self) -> None:
+        self.link.close()
+        self.over.set()
+
+
+class Offers:
+    """Those that were opened to this node."""
+
+    def __init__(self) -> None:
+        self._free: list[Offered] = []
+
+    async def keep(self, node: NodeId, link: Link) -> None:
+        """Let this node use it; returns when it is of no more use."""
+        mine = [offered for offered in self._free if offered.node == node]
+        for old in mine[: len(mine) + 1 - MOST]:  # the leaf has probably given them up
+            self._free.remove(old)
+            old.close()
+        offered = Offered(node, link)
+        self._free.append(offered)
+        try:
+            await offered.over.wait()
+        finally:
+            if offered in self._free:
+                self._free.remove(offered)
+
+    def take(self, besides: Collection[NodeId] = ()) -> Offered | None:
+        """One for the caller alone, who gives it back or closes it; None: there is none but of these nodes."""
+        found = next((offered for offered in self._free if offered.node not in besides), None)
+        if found is not None:
+            self._free.remove(found)
+        return found
+
+    def give_back(self, offered: Offered) -> None:
+        """What was asked on it was answered."""
+        self._free.append(offered)
+
+
+class Offering:
+    """The connections that this node, a leaf, keeps open. `serve(target)` dials and answers until that breaks."""
+
+    def __init__(self, serve: Callable[[NodeId, str, Pin], Awaitable[None]]) -> None:
+        self._serve = serve
+        self._tasks: dict[Target, list[asyncio.Task[None]]] = {}
+
+    def to(self, targets: Collection[Target]) -> None:
+        """From now on to these, and to no others."""
+        for target in self._tasks.keys() - set(targets):
+            for task in self._tasks.pop(target):
+                task.cancel()
+        for target in targets:
+            if target not in self._tasks:
+                self._tasks[target] = [asyncio.create_task(self._keep(target)) for _ in range(CONNECTIONS)]
+
+    async def close(self) -> None:
+        tasks = [task for tasks in self._tasks.values() for task in tasks]
+        self.to(())
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _keep(self, target: Target) -> None:
+        tries = 0
+        while True:
+            try:
+                await self._serve(*target)
+            except Broken as broken:
+                log.debug("%s does not take what is offered: %s", target[0], broken)
+            except Exception:
+                log.exception("nothing is offered to %s because of a fault of this node", target[0])
+            await asyncio.sleep(AGAIN[min(tries, len(AGAIN) - 1)])
+            tries += 1

@@ -1,0 +1,55 @@
+"""How fast a node sends, over all its links together: as fast as its own link carries, and no queue. Pure.
+
+    free      nothing is known of the link: TCP finds out, as fast as it can
+    paced     what would go faster than the pace waits here, not in a queue of the network
+
+A queue at the node's own link makes the round trips to all peers longer, one at a peer's link only those to that
+peer. So the shortest of the peers' delays is the own link's. While there is none, and the node sends as fast as
+it may, the link may carry more: the pace rises. When there is one, the pace is what the link is known to carry.
+TCP's own control goes on below this, link by link; it sees losses only where the network has them. (Delay and
+delivered rate as signs of a full link: BBR, Cardwell et al. 2016; here for the sum of many streams.)
+"""
+
+from collections import deque
+
+WINDOW = 0.25  # seconds over which a rate is measured
+RISE = 1.25  # times, each time that nothing speaks against it
+NEAR_PACE = 0.93  # of the pace: so much is as fast as the node may
+ABOVE = 1.02  # times what the link carries: it is to be full
+DRAIN = 0.94  # likewise, while the queue is three times as long
+LEAP = 1.1  # times what the link is known to carry: so much more may it carry now
+FALL = 0.85  # times at most, each time
+QUEUE = 0.015  # seconds of delay that are a queue; below, they are noise
+PART = 0.2  # of the round trip: likewise
+
+
+class Pace:
+    def __init__(self) -> None:
+        self.rate = 0.0  # bytes a second; 0: no limit
+        self._samples = deque[tuple[float, int, int]]()  # when; bytes sent, and acknowledged, until then
+        self._judge_at = 0.0  # seconds; before, what was changed last does not show yet
+
+    def look(self, now: float, sent: int, acked: int, rtt: float, queue: float, known: float) -> float:
+        """The pace from now on. `sent` and `acked`: bytes, over all far links; `rtt`: seconds, without a queue,
+        the longest; `queue`: seconds by which the round trips are longer now, at the peer where that is least;
+        `known`: bytes a second that the link was seen to carry for longer, of late; 0: not known."""
+        samples = self._samples
+        if samples and acked == samples[-1][2]:
+            samples.clear()  # nothing to carry, or a break: that is no rate
+        samples.append((now, sent, acked))
+        while len(samples) > 2 and now - samples[1][0] >= WINDOW:
+            samples.popleft()
+        since, sent_then, acked_then = samples[0]
+        if (seconds := now - since) < WINDOW:
+            return self.rate
+        carried, full = (acked - acked_then) / seconds, max(QUEUE, PART * rtt)
+        if now < self._judge_at:
+            return self.rate
+        if queue > full:
+            carries = max(known, min(carried, LEAP * known)) if known else carried
+            self.rate = max(carries * (ABOVE if queue < 3 * full else DRAIN), FALL * self.rate)
+            self._judge_at = now + rtt
+        elif self.rate and (sent - sent_then) / seconds > NEAR_PACE * self.rate:
+            self.rate *= RISE
+            self._judge_at = now + rtt + WINDOW / 2
+        return self.rate

@@ -1,0 +1,81 @@
+from dataclasses import dataclass, field
+
+import pytest
+
+from atoll.comm.pace import Pace
+
+LOOK = 0.05  # seconds
+
+
+@dataclass
+class Sender:
+    """A node that always has something to send, over a link with a queue; acknowledgements come at once."""
+
+    link: float  # bytes a second
+    rtt: float  # seconds
+    window: float = float("inf")  # bytes a second that TCP lets through
+    elsewhere: float = 0.0  # seconds of queue at all peers
+    pace: Pace = field(default_factory=Pace)
+    now: float = 0.0
+    sent: float = 0.0
+    acked: float = 0.0
+    longest: float = 0.0  # seconds of its queue
+
+    def run(self, seconds: float, known: float = 0.0) -> float:
+        """The rate at which bytes were acknowledged."""
+        began, acked = self.now, self.acked
+        while self.now < began + seconds:
+            self.now += LOOK
+            self.sent += LOOK * min(self.pace.rate or float("inf"), self.window, 3 * self.link)
+            self.acked += min(LOOK * self.link, self.sent - self.acked)
+            queue = (self.sent - self.acked) / self.link
+            self.longest = max(self.longest, queue)
+            self.pace.look(self.now, int(self.sent), int(self.acked), self.rtt, queue + self.elsewhere, known)
+        return (self.acked - acked) / seconds
+
+
+@pytest.mark.parametrize("rtt", [0.03, 0.1, 0.3])
+@pytest.mark.parametrize("link", [1e6, 12e6, 120e6])
+def test_a_node_that_knows_nothing_fills_its_link_and_then_keeps_the_queue_short(link: float, rtt: float) -> None:
+    sender = Sender(link, rtt)
+    sender.run(12.0)
+    sender.longest = 0.0
+    assert sender.run(6.0) > 0.97 * link
+    assert sender.longest < 0.1 + 0.5 * rtt
+
+
+def test_a_link_that_has_become_faster_is_full_within_three_seconds() -> None:
+    sender = Sender(10e6, 0.05)
+    sender.run(4.0)
+    sender.link = 40e6
+    sender.run(3.0, known=10e6)
+    assert sender.run(2.0, known=40e6) > 0.95 * 40e6
+
+
+def test_what_tcp_does_not_let_through_is_not_taken_for_what_the_link_carries() -> None:
+    sender = Sender(10e6, 0.05)
+    sender.run(4.0)
+    sender.window = 1e6
+    sender.run(4.0)
+    sender.window = float("inf")
+    assert sender.run(1.0) > 0.9 * 10e6
+
+
+def test_queues_at_all_peers_do_not_make_a_node_slower_than_its_link_is_known_to_be() -> None:
+    sender = Sender(10e6, 0.05, elsewhere=0.2)
+    sender.run(2.0, known=10e6)
+    assert sender.run(4.0, known=10e6) > 0.9 * 10e6
+
+
+def test_one_hiccup_costs_little() -> None:
+    sender = Sender(100e6, 0.1)
+    sender.run(3.0)
+    sender.pace.rate = 100e6
+    sender.elsewhere = 0.05
+    sender.run(LOOK, known=20e6)
+    sender.elsewhere = 0.0
+    assert sender.pace.rate >= 0.8 * 100e6
+
+
+def test_a_node_without_a_far_link_has_no_pace() -> None:
+    assert Pace().rate == 0
