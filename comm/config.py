@@ -203,6 +203,11 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
 
+    @property
+    def round_steps(self) -> float:
+        """Inner steps of a round, on average over the fragments."""
+        return self.rounds.inner_steps / (self.fragments.count if self.fragments.stagger else 1)
+
 
 def load_run(path: Path, overrides: tuple[str, ...] = (), method: Path | None = None) -> RunConfig:
     """Read a run's YAML file, a method's over it, and dotlist overrides (`key.sub=value`) over both; raise

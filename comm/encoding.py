@@ -54,7 +54,7 @@ def encoded_size(codec: Codec, chunks: Chunks) -> int:
 
 def encoded_norm(codec: Codec, chunks: Chunks, payloads: Sequence[U8]) -> float:
     """The l2 norm of what an encoded vector decodes to."""
-    decoded, squares = np.empty(chunks.size(0), np.float32), 0.0
+    decoded, squares = np.empty(chunks.largest, np.float32), 0.0
     for c, payload in enumerate(payloads):
         part = decoded[: chunks.size(c)]
         codec.decode(payload, part)
@@ -98,7 +98,7 @@ class DeltaEncoder:
         for part in shown:
             part.flags.writeable = False
         self.encoded = EncodedVector(shown)
-        largest = max(e.stop - e.start for e, _ in codec.parts(min(chunks.chunk, chunks.numel)))
+        largest = max(e.stop - e.start for e, _ in codec.parts(chunks.largest))
         self._scratch = [np.empty(largest, np.float32) for _ in range(threads())]
         self._at_once = AT_ONCE * len(self._scratch)
 

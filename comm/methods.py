@@ -24,11 +24,15 @@ def method_file(name: str, run: Path) -> Path:
 def simulated_only(config: RunConfig) -> list[str]:
     """The settings that `atoll simulate` carries out and a run of real nodes does not yet, as key=value."""
     found = list[str]()
-    if config.fragments.count > 1:
-        found.append(f"fragments.count={config.fragments.count}")
     if config.rounds.data_parallel and config.overlap.delay:
         both = f"rounds.data_parallel={config.rounds.data_parallel} with overlap.delay={config.overlap.delay}"
         found.append(both)
+    if config.fragments.count > 1 and config.fragments.stagger:
+        turns = f"with fragments.count={config.fragments.count}"
+        if config.rounds.data_parallel:
+            found.append(f"rounds.data_parallel={config.rounds.data_parallel} {turns}")
+        if config.outer.damping:
+            found.append(f"outer.damping=True {turns}")
     return found
 
 
@@ -37,4 +41,10 @@ def check_real(config: RunConfig) -> None:
     if found := simulated_only(config):
         raise ConfigError(
             f"{', '.join(found)}: only `atoll simulate` carries this out so far; leave it out to train on nodes"
+        )
+    count, steps = config.fragments.count, config.rounds.inner_steps
+    if config.fragments.stagger and count > steps:
+        raise ConfigError(
+            f"fragments.count is {count} and rounds.inner_steps {steps}: from one fragment's exchange to the next "
+            f"there is a step at least, so set fragments.count={steps} or less"
         )

@@ -24,10 +24,10 @@ from atoll.comm.link import FAR, PIECE, Broken, Cap, Link, Meter
 from atoll.comm.octets import U8
 from atoll.comm.pace import Pace
 from atoll.comm.plan import PlanMember
+from atoll.comm.priority_lock import PriorityLock
 from atoll.comm.rates import Known, Rate
 from atoll.comm.squeeze import Squeeze
 from atoll.comm.streams import congestion_control, is_lossy, streams
-from atoll.comm.turns import Turns
 from atoll.comm.wire import Header, Kind
 
 log = logging.getLogger("atoll.plane")
@@ -226,7 +226,7 @@ class Peers:
         self._begun = asyncio.Event()  # set, and replaced, whenever a reduce begins
         self._dialled: set[asyncio.Task[None]] = set()
         self.spare = Cap(0, burst=0.05, within=up)  # for what is not the reduce's, and gives way to it
-        self._pace, self._pacing, self._turns = Cap(0, burst=0.02), Pace(), Turns()
+        self._pace, self._pacing, self._turns = Cap(0, burst=0.02), Pace(), PriorityLock()
         self._scratch = memoryview(bytearray(PIECE))
         self._coming: dict[Key, Coming] = {}
 

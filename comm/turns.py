@@ -1,41 +1,38 @@
-"""Whose turn it is among many tasks of one event loop."""
+"""Whose turn it is: the fragments of a model are exchanged one after the other, one a round.
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from heapq import heappop, heappush
+    round      1   2   3   4   5   6 ...          fragment (round - 1) mod P, in turn 1, 1, 1, 1, 2, 2, ...
+    fragment   0   1   2   3   0   1 ...          (here P = 4)
+
+Everything follows from the round's number, so coordinator and nodes agree on it without a word. Between two
+exchanges of a fragment are H inner steps, spread over the P rounds as evenly as whole steps can be (Streaming
+DiLoCo, arXiv 2501.18512: offsets t_p). With one fragment a round is the usual one of H steps.
+"""
+
+from dataclasses import dataclass
 
 
+@dataclass(frozen=True, slots=True)
 class Turns:
-    """One after the other: the smallest key first, of equal ones who came first. So a slow node's chunks arrive
-    one by one, in the order in which all members send them, not all of them late."""
+    fragments: int = 1  # P
 
-    def __init__(self) -> None:
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._count, self._taken = 0, False
+    def fragment(self, round_: int) -> int:
+        """Which one is exchanged in this round, from 1."""
+        return (round_ - 1) % self.fragments
 
-    @asynccontextmanager
-    async def one(self, key: int) -> AsyncIterator[None]:
-        if self._taken:
-            self._count += 1
-            turn = asyncio.get_running_loop().create_future()
-            heappush(self._waiting, (key, self._count, turn))
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._next()
-                raise
-        self._taken = True
-        try:
-            yield
-        finally:
-            self._next()
+    def turn(self, round_: int) -> int:
+        """How often that fragment was, this time included: the round's number to its outer rule."""
+        return (round_ - 1) // self.fragments + 1
 
-    def _next(self) -> None:
-        while self._waiting:
-            _, _, turn = heappop(self._waiting)
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._taken = False
+    def rounds(self, fragment: int, after: int, until: int) -> range:
+        """The rounds in which it is exchanged, of those after `after` up to `until`."""
+        return range(self.next(fragment, after), until + 1, self.fragments)
+
+    def next(self, fragment: int, after: int) -> int:
+        """The first round after `after` in which it is exchanged."""
+        return after + 1 + (fragment - after) % self.fragments
+
+    def steps(self, round_: int, inner_steps: int) -> int:
+        """Inner steps of this round, if there are `inner_steps` in as many rounds as there are fragments."""
+        p = self.fragment(round_)
+        due = [-(-inner_steps * k // self.fragments) for k in (p, p + 1)]  # inner steps of the turn
+        return max(due[1] - due[0], 1)

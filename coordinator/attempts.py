@@ -5,6 +5,7 @@ attempt goes on among the others with what is there; sealed chunks that nobody l
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from atoll.comm.bits import bit, bitmap
@@ -67,8 +68,7 @@ def _worst(members: tuple[NodeId, ...], lost: tuple[Pair, ...]) -> NodeId | None
 
 def plan(state: State, members: tuple[NodeId, ...], now: float, out: list[Effect]) -> State:
     """Put the next attempt in force: it continues the one before without those that were lost."""
-    assert state.layout is not None
-    r, chunks = state.round, -(-state.layout[0] // state.config.reduce.chunk)
+    r, chunks = state.round, state.chunks.count
     planned = owning(state, members, chunks)
     split = None if r.ledger.owners else levels(state, members, planned)
     owners = split.owners if split is not None else ()
@@ -242,9 +242,8 @@ def _liar(state: State, members: list[NodeId], told: dict[NodeId, bytes], root: 
 def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect]) -> State:
     state = publish(state, out)
     r, ledger = state.round, state.round.ledger
-    assert r.plan is not None and r.told_at is not None and r.planned_at is not None and state.layout is not None
-    numel, sample = state.layout[0], state.config.model.seq_len
-    parts = book.included(ledger, numel, state.config.reduce.chunk)
+    assert r.plan is not None and r.told_at is not None and r.planned_at is not None
+    sample, parts = state.config.model.seq_len, book.included(ledger, state.chunks)
     weights = {n: float(int(c.samples * sample * part)) for n, (c, part) in parts.items()}
     held_ = state.leases.held
     used = {n: book.used(ledger, n, data.front(held_[n]), sealed=True) for n in parts if held_.get(n)}
@@ -285,6 +284,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         rates={n: (here[n].up, here[n].down) for n in members_ if here[n].up},
         norms={n: c.norm for n, (c, _) in parts.items()},
         scales={n: scaled[n] for n in weights if n in scaled},
+        fragment=state.fragment,
         lacking={
             c: out_
             for c, s in ledger.sealed.items()
@@ -295,6 +295,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         state,
         members=members,
         counted=state.counted | _counted(state, record),
+        earlier=state.earlier | _earlier(state, parts),
         committed=r.number,
         past=remember(state),
         digest=b"",
@@ -318,3 +319,17 @@ def _counted(state: State, record: CommitRecord) -> dict[NodeId, tuple[int, byte
         n: (record.round, bitmap((c for c, out in record.lacking.items() if n in out), chunks))
         for n in record.contributors
     }
+
+
+def _earlier(state: State, nodes: Iterable[NodeId]) -> dict[NodeId, tuple[int, ...]]:
+    """For nodes that this round has bytes of: the samples that their deltas of other fragments have besides. What
+    an earlier life of a node had contributed is not in its vectors any more."""
+    count = len(state.fragments)
+    if not count:
+        return {}
+    newest = {e.node: e.contribution.samples for e in state.round.ledger.entries if e.contribution is not None}
+    found = {}
+    for node in nodes:
+        before = state.earlier.get(node) or (0,) * count
+        found[node] = tuple(0 if p == state.fragment else before[p] + newest[node] for p in range(count))
+    return found

@@ -70,7 +70,7 @@ def demo(
     config = load_run(RUN_YAML, asked)
     _check(config, nodes, chaos=not no_chaos)
     _prepare(out)
-    story = Story(config.rounds.total, config.rounds.inner_steps, config.model.n_params)
+    story = Story(config.rounds.total, config.round_steps, config.model.n_params)
     with _stopped_by_signals():
         play(story, config, asked, nodes, Chaos.none() if no_chaos else Chaos.of(config), out)
     numbers = report.summarize(story)

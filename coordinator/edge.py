@@ -22,6 +22,7 @@ MOST_TRIP = 3600.0  # seconds
 MOST_TRIPS = 256  # members whose round trips are kept of one
 MOST_PLACES = 2048  # bytes of a bitmap of members
 MOST_PARAMETERS = 1 << 42
+MOST_FRAGMENTS = 4096
 MOST_SAMPLES = 1 << 53
 MOST_TEXT = 255  # characters of an address, a reason, a session
 ANY_HOST = ("", "0.0.0.0", "::")
@@ -34,7 +35,9 @@ def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:
     match request.WhichOneof("report"):
         case "layout":
             numel = _within("numel", request.layout.numel, 1, MOST_PARAMETERS)
-            return ev.LayoutKnown(node, life, int(numel), _digest(request.layout.digest))
+            return ev.LayoutKnown(
+                node, life, int(numel), _digest(request.layout.digest), _fragments(request.layout)
+            )
         case "state_at":
             return ev.StateAt(node, life, request.state_at.round, _digest(request.state_at.digest))
         case "mended":
@@ -48,7 +51,8 @@ def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:
             loss = _within("loss", r.loss, -MOST_LOSS, MOST_LOSS)
             norm = _within("delta_norm", r.delta_norm, 0, MOST_NORM)
             damping = _within("damping", r.damping, 0, 1) or 1.0
-            return ev.BecameReady(node, life, fence.round, r.front, r.samples, r.steps, loss, norm, damping)
+            said = r.samples, r.steps, loss, norm, damping, r.fresh
+            return ev.BecameReady(node, life, fence.round, r.front, *said)
         case "seals":
             seals = tuple((s.chunk, _digest(s.digest), s.inputs[:MOST_PLACES]) for s in request.seals.seals)
             return ev.Sealed(node, life, fence, seals)
@@ -76,6 +80,13 @@ def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:
             return ev.Leaving(node, life, text(request.leave.reason))
         case _:
             raise ValueError("the report is empty, or of a kind that this coordinator does not know: update it")
+
+
+def _fragments(layout: pb.Layout) -> tuple[int, ...]:
+    sizes = tuple(layout.fragments)
+    if sizes and (len(sizes) > MOST_FRAGMENTS or min(sizes) < 1 or sum(sizes) != layout.numel):
+        raise ValueError(f"its {len(sizes)} fragments are not the {layout.numel} parameters of its model")
+    return sizes
 
 
 def heard(node: NodeId, life: int, request: pb.HeartbeatRequest) -> ev.Heard:

@@ -64,6 +64,7 @@ class LayoutKnown:
     life: int
     numel: int
     digest: bytes
+    fragments: tuple[int, ...] = ()  # elements of each, if there is more than one
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,7 @@ class BecameReady:
     loss: float
     norm: float  # l2, of the delta
     damping: float = 1.0  # of late work
+    fresh: bool = False  # nothing of earlier rounds is in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +266,7 @@ class CommitRecord:
     digests: dict[NodeId, str] = field(default_factory=dict)  # what each member found
     digests_equal: bool | None = None  # None: nobody has told
     val_loss: float | None = None  # of the anchor after the step
+    fragment: int = 0  # that was exchanged, from 0
     void: bool = False  # its state was lost with all who held it: it is as if it had not been
 
 

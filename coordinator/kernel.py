@@ -73,7 +73,7 @@ class Kernel:
         self.clock = Clock(self._core.last)
         self.notes = deque(journal.notes(NOTES), NOTES)
         self.observed = _observed(journal)
-        recent = journal.rounds(self.state.committed - 2 * config.data.eval_every)
+        recent = journal.rounds(self.state.committed - 2 * config.data.eval_every * self.state.turns.fragments)
         past = [record.val_loss for record in recent if record.val_loss is not None]
         self.last_val_loss: float | None = past[-1] if past else None
         self.trouble = ""  # why nothing can be written now

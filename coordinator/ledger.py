@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from atoll.comm.bits import bit
+from atoll.comm.chunks import Chunks
 from atoll.comm.digest import root
 from atoll.comm.ids import NodeId
 
@@ -34,6 +35,7 @@ class Contribution:
     life: int = 0  # of the member that made it
     front: int = 0  # of the lease
     damping: float = 1.0  # of late work, as it told: by how far the anchor went meanwhile
+    earlier: int = 0  # samples committed with other fragments, whose steps are in this one's delta as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,15 +226,14 @@ def used(ledger: Ledger, node: NodeId, front: int, sealed: bool) -> int:
     return found
 
 
-def included(ledger: Ledger, numel: int, chunk: int) -> dict[NodeId, tuple[Contribution, float]]:
-    """Whose contributions are in the sealed chunks, and in which part of the vector's `numel` elements, of which a
-    chunk has `chunk`."""
+def included(ledger: Ledger, chunks: Chunks) -> dict[NodeId, tuple[Contribution, float]]:
+    """Whose contributions are in the sealed chunks, and in which part of their elements."""
     found: dict[NodeId, tuple[Contribution, int]] = {}
     for place, entry in enumerate(ledger.entries):
-        chunks = [c for c, s in ledger.sealed.items() if bit(s.inputs, place)]
-        if chunks and (contribution := entry.contribution) is not None:
-            elements = sum(min(chunk, numel - c * chunk) for c in chunks)
+        inside = [c for c, s in ledger.sealed.items() if bit(s.inputs, place)]
+        if inside and (contribution := entry.contribution) is not None:
+            elements = sum(chunks.size(c) for c in inside)
             before, others = found.get(entry.node, (contribution, 0))
             longest = max(before, contribution, key=lambda c: c.samples)
             found[entry.node] = longest, others + elements
-    return {node: (contribution, elements / numel) for node, (contribution, elements) in found.items()}
+    return {node: (contribution, elements / chunks.numel) for node, (contribution, elements) in found.items()}

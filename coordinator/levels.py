@@ -48,7 +48,6 @@ def levels(state: State, members: Sequence[NodeId], planned: Owning) -> Levels |
     """For a round's first attempt, that is flat as `planned`; None: all are one region."""
     if state.config.reduce.levels < 2 or not averages(state.config):
         return None
-    assert state.layout is not None
     nodes, here = (*members, *reducers(state)), state.members.here
     told = [here[n] for n in nodes]
     links = _links(told, members)
@@ -59,8 +58,7 @@ def levels(state: State, members: Sequence[NodeId], planned: Owning) -> Levels |
     of = {nodes[i]: g for g, region in enumerate(regions) for i in region}
     if not any(m.inside and m.outside for m in told):
         return Levels(of)
-    payload = state.layout[0] * state.config.reduce.bytes_per_element
-    chunks = -(-state.layout[0] // state.config.reduce.chunk)
+    payload, chunks = state.chunks.numel * state.config.reduce.bytes_per_element, state.chunks.count
     flat = predict_flat(links, planned.shares, rtts, payload, chunks, regions)
     two = plan_regions(links, rtts, payload, chunks)
     if two is None:

@@ -115,8 +115,8 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
             if state.members.here[node].connected:
                 out.append(Note(f"{state.name(node)} is suspected: its connection broke", node))
             return replace(state, members=who.lost(state.members, node, state.config.members, now))
-        case LayoutKnown(node, _, numel, digest):
-            return roster.layout_known(state, node, numel, digest, out)
+        case LayoutKnown():
+            return roster.layout_known(state, event, out)
         case StateAt(node, _, round_, digest):
             return roster.state_at(state, node, round_, digest, out)
         case Mended():

@@ -34,10 +34,9 @@ def reachable(state: State, members: Sequence[NodeId]) -> bool:
 
 def owning(state: State, members: Sequence[NodeId], chunks: int) -> Owning:
     """For a reduce among `members`, of whom one at least is `reachable`, and the reducers."""
-    assert state.layout is not None
     nodes, here = (*members, *reducers(state)), state.members.here
     links = [Node(here[n].up, here[n].down, here[n].leaf, n in members) for n in nodes]
-    payload = state.layout[0] * state.config.reduce.bytes_per_element
+    payload = state.chunks.numel * state.config.reduce.bytes_per_element
     try:
         planned = plan_shares(links, payload, chunks=chunks)
     except NobodyReachable:  # who called has seen to it; a plan that no one can follow is refused by all

@@ -35,7 +35,7 @@ class Story:
     """What is known of a demo's run so far; the display and the report read it."""
 
     rounds: int  # that the run shall have
-    inner_steps: int
+    inner_steps: float  # of a round
     n_params: int
     started: int = 0  # daemons, the one that joined later included
     run: dict[str, Any] = field(default_factory=dict)  # what GET /api/run answered last
@@ -98,7 +98,7 @@ def summarize(story: Story) -> Report:
     )
 
 
-def allreduce_bytes(nodes: float, n_params: int, inner_steps: int) -> float:
+def allreduce_bytes(nodes: float, n_params: int, inner_steps: float) -> float:
     """Bytes a node would send in one round's inner steps, were every step's fp32 gradient all-reduced.
 
     A ring or butterfly all-reduce sends 2 (N-1)/N of the vector from each of N nodes; one a step:

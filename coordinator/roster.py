@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator import leases as data
-from atoll.coordinator.events import Effect, Mended, Note, Publish
+from atoll.coordinator.events import Effect, LayoutKnown, Mended, Note, Publish
 from atoll.coordinator.membership import MemberState
 from atoll.coordinator.state import (
     TRAINING,
@@ -23,15 +23,16 @@ from atoll.coordinator.state import (
 )
 
 
-def layout_known(state: State, node: NodeId, numel: int, digest: bytes, out: list[Effect]) -> State:
-    """All members train one model; who builds another is refused."""
-    if state.layout is not None and state.layout != (numel, digest):
+def layout_known(state: State, event: LayoutKnown, out: list[Effect]) -> State:
+    """All members train one model, in the same fragments; who builds another is refused."""
+    node, numel, digest = event.node, event.numel, event.digest
+    if state.layout is not None and (state.layout, state.fragments) != ((numel, digest), event.fragments):
         reason = (
             f"its model has {numel:,} parameters in layout {digest.hex()[:8]}, the run's has "
             f"{state.layout[0]:,} in layout {state.layout[1].hex()[:8]}"
         )
         return remove(state, node, MemberState.EVICTED, reason, out)
-    state = replace(state, layout=(numel, digest))
+    state = replace(state, layout=(numel, digest), fragments=event.fragments)
     if state.members.here[node].standing is not MemberState.JOINING:
         return state
     return with_standing(state, node, MemberState.RECOVERING, "fetches the live state")

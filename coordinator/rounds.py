@@ -60,7 +60,8 @@ def _start(state: State, members: tuple[NodeId, ...], now: float, out: list[Effe
     number = state.committed + 1
     state = _enter(state, members, now, out)
     participants = tuple(sorted(members, key=order))
-    due = state.committed % state.config.data.eval_every == 0 and not _evaluated_before(state)
+    every = state.config.data.eval_every * state.turns.fragments
+    due = state.committed % every == 0 and not _evaluated_before(state)
     able = [n for n in participants if n in state.makers] or participants  # the first to have the new state
     attempts = state.round.ledger.attempt if state.round.number == number else 0
     return replace(
@@ -135,8 +136,11 @@ def ready(state: State, event: BecameReady, now: float, out: list[Effect]) -> St
     state = _paced(state, node, event.steps, now)
     if r.phase not in (Phase.INNER, Phase.COLLECTING):
         return state  # too late for this round: it counts in the next
+    if event.fresh:
+        state = replace(state, earlier={n: e for n, e in state.earlier.items() if n != node})
+    earlier = state.earlier[node][state.fragment] if node in state.earlier else 0
     work = event.samples, event.steps, event.loss, event.norm
-    entry = Contribution(*work, event.life, event.front, damping=event.damping)
+    entry = Contribution(*work, event.life, event.front, event.damping, earlier)
     answers = r.answers if r.told_at is None else (*r.answers, now - r.asked_at)
     full = event.steps >= state.steps or event.samples == data.size(lease)
     done = r.reached | {node} if full and node not in r.reached else r.reached

@@ -4,9 +4,11 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from atoll.comm.chunks import Chunks
 from atoll.comm.config import RunConfig
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence
+from atoll.comm.turns import Turns
 from atoll.coordinator import leases as data
 from atoll.coordinator import membership as who
 from atoll.coordinator.events import CommitRecord, Effect, Held, Note, Orphans
@@ -90,6 +92,7 @@ class State:
     epoch: int = 0
     members: Members = Members()
     layout: tuple[int, bytes] | None = None  # numel and digest of the run's flat vector
+    fragments: tuple[int, ...] = ()  # elements of each, if they take turns
     committed: int = 0  # the last committed round; 0: the initial state
     digest: bytes = b""  # of state_committed; empty: no member has told yet
     sealed: bytes = b""  # root over the sealed chunks of round `committed`
@@ -103,6 +106,10 @@ class State:
     past: tuple[Past, ...] = ()  # earlier commits, the latest last
     counted: dict[NodeId, tuple[int, bytes]] = field(default_factory=dict)  # with error feedback, of each node the
     # last committed round that has bytes of it, and a bitmap of the chunks of that round that have none
+    earlier: dict[NodeId, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # where fragments take turns: of each node
+    # and fragment, samples committed with others since a commit had the node's delta of this one
     gone: Gone | None = None  # nobody has the state, but one an older one
 
     @property
@@ -134,21 +141,37 @@ class State:
         return {n for n in lack if not there or here[n].phase in ("sync", "recovering")}
 
     @property
+    def turns(self) -> Turns:
+        return Turns(len(self.fragments) or 1)
+
+    @property
+    def fragment(self) -> int:
+        """That this round exchanges."""
+        return self.turns.fragment(self.round.number)
+
+    @property
+    def chunks(self) -> Chunks:
+        """Of this round's fragment."""
+        assert self.layout is not None
+        return Chunks((self.fragments or self.layout[:1])[self.fragment], self.config.reduce.chunk)
+
+    @property
     def steps(self) -> int:
         """Inner steps of this round."""
-        rounds = self.config.rounds
-        return 1 if self.round.number <= rounds.data_parallel else rounds.inner_steps
+        rounds, number = self.config.rounds, self.round.number
+        return 1 if number <= rounds.data_parallel else self.turns.steps(number, rounds.inner_steps)
 
     @property
     def most_steps(self) -> int:
         """Inner steps that a member takes in this round at most."""
-        rounds = self.config.rounds
-        return 1 if self.round.number <= rounds.data_parallel else rounds.most_steps
+        together = self.round.number <= self.config.rounds.data_parallel
+        return 1 if together else max(self.steps, int(self.steps * self.config.rounds.ceiling))
 
     @property
     def lease(self) -> int:
         """Samples that one node can use in one round, and until the next one begins."""
-        most = self.config.rounds.most_steps + self.config.overlap.delay
+        longest = -(-self.config.rounds.inner_steps // self.turns.fragments)
+        most = max(longest, int(longest * self.config.rounds.ceiling)) + self.config.overlap.delay
         return most * self.config.inner.batch_size
 
     def name(self, node: NodeId) -> str:
@@ -209,9 +232,11 @@ def remove(state: State, node: NodeId, how: MemberState, reason: str, out: list[
         state = replace(state, leases=data.release(state.leases, old))
     if forgotten:
         counted = {n: c for n, c in state.counted.items() if n not in forgotten}
-        state = replace(state, members=who.forget(state.members, forgotten), counted=counted)
+        earlier = {n: e for n, e in state.earlier.items() if n not in forgotten}
+        members = who.forget(state.members, forgotten)
+        state = replace(state, members=members, counted=counted, earlier=earlier)
     if state.committed == 0 and all(m.standing is MemberState.JOINING for m in state.members.here.values()):
-        state = replace(state, layout=None)  # nobody is left who has built this model
+        state = replace(state, layout=None, fragments=())  # nobody is left who has built this model
     return state
 
 

@@ -238,7 +238,7 @@ def _train(state: State) -> bytes:
     order_ = pb.Train(
         round=r.number,
         steps=state.steps,
-        floor=min(rounds.floor, state.most_steps),
+        floor=min(rounds.floor, state.steps),
         ceiling=state.most_steps,
         tokens=state.tokens,
         fleet=max(len(r.participants), 1),
@@ -252,7 +252,7 @@ def _plan(state: State) -> bytes:
     fence = r.plan.fence
     ledger = r.ledger
     plan = pb.Plan(round=fence.round, attempt=fence.attempt, incarnation=fence.incarnation, epoch=fence.epoch)
-    plan.numel = state.layout[0] if state.layout is not None else 0
+    plan.numel = state.chunks.numel if state.layout is not None else 0
     plan.length = length(ledger, state.config)
     counts = zip(weights(ledger, state.config), scales(ledger, state.config), strict=True)
     for entry, (weight, scale) in zip(ledger.entries, counts, strict=True):

@@ -57,7 +57,7 @@ def _founders(ledger: Ledger) -> list[Contribution]:
 
 
 def _weight(name: WeightName, contribution: Contribution, config: RunConfig) -> float:
-    tokens = float(contribution.samples * config.model.seq_len)
+    tokens = float((contribution.samples + contribution.earlier) * config.model.seq_len)
     match name:
         case WeightName.TOKENS:
             return tokens
@@ -70,5 +70,5 @@ def _weight(name: WeightName, contribution: Contribution, config: RunConfig) -> 
 
 
 def _steps(contribution: Contribution, config: RunConfig) -> float:
-    """Inner steps behind the delta, those of rounds that left it out included."""
-    return contribution.samples / config.inner.batch_size
+    """Inner steps behind the delta, those of rounds that left it out, or were other fragments', included."""
+    return (contribution.samples + contribution.earlier) / config.inner.batch_size

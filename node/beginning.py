@@ -15,7 +15,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from atoll.comm.chunks import Chunks
 from atoll.comm.config import ModelConfig
 from atoll.comm.digest import SIZE
 from atoll.comm.errors import ConfigError, ResourceError
@@ -98,16 +99,23 @@ class Beginning:
         for name, vector in vectors.items():
             if (written := manifest.files.get(name)) is None:
                 raise _Wrong(f"{folder}/{MANIFEST} does not name {name}")
-            self._read(store, f"{folder}/{name}", vector, written)
+            order = self._read(store, f"{folder}/{name}", vector, written)
         if with_momentum:
-            self._compare(manifest)
+            self._compare(manifest, order)
         what = f"the checkpoint of round {manifest.round} of run {manifest.run}"
         return Begun(f"{what}, {'with' if with_momentum else 'without'} its momentum", with_momentum)
 
-    def _compare(self, manifest: Manifest) -> None:
+    def _compare(self, manifest: Manifest, order: list[str]) -> None:
+        """`order`: of the parameters in its files."""
         if manifest.chunk < 1:
             raise _Wrong(f"{MANIFEST} has chunks of {manifest.chunk} elements")
-        found = state_digest(self.anchor, self.momentum, manifest.chunk)
+        if order != [name for name, _ in self.layout]:
+            return  # it is of other fragments; the files' digests were right
+        try:
+            chunks = Chunks(self.anchor.size, manifest.chunk, manifest.fragments)
+        except ValueError as error:
+            raise _Wrong(f"{MANIFEST}: {error}") from None
+        found = state_digest(self.anchor, self.momentum, chunks)
         if found != manifest.state_digest:
             raise _Wrong(f"the state's digest is {found}, not {manifest.state_digest}, which {MANIFEST} has")
 
@@ -132,14 +140,16 @@ class Beginning:
                 raise _Wrong(f"chunk {c} is damaged")
             both, size, span = np.frombuffer(data, np.float32), chunks.size(c), chunks.span(c)
             self._check_finite(both, f"chunk {c}")
-            self.anchor[span] = both[:size]
-            if with_momentum:
-                self.momentum[span] = both[size:]
+            for there, here in self._pieces(layout, span):
+                self.anchor[here] = both[:size][there]
+                if with_momentum:
+                    self.momentum[here] = both[size:][there]
             self.progress((c + 1) / chunks.count)
         return Begun(f"the snapshot of round {snapshot.first} in {path}", with_momentum)
 
-    def _read(self, store: Store, path: str, vector: F32, written: Written | None) -> None:
-        """A safetensors file, from its beginning to its end, into its places of the vector."""
+    def _read(self, store: Store, path: str, vector: F32, written: Written | None) -> list[str]:
+        """A safetensors file, from its beginning to its end, into its places of the vector; returns the names of
+        its tensors in their order."""
         size = int(store.fs.size(path))
         if written is not None and written.size != size:
             raise _Wrong(f"{path} has {size} bytes, {written.size} were written")
@@ -154,7 +164,8 @@ class Beginning:
             state.update(text)
             tensors = tensors_of(path, text, size - 8 - length)
             names = self._named({name: shape for name, (_, shape, _) in tensors.items()})
-            for name, (kind, shape, (start, _)) in sorted(tensors.items(), key=lambda item: item[1][2]):
+            order = sorted(tensors.items(), key=lambda item: item[1][2])
+            for name, (kind, shape, (start, _)) in order:
                 into = names.get(name)
                 at, end = places[into][0] if into else 0, 8 + length + start
                 left = WIDTHS[kind] * math.prod(shape)
@@ -171,6 +182,7 @@ class Beginning:
                 self.progress(end / size)
         if written is not None and (found := state.digest(length=SIZE).hex()) != written.digest:
             raise _Wrong(f"the digest of {path} is {found}, not {written.digest}, which {MANIFEST} has")
+        return [name for name, _ in order]
 
     def _places(self) -> dict[str, tuple[int, int]]:
         """Of each parameter in the flat vector."""
@@ -179,6 +191,18 @@ class Beginning:
             places[name] = at, math.prod(shape)
             at += math.prod(shape)
         return places
+
+    def _pieces(self, layout: Layout, span: slice) -> Iterator[tuple[slice, slice]]:
+        """What this stretch of a flat vector of another order has of each parameter: where in the stretch, and
+        where in this one's."""
+        places, start = self._places(), 0
+        for name, shape in layout:
+            stop = start + math.prod(shape)
+            first, last = max(start, span.start), min(stop, span.stop)
+            if first < last:
+                here = places[name][0] + first - start
+                yield slice(first - span.start, last - span.start), slice(here, here + last - first)
+            start = stop
 
     def _named(self, found: dict[str, tuple[int, ...]]) -> dict[str, str]:
         """The parameter that each tensor is; some that a Llama has need not be any."""

@@ -49,6 +49,7 @@ class Train(msgspec.Struct, tag=True, frozen=True):
     lease: tuple[tuple[int, int], ...]  # (first, count) ranges of samples to train on
     resume: bool = False  # start from the local vector, which has work that was carried over
     on: bool = False  # the lease's first steps are taken since Ready: put them on top of where it would start
+    rebased: bool = False  # going on where fragments take turns: what was handed over of the others was rebased
 
 
 class Evaluate(msgspec.Struct, tag=True, frozen=True):

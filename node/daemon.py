@@ -63,9 +63,10 @@ from atoll.node.disk import Shares
 from atoll.node.durable import Durable, Place
 from atoll.node.gap import Gap
 from atoll.node.home import Options, claimed, on_signals, remember, remember_life, remembered, sessions
+from atoll.node.layout import stretches
 from atoll.node.leases import beyond
 from atoll.node.mend import mend
-from atoll.node.method import feedback_of, rule_of, sealing_of
+from atoll.node.method import adopt_of, feedback_of, rule_of, sealing_of
 from atoll.node.outer import OuterState
 from atoll.node.part import Part
 from atoll.node.recover import Donor, MovedOn, Standing, Target, recover
@@ -74,8 +75,6 @@ from atoll.node.resources import check_compiler, check_memory
 from atoll.node.supervisor import Supervisor
 from atoll.node.uploads import Uploads
 from atoll.node.vectors import Vectors
-from atoll.outer_opt.fragments import whole
-from atoll.outer_opt.tensors import tensors
 
 log = logging.getLogger("atoll.node")
 
@@ -352,8 +351,9 @@ class Daemon:
             order.tokens,
             order.fleet,
             lease,
-            resume=carried > 0,
+            resume=carried > 0 or effect.kept,
             on=effect.on,
+            rebased=effect.rebased,
         )
         self._supervisor.send(train)
 
@@ -389,7 +389,7 @@ class Daemon:
                 self._pulse = Pulse(time.monotonic(), step, round_, tokens_per_s, loss)
             case Reached(round_):
                 self._events.put_nowait(machine.TrainerReached(round_))
-                self._spawn(self._inspect())
+                self._spawn(self._inspect(round_))
             case Ready(round_, steps, loss, samples, norm, ahead):
                 self._events.put_nowait(machine.TrainerReady(round_, steps, samples, loss, norm, ahead))
             case Waits(round_):
@@ -418,15 +418,15 @@ class Daemon:
         """Give the trainer its vectors; allocate them at its first hello."""
         if self._outer is None:
             vectors = Vectors.create(hello.numel, self._options.state_dir, whose=self._whose(hello))
-            chunks = Chunks(hello.numel, self._run.reduce.chunk)
+            fragments, chunks = stretches(self._run, hello.layout)
             codec = make_codec(self._run.reduce.codec, self._run.reduce.block, self._run.reduce.scales)
             self._codec = codec
-            (fragment,) = whole(tensors(hello.layout))
-            sealing = sealing_of(self._run, fragment)
+            sealing = sealing_of(self._run, *fragments)
             gap = Gap() if self._run.outer.damping else None
             self._outer = OuterState(vectors, chunks, sealing, rule_of(self._run), gap)
+            self._node = replace(self._node, in_turns=chunks.parts > 1)
             self._layout = hello
-            place = self._place(hello)
+            place = self._place(hello, chunks)
             self._durable = Durable(self._outer, self._plane.peers.buffers.give, place)
             if (feedback := feedback_of(self._run.outer)) is not None:
                 where = None if place is None else (place.folder, place.run)
@@ -435,6 +435,7 @@ class Daemon:
                 self._plane,
                 self._outer,
                 codec,
+                [sealing_of(self._run, fragment) for fragment in fragments],
                 hello.layout,
                 self._residual,
                 _Tell(self),
@@ -453,15 +454,16 @@ class Daemon:
         """Tells vectors of this run and model from others."""
         return f"{self._run_mark.hex()} {layout_digest(hello).hex()} {self._run.reduce.chunk}"
 
-    def _place(self, hello: Hello) -> Place | None:
+    def _place(self, hello: Hello, chunks: Chunks) -> Place | None:
         """Where the state is kept, if it is."""
         if not self._config.durable:
             return None
         mark, checkpoint = self._run_mark, self._run.checkpoint
         folder = self._options.state_dir / "outer" / mark.hex()
         about = About(self._run, self._config.model)
+        every = checkpoint.every * chunks.parts
         limit = Shares.of(self._config.disk * 1e9, hello.numel, self._run.inner.optimizer).outer
-        return Place(folder, mark, hello.layout, checkpoint.every, limit, about=about)
+        return Place(folder, mark, hello.layout, every, limit, about=about)
 
     def _begin_uploads(self, durable: Durable) -> None:
         """Where the run has a remote store, for when it is this node's turn."""
@@ -492,8 +494,9 @@ class Daemon:
         self._restored.set()
 
     def _report_layout(self) -> None:
-        assert self._layout is not None
-        self._report(0, layout=pb.Layout(numel=self._layout.numel, digest=layout_digest(self._layout)))
+        assert self._layout is not None and self._outer is not None
+        layout, sizes = self._layout, self._outer.chunks.fragments
+        self._report(0, layout=pb.Layout(numel=layout.numel, digest=layout_digest(layout), fragments=sizes))
 
     async def _begin(self) -> None:
         """Make state_0 of what the run's config says."""
@@ -574,6 +577,7 @@ class Daemon:
             delta_norm=ready.norm,
             front=ready.front,
             damping=1.0 if outer is None or outer.gap is None else outer.gap.damping,
+            fresh=ready.fresh,
         )
         self._report(ready.round, ready=report)
 
@@ -586,28 +590,32 @@ class Daemon:
             self._events.put_nowait(machine.MoveFailed(outer.round))
             return
         self._part.stop()
-        keep = self._part.keep(view)
+        keep, fragment = self._part.keep(view), outer.turns.fragment(view.committed)
 
         def work() -> None:
             if keep is not None:
                 keep()
-            for c, payload in enumerate(sealed.chunks):
+            for c, payload in zip(outer.chunks.of(fragment), sealed.chunks, strict=True):
                 outer.apply(c, payload)
+            outer.pass_over(view.committed)
+            if outer.chunks.parts > 1:
+                outer.take(fragment, adopt_of(self._run.overlap))
 
         if self._part.members == 2:
-            await self._inspect()  # no majority could tell who is right
+            await self._inspect(view.committed)  # no majority could tell who is right
         await self._compute(work)
         if self._durable is not None:
             self._durable.committed(view.committed, sealed.chunks, sealed.digests)
         self._part.forget()
         await self._settled()
 
-    async def _inspect(self) -> None:
-        """Look whether the state is what it was, and mend it."""
+    async def _inspect(self, round_: int) -> None:
+        """Look whether what the round exchanges of the state is what it was, and mend it."""
         outer, disk = self._outer, self._durable
         assert outer is not None and disk is not None
-        found = [await self._compute(partial(mend, outer, disk, c)) for c in range(outer.chunks.count)]
-        wrong = [c for c, mended in enumerate(found) if mended is not None]
+        chunks = outer.chunks.of(outer.turns.fragment(round_))
+        found = {c: await self._compute(partial(mend, outer, disk, c)) for c in chunks}
+        wrong = [c for c, mended in found.items() if mended is not None]
         if wrong:
             whole = all(found[c] for c in wrong)
             how = "mended from the disk" if whole else "the disk cannot mend them"

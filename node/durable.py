@@ -86,7 +86,7 @@ class Durable:
         self._whole = snapshots.size_of(place.run, place.layout, self._outer.chunks)
         try:
             place.folder.mkdir(parents=True, exist_ok=True)
-            self._log = SealedLog(place.folder, place.run, self._outer.chunks.count, place.room)
+            self._log = SealedLog(place.folder, place.run, self._outer.chunks, place.room)
             self._snapshots = snapshots.find(place.folder, place.run, place.layout, self._outer.chunks)
         except OSError as error:
             self._say("the state is not kept on disk", f"{place.folder} cannot be used ({error})")
@@ -166,20 +166,26 @@ class Durable:
 
     def _replay(self, round_: int) -> bool:
         """Bring all chunks that lag to `round_`, or none."""
+        outer = self._outer
         assert self._log is not None
-        late = [c for c in range(self._outer.chunks.count) if self._outer.at[c] < round_]
-        payloads = [self._log.read(round_, c) for c in late]
+        if min(outer.at) >= round_ or round_ not in self._log:
+            return False
+        of = outer.chunks.of(outer.turns.fragment(round_))
+        late = [c for c in of if outer.at[c] < round_]
+        payloads = [self._log.read(round_, c - of.start) for c in late]
         if any(payload is None for payload in payloads):
             return False
         for c, payload in zip(late, payloads, strict=True):
             assert payload is not None  # and its digest says that it was committed
-            self._outer.apply(c, payload)
-        return bool(late)
+            outer.apply(c, payload)
+        outer.pass_over(round_)
+        return True
 
     def chunk(self, c: int, round_: int) -> tuple[int, bytes, list[Octets]] | None:
         """Chunk `c` as a snapshot has it, and its sealed bytes since then (atoll.node.mend.Disk)."""
+        fragment, i = self._outer.chunks.place(c)
         for snapshot in self._snapshots:
-            since = [self._kept(k, c) for k in range(snapshot.at[c] + 1, round_ + 1)]
+            since = [self._kept(k, i) for k in self._outer.turns.rounds(fragment, snapshot.at[c], round_)]
             payloads = [payload for payload in since if payload is not None]
             data = snapshot.chunk(c, self._outer.chunks) if len(payloads) == len(since) else None
             if data is not None and snapshot.at[c] <= round_:
@@ -187,7 +193,7 @@ class Durable:
         return None
 
     def _kept(self, round_: int, c: int) -> Octets | None:
-        """Sealed bytes; None: they are not here, or not as they were."""
+        """Sealed bytes of the round's chunk `c`; None: they are not here, or not as they were."""
         if (here := self._memory.get(round_)) is not None:
             data = here[0][c].tobytes()
             return data if digest(data) == here[1][c] else None

@@ -18,14 +18,14 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.codec import Malformed
 from atoll.comm.digest import digest, root
 from atoll.comm.errors import ConfigError, ResourceError
+from atoll.comm.turns import Turns
 from atoll.node import about, llama, snapshots
 from atoll.node.about import About
 from atoll.node.files import Room, appearing, room, write_all
+from atoll.node.layout import stretches
 from atoll.node.method import rule_of, sealing_of
 from atoll.node.sealed_log import SealedLog
 from atoll.node.snapshots import Layout, Snapshot, header_of
-from atoll.outer_opt.fragments import whole
-from atoll.outer_opt.tensors import tensors
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"  # where transformers looks for them
@@ -146,7 +146,7 @@ def look(folder: Path) -> Kept | None:
             continue
         run, layout, chunks = described
         if found := snapshots.find(folder, run, layout, chunks):
-            log = SealedLog(folder, run, chunks.count)
+            log = SealedLog(folder, run, chunks)
             return Kept(known, run.hex(), layout, chunks, tuple(found), log)
     return None
 
@@ -155,21 +155,23 @@ def states(kept: Kept, round_: int) -> Iterator[tuple[slice, NDArray[np.float32]
     """The state of a round, chunk by chunk: where it lies in the flat vector, its anchor, its momentum, the digest
     of both. Raises `Lacking`."""
     config, chunks = kept.about.run, kept.chunks
-    sealing, rule = sealing_of(config, whole(tensors(kept.layout))[0]), rule_of(config)
-    deltas, scratches = np.empty((2, chunks.size(0)), np.float32)
+    fragments, _ = stretches(config, kept.layout)
+    sealing, rule, turns = sealing_of(config, *fragments), rule_of(config), Turns(chunks.parts)
+    deltas, scratches = np.empty((2, chunks.largest), np.float32)
     for c in range(chunks.count):
         size = chunks.size(c)
         at, both = _stored(kept, c, round_)
         anchor, momentum, delta, scratch = both[:size], both[size:], deltas[:size], scratches[:size]
-        for k in range(at + 1, round_ + 1):
-            payload = kept.log.read(k, c)
+        fragment, i = chunks.place(c)
+        for k in turns.rounds(fragment, at, round_):
+            payload = kept.log.read(k, i)
             if payload is None:
                 raise Lacking(k, f"chunk {c} of sealed round {k} is damaged or gone")
             try:
                 length = sealing.decode(c, payload, delta)
             except Malformed as error:
                 raise Lacking(k, f"chunk {c} of sealed round {k}: {error}") from None
-            rule.at(k, length).step(anchor, momentum, delta, scratch)
+            rule.at(turns.turn(k), length).step(anchor, momentum, delta, scratch)
         yield chunks.span(c), anchor, momentum, digest(both)
 
 

@@ -1,6 +1,7 @@
 """The flat vector: all parameters of a model in one fp32 array, in an order every node agrees on.
 
-Parameters are sorted by name and laid out row-major, one after the other. Under FSDP2's `Shard(0)` a local
+Parameters are sorted by name, or where fragments take turns by fragment and name (`atoll.node.layout`), and laid
+out row-major, one after the other. Under FSDP2's `Shard(0)` a local
 rank owns one contiguous interval of each parameter, whatever the number of ranks, so it writes and reads its
 intervals of a memory-mapped vector by itself: no collective, no gathered copy, and nodes of 1, 2 and 8 GPUs
 exchange the same vector. Called by the trainer, between optimizer steps only (inside forward and backward
@@ -8,6 +9,7 @@ FSDP2 may hold unsharded parameters).
 """
 
 import mmap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,13 +36,18 @@ class Layout:
     numel: int
 
 
-def layout_of(model: nn.Module) -> Layout:
-    """The model's layout; tied parameters count once, sharded ones with their whole shape."""
-    slots, offset = [], 0
-    for name, parameter in sorted(model.named_parameters()):
-        slots.append(Slot(name, tuple(parameter.shape), offset))
-        offset += parameter.numel()
+def layout_of(model: nn.Module, order: Sequence[str] = ()) -> Layout:
+    """The model's layout, in this order, or by name; tied parameters count once, sharded ones with their whole
+    shape."""
+    slots, offset, parameters = [], 0, dict(model.named_parameters())
+    for name in order or sorted(parameters):
+        slots.append(Slot(name, tuple(parameters[name].shape), offset))
+        offset += parameters[name].numel()
     return Layout(tuple(slots), offset)
+
+
+def shapes_of(layout: Layout) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((slot.name, slot.shape) for slot in layout.slots)
 
 
 def map_vector(path: str | Path, numel: int) -> Tensor:
@@ -97,10 +104,19 @@ def restore_shards(model: nn.Module, layout: Layout, shards: list[Tensor]) -> No
 
 
 @torch.no_grad()
-def adopt_shards(model: nn.Module, layout: Layout, flat: Tensor, sent: list[Tensor], adopt: Adopt) -> None:
+def adopt_shards(
+    model: nn.Module,
+    layout: Layout,
+    flat: Tensor,
+    sent: list[Tensor],
+    adopt: Adopt,
+    chosen: Callable[[int], bool] = lambda slot: True,
+) -> None:
     """Take this rank's intervals of `flat` in place of `sent`, which the shards were: what `copy_shards` returned
-    then. The arithmetic is done in host memory."""
-    for (interval, shard), was in zip(_pieces(model, layout), sent, strict=True):
+    then; of chosen slots, by number. The arithmetic is done in host memory."""
+    for (i, interval, shard), was in zip(_numbered_pieces(model, layout), sent, strict=True):
+        if not chosen(i):
+            continue
         local = shard.reshape(-1).to("cpu", copy=True)
         adopt(local, flat[interval], was, torch.empty_like(local))
         shard.view(-1).copy_(local)

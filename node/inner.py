@@ -183,7 +183,7 @@ class Bench(Protocol):
     def hand_over(self, ready: Ready) -> None:
         """Write the local vector and say so."""
 
-    def take(self, resume: bool) -> None:
+    def take(self, order: Train) -> None:
         """Put what was trained since `hand_over` on top of the anchor, or of the local vector."""
 
     def evaluate(self, round: int) -> None:
@@ -207,7 +207,7 @@ def train(learner: Learner, order: Train, bench: Bench) -> ToTrainer | None:
     while True:
         if course.takes:
             course.to_take = False
-            bench.take(course.order.resume)
+            bench.take(course.order)
         if course.complete:
             ready = course.hand_over()
             bench.hand_over(ready)

@@ -11,6 +11,9 @@ With overlap a trainer that handed its work over does not stop: it goes `ahead`,
 takes the new state when it is told to `Train` on. While it is ahead, and only then, the state moves under a
 trainer at work: it reads neither anchor nor local vector until it is told, and from then on both stand still until
 it hands over again.
+
+Where fragments take turns, a round commits the steps of one fragment only. What the local vector has of the others
+is `kept`: the next steps start from it, though no sample of it is to be committed any more.
 """
 
 from dataclasses import dataclass, replace
@@ -18,6 +21,7 @@ from typing import assert_never
 
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node.leases import Range, beyond
+from atoll.node.leases import samples as samples_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,8 @@ class Work:
     steps: int = 0  # of this round
     loss: float = 0.0  # mean over the samples
     norm: float = 0.0  # l2, of the local vector's distance from the anchor
+    fresh: bool = True  # it began from the anchor, with nothing kept of earlier rounds
+    lease: tuple[Range, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,7 @@ class Task:
     base: Work | None = None  # what it started from, besides the anchor
     finishing: bool = False
     waits: bool = False  # it is as far ahead as it may be
+    fresh: bool = True  # it began from the anchor
 
 
 Attempt = tuple[int, int]  # (round, attempt)
@@ -65,6 +72,11 @@ class Node:
     apart: bool = False  # that was in an earlier session
     evaluated: int = -1
     evaluating: bool = False  # in between, by a trainer that is ahead or was
+    in_turns: bool = False  # fragments take turns; of no meaning else:
+    kept: bool = False  # the local vector has what was trained of other fragments in committed rounds
+    rebased: bool = False  # since the trainer handed over, the local vector was brought to another anchor
+    applying: bool = False  # the state is moving by sealed bytes that are here
+    taken: Work | None = None  # the work that it went over in so doing, last
 
     @property
     def phase(self) -> str:
@@ -205,6 +217,8 @@ class Train:
     order: pb.Train
     carried: int  # samples from the front of the lease that the local vector has; 0: start from the anchor
     on: bool = False
+    kept: bool = False  # start from the local vector, though nothing was carried over
+    rebased: bool = False  # of a trainer that goes on: what it has of other fragments is to be rebased
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +344,7 @@ def _take(node: Node, event: Event, out: list[Effect]) -> Node:
             moving = node.moving and not _initialising(node)
             training = node.task is not None and node.task.kind == "train"
             carried = None if training else node.carried  # it may have died while it wrote the local vector
+            node = replace(node, kept=node.kept and not training)
             return replace(node, trainer_up=False, task=None, moving=moving, carried=carried, evaluating=False)
         case TrainerReached(round_):
             if node.task is None or node.task.kind != "train" or node.task.round != round_:
@@ -357,9 +372,12 @@ def _take(node: Node, event: Event, out: list[Effect]) -> Node:
             out.append(ReportState(round_, digest))
             task = None if _initialising(node) else node.task
             carried = node.ready or node.carried
-            return replace(node, moving=False, round=round_, digest=digest, task=task, ready=None, carried=carried)
+            node = replace(node, moving=False, applying=False, round=round_, digest=digest)
+            return replace(node, task=task, ready=None, carried=carried)
         case MoveFailed(round_):
-            return replace(node, moving=False, round=round_)
+            if node.applying and node.in_turns:  # what of the local vector is committed cannot be told
+                node = replace(node, kept=False, task=_of_no_use(node.task))
+            return replace(node, moving=False, round=round_, applying=False)
         case Rejoined():
             if node.round >= 0 and not node.moving:
                 out.append(ReportState(node.round, node.digest))  # before the layout: then it has said all
@@ -388,12 +406,13 @@ def _repeat(node: Node, view: pb.View, out: list[Effect]) -> None:
 
 def _ready(node: Node, task: Task, done: Work, ahead: bool, out: list[Effect]) -> Node:
     """The trainer's steps on top of what was carried over."""
-    base = task.base or Work(task.round, task.front, 0)
+    base = task.base or Work(task.round, task.front, 0, fresh=task.fresh)
+    node = replace(node, rebased=False)
     total = base.samples + done.samples
     if not total:
         return replace(node, task=None, carried=None)
     mean = (base.loss * base.samples + done.loss * done.samples) / total
-    ready = replace(done, samples=total, loss=mean)
+    ready = replace(done, samples=total, loss=mean, fresh=base.fresh, lease=task.lease)
     if node.view is not None and not _differs(node, node.view) and node.round == task.round - 1:
         out.append(ReportReady(ready))  # else a later view asks for it, if it can be used
     rest = beyond(task.lease, total) if ahead else ()
@@ -441,16 +460,17 @@ def _move(node: Node, view: pb.View, out: list[Effect]) -> Node:
         return replace(node, moving=True, held=None)
     if node.round == view.committed:  # and differs
         out.append(Recover(view, differs=True, rebase=False))
-        task = None if node.task is None else replace(node.task, front=-1, waits=True)  # of no use, either
-        return replace(node, moving=True, round=-1, ready=None, carried=None, held=None, task=task)
+        node = replace(node, kept=False, task=_of_no_use(node.task))
+        return replace(node, moving=True, round=-1, ready=None, carried=None, held=None)
     if node.round == view.committed - 1 and _holds(node, view):
         out.append(Apply(view))
+        node = replace(node, kept=node.in_turns, applying=True, taken=node.ready)
         return replace(node, moving=True, ready=None, carried=None, held=None)
     if not view.has_state or not view.state_digest or not view.donors or not node.trainer_up:
         return node  # nobody has it yet, the others are still applying; or the vectors are not there yet
-    rebase = node.ready is not None or node.carried is not None
+    rebase = node.ready is not None or node.carried is not None or node.kept
     out.append(Recover(view, differs=False, rebase=rebase))
-    return replace(node, moving=True, held=None)
+    return replace(node, moving=True, held=None, rebased=node.rebased or rebase)
 
 
 def _holds(node: Node, view: pb.View) -> bool:
@@ -462,7 +482,12 @@ def _initialise(node: Node, out: list[Effect]) -> Node:
     if not node.trainer_up:
         return node
     out.append(Initialise())
-    return replace(node, task=Task("initialise"), moving=True, ready=None, carried=None)
+    return replace(node, task=Task("initialise"), moving=True, ready=None, carried=None, kept=False)
+
+
+def _of_no_use(task: Task | None) -> Task | None:
+    """What the trainer has, it is not to go on from."""
+    return None if task is None else replace(task, front=-1, waits=True)
 
 
 def _reduce(node: Node, plan: pb.Plan, out: list[Effect]) -> Node | None:
@@ -506,9 +531,20 @@ def _train(node: Node, order: pb.Train, out: list[Effect]) -> Node:
     on = node.task is not None and bool(rest) and rest[0][0] == node.task.front
     if node.reducing is not None or node.held is not None:
         out.append(StopReduce())  # what is encoded is of other steps
-    out.append(Train(order, carried, on))
-    task = Task("train", order.round, front, lease, base)
-    return replace(node, task=task, ready=None, carried=base, reached=-1, reducing=None, held=None)
+    # Work that is not the lease's front is of no use; or it is committed, and what follows it goes on. What came
+    # when all chunks were sealed is to be committed yet: it is trained anew, so no fragment may keep it.
+    dropped = node.ready is not None or (node.carried is not None and base is None)
+    kept = node.in_turns and node.kept and not dropped and not _in(front, node.taken)
+    out.append(Train(order, carried, on, kept and not on, node.in_turns and on and node.rebased))
+    old = node.ready or node.carried  # that its steps are committed may be by an earlier life of this node
+    begun = old is not None and old.fresh if on else not kept
+    task = Task("train", order.round, front, lease, base, fresh=begun)
+    node = replace(node, task=task, kept=kept or (node.in_turns and on))
+    return replace(node, ready=None, carried=base, reached=-1, reducing=None, held=None)
+
+
+def _in(sample: int, work: Work | None) -> bool:
+    return work is not None and sample in samples_of(work.lease, 0, work.samples)
 
 
 def _hurry(node: Node, task: Task, view: pb.View, out: list[Effect]) -> Node:

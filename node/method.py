@@ -49,7 +49,7 @@ class Method:
 
 def method_of(config: RunConfig, tensors: Sequence[Tensor]) -> Method:
     """The pieces for a model of these tensors."""
-    fragments = _fragments(config.fragments, tensors)
+    fragments = divided(config.fragments, tensors)
     return Method(
         rule=rule_of(config),
         weigh=_weigh(config.outer.weights),
@@ -92,14 +92,20 @@ def rule_of(config: RunConfig) -> Rule:
     return Begun(Sgd(1.0), together, rule) if together else rule
 
 
-def sealing_of(config: RunConfig, fragment: Fragment | None) -> Sealing:
-    """How the contributions to a chunk of this fragment become the bytes that are sealed. `None`: for an owner
-    that does not know the model, which is enough where deltas are not merged by tensors."""
+def fragments_of(config: RunConfig, tensors: Sequence[Tensor]) -> tuple[Fragment, ...]:
+    """What nodes exchange in turns. Where all fragments are due at once, that is the whole model."""
+    return divided(config.fragments, tensors) if config.fragments.stagger else whole(tensors)
+
+
+def sealing_of(config: RunConfig, *fragments: Fragment) -> Sealing:
+    """How the contributions to a chunk of these fragments, that follow one another, become the bytes that are
+    sealed. None given: for an owner that does not know the model, which is enough where deltas are not merged by
+    tensors."""
     codec = make(config.reduce.codec, config.reduce.block, config.reduce.scales)
     merge: Merge = Mean(codec)
     if config.outer.merge is MergeName.RADIAL:
-        assert fragment is not None, "radial merges are by tensors"
-        merge = Radial(codec, pieces_of(fragment, Chunks(fragment.numel, config.reduce.chunk)))
+        assert fragments, "radial merges are by tensors"
+        merge = Radial(codec, [p for f in fragments for p in pieces_of(f, Chunks(f.numel, config.reduce.chunk))])
     gathers = config.reduce.codec is CodecName.SPARSE
     sealing: Sealing = Gathered(codec, merge) if gathers else Encoded(codec, merge)
     return Timed(sealing) if config.outer.per_token else sealing
@@ -154,7 +160,7 @@ def _weigh(name: WeightName) -> Weigh:
             assert_never(name)
 
 
-def _fragments(config: FragmentsConfig, tensors: Sequence[Tensor]) -> tuple[Fragment, ...]:
+def divided(config: FragmentsConfig, tensors: Sequence[Tensor]) -> tuple[Fragment, ...]:
     if config.count == 1:
         return whole(tensors)
     divide = partial(balanced if config.pattern is PatternName.BALANCED else strided, tensors)

@@ -1,12 +1,14 @@
 """The outer state of a node: anchor and momentum at some round.
 
 `state_k = apply(state_{k-1}, sealed_k)`, chunk by chunk, so a chunk that lags can be brought forward with sealed
-bytes alone. The state may be read by peers whenever it stands still. Methods that do arithmetic are called from
-one worker thread at a time; another may `copy` chunks meanwhile, and neither waits for longer than a chunk takes.
+bytes alone. Where fragments take turns, a round changes the chunks of its fragment and leaves the others what they
+are (`pass_over`). The state may be read by peers whenever it stands still. Methods that do arithmetic are called
+from one worker thread at a time; another may `copy` chunks meanwhile, and neither waits for longer than a chunk
+takes.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +18,11 @@ from atoll.comm.digest import digest, root
 from atoll.comm.ids import Round
 from atoll.comm.octets import Octets
 from atoll.comm.sealing import Sealing
+from atoll.comm.turns import Turns
 from atoll.node.gap import Gap
 from atoll.node.vectors import Vectors
 from atoll.outer_opt.arrays import norm
+from atoll.outer_opt.overlap import Adopt
 from atoll.outer_opt.ramp import Rule
 
 
@@ -33,17 +37,17 @@ class OuterState:
         """`gap`: is told how far the anchor goes."""
         self.gap = gap
         self.vectors, self.chunks, self.sealing, self._rule = vectors, chunks, sealing, rule
+        self.turns = Turns(chunks.parts)
         self.at: list[int] = [-1] * chunks.count  # the round each chunk of the state stands at; -1: nothing
-        self._noted = vectors.notes(
-            "notes", chunks.count
-        )  # (chunks,) the same and 1, for the next daemon; 0: nothing
-        self._landed = vectors.notes("landed", 2 * chunks.count).reshape(
-            -1, 2
-        )  # whose bytes are here, and how many
-        self._digests: list[bytes] = []
+        # (chunks,) the same and 1, for the next daemon; 0: nothing
+        self._noted = vectors.notes("notes", chunks.count)
+        # (chunks, 2) whose bytes of a chunk have come, and how many
+        self._landed = vectors.notes("landed", 2 * chunks.count).reshape(-1, 2)
+        self._digests: list[bytes] = [b""] * chunks.count  # when it was settled last
+        self._changed = set(range(chunks.count))  # chunks of which that is not so any more
         self._turn = threading.Lock()  # held while a chunk changes or is copied
-        self._delta = np.empty(chunks.size(0), np.float32)
-        self._scratch = np.empty(chunks.size(0), np.float32)
+        self._delta = np.empty(chunks.largest, np.float32)
+        self._scratch = np.empty(chunks.largest, np.float32)
         self._still = False
         self._aside = False  # the local vector holds its distance from the anchor instead of parameters
 
@@ -56,6 +60,7 @@ class OuterState:
         """The anchor was written, by the trainer or from a file: this is state_0. `momentum`: it was, too."""
         with self._turn:
             self._still = False
+            self._changed = set(range(self.chunks.count))
             if not momentum:
                 self.vectors.momentum[:] = 0.0
             self._all_at(0)
@@ -65,6 +70,7 @@ class OuterState:
         """What the vectors hold is about to be replaced as a whole."""
         with self._turn:
             self._still = False
+            self._changed = set(range(self.chunks.count))
             self._all_at(-1)
 
     def resume(self) -> None:
@@ -72,21 +78,39 @@ class OuterState:
         tell whether they are right."""
         with self._turn:
             self.at = [int(noted) - 1 if at < 0 else at for at, noted in zip(self.at, self._noted, strict=True)]
+            self._changed = set(range(self.chunks.count))
 
     def apply(self, c: int, payload: Octets) -> None:
-        """Bring chunk `c` one round forward with its sealed bytes. Raises `Malformed`; then nothing changed."""
+        """Bring chunk `c` forward with the sealed bytes of the next round of its fragment, to that round. Raises
+        `Malformed`; then nothing changed."""
         span, size = self.chunks.span(c), self.chunks.size(c)
         delta, scratch = self._delta[:size], self._scratch[:size]
         length = self.sealing.decode(c, payload, delta)
-        rule = self._rule.at(self.at[c] + 1, length)
+        round_ = self.turns.next(self.chunks.place(c)[0], self.at[c])
+        rule = self._rule.at(self.turns.turn(round_), length)
         before = None if self.gap is None else self.vectors.anchor[span].copy()
         with self._turn:
-            self._still = False
-            self._noted[c] = 0
+            self._changes(c)
             rule.step(self.vectors.anchor[span], self.vectors.momentum[span], delta, scratch)
-            self.at[c] += 1
-            self._noted[c] = self.at[c] + 1
+            self.at[c] = round_
+            self._noted[c] = round_ + 1
         self._moved(c, before)
+
+    def pass_over(self, round_: int, chunks: Iterable[int] | None = None) -> None:
+        """Of these chunks, or all: what no round up to `round_` changes any more is as it is in `round_`, too."""
+        with self._turn:
+            for c in range(self.chunks.count) if chunks is None else chunks:
+                if 0 <= self.at[c] < round_ < self.turns.next(self.chunks.place(c)[0], self.at[c]):
+                    self._still = False
+                    self.at[c] = round_
+                    self._noted[c] = round_ + 1
+
+    def take(self, fragment: int, adopt: Adopt) -> None:
+        """The local vector takes the new anchor of this fragment, as if nothing were trained since it was sent."""
+        local, anchor = self.vectors.local, self.vectors.anchor
+        for c in self.chunks.of(fragment):
+            span, scratch = self.chunks.span(c), self._scratch[: self.chunks.size(c)]
+            adopt(local[span], anchor[span], local[span].copy(), scratch)
 
     def put(self, c: int, round_: int, data: bytes | bytearray) -> None:
         """Take chunk `c` of state `round_` as a peer sent it: anchor, then momentum."""
@@ -94,8 +118,8 @@ class OuterState:
         both = np.frombuffer(data, np.float32)
         before = None if self.gap is None or self.at[c] < 0 else self.vectors.anchor[span].copy()
         with self._turn:
-            self._still = False
-            self._noted[c] = self._landed[c] = 0
+            self._changes(c)
+            self._landed[c] = 0
             self.vectors.anchor[span] = both[:size]
             self.vectors.momentum[span] = both[size:]
             self.at[c] = round_
@@ -144,20 +168,27 @@ class OuterState:
         return round_, both, sum_
 
     def sound(self, c: int) -> bool:
-        """Chunk `c` is what it was when the state was settled."""
+        """Chunk `c` is what it was when the state was settled. If not, it is digested anew the next time."""
         with self._turn:
-            return not self._still or self.chunk_digest(c) == self._digests[c]
+            if not self._still or self.chunk_digest(c) == self._digests[c]:
+                return True
+            self._changed.add(c)
+            return False
 
     def remake(self, c: int, round_: int, data: bytes, payloads: Sequence[Octets]) -> bool:
         """Make chunk `c` of the settled state anew: as it was in `round_`, brought forward. False: that did not
         give what it was when it was settled."""
-        at = self.at[c]
+        at, p = self.at[c], self.chunks.place(c)[0]
+        assert len(payloads) == len(self.turns.rounds(p, round_, at)), "these are of other rounds"
         self.put(c, round_, data)
         for payload in payloads:
             self.apply(c, payload)
         with self._turn:
             self.at[c], self._noted[c], self._still = at, at + 1, True
-            return self.chunk_digest(c) == self._digests[c]
+            right = self.chunk_digest(c) == self._digests[c]
+            if right:
+                self._changed.discard(c)
+            return right
 
     def renumber(self, round_: int) -> None:
         """The same state is that of `round_`: the rounds in between are void."""
@@ -168,6 +199,11 @@ class OuterState:
         if self.gap is not None and before is not None:
             before -= self.vectors.anchor[self.chunks.span(c)]
             self.gap.moved(self.at[c], norm(before))
+
+    def _changes(self, c: int) -> None:
+        self._still = False
+        self._noted[c] = 0
+        self._changed.add(c)
 
     def _all_at(self, round_: int) -> None:
         self.at = [round_] * self.chunks.count
@@ -185,19 +221,21 @@ class OuterState:
         differ."""
         with self._turn:
             self._still = False
+            self._changed = set(range(self.chunks.count))
         self._aside = False
 
     def settle(self) -> bytes:
-        """The state stands still until the next commit: digest it, open it to peers, return the root digest.
-        Work that was set aside now starts from the new anchor."""
+        """The state stands still until the next commit: digest what changed, open it to peers, return the root
+        digest. Work that was set aside now starts from the new anchor."""
         if self.gap is not None:
             self.gap.settled(owed=self._aside)
         if self._aside:
             np.add(self.vectors.local, self.vectors.anchor, out=self.vectors.local)
             self._aside = False
-        digests = [self.chunk_digest(c) for c in range(self.chunks.count)]
+        digests = [self.chunk_digest(c) if c in self._changed else known for c, known in enumerate(self._digests)]
         with self._turn:
             self._digests, self._still = digests, True
+            self._changed.clear()
         return root(digests)
 
     def chunk_digest(self, c: int) -> bytes:

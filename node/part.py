@@ -1,7 +1,7 @@
 """A node's part in the reduces: what it brings to a round, the reduce under way, and what becomes of the rest.
 
-    encode      anchor - local, once a round, whatever the number of attempts; with error feedback, what the wire
-                left out before is added
+    encode      anchor - local of the round's fragment, once a round, whatever the number of attempts; with error
+                feedback, what the wire left out before is added
     begin       take part under the round's first plan, or go on under a newer one
     sealed      every sealed chunk, once the round is committed
     keep        with error feedback: what the wire has left out this time
@@ -12,13 +12,14 @@ The daemon says when; nothing here decides.
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from atoll.comm.codec import Codec, NonFinite
+from atoll.comm.chunks import Chunks
+from atoll.comm.codec import F32, Codec, NonFinite
 from atoll.comm.encoding import DeltaEncoder, EncodedVector, encoded_norm, encoded_size
 from atoll.comm.errors import AtollError
 from atoll.comm.ids import NodeId
@@ -27,6 +28,7 @@ from atoll.comm.plan import BadPlan, Plan
 from atoll.comm.plane import DataPlane
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.reduce import Outcome, Reduction, SealedVector
+from atoll.comm.sealing import Sealing
 from atoll.node.machine import Work
 from atoll.node.outer import OuterState
 from atoll.node.residual import Residual
@@ -61,14 +63,17 @@ class Part:
         plane: DataPlane,
         outer: OuterState,
         codec: Codec,
+        sealings: Sequence[Sealing],
         layout: Layout,
         residual: Residual | None,
         outcome: Outcome,
         compute: Callable[[Callable[[], Any]], Awaitable[Any]],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        """`compute` calls a function in the thread that does the state's arithmetic; `spawn` starts a task."""
+        """`sealings`: of each fragment alone. `compute` calls a function in the thread that does the state's
+        arithmetic; `spawn` starts a task."""
         self._plane, self._outer, self._codec, self._layout = plane, outer, codec, layout
+        self._sealings = sealings
         self._residual, self._outcome, self._compute, self._spawn = residual, outcome, compute, spawn
         self._round = RoundBuffers()
         self._space: U8 | None = None  # to encode into
@@ -81,13 +86,15 @@ class Part:
         """The round's delta; from now on, if it was not begun."""
         key = (ready.round, ready.front)
         if self._round.encoded is None or self._round.encoded_for != key:
-            vectors, chunks = self._outer.vectors, self._outer.chunks
+            vectors, within = self._outer.vectors, self._within(ready.round)
+            anchor, local, chunks = vectors.anchor[within], vectors.local[within], self._chunks(ready.round)
             if self._space is None:
-                self._space = np.empty(encoded_size(self._codec, chunks), np.uint8)
-            offer = None if self._residual is None else self._residual.offer
-            encoder = DeltaEncoder(vectors.anchor, vectors.local, self._codec, chunks, self._space, offer)
+                every = (self._outer.chunks.alone(p) for p in range(self._outer.chunks.parts))
+                self._space = np.empty(max(encoded_size(self._codec, one) for one in every), np.uint8)
+            offer = None if self._residual is None else _behind(within.start, self._residual.offer)
+            encoder = DeltaEncoder(anchor, local, self._codec, chunks, self._space, offer)
             self._new_round(RoundBuffers(encoder.encoded, key, None, self._plane.bytes_up, self._plane.bytes_down))
-            self._round.encoding = self._spawn(self._encode(encoder))
+            self._round.encoding = self._spawn(self._encode(encoder, within.start))
         assert self._round.encoded is not None
         return self._round.encoded
 
@@ -98,7 +105,7 @@ class Part:
         await asyncio.wait([encoding])
         if encoding.cancelled() or encoding.exception() is not None or self._round.encoded is not encoded:
             return None
-        chunks = self._outer.chunks
+        chunks = self._chunks(ready.round)
         norm: float = await self._compute(lambda: encoded_norm(self._codec, chunks, encoded.chunks))
         return norm if self._round.encoded is encoded else None
 
@@ -120,11 +127,19 @@ class Part:
     def bytes_down(self) -> int:
         return self._plane.bytes_down - self._round.down
 
-    async def _encode(self, encoder: DeltaEncoder) -> None:
+    def _within(self, round_: int) -> slice:
+        """Where the round's fragment lies in the flat vector, in elements."""
+        return self._outer.chunks.within(self._outer.turns.fragment(round_))
+
+    def _chunks(self, round_: int) -> Chunks:
+        """The chunks of the round's fragment."""
+        return self._outer.chunks.alone(self._outer.turns.fragment(round_))
+
+    async def _encode(self, encoder: DeltaEncoder, start: int) -> None:
         try:
             await encoder.run(self._compute)
         except NonFinite as error:
-            raise NonFinite(f"training diverged: {error} in {self._parameter(error.element)}") from None
+            raise NonFinite(f"training diverged: {error} in {self._parameter(start + error.element)}") from None
 
     def _new_round(self, buffers: RoundBuffers) -> None:
         """The worker is at most in the middle of a few chunks of what was encoded, and does whatever else it is
@@ -179,9 +194,10 @@ class Part:
 
     async def _reduce(self, reducing: Reducing, me: NodeId, ready: Work) -> None:
         """This node's part in the reduce of a round, until it is committed or the node is out of it."""
-        encoded, peers, chunks = self.encode(ready), self._plane.peers, self._outer.chunks
+        encoded, peers, chunks = self.encode(ready), self._plane.peers, self._chunks(reducing.round)
         try:
-            terms = self._codec, chunks, self._plan, self._outcome, self._outer.sealing
+            sealing = self._sealings[self._outer.turns.fragment(reducing.round)]
+            terms = self._codec, chunks, self._plan, self._outcome, sealing
             reducing.reduction = Reduction(peers, me, encoded, *terms)
             await reducing.reduction.run()
         except AtollError as error:
@@ -206,3 +222,8 @@ class Part:
             residual.save()
 
         return work
+
+
+def _behind(start: int, offer: Callable[[slice, F32], None]) -> Callable[[slice, F32], None]:
+    """The same for a part of the vector that begins at `start`."""
+    return lambda span, delta: offer(slice(start + span.start, start + span.stop), delta)

@@ -2,10 +2,10 @@
 
 Chunks come over several streams from several donors at once, each of which gets work as fast as it answers
 (`errands`). A donor that fails, or whose bytes are not what the run's digests say, is left out. A chunk that lags
-some rounds is brought forward with their sealed bytes (about 1 byte a parameter and round) where these are fewer
-than those of the whole chunk (8 bytes a parameter). A donor that has moved on to the next round answers that it
-does not have the old one; whatever was fetched by then is kept and brought forward. Every chunk is checked against
-the donors' digest list, and the list against the digest that the coordinator recorded.
+some rounds of its fragment is brought forward with their sealed bytes (about 1 byte a parameter and round) where
+these are fewer than those of the whole chunk (8 bytes a parameter). A donor that has moved on to the next round
+answers that it does not have the old one; whatever was fetched by then is kept and brought forward. Every chunk is
+checked against the donors' digest list, and the list against the digest that the coordinator recorded.
 """
 
 import asyncio
@@ -196,13 +196,24 @@ class _Recovery:
                 self._next_donor()
         if left := self._errands.left:
             raise MovedOn(f"{left} of {self._progress.of} chunks of round {self._round} could not be had")
-        if len(self._tail) == self._progress.of:
-            tail = zip(*(self._tail[c] for c in range(self._progress.of)), strict=True)
-            self._progress.sealed = {Round(k): all_ for k, all_ in enumerate(tail, self._from + 1)}
+        self._progress.sealed = self._sealed_rounds()
         return self._progress
+
+    def _sealed_rounds(self) -> dict[Round, tuple[Sealed, ...]]:
+        """Of all missed rounds; empty if one lacks a chunk, or they were many."""
+        turns, chunks, found = self._outer.turns, self._outer.chunks, dict[Round, tuple[Sealed, ...]]()
+        missed = range(self._from + 1, self._round + 1)
+        for k in missed if 0 <= self._from and len(missed) <= TAIL else ():
+            at = turns.turn(k) - turns.turn(turns.next(turns.fragment(k), self._from))  # of its fragment's rounds
+            of = [self._tail.get(c, ()) for c in chunks.of(turns.fragment(k))]
+            if any(len(sealed) <= at for sealed in of):
+                return {}
+            found[Round(k)] = tuple(sealed[at] for sealed in of)
+        return found
 
     async def _lacking(self) -> list[int]:
         outer = self._outer
+        await self._compute(outer.pass_over, self._round)
         here = [outer.at[c] == self._round for c in range(outer.chunks.count)]
         return [
             c
@@ -279,10 +290,11 @@ class _Recovery:
         """The bytes of chunk `c`: how many, and what brings the chunk to the round with them."""
         outer, round_ = self._outer, self._round
         sealed, whole = outer.sealing.size(outer.chunks.size(c), 1), 8 * outer.chunks.size(c)  # bytes
-        if outer.at[c] >= 0 and 0 < (round_ - outer.at[c]) * sealed < whole:
+        fragment, i = outer.chunks.place(c)
+        missed = outer.turns.rounds(fragment, outer.at[c], round_)
+        if outer.at[c] >= 0 and 0 < len(missed) * sealed < whole:
             with suppress(Missing):  # the donor keeps fewer rounds: the whole chunk follows
-                missed = range(outer.at[c] + 1, round_ + 1)
-                ask = [(Item.SEALED, Round(k), c, sealed, DEADLINE, self._sealed(c)) for k in missed]
+                ask = [(Item.SEALED, Round(k), i, sealed, DEADLINE, self._sealed(c)) for k in missed]
                 payloads = [await fetcher.fetch(*what) for what in ask]
                 return sum(map(len, payloads)), lambda: self._bring_forward(c, payloads)
         data = bytearray(whole)
@@ -317,12 +329,13 @@ class _Recovery:
         try:
             for payload in payloads:
                 outer.apply(c, payload)
+            outer.pass_over(self._round, [c])
             good = outer.chunk_digest(c) == self._wanted[c]
         except Malformed:
             good = False
         if not good:
             outer.at[c] = -1
-        elif 0 <= self._from and len(payloads) == self._round - self._from <= TAIL:
+        elif len(payloads) == len(outer.turns.rounds(outer.chunks.place(c)[0], self._from, self._round)) <= TAIL:
             self._tail[c] = [Sealed(payload, digest(payload)) for payload in payloads]
 
     async def _take(self, errand: Errand, size: int, work: Callable[[], None]) -> None:

@@ -141,7 +141,7 @@ class Reducer:
             reduce = self._run.reduce
             codec = make_codec(reduce.codec, reduce.block, reduce.scales)
             chunks = Chunks(numel, reduce.chunk)
-            sealing = sealing_of(self._run, None)
+            sealing = sealing_of(self._run)
             self._reduction = Reduction(self._plane.peers, self._me, None, codec, chunks, plan, self, sealing)
             self._task = asyncio.create_task(self._reduce(self._reduction))
             self._reduced += 1

@@ -31,6 +31,7 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.codec import Codec
 from atoll.comm.digest import SIZE, digest
 from atoll.comm.octets import U8
+from atoll.comm.turns import Turns
 from atoll.node.files import appearing, write_all
 from atoll.node.vectors import Vectors
 from atoll.outer_opt.feedback import ErrorFeedback
@@ -68,16 +69,16 @@ class Residual:
 
     def commit(self, round_: int, encoded: Sequence[U8], lacking: bytes) -> None:
         """Round `round_` is committed, and anchor and local vector are still what it was encoded from. `encoded`:
-        this node's chunks; `lacking`: a bitmap of those that the round has not."""
+        this node's chunks, of the round's fragment; `lacking`: a bitmap of those that the round has not."""
         if round_ <= self.at:
             return
-        for c in range(self._chunks.count):
+        for i, c in enumerate(self._chunks.of(Turns(self._chunks.parts).fragment(round_))):
             span = self._chunks.span(c)
             offered, sent = np.zeros((2, self._chunks.size(c)), np.float32)
             np.subtract(self._vectors.anchor[span], self._vectors.local[span], out=offered)
             self.offer(span, offered)
-            if not bit(lacking, c):
-                self._codec.decode(encoded[c], sent)
+            if not bit(lacking, i):
+                self._codec.decode(encoded[i], sent)
             self._feedback.commit(self.vector[span], offered, sent)
         self.at = round_
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+from atoll.comm.chunks import Chunks
 from atoll.comm.digest import SIZE, digest
 from atoll.comm.octets import Octets, view
+from atoll.comm.turns import Turns
 from atoll.node.files import Room, appearing, clear_unfinished, room, write_all
 
 MAGIC = b"atollsl1"
@@ -34,8 +36,9 @@ class _Index:
 
 
 class SealedLog:
-    def __init__(self, folder: Path, run: bytes, chunks: int, room: Room = room) -> None:
-        """What is in `folder`; nothing is changed there. `run`: 16 bytes; `chunks` that a round has."""
+    def __init__(self, folder: Path, run: bytes, chunks: Chunks, room: Room = room) -> None:
+        """What is in `folder`; nothing is changed there. `run`: 16 bytes; `chunks` of the state, of which a
+        round has those of its fragment."""
         self._folder, self._run, self._chunks, self._room = folder, run, chunks, room
         found = (self._open(path) for path in sorted(folder.glob(f"{PREFIX}*")))
         self._rounds = {round_: index for round_, index in found if index is not None}
@@ -97,7 +100,8 @@ class SealedLog:
             with open(path, "rb") as file:
                 head = file.read(_HEAD.size)
                 magic, run, round_, chunks = _HEAD.unpack(head)
-                if (magic, run, chunks) != (MAGIC, self._run, self._chunks):
+                of = self._chunks.of(Turns(self._chunks.parts).fragment(round_))
+                if (magic, run, chunks) != (MAGIC, self._run, len(of)):
                     return 0, None
                 table, sum_ = file.read(chunks * _CHUNK.size), file.read(SIZE)
         except (OSError, struct.error):

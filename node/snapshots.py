@@ -8,7 +8,8 @@ was applied meanwhile, later chunks are of that one, and the sealed log brings t
 
 The header names each parameter twice, `anchor.NAME` and `momentum.NAME`, with its shape; parameters lie in the
 order of the flat vector. Its metadata has `run`, `tokens` (committed by the run after round `first`), `chunk`
-(elements) and `chunks`: for each its round and digest, 16 and 32 hexadecimal digits.
+(elements) and `chunks`: for each its round and digest, 16 and 32 hexadecimal digits; and of fragments, if there is
+more than one, the elements.
 """
 
 import json
@@ -140,7 +141,8 @@ def describe(path: Path) -> tuple[bytes, Layout, Chunks] | None:
         layout = tuple((name.removeprefix("anchor."), tuple(map(int, e["shape"]))) for name, e in anchor)
         if any(len(shape) > MOST_DIMS for _, shape in layout):
             return None  # their product alone could take hours
-        chunks = Chunks(sum(math.prod(shape) for _, shape in layout), int(metadata["chunk"]))
+        fragments = tuple(map(int, metadata.get("fragments", "").split()))
+        chunks = Chunks(sum(math.prod(shape) for _, shape in layout), int(metadata["chunk"]), fragments)
         return bytes.fromhex(metadata["run"]), layout, chunks
     except DAMAGED:
         return None
@@ -163,6 +165,8 @@ def _header(run: bytes, layout: Layout, chunks: Chunks, tokens: int, entries: li
         "chunks": table,
         "digest": digest(table.encode()).hex(),
     }
+    if chunks.fragments:
+        metadata["fragments"] = " ".join(map(str, chunks.fragments))
     return header_of(metadata, [(f"{v}.{name}", shape) for v in ("anchor", "momentum") for name, shape in layout])
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from atoll.comm.chunks import Chunks
 from atoll.comm.digest import SIZE, digest, root
 from atoll.comm.errors import ResourceError
 from atoll.node.snapshots import Layout, header_of
@@ -49,6 +50,7 @@ class Manifest(msgspec.Struct, frozen=True):
     chunk: int  # elements, of the flat vector, that the state's digest is made of
     state_digest: str  # as the round's commit record has it
     files: dict[str, Written]
+    fragments: tuple[int, ...] = ()  # elements of each, if there is more than one
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Facts:
     round: int
     tokens: int
     tokens_round: int
-    chunk: int
+    chunks: Chunks
     layout: Layout
 
 
@@ -129,9 +131,10 @@ class Store:
             facts.round,
             facts.tokens,
             facts.tokens_round,
-            facts.chunk,
+            facts.chunks.chunk,
             root(sums).hex(),
             {name: Written(file.size, file.sum) for name, file in files.items()},
+            facts.chunks.fragments,
         )
         self.fs.pipe_file(self._at(folder, MANIFEST), msgspec.json.format(msgspec.json.encode(manifest)))
         return manifest
@@ -206,7 +209,7 @@ def folder_of(url: str, run: str, run_id: str) -> str:
     return f"{url.rstrip('/')}/{name}-{run_id[:8]}"
 
 
-def state_digest(anchor: F32, momentum: F32, chunk: int) -> str:
+def state_digest(anchor: F32, momentum: F32, chunks: Chunks) -> str:
     """Of a whole state, hexadecimal."""
-    spans = (slice(start, start + chunk) for start in range(0, anchor.size, chunk))
+    spans = (chunks.span(c) for c in range(chunks.count))
     return root([digest(anchor[span], momentum[span]) for span in spans]).hex()

@@ -251,10 +251,10 @@ class Peer(Daemon):
         assert self._outer is not None
         return self._outer.vectors
 
-    async def _inspect(self) -> None:
+    async def _inspect(self, round_: int) -> None:
         """In training it is done while the trainer goes on; the stand-in does not."""
         self._inspected.clear()
-        await super()._inspect()
+        await super()._inspect(round_)
         self._inspected.set()
 
     async def _at_hand(self, round_: int) -> None:

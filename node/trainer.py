@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,6 +29,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from atoll.comm.errors import AtollError, ConfigError, ResourceError, Unreachable
+from atoll.comm.turns import Turns
 from atoll.node import channel
 from atoll.node.channel import TrainerEnd
 from atoll.node.config import Device, NodeConfig, TrainerSpec
@@ -42,11 +43,13 @@ from atoll.node.flat import (
     map_vector,
     read_shards,
     restore_shards,
+    shapes_of,
     squared_distances,
     write_shards,
 )
 from atoll.node.inner import Learner, Team, evaluate, train
 from atoll.node.launch import LAUNCHER, die_with_parent
+from atoll.node.layout import in_turns, stretches
 from atoll.node.method import adopt_of
 from atoll.node.model import blocks_of, build, build_custom, init_parameters
 from atoll.node.moment_files import MomentFiles
@@ -144,8 +147,7 @@ def main(spec_path: str, group: str) -> None:
             device = choose_device(spec.node, team)
             with local_group(spec, team, device, group):
                 learner, layout = prepare(spec, team, device)
-                shapes = tuple((slot.name, slot.shape) for slot in layout.slots)
-                commands.send(channel.Hello(os.getpid(), team.size, layout.numel, shapes))
+                commands.send(channel.Hello(os.getpid(), team.size, layout.numel, shapes_of(layout)))
                 with kept_moments(spec, learner, layout, commands) as moments:
                     serve(commands, learner, layout, moments)
     except AtollError as error:
@@ -224,7 +226,10 @@ def prepare(spec: TrainerSpec, team: Team, device: torch.device) -> tuple[Learne
     team.share(spec.run.inner.batch_size)
     source = open_together(spec, team)
     model = place(spec, team, device)
-    return Learner(spec.run, team, device, source, model, make_optimizer(model, spec.run.inner)), layout_of(model)
+    layout = layout_of(model)
+    names = [name for name, _ in in_turns(spec.run, shapes_of(layout))]
+    learner = Learner(spec.run, team, device, source, model, make_optimizer(model, spec.run.inner))
+    return learner, layout_of(model, names)
 
 
 def open_together(spec: TrainerSpec, team: Team) -> Source:
@@ -263,7 +268,9 @@ def kept_moments(spec: TrainerSpec, learner: Learner, layout: Layout, commands: 
     """The inner optimizer's state on disk; what is being written when the trainer ends is finished."""
     limit = Shares.of(spec.node.disk * 1e9, layout.numel, spec.run.inner.optimizer).inner
     files = MomentFiles(Path(spec.moments), limit) if spec.moments else None
-    moments = Moments(learner, files, spec.run.checkpoint.every, lambda said: commands.send(channel.Told(said)))
+    fragments, _ = stretches(spec.run, shapes_of(layout))
+    every = spec.run.checkpoint.every * len(fragments)
+    moments = Moments(learner, files, every, lambda said: commands.send(channel.Told(said)))
     try:
         yield moments
     finally:
@@ -313,6 +320,10 @@ class Workbench:
         self._moments = moments
         self._adopt = adopt_of(learner.run.overlap)
         self._sent: list[Tensor] = []  # this rank's shards at the last hand-over, if it goes ahead
+        self._handed = 0  # the round that it was of
+        fragments, _ = stretches(learner.run, shapes_of(layout))
+        self._turns = Turns(len(fragments))
+        self._of = [p for p, fragment in enumerate(fragments) for _ in fragment.tensors]  # of each slot
         self.next, self.waiting, self.send = commands.next, commands.waiting, commands.send
 
     def initialise(self, seed: int) -> None:
@@ -330,16 +341,29 @@ class Workbench:
         model, vectors = self._learner.model, self._vectors
         write_shards(model, self._layout, vectors.local)
         self._sent = copy_shards(model, self._layout) if ready.ahead else []
-        norm = distance(self._learner, self._layout, vectors.anchor)  # also: every rank has written its shards
+        self._handed = ready.round
+        # What follows is also: every rank has written its shards.
+        norm = distance(self._learner, self._layout, vectors.anchor, self._exchanged(ready.round))
         self.send(msgspec.structs.replace(ready, norm=norm))
         self._moments.keep(ready.round)
 
-    def take(self, resume: bool) -> None:
-        """The daemon touches neither vector before the next hand-over."""
-        vectors = self._vectors
-        flat, adopt = (vectors.local, rebase) if resume else (vectors.anchor, self._adopt)
-        adopt_shards(self._learner.model, self._layout, flat, self._sent, adopt)
+    def take(self, order: channel.Train) -> None:
+        """The daemon touches neither vector before the next hand-over. Of a committed round only its fragment has
+        a new anchor; others have one if later rounds were missed."""
+        model, layout, vectors, sent = self._learner.model, self._layout, self._vectors, self._sent
+        exchanged = self._exchanged(self._handed)
+        if order.resume:
+            adopt_shards(model, layout, vectors.local, sent, rebase)
+        else:
+            adopt_shards(model, layout, vectors.anchor, sent, self._adopt, exchanged)
+            if order.rebased:
+                adopt_shards(model, layout, vectors.local, sent, rebase, lambda slot: not exchanged(slot))
         self._sent = []
+
+    def _exchanged(self, round_: int) -> Callable[[int], bool]:
+        """Whether a slot is of the round's fragment."""
+        fragment = self._turns.fragment(round_)
+        return lambda slot: self._of[slot] == fragment
 
     def evaluate(self, round: int) -> None:
         model = self._learner.model
@@ -351,13 +375,14 @@ class Workbench:
         self.send(evaluated)
 
 
-def distance(learner: Learner, layout: Layout, anchor: Tensor) -> float:
-    """L2 norm of what the parameters, all ranks', are away from the anchor; `Diverged` if that is not finite."""
+def distance(learner: Learner, layout: Layout, anchor: Tensor, chosen: Callable[[int], bool]) -> float:
+    """L2 norm of what the parameters of chosen slots, all ranks', are away from the anchor; `Diverged` if that of
+    any slot is not finite."""
     squares = learner.team.total(*squared_distances(learner.model, layout, anchor))
     for slot, square in zip(layout.slots, squares, strict=True):
         if not math.isfinite(square):
             raise Diverged(f"training diverged: {slot.name} holds NaN, infinity or values too large")
-    return math.sqrt(sum(squares))
+    return math.sqrt(sum(square for slot, square in enumerate(squares) if chosen(slot)))
 
 
 if __name__ == "__main__":

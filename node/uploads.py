@@ -121,13 +121,13 @@ class Uploads:
             return
         store = Store(folder_of(self.checkpoint.remote, kept.about.run.name, kept.mark), self.files)
         there = max(store.rounds(), default=0)
-        if kept.rounds[0] - there < self.turn * self.checkpoint.remote_every:
+        if kept.rounds[0] - there < self.turn * self.checkpoint.remote_every * kept.chunks.parts:
             return
         with held(self.folder, kept) as mine:
             round_ = mine.rounds[0]
             of = next(s for s in mine.snapshots if s.first <= round_)
             run = mine.about.run.name
-            facts = Facts(run, mine.mark, round_, of.tokens, of.first, mine.chunks.chunk, mine.layout)
+            facts = Facts(run, mine.mark, round_, of.tokens, of.first, mine.chunks, mine.layout)
             sent = store.write(facts, (Piece(*state[1:]) for state in export.states(mine, round_)), allow)
         self.newest = round_
         mega = sum(file.size for file in sent.files.values()) / 1e6
@@ -149,7 +149,7 @@ def held(folder: Path, kept: Kept) -> Iterator[Kept]:
                 continue
         mark = bytes.fromhex(kept.mark)
         found = tuple(snapshots.find(own, mark, kept.layout, kept.chunks))
-        log_ = SealedLog(own, mark, kept.chunks.count)
+        log_ = SealedLog(own, mark, kept.chunks)
         mine = Kept(kept.about, kept.mark, kept.layout, kept.chunks, found, log_)
         if not mine.rounds:
             raise Lacking(0, "its snapshots were replaced meanwhile")

@@ -1,13 +1,11 @@
 """A node's state directory, filled as its daemon fills it."""
 
 import asyncio
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from atoll.comm.chunks import Chunks
 from atoll.comm.codec import make
 from atoll.comm.config import ModelConfig, ReduceConfig, RunConfig
 from atoll.comm.digest import digest
@@ -15,6 +13,7 @@ from atoll.comm.octets import U8
 from atoll.node.about import About
 from atoll.node.durable import Durable, Place
 from atoll.node.flat import layout_of
+from atoll.node.layout import in_turns, stretches
 from atoll.node.method import rule_of, sealing_of
 from atoll.node.model import build
 from atoll.node.outer import OuterState
@@ -37,10 +36,11 @@ class Node:
         about = about or About(RUN)
         self.state_dir, self.run, self.folder = folder, about.run, folder / "outer" / mark.hex()
         layout = layout or layout_for(about.run.model)
-        self.chunks = Chunks(sum(math.prod(shape) for _, shape in layout), self.run.reduce.chunk)
+        layout = in_turns(self.run, layout) if self.run.fragments.count > 1 else layout
+        fragments, self.chunks = stretches(self.run, layout)
         self.codec = make(self.run.reduce.codec, self.run.reduce.block, self.run.reduce.scales)
         vectors = Vectors.create(self.chunks.numel, folder, folder / "shm")
-        self.outer = OuterState(vectors, self.chunks, sealing_of(self.run, None), rule_of(self.run))
+        self.outer = OuterState(vectors, self.chunks, sealing_of(self.run, *fragments), rule_of(self.run))
         place = Place(self.folder, mark, layout, 3, about=about)
         self.disk = Durable(self.outer, lambda _: None, place)
 
@@ -51,9 +51,10 @@ class Node:
                 self.outer.vectors.anchor[:] = rng.standard_normal(self.chunks.numel, dtype=np.float32)
                 self.outer.initialised()
             else:
-                payloads = self.sealed(round_)
-                for c, payload in enumerate(payloads):
+                of, payloads = self.chunks.of(self.outer.turns.fragment(round_)), self.sealed(round_)
+                for c, payload in zip(of, payloads, strict=True):
                     self.outer.apply(c, payload)
+                self.outer.pass_over(round_)
                 self.disk.committed(round_, payloads, [digest(payload) for payload in payloads])
                 self.outer.settle()
             self.disk.settled(round_, 10 * round_)
@@ -61,8 +62,9 @@ class Node:
 
     def sealed(self, round_: int) -> list[U8]:
         delta = np.random.default_rng(round_).standard_normal(self.chunks.numel, dtype=np.float32)
-        payloads = [np.empty(self.codec.size(self.chunks.size(c)), np.uint8) for c in range(self.chunks.count)]
-        for c, payload in enumerate(payloads):
+        of = self.chunks.of(self.outer.turns.fragment(round_))
+        payloads = [np.empty(self.codec.size(self.chunks.size(c)), np.uint8) for c in of]
+        for c, payload in zip(of, payloads, strict=True):
             self.codec.encode(delta[self.chunks.span(c)], payload)
         return payloads
 

@@ -277,17 +277,23 @@ class Layout(_message.Message):
 
     NUMEL_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    FRAGMENTS_FIELD_NUMBER: _builtins.int
     numel: _builtins.int
     digest: _builtins.bytes
+    @_builtins.property
+    def fragments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """elements of each, one after the other; none: all are exchanged together"""
+
     def __init__(
         self,
         *,
         numel: _builtins.int = ...,
         digest: _builtins.bytes = ...,
+        fragments: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "numel", b"numel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "fragments", b"fragments", "numel", b"numel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -373,6 +379,7 @@ class Ready(_message.Message):
     LOSS_FIELD_NUMBER: _builtins.int
     DELTA_NORM_FIELD_NUMBER: _builtins.int
     FRONT_FIELD_NUMBER: _builtins.int
+    FRESH_FIELD_NUMBER: _builtins.int
     DAMPING_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """inner steps of the fence's round"""
@@ -382,6 +389,8 @@ class Ready(_message.Message):
     delta_norm: _builtins.float
     front: _builtins.int
     """first sample of the lease it was trained on"""
+    fresh: _builtins.bool
+    """nothing of earlier rounds is in it: they began from the anchor"""
     damping: _builtins.float
     """what late work counts: 1 unless the anchor moved under it; 0: not told"""
     def __init__(
@@ -392,11 +401,12 @@ class Ready(_message.Message):
         loss: _builtins.float = ...,
         delta_norm: _builtins.float = ...,
         front: _builtins.int = ...,
+        fresh: _builtins.bool = ...,
         damping: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["damping", b"damping", "delta_norm", b"delta_norm", "front", b"front", "loss", b"loss", "samples", b"samples", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["damping", b"damping", "delta_norm", b"delta_norm", "fresh", b"fresh", "front", b"front", "loss", b"loss", "samples", b"samples", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -745,7 +755,7 @@ class Plan(_message.Message):
     kept: _builtins.bytes
     """bitmap: the chunks that were sealed in earlier attempts"""
     numel: _builtins.int
-    """elements of the flat vector"""
+    """elements of the round's fragment"""
     layered: _builtins.bytes
     """bitmap: the chunks that are reduced in two levels, by way of the relays"""
     length: _builtins.float

@@ -24,3 +24,23 @@ def test_a_chunk_outside_the_vector_is_refused(c: int) -> None:
 def test_sizes_below_one_are_refused(numel: int, chunk: int) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         Chunks(numel, chunk)
+
+
+@pytest.mark.parametrize("fragments", [(10,), (4, 6), (1, 8, 1), (3, 3, 3, 1)])
+def test_fragments_are_cut_by_themselves_and_follow_one_another(fragments: tuple[int, ...]) -> None:
+    chunks, vector = Chunks(10, 4, fragments), np.arange(10)
+    assert np.array_equal(np.concatenate([vector[chunks.span(c)] for c in range(chunks.count)]), vector)
+    assert [c for p in range(chunks.parts) for c in chunks.of(p)] == list(range(chunks.count))
+    assert chunks.largest == max(chunks.size(c) for c in range(chunks.count))
+    for p, numel in enumerate(fragments):
+        alone, part = chunks.alone(p), vector[chunks.within(p)]
+        assert (alone.numel, part.size, len(chunks.of(p))) == (numel, numel, alone.count)
+        for i, c in enumerate(chunks.of(p)):
+            assert chunks.place(c) == (p, i)
+            assert np.array_equal(vector[chunks.span(c)], part[alone.span(i)])
+
+
+@pytest.mark.parametrize("fragments", [(4, 5), (10, 0), (11, -1)])
+def test_fragments_that_are_not_the_vector_are_refused(fragments: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="are not 10 elements"):
+        Chunks(10, 4, fragments)

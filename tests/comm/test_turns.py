@@ -1,36 +1,37 @@
-import asyncio
+"""Whose turn it is, from the round's number alone."""
+
+import pytest
 
 from atoll.comm.turns import Turns
+from atoll.outer_opt.fragments import offsets
 
 
-def order(keys: list[int], give_up: int = -1) -> list[int]:
-    """In which order they have their turn, the first one being inside when the others come."""
-
-    async def story() -> list[int]:
-        turns, had, leave = Turns(), list[int](), asyncio.Event()
-
-        async def one(i: int) -> None:
-            async with turns.one(keys[i]):
-                had.append(i)
-                if i == 0:
-                    await leave.wait()
-
-        tasks = [asyncio.create_task(one(i)) for i in range(len(keys))]
-        await asyncio.sleep(0)
-        leave.set()
-        if give_up >= 0:
-            tasks[give_up].cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        async with turns.one(0):
-            return had
-
-    return asyncio.run(asyncio.wait_for(story(), 5))
+def test_fragments_take_turns_from_the_first_round_on() -> None:
+    turns = Turns(3)
+    assert [turns.fragment(k) for k in range(1, 8)] == [0, 1, 2, 0, 1, 2, 0]
+    assert [turns.turn(k) for k in range(1, 8)] == [1, 1, 1, 2, 2, 2, 3]
+    assert [Turns().fragment(k) for k in (1, 2, 9)] == [0, 0, 0]
+    assert [Turns().turn(k) for k in (1, 2, 9)] == [1, 2, 9]
 
 
-def test_the_smallest_key_is_next_and_of_equal_ones_who_came_first() -> None:
-    assert order([9, 3, 1, 3, 2]) == [0, 2, 4, 1, 3]
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_the_rounds_of_all_fragments_are_all_rounds(count: int) -> None:
+    turns = Turns(count)
+    for after in range(12):
+        for until in range(after, 14):
+            found = [turns.rounds(p, after, until) for p in range(count)]
+            assert sorted(k for rounds in found for k in rounds) == list(range(after + 1, until + 1))
+            assert all(turns.fragment(k) == p for p, rounds in enumerate(found) for k in rounds)
 
 
-def test_who_gives_up_has_no_turn_and_takes_none_from_others() -> None:
-    assert order([0, 5, 5, 5], give_up=2) == [0, 1, 3]
-    assert order([0, 5, 5, 5], give_up=0) == [0, 1, 2, 3]
+@pytest.mark.parametrize(("count", "steps"), [(1, 30), (4, 100), (3, 10), (24, 24), (5, 7)])
+def test_a_fragment_is_due_after_the_inner_steps_that_its_offset_says(count: int, steps: int) -> None:
+    turns, taken = Turns(count), 0
+    due = [offset + steps * turn for turn in range(3) for offset in offsets(count, steps)]
+    for round_, at in enumerate(due, 1):
+        taken += turns.steps(round_, steps)
+        assert taken == at
+
+
+def test_a_round_has_a_step_at_least() -> None:
+    assert [Turns(4).steps(k, 2) for k in range(1, 5)] == [1, 1, 1, 1]

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from atoll.comm.bits import bit, bitmap
+from atoll.comm.chunks import Chunks
 from atoll.comm.digest import digest, root
 from atoll.comm.ids import NodeId
 from atoll.coordinator import ledger as book
@@ -150,7 +151,7 @@ def test_a_contribution_counts_for_the_part_of_the_vector_that_it_is_in() -> Non
     ledger = sealed_by(ledger, A, 0, 3, inputs=(0, 1, 2))
     ledger = sealed_by(ledger, B, 1, 4, inputs=(0, 1))
     ledger = sealed_by(ledger, C, 2, 5, inputs=(0, 1))
-    parts = {n: part for n, (_, part) in book.included(ledger, numel=55, chunk=10).items()}
+    parts = {n: part for n, (_, part) in book.included(ledger, Chunks(55, 10)).items()}
     assert parts == pytest.approx({A: 1.0, B: 1.0, C: 20 / 55})
     assert bit(ledger.sealed[0].inputs, 2) and not bit(ledger.sealed[5].inputs, 2)
 

@@ -40,7 +40,7 @@ def stored(node: Node, store: str, round_: int) -> Path:
     kept = export.look(node.folder)
     assert kept is not None
     there = Store(folder_of(store, RUN.name, MARK.hex()))
-    facts = Facts(RUN.name, kept.mark, round_, 0, round_, kept.chunks.chunk, kept.layout)
+    facts = Facts(RUN.name, kept.mark, round_, 0, round_, kept.chunks, kept.layout)
     there.write(facts, (Piece(*found[1:]) for found in export.states(kept, round_)), lambda _: None)
     return Path(there.path, f"round-{round_:012d}")
 

@@ -485,7 +485,7 @@ def test_a_snapshot_loads_with_safetensors_alone(tmp_path: Path) -> None:
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = SealedLog(tmp_path, RUN, CHUNKS.count, lambda _: PLENTY)
+    log = SealedLog(tmp_path, RUN, CHUNKS, lambda _: PLENTY)
 
     def fails(*_: Any) -> None:
         raise OSError(28, "No space left on device")

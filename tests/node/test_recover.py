@@ -69,11 +69,12 @@ class Peer:
         """Apply the sealed bytes of a round: the same for everybody that commits it."""
         delta = np.random.default_rng(round_).standard_normal(self.chunks.numel, dtype=np.float32)
         payloads = []
-        for c in range(self.chunks.count):
+        for c in self.chunks.of(self.outer.turns.fragment(round_)):
             out = np.empty(self.codec.size(self.chunks.size(c)), np.uint8)
             self.codec.encode(delta[self.chunks.span(c)], out)
             payloads.append(out)
             self.outer.apply(c, payloads[-1])
+        self.outer.pass_over(round_)
         self.disk.committed(round_, payloads, [digest(payload) for payload in payloads])
         await self.disk.quiet()
         return self.outer.settle()
@@ -152,6 +153,55 @@ def test_the_sealed_bytes_of_a_few_missed_rounds_are_there_for_the_log(tmp_path:
             for chunk, one in enumerate(sealed):
                 assert one.payload == await a.sealed(k, chunk) and one.digest == digest(one.payload)
         assert not (await bring(b, 3, sum_, a)).sealed, "it missed more than memory is for"
+
+
+@pytest.mark.parametrize("missed", [1, 2, 3, 7])
+def test_of_fragments_that_take_turns_the_rounds_that_were_missed_are_fetched(missed: int, tmp_path: Path) -> None:
+    chunks = Chunks(5000, 512, (1500, 600, 2900))
+
+    @with_peers(tmp_path, "a", "b", chunks=chunks)
+    async def _(a: Peer, b: Peer) -> None:
+        sums = [a.initialise()]
+        b.initialise()
+        for k in range(1, 4 + missed):
+            sums.append(await a.commit(k))
+            if k <= 3:
+                await b.commit(k)
+        before = a.plane.bytes_up
+        await bring(b, 3 + missed, sums[-1], a)
+        assert b.outer.at == [3 + missed] * chunks.count and b.outer.settle() == sums[-1]
+        assert b.bits() == a.bits()
+        sealed = sum(chunks.alone(a.outer.turns.fragment(k)).numel for k in range(4, 4 + missed))
+        assert a.plane.bytes_up - before < 1.1 * sealed + 3000
+
+
+def test_the_sealed_bytes_of_missed_rounds_of_fragments_are_there_for_the_log(tmp_path: Path) -> None:
+    @with_peers(tmp_path, "a", "b", chunks=Chunks(5000, 512, (1500, 600, 2900)))
+    async def _(a: Peer, b: Peer) -> None:
+        a.initialise()
+        b.initialise()
+        for k in range(1, 5):
+            sum_ = await a.commit(k)
+            if k <= 2:
+                await b.commit(k)
+        took = await bring(b, 4, sum_, a)
+        assert [(k, len(sealed)) for k, sealed in took.sealed.items()] == [(3, 6), (4, 3)]
+        for k, sealed in took.sealed.items():
+            for chunk, one in enumerate(sealed):
+                assert one.payload == await a.sealed(k, chunk) and one.digest == digest(one.payload)
+
+
+def test_a_joiner_gets_fragments_of_different_turns(tmp_path: Path) -> None:
+    @with_peers(tmp_path, "a", "b", chunks=Chunks(5000, 512, (1500, 600, 2900)))
+    async def _(a: Peer, b: Peer) -> None:
+        a.initialise()
+        for k in range(1, 6):
+            sum_ = await a.commit(k)
+        await bring(b, 5, sum_, a)
+        assert b.outer.round == 5 and b.outer.settle() == sum_
+        for k in (6, 7):
+            assert await a.commit(k) == await b.commit(k)
+        assert b.bits() == a.bits()
 
 
 def test_three_missed_rounds_are_less_than_three_point_two_bytes_a_parameter(tmp_path: Path) -> None:

@@ -106,6 +106,24 @@ def test_in_fifty_rounds_of_which_many_fail_nothing_is_lost_nor_sent_twice(node:
     assert error < 1e-5
 
 
+def test_of_fragments_that_take_turns_the_residual_moves_where_the_round_was(tmp_path: Path) -> None:
+    rng, chunks = np.random.default_rng(5), Chunks(3000, 512, (1000, 2000))
+    vectors = Vectors.create(chunks.numel, tmp_path)
+    residual = Residual(ErrorFeedback(1.0), vectors, chunks, INT4)
+    vectors.local[:] = rng.standard_normal(chunks.numel)
+    within, alone = chunks.within(1), chunks.alone(1)
+    encoder = DeltaEncoder(vectors.anchor[within], vectors.local[within], INT4, alone)
+    asyncio.run(encoder.run(asyncio.to_thread))
+    residual.commit(2, encoder.encoded.chunks, bitmap([3], alone.count))
+    assert not residual.vector[:1000].any()
+    missed = alone.span(3)  # the round has nothing of it: all is left
+    assert np.array_equal(residual.vector[within][missed], -vectors.local[within][missed])
+    rest = np.delete(residual.vector[within], np.r_[missed])
+    assert 0 < np.abs(rest).max() < 0.5 * np.abs(vectors.local).max()
+    residual.close()
+    vectors.close()
+
+
 def test_it_comes_back_from_the_disk_unless_a_later_round_has_used_it(node: Node, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     node.vectors.local[:] = rng.standard_normal(CHUNKS.numel)

@@ -1,5 +1,7 @@
 """What real nodes seal and apply is what `atoll simulate` does to the same deltas, bit for bit."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -7,10 +9,13 @@ from numpy.typing import NDArray
 from atoll.comm.chunks import Chunks
 from atoll.comm.codec import make
 from atoll.comm.config import CodecName, ReduceConfig, RunConfig
-from atoll.comm.outer_config import MergeName, OuterConfig, WeightName
+from atoll.comm.outer_config import FragmentsConfig, MergeName, OuterConfig, PatternName, WeightName
 from atoll.comm.sealing import Refused
-from atoll.node.method import method_of, pieces_of, sealing_of
+from atoll.node.layout import in_turns, stretches
+from atoll.node.method import method_of, pieces_of, rule_of, sealing_of
+from atoll.node.outer import OuterState
 from atoll.node.simulate.exchange import Contribution, Replicated
+from atoll.node.vectors import Vectors
 from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.fragments import whole
 from atoll.outer_opt.tensors import Kind, tensors
@@ -62,6 +67,48 @@ def test_nodes_do_what_the_simulator_does(merge: MergeName, codec: CodecName, we
             method.rule.at(round_, length).step(anchor[span], momentum[span], delta, scratch)
         assert anchor.tobytes() == simulated.anchor.tobytes()
         assert momentum.tobytes() == simulated.momentum.tobytes()
+
+
+@pytest.mark.parametrize("merge", MergeName)
+@pytest.mark.parametrize("pattern", PatternName)
+def test_fragments_that_take_turns_are_what_the_simulator_makes_of_each(
+    merge: MergeName, pattern: PatternName, tmp_path: Path
+) -> None:
+    outer = OuterConfig(merge=merge, momentum_warmup=3, per_token=True)
+    reduce = ReduceConfig(codec=CodecName.INT4, chunk=1024)
+    run = RunConfig(outer=outer, reduce=reduce, fragments=FragmentsConfig(3, pattern))
+    method, rng = method_of(run, TENSORS), np.random.default_rng(9)
+    start = rng.standard_normal(MODEL.numel).astype(np.float32)
+    simulated = [Replicated(run, method, fragment, start) for fragment in method.fragments]
+    fragments, chunks = stretches(run, in_turns(run, [(t.name, t.shape) for t in TENSORS]))
+    vectors, wire = Vectors.create(MODEL.numel, tmp_path), make(CodecName.INT4, reduce.block, reduce.scales)
+    for p, fragment in enumerate(method.fragments):
+        fragment.gather(start, vectors.anchor[chunks.within(p)])
+    state = OuterState(vectors, chunks, sealing_of(run, *fragments), rule_of(run))
+    state.initialised()
+    for round_ in range(1, 8):
+        p = (round_ - 1) % chunks.parts
+        alone, sealing, steps = chunks.alone(p), sealing_of(run, fragments[p]), [20, 30 * round_]
+        deltas = [delta[: alone.numel] for delta in drawn(2)]
+        decoded = [simulated[p].over_the_wire(delta) for delta in deltas]
+        simulated[p].commit([Contribution(x, 64 * n, n) for x, n in zip(decoded, steps, strict=True)])
+
+        parts = shares(method.weigh([64 * n for n in steps], steps), [1.0, 1.0])
+        for i, c in enumerate(chunks.of(p)):
+            payloads = [np.empty(wire.size(alone.size(i)), np.uint8) for _ in deltas]
+            for delta, payload in zip(deltas, payloads, strict=True):
+                wire.encode(np.ascontiguousarray(delta[alone.span(i)]), payload)
+            terms = [(k, payload, parts[k]) for k, payload in enumerate(payloads)]
+            sealed = np.empty(sealing.size(alone.size(i), 2), np.uint8)
+            sealing.seal(i, terms, sum(steps) / 2 / run.rounds.inner_steps, alone.size(i), sealed)
+            state.apply(c, sealed)
+        state.pass_over(round_)
+        state.settle()
+        assert state.round == round_
+        for q, replica in enumerate(simulated):
+            assert vectors.anchor[chunks.within(q)].tobytes() == replica.anchor.tobytes()
+            assert vectors.momentum[chunks.within(q)].tobytes() == replica.momentum.tobytes()
+    vectors.close()
 
 
 def test_chunks_know_what_they_have_of_each_tensor() -> None:

@@ -21,7 +21,7 @@ from atoll.comm.config import (
     load_run,
 )
 from atoll.comm.errors import ConfigError
-from atoll.comm.methods import check_real, method_file, simulated_only
+from atoll.comm.methods import SHIPPED, check_real, method_file, simulated_only
 from atoll.comm.outer_config import FragmentsConfig, OuterConfig, OverlapConfig, TakeName
 from atoll.node.config import NodeConfig
 from atoll.node.data import Source, open_source
@@ -254,14 +254,16 @@ def test_what_is_wrong_is_said(arguments: tuple[str, ...], sentence: str, tmp_pa
 
 def test_a_coordinator_refuses_what_nodes_would_ignore() -> None:
     demo = CONFIGS / "demo.yaml"
-    for name in ("diloco", "intellect-1", "local-sgd", "overlapped", "muloco", "sparse"):
-        check_real(load_run(demo, (), method_file(name, demo)))
-    start = ("rounds.data_parallel=5", "outer.damping=true")
-    check_real(load_run(demo, start))
-    with pytest.raises(ConfigError, match="data_parallel=5 with overlap.delay=40: only"):
-        check_real(load_run(demo, start, method_file("overlapped", demo)))
-    for name in ("streaming", "decoupled"):
-        run = load_run(demo, (), method_file(name, demo))
-        with pytest.raises(ConfigError, match="only `atoll simulate` carries this out so far"):
-            check_real(run)
-    assert simulated_only(load_run(demo, (), method_file("streaming", demo))) == ["fragments.count=4"]
+    for method in SHIPPED.glob("*.yaml"):
+        check_real(load_run(demo, (), method))
+    check_real(load_run(demo, ("outer.damping=true", "rounds.data_parallel=5")))
+    damped = load_run(demo, ("outer.damping=true", "fragments.count=2"))
+    with pytest.raises(ConfigError, match="only `atoll simulate` carries this out so far"):
+        check_real(damped)
+    assert simulated_only(damped) == ["outer.damping=True with fragments.count=2"]
+    begun = load_run(demo, ("rounds.data_parallel=5", "overlap.delay=1", "fragments.count=2"))
+    assert [
+        f"rounds.data_parallel=5 with {w}" for w in ("overlap.delay=1", "fragments.count=2")
+    ] == simulated_only(begun)
+    with pytest.raises(ConfigError, match="set fragments.count=6 or less"):
+        check_real(load_run(demo, ("rounds.inner_steps=6",), method_file("decoupled", demo)))

@@ -56,7 +56,7 @@ def state(node: Node) -> tuple[Facts, Callable[[], Iterator[Piece]]]:
     kept = export.look(node.folder)
     assert kept is not None
     round_ = kept.rounds[0]
-    facts = Facts(RUN.name, kept.mark, round_, 10 * round_, round_, kept.chunks.chunk, kept.layout)
+    facts = Facts(RUN.name, kept.mark, round_, 10 * round_, round_, kept.chunks, kept.layout)
     return facts, lambda: (Piece(*found[1:]) for found in export.states(kept, round_))
 
 
@@ -70,7 +70,7 @@ def test_a_checkpoint_is_the_state_and_loads_without_atoll(url: str, tmp_path: P
     assert store.rounds() == [5] and store.manifest("round-000000000005") == manifest
     assert sum(sent) == sum(file.size for file in manifest.files.values())
     vectors = node.outer.vectors
-    assert manifest.state_digest == state_digest(vectors.anchor, vectors.momentum, RUN.reduce.chunk)
+    assert manifest.state_digest == state_digest(vectors.anchor, vectors.momentum, node.chunks)
     for name, vector in ((ANCHOR, vectors.anchor), (MOMENTUM, vectors.momentum)):
         store.fs.get_file(f"{store.path}/round-000000000005/{name}", str(tmp_path / name))
         tensors = load_file(tmp_path / name)
@@ -86,7 +86,7 @@ def test_the_newest_checkpoints_stay_and_what_was_not_finished_goes(url: str, tm
         raise ConnectionError("the line is dead")
 
     for round_ in (1, 2, 3, 4, 5):
-        of = Facts(facts.run, facts.run_id, round_, 0, round_, facts.chunk, facts.layout)
+        of = Facts(facts.run, facts.run_id, round_, 0, round_, facts.chunks, facts.layout)
         if round_ in (2, 5):
             with pytest.raises(ConnectionError):
                 store.write(of, breaks(), lambda _: None)

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from trainers import DEADLINE, FAR, Node, launched, order, small
 
 from atoll.comm.config import DataConfig, DataKind, InnerConfig, OptimizerName, RunConfig
-from atoll.comm.outer_config import OverlapConfig
+from atoll.comm.outer_config import FragmentsConfig, OverlapConfig, TakeName
 from atoll.node import channel
+from atoll.node.layout import stretches
 from atoll.node.leases import beyond, samples
 
 
@@ -230,6 +231,48 @@ def test_with_overlap_work_that_was_left_out_is_kept_with_what_followed_it(tmp_p
             await node.ask(resumed, channel.Ready)
             moved = node.local - sent  # its two steps, at a small learning rate, and the rebase
             assert np.abs(moved - 0.25).max() < 1e-4
+
+    asyncio.run(story())
+
+
+def test_of_fragments_that_take_turns_only_the_one_that_was_exchanged_takes_the_new_anchor(tmp_path: Path) -> None:
+    """Rounds 1, 2 and 3 exchange the first third, the second, the third; at a learning rate of zero."""
+
+    async def story() -> None:
+        inner = InnerConfig(batch_size=4, warmup_tokens=1_000_000)
+        overlap = OverlapConfig(delay=2, take=TakeName.MIX, alpha=0.25)
+        run = small(inner=inner, overlap=overlap, fragments=FragmentsConfig(3))
+        async with launched(tmp_path / "node", run) as node:
+            hello = await node.attach()
+            fragments, chunks = stretches(run, hello.layout)
+            assert [chunks.within(p) for p in range(3)] == [span for f in fragments for span in f.spans]
+            await node.ask(channel.Initialise(0), channel.Initialised)
+            ready = await node.ask(channel.Train(1, 3, 1, 3, 100_000, 1, ((0, 120),)), channel.Ready)
+            first, second, third = (chunks.within(p) for p in range(3))
+            trained, start = node.local.copy(), node.anchor.copy()
+            moved = np.linalg.norm((trained - start)[first])
+            assert 0 < moved and math.isclose(ready.norm, moved, rel_tol=1e-5), "the norm is of what is exchanged"
+            await node.answer(channel.Waits)
+            node.anchor[:] += np.float32(0.5)  # the trainer may look at the first third only
+            await node.ask(channel.Train(2, 2, 1, 2, 0, 1, ((12, 108),), on=True), channel.Ready)
+            mixed = np.float32(0.25) * trained + np.float32(0.75) * node.anchor
+            assert np.abs(node.local - mixed)[first].max() < 1e-3
+            assert np.abs(node.local - trained)[second].max() < 1e-3 > np.abs(node.local - trained)[third].max()
+            await node.answer(channel.Waits)
+            trained = node.local.copy()
+            node.local[:] += np.float32(0.125)  # the daemon: rounds were missed, all is on another anchor
+            missed = channel.Train(5, 2, 1, 2, 0, 1, ((20, 100),), on=True, rebased=True)
+            await node.ask(missed, channel.Ready)
+            mixed = np.float32(0.25) * trained + np.float32(0.75) * node.anchor
+            assert np.abs(node.local - mixed)[second].max() < 1e-3
+            for rebased in (first, third):
+                assert np.abs(node.local - trained - 0.125)[rebased].max() < 1e-3
+            await node.answer(channel.Waits)
+            before = node.local.copy()
+            node.anchor[:] = 7.0
+            kept = channel.Train(6, 1, 1, 1, 0, 1, ((400, 4),), resume=True)
+            await node.ask(kept, channel.Ready)
+            assert node.local.tobytes() == before.tobytes()
 
     asyncio.run(story())
 

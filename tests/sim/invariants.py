@@ -7,13 +7,14 @@ from dataclasses import fields, is_dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from sim.truth import CHUNK, Mean, next_state, norm, root
+from sim.truth import Contribution, Mean, next_state, norm, root
 
 from atoll.comm.bits import places
 from atoll.comm.config import RunConfig
 from atoll.comm.ids import NodeId
 from atoll.comm.outer_config import WeightName
 from atoll.comm.plan import Fence
+from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator import events as ev
 from atoll.coordinator.core import Batch
 from atoll.coordinator.events import CommitRecord
@@ -88,6 +89,7 @@ def check_commit(world: "World", before: State, batch: Batch) -> None:
     records_say_what_the_bytes_contain(world, record)
     commits_have_enough_members(world, record)
     no_sample_counts_twice(world, record)
+    no_fragment_has_a_step_twice(world, record)
     nodes_are_told_what_counted(world, after, record)
     world.truth.roots.append(after.sealed)
     world.truth.states.append(next_state(world.truth.states[-1], after.sealed))
@@ -144,14 +146,14 @@ def records_say_what_the_bytes_contain(world: "World", record: CommitRecord) -> 
     chunk is the weighted mean of exactly the contributions that its seal lists, no node's twice."""
     truth, k, sample = world.truth, record.round, world.config.model.seq_len
     base = truth.states[k - 1]
-    means, entries = _means(world, record), world.truth.entries[record.round]
+    means, entries, grid = _means(world, record), truth.entries[k], world.chunks(k)
     counts = Counts(world.config, entries)
     parts, most = Counter[NodeId](), Counter[NodeId]()
     for c, (payload, mean) in enumerate(means):
         hold(mean.chunk == c, f"the bytes of chunk {mean.chunk} of round {k} are committed as chunk {c}")
         nodes = [x.node for x in mean.contributions]
         hold(len(set(nodes)) == len(nodes), f"a node is twice in chunk {c} of round {k}: {nodes}")
-        real = tuple(counts.of(x.node, len(x.samples)) for x in mean.contributions)
+        real = tuple(counts.of(x.node, len(x.samples), counts.behind(x)) for x in mean.contributions)
         hold(real == mean.weights, f"chunk {c} of round {k} was weighed {mean.weights} for {real}")
         hold(mean.length == counts.length, f"chunk {c} of round {k} has the length {mean.length}")
         listed = {
@@ -162,12 +164,12 @@ def records_say_what_the_bytes_contain(world: "World", record: CommitRecord) -> 
         hold(listed == {tuple(nodes)}, f"chunk {c} of round {k} has {nodes}, its seal lists {listed}")
         for x in mean.contributions:
             hold(x.base == base or x.node in truth.flipped, f"{x.node} has steps on another state in round {k}")
-            parts[x.node] += min(CHUNK, world.numel - c * CHUNK)
+            parts[x.node] += grid.size(c)
             most[x.node] = max(most[x.node], len(x.samples))
     hold(parts.keys() == record.contributors.keys(), f"round {k} has {parts}, the record {record.contributors}")
     for node, tokens in record.contributors.items():
-        exact = most[node] * sample * parts[node] / world.numel
-        right = tokens == exact if parts[node] == world.numel else exact - 1.001 < tokens < exact + 0.001
+        exact = most[node] * sample * parts[node] / grid.numel
+        right = tokens == exact if parts[node] == grid.numel else exact - 1.001 < tokens < exact + 0.001
         hold(right, f"{node} has {exact} tokens in round {k}, its record says {tokens}")
     for c, (_, mean) in enumerate(means):
         out = parts.keys() - {x.node for x in mean.contributions}
@@ -185,20 +187,26 @@ class Counts:
     def __init__(self, config: RunConfig, entries: tuple[Entry, ...]) -> None:
         first = min(entry.since for entry in entries)
         founders = [e.contribution for e in entries if e.since == first and e.contribution is not None]
-        self.config, self.batch = config, config.inner.batch_size
-        steps = [c.samples / self.batch for c in founders]
+        self.config, self.batch, self.entries = config, config.inner.batch_size, entries
+        behind = [c.samples + c.earlier for c in founders]
+        steps = [n / self.batch for n in behind]
         self.length = sum(steps) / len(steps) / config.rounds.inner_steps if config.outer.per_token else 1.0
-        self.weights = self._raw([c.samples for c in founders])
+        self.weights = self._raw(behind)
         norms = sorted(c.norm for c in founders)
         self.limit = norms[(len(norms) - 1) // 2]
 
-    def of(self, node: NodeId, samples: int) -> tuple[float, float]:
-        """Weight and scale."""
-        (weight,) = self._raw([samples])
+    def of(self, node: NodeId, samples: int, behind: int) -> tuple[float, float]:
+        """Weight and scale of a delta with steps on so many samples behind it, `samples` of them not committed."""
+        (weight,) = self._raw([behind])
         if self.config.outer.weights is WeightName.QUALITY:
             weight = min(weight, 4 * median(self.weights))
         own = norm(node, samples)
         return weight, self.limit / own if self.config.outer.clip and own > self.limit else 1.0
+
+    def behind(self, x: Contribution) -> int:
+        """Samples that are behind it."""
+        known = max(e.contribution.earlier for e in self.entries if e.node == x.node and e.contribution)
+        return min(known + len(x.samples), len(x.behind)) if x.vague else len(x.behind)
 
     def _raw(self, samples: list[int]) -> list[float]:
         tokens = [float(n * self.config.model.seq_len) for n in samples]
@@ -247,6 +255,21 @@ def no_sample_counts_twice(world: "World", record: CommitRecord) -> None:
     used = [s for s in nodes if s in world.truth.consumed]
     hold(not used, f"round {record.round} consumes samples that were consumed before: {used}")
     world.truth.consumed.update(nodes)
+
+
+def no_fragment_has_a_step_twice(world: "World", record: CommitRecord) -> None:
+    """The steps on a sample are in a fragment's deltas once, though each of the fragments has them; and what a
+    node commits is in its delta."""
+    p = world.turns.fragment(record.round)
+    for c, (_, mean) in enumerate(_means(world, record)):
+        spent = world.truth.spent.setdefault((p, c), set())
+        for x in mean.contributions:
+            twice = spent.intersection(x.behind)
+            told = f"{x.node} has steps on {sorted(twice)[:3]} in chunk {c} of round {record.round}"
+            hold(not twice and len(set(x.behind)) == len(x.behind), f"{told}, which the fragment {p} had before")
+            lacks = set(x.samples) - set(x.behind)
+            hold(not lacks, f"{x.node} commits {sorted(lacks)[:3]}, which its delta of round {record.round} lacks")
+            spent.update(x.behind)
 
 
 def nodes_are_told_what_counted(world: "World", after: State, record: CommitRecord) -> None:
@@ -301,6 +324,18 @@ def fences_grow(world: "World", fence: Fence) -> None:
         one_plan_an_attempt(world, fence)
 
 
+def a_plan_is_of_its_rounds_fragment(world: "World", plan: pb.Plan) -> None:
+    """A plan has an owner for each chunk of the fragment that the round's number says, and for no other."""
+    grid, told = world.chunks(plan.round), f"round {plan.round} has {len(plan.owners)} chunks of {plan.numel}"
+    hold((len(plan.owners), plan.numel) == (grid.count, grid.numel), f"{told}, its fragment {grid}")
+
+
+def a_round_has_its_inner_steps(world: "World", order: pb.Train) -> None:
+    """The rounds of all fragments together have the inner steps of the run's config."""
+    steps = world.turns.steps(order.round, world.config.rounds.inner_steps)
+    hold(order.steps == steps <= order.ceiling, f"round {order.round} has {order.steps} inner steps, not {steps}")
+
+
 def one_plan_an_attempt(world: "World", fence: Fence) -> None:
     """At most one plan is in force for (round, attempt), whoever saw it."""
     known = world.truth.fences.setdefault((fence.round, fence.attempt), fence)
@@ -351,7 +386,8 @@ def the_ledger_has_what_members_said(world: "World", state: State) -> None:
     for node, c in r.ledger.contributions.items():
         front = state.leases.held[node][0][0]
         ready = ev.BecameReady(node, here[node].life, r.number, front, c.samples, c.steps, c.loss, c.norm)
-        hold(ready in truth.said, f"{node} never said that it is ready with {c.samples} samples")
+        said = ready in truth.said or replace(ready, fresh=True) in truth.said
+        hold(said, f"{node} never said that it is ready with {c.samples} samples")
     for node, held in r.held.items():
         right = held.fence.round == r.number and (node not in here or held.life == here[node].life)
         hold(held in truth.said and right, f"{node} never said that it holds {held.fence}")

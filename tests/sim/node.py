@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
 from sim import invariants
+from sim.beyond import Beyond
 from sim.control import Control
 from sim.disk import PATIENCE, Disk, Durable
 from sim.engine import Process
@@ -18,7 +19,6 @@ from sim.truth import Contribution, Life, digest, next_state, norm, root
 
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import NOBODY
-from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator import events as ev
 from atoll.node import machine
 
@@ -52,7 +52,7 @@ class Node(Process):
     def __init__(self, world: "World", host: Host) -> None:
         super().__init__(world.engine, host.name)
         self.world, self.host = world, host
-        self.machine = machine.Node()
+        self.machine = machine.Node(in_turns=bool(world.fragments))
         self.control, self.trainer, self.plane = Control(self), Trainer(self), Plane(self)
         self.durable = Durable(self)
         self.state = -1, b""  # round and digest of what anchor and momentum hold
@@ -60,6 +60,7 @@ class Node(Process):
         self.flip = False  # the next state that it computes has a wrong bit
         self.local: list[int] = []
         self.base = b""  # digest of the state that `local` is beyond
+        self.beyond = Beyond(world.turns)
         self.furthest = -1  # the newest state that it had
         self.lost: list[int] = []  # samples whose steps were lost with a trainer, or with a state that was wrong
         self.steps: list[int] = []  # samples that it took steps on, in order
@@ -110,15 +111,17 @@ class Node(Process):
         match effect:
             case machine.Initialise():
                 self.trainer.busy(0.1, self._initialised)
-            case machine.Train(order, carried, on):
-                self._train(order, carried, on)
+            case machine.Train():
+                self._train(effect)
             case machine.Evaluate(round_):
                 self.trainer.busy(0.1, lambda: self.feed(machine.TrainerEvaluated(round_, 2.0)))
             case machine.FinishTraining(round_):
                 self.trainer.finish(round_)
             case machine.StartReduce(plan):
                 self.world.planned(plan)
-                self.plane.begin(plan, Contribution(self.me, tuple(self.local), self.base))
+                behind = self.beyond.of(plan.round)
+                local, vague = tuple(self.local), self.beyond.vague
+                self.plane.begin(plan, Contribution(self.me, local, self.base, behind, vague))
             case machine.StopReduce():
                 self.plane.cancel()
             case machine.Apply(view):
@@ -134,7 +137,8 @@ class Node(Process):
                 self.still = False
                 self.later(self.world.apply_time, self._renumber, round_)
             case machine.ReportLayout():
-                self.report(lambda n, life: ev.LayoutKnown(n, life, self.world.numel, digest("layout")))
+                numel, sizes = self.world.numel, self.world.fragments
+                self.report(lambda n, life: ev.LayoutKnown(n, life, numel, digest("layout"), sizes))
             case machine.ReportState(round_, state):
                 self.report(lambda n, life: ev.StateAt(n, life, round_, state))
             case machine.ReportReached(round_):
@@ -150,19 +154,22 @@ class Node(Process):
 
     # Training
 
-    def _train(self, order: pb.Train, carried: int, on: bool) -> None:
+    def _train(self, effect: machine.Train) -> None:
+        order, carried, on = effect.order, effect.carried, effect.on
+        self.beyond.train(effect)
         lease = [s for r in order.lease for s in range(r.first, r.first + r.count)]
         if not carried:
             self.drop(self.local, "training starts from the anchor")
             self.local, self.base = [], self.state[1]
-        self.world.resumed(self, lease, carried)
+        self.world.resumed(self, order, lease, carried)
         if not on and self.trainer.taken:
             invariants.steps_ahead_are_kept(self)
         self.excused = False
         self.trainer.train(order, lease[carried:], on)
 
-    def trained(self, samples: list[int]) -> None:
+    def trained(self, round_: int, samples: list[int]) -> None:
         """The trainer wrote the local vector."""
+        self.beyond.hand_over(round_, samples)
         self.local = self.local + samples
         self.steps += samples
 
@@ -171,6 +178,7 @@ class Node(Process):
         if training:
             self.lost += self.local
             self.local = []
+            self.beyond.clear()
 
     def drop(self, samples: list[int], why: str) -> None:
         """Its steps on the samples will not be committed from here; unless they were, that is for a reason."""
@@ -193,7 +201,7 @@ class Node(Process):
         self.world.truth.contributed[self.session, work.round] = tuple(self.local)
         self.report(
             lambda n, life: ev.BecameReady(
-                n, life, work.round, front, samples, work.steps, work.loss, norm(n, samples)
+                n, life, work.round, front, samples, work.steps, work.loss, norm(n, samples), work.fresh
             )
         )
 
@@ -209,6 +217,7 @@ class Node(Process):
 
     def _initialised(self) -> None:
         self.drop_for_good()
+        self.beyond.clear()
         self.durable.doubt()
         self._settle(0, self.world.initial_state(self), alone=True)
 
@@ -221,6 +230,7 @@ class Node(Process):
         self.world.applies(self, round_, sealed)
         if self.world.left_out(self, round_):
             self.drop_for_good()
+        self.beyond.apply(round_)
         self.durable.committed(round_, sealed)
         self._settle(round_, next_state(self.state[1], sealed))
 
@@ -231,6 +241,7 @@ class Node(Process):
         if not rebase:
             self.drop_for_good() if differs else self.drop(self.local, "it recovers without keeping its work")
             self.local = []
+            self.beyond.clear()
         self.plane.recover(order)
 
     def drop_for_good(self) -> None:
@@ -285,8 +296,8 @@ def told(event: object) -> str:
         case machine.Recover(view, differs, rebase):
             donors = " ".join(d.node_id for d in view.donors)
             return f"Recover({view.committed}, {differs=}, {rebase=}, from {donors})"
-        case machine.Train(order, carried, on):
-            return f"Train({order.round}, {carried=}, {on=})"
+        case machine.Train(order, carried, on, kept, rebased):
+            return f"Train({order.round}, {carried=}, {on=}, {kept=}, {rebased=})"
         case machine.StartReduce(plan):
             return f"StartReduce({plan.round}/{plan.attempt})"
         case _:

@@ -139,8 +139,8 @@ MUTATIONS = [
     Mutation(
         "the weight counts one sample less",
         C + "weighing.py",
-        "float(contribution.samples * config",
-        "float((contribution.samples - 1) * config",
+        "float((contribution.samples + contribution.earlier) * config",
+        "float((contribution.samples + contribution.earlier - 1) * config",
     ),
     Mutation(
         "who comes later changes what the others count",
@@ -164,14 +164,14 @@ MUTATIONS = [
     Mutation(
         "a part of a contribution counts as all of it",
         C + "ledger.py",
-        "return {node: (contribution, elements / numel) for",
+        "return {node: (contribution, elements / chunks.numel) for",
         "return {node: (contribution, 1.0) for",
     ),
     Mutation(
         "the last chunk is as large as the others",
         C + "ledger.py",
-        "sum(min(chunk, numel - c * chunk) for c in chunks)",
-        "sum(min(chunk, numel) for c in chunks)",
+        "sum(chunks.size(c) for c in inside)",
+        "sum(chunks.largest for c in inside)",
     ),
     Mutation(
         "the contribution of a lost member stays",
@@ -517,8 +517,8 @@ MUTATIONS = [
     Mutation(
         "work is not carried over",
         N + "machine.py",
-        "carried = node.ready or node.carried\n            return replace(node, moving=False",
-        "carried = None\n            return replace(node, moving=False",
+        "carried = node.ready or node.carried\n            node = replace(node, moving=False",
+        "carried = None\n            node = replace(node, moving=False",
     ),
     Mutation(
         "a lost Ready is not said again",
@@ -576,6 +576,56 @@ MUTATIONS = [
         "on = node.task is not None and bool(rest) and rest[0][0] == node.task.front",
         "on = node.task is not None",
         2,
+    ),
+    # Fragments
+    Mutation(
+        "the coordinator plans another fragment than the round's",
+        C + "state.py",
+        "return self.turns.fragment(self.round.number)",
+        "return self.turns.fragment(self.committed)",
+        1,
+    ),
+    Mutation(
+        "a turn of all fragments has the inner steps of one round",
+        C + "view.py",
+        "        steps=state.steps,",
+        "        steps=state.config.rounds.inner_steps,",
+        1,
+    ),
+    Mutation(
+        "a delta is weighed without what was committed with other fragments",
+        C + "weighing.py",
+        "    tokens = float((contribution.samples + contribution.earlier) * config.model.seq_len)",
+        "    tokens = float(contribution.samples * config.model.seq_len)",
+        1,
+    ),
+    Mutation(
+        "steps are behind a fragment's next delta, too",
+        C + "attempts.py",
+        "0 if p == state.fragment else before[p]",
+        "before[p]",
+        1,
+    ),
+    Mutation(
+        "who began from the anchor is weighed as if it had not",
+        C + "rounds.py",
+        "    if event.fresh:",
+        "    if False:",
+        1,
+    ),
+    Mutation(
+        "what came when all chunks were sealed is trained anew, on top of itself",
+        N + "machine.py",
+        " and not _in(front, node.taken)",
+        "",
+        1,
+    ),
+    Mutation(
+        "what a trainer left when it died is gone on from",
+        N + "machine.py",
+        "kept=node.kept and not training)",
+        "kept=node.kept)",
+        1,
     ),
     # The exchange
     Mutation(

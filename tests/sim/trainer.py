@@ -144,7 +144,7 @@ class Trainer:
     def _hand_over(self, order: pb.Train) -> None:
         """Write the local vector, and go ahead if it may."""
         steps, used = self.steps, self.steps * self._batch
-        self.node.trained(self._samples[:used])
+        self.node.trained(order.round, self._samples[:used])
         self._samples = self._samples[used:]
         self.steps, self._began = 0, self._began + steps * self.node.step_time
         self._most = min(self._delay, len(self._samples) // self._batch)

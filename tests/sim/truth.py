@@ -40,6 +40,8 @@ class Contribution:
     node: NodeId
     samples: Samples
     base: bytes  # digest of the state
+    behind: Samples = ()  # all samples whose steps it has: where fragments take turns, those of earlier rounds too
+    vague: bool = False  # it is known for fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class Truth:
     roots: list[bytes] = field(default_factory=list)  # over the sealed chunks, by round; round 1 first
     states: list[bytes] = field(default_factory=list)  # digests, by round; state_0 first
     consumed: set[int] = field(default_factory=set)  # samples
+    spent: dict[tuple[int, int], set[int]] = field(default_factory=dict)  # samples behind the deltas that were
+    # committed, by fragment and chunk
     withheld: set[int] = field(default_factory=set)  # samples of who left while they could be committed
     contributed: dict[tuple[Life, int], Samples] = field(default_factory=dict)  # by round
     tokens: int = 0  # committed

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from sim import invariants
@@ -19,6 +20,7 @@ from sim.node import Host, Node
 from sim.service import Service, copy
 from sim.truth import CHUNK, Mean, Truth, digest
 
+from atoll.comm.chunks import Chunks
 from atoll.comm.config import (
     CheckpointConfig,
     DataConfig,
@@ -32,6 +34,7 @@ from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.outer_config import OuterConfig, OverlapConfig, WeightName
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.turns import Turns
 from atoll.coordinator.core import Batch, Core
 from atoll.coordinator.events import Note, Publish
 from atoll.coordinator.journal import Journal
@@ -71,6 +74,8 @@ class World:
             outer = replace(self.config.outer, feedback=0.9 if seed % 8 == 2 else 0.0)
             self.config = replace(self.config, overlap=OverlapConfig(delay=delay), outer=outer)
         self.numel = CHUNK * self.rng.randint(2, 8) - 3
+        self.fragments = some_fragments(seed, self.numel) if config is None and seed % 3 == 1 else ()
+        self.turns = Turns(len(self.fragments) or 1)
         self.folder = Path(tempfile.mkdtemp(prefix="atoll-sim-", dir=MEMORY if Path(MEMORY).is_dir() else None))
         self.seal_time = self.rng.choice([0.02, 0.02, 0.2, 0.6])  # seconds that an average takes at most
         self.same_bits = self.rng.random() < 0.5
@@ -187,7 +192,12 @@ class World:
     def moved(self, node: Node) -> None:
         invariants.active_nodes_have_the_logs_state(self, node)
 
+    def chunks(self, round_: int) -> Chunks:
+        """Of the round's fragment."""
+        return Chunks((self.fragments or (self.numel,))[self.turns.fragment(round_)], CHUNK)
+
     def planned(self, plan: pb.Plan) -> None:
+        invariants.a_plan_is_of_its_rounds_fragment(self, plan)
         fence = Fence(Incarnation(plan.incarnation), Epoch(plan.epoch), Round(plan.round), plan.attempt)
         invariants.one_plan_an_attempt(self, fence)
 
@@ -229,7 +239,8 @@ class World:
     def admitted(self, node: Node) -> None:
         self.say(f"{node.place} is {node.me}.{node.control.life}")
 
-    def resumed(self, node: Node, lease: list[int], carried: int) -> None:
+    def resumed(self, node: Node, order: pb.Train, lease: list[int], carried: int) -> None:
+        invariants.a_round_has_its_inner_steps(self, order)
         invariants.carried_work_is_the_front_of_the_lease(self, node, lease, carried)
 
     def restored(self, node: Node, state: bytes) -> None:
@@ -330,6 +341,13 @@ def a_config(rng: random.Random, luck: random.Random, hosts: int, outer: OuterCo
         reduce=ReduceConfig(block=1, chunk=CHUNK),
         checkpoint=CheckpointConfig(copies=luck.choice([0, 0, 3]), every=luck.choice([1, 2, 4]), patience=30.0),
     )
+
+
+def some_fragments(seed: int, numel: int) -> tuple[int, ...]:
+    """Their elements."""
+    ways = random.Random(f"fragments {seed}")
+    ends = [0, *sorted(ways.sample(range(1, numel), ways.choice([1, 2, 3]))), numel]
+    return tuple(b - a for a, b in pairwise(ends))
 
 
 def a_method(seed: int) -> OuterConfig:

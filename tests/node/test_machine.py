@@ -1,0 +1,103 @@
+"""What the node's machine has the trainer go on from, where fragments take turns."""
+
+from dataclasses import dataclass, field
+
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.node import machine
+from atoll.node.machine import Apply, Effect, Event, Recover, Train
+
+
+@dataclass
+class Story:
+    """A node of two fragments, whose coordinator gives it ten samples a round."""
+
+    node: machine.Node = field(default_factory=lambda: machine.Node(in_turns=True))
+    version: int = 0
+
+    def feed(self, event: Event) -> list[Effect]:
+        self.node, effects = machine.step(self.node, event)
+        return effects
+
+    def view(self, committed: int, first: int, **more: object) -> list[Effect]:
+        self.version += 1
+        order = pb.Train(round=committed + 1, steps=5, floor=1, ceiling=9, lease=[pb.Range(first=first, count=40)])
+        view = pb.View(version=self.version, committed=committed, you="active", phase="inner", has_state=True)
+        view.state_digest = b"state %d" % committed
+        view.donors.add(node_id="n2")
+        view.train.CopyFrom(order)
+        for key, value in more.items():
+            setattr(view, key, value)
+        return self.feed(machine.ViewArrived(view))
+
+    def begin(self) -> None:
+        """It has state 0, and trains on samples from 0 on."""
+        self.feed(machine.TrainerUp())
+        self.feed(machine.StateMoved(0, b"state 0"))
+        (train,) = self.view(0, 0)
+        assert isinstance(train, Train) and not (train.carried or train.on or train.kept)
+
+    def ready(self, round_: int, ahead: bool) -> None:
+        self.feed(machine.TrainerReady(round_, 5, 10, 2.0, 1.0, ahead))
+
+    def reduced(self, round_: int) -> None:
+        """It has every sealed chunk."""
+        self.version += 1
+        view = pb.View(version=self.version, committed=round_ - 1, you="active", phase="reducing")
+        view.plan.round, view.plan.attempt = round_, 1
+        self.feed(machine.ViewArrived(view))
+        self.feed(machine.ReduceHeld((round_, 1), b"root %d" % round_))
+
+    def trains(self, effects: list[Effect]) -> Train:
+        (train,) = [e for e in effects if isinstance(e, Train)]
+        return train
+
+
+def test_after_a_commit_a_trainer_that_waited_starts_from_the_local_vector() -> None:
+    story = Story()
+    story.begin()
+    story.ready(1, ahead=False)
+    assert story.node.ready is not None and story.node.ready.fresh
+    story.reduced(1)
+    (apply,) = story.view(1, 10, sealed=b"root 1")
+    assert isinstance(apply, Apply)
+    train = story.trains(story.feed(machine.StateMoved(1, b"state 1")))
+    assert train.kept and not (train.carried or train.on or train.rebased)
+    story.ready(2, ahead=False)
+    assert story.node.ready is not None and not story.node.ready.fresh
+
+
+def test_a_trainer_that_went_ahead_is_told_whether_later_rounds_were_missed() -> None:
+    story = Story()
+    story.begin()
+    story.ready(1, ahead=True)
+    story.reduced(1)
+    story.view(1, 10, sealed=b"root 1")
+    story.version += 1
+    later = pb.View(version=story.version, committed=2, you="active", phase="inner", has_state=True)
+    later.state_digest, later.sealed = b"state 2", b"root 2"
+    later.donors.add(node_id="n2")
+    later.train.CopyFrom(pb.Train(round=3, steps=5, ceiling=9, lease=[pb.Range(first=10, count=40)]))
+    story.feed(machine.ViewArrived(later))
+    (_, recover) = story.feed(machine.StateMoved(1, b"state 1"))
+    assert isinstance(recover, Recover) and recover.rebase, "the other fragments' steps come along"
+    train = story.trains(story.feed(machine.StateMoved(2, b"state 2")))
+    assert train.on and train.rebased and not train.carried
+    story.ready(3, ahead=True)
+    story.reduced(3)
+    story.view(3, 20, sealed=b"root 3")
+    train = story.trains(story.feed(machine.StateMoved(3, b"state 3")))
+    assert train.on and not (train.rebased or train.carried)
+
+
+def test_nothing_is_kept_of_a_vector_that_a_trainer_may_have_died_over() -> None:
+    story = Story()
+    story.begin()
+    story.ready(1, ahead=False)
+    story.reduced(1)
+    story.view(1, 10, sealed=b"root 1")
+    assert story.trains(story.feed(machine.StateMoved(1, b"state 1"))).kept
+    story.feed(machine.TrainerDown())
+    train = story.trains(story.feed(machine.TrainerUp()))
+    assert not (train.kept or train.carried)
+    story.ready(2, ahead=False)
+    assert story.node.ready is not None and story.node.ready.fresh
