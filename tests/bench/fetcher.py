@@ -68,7 +68,7 @@ class Joiner:
     async def fetch(self, numel: int, folder: Path) -> None:
         vectors = Vectors.create(numel, folder)
         chunks = Chunks(numel, self.run.reduce.chunk)
-        outer = OuterState(vectors, chunks, sealing_of(self.run, None), rule_of(self.run.outer))
+        outer = OuterState(vectors, chunks, sealing_of(self.run), rule_of(self.run))
         try:
             with ThreadPoolExecutor(1) as worker:
                 while True:
