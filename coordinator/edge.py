@@ -3,6 +3,7 @@
 A `ValueError` here is the sentence that the node gets as its answer.
 """
 
+import re
 from math import isfinite
 from urllib.parse import unquote
 
@@ -25,6 +26,7 @@ MOST_PARAMETERS = 1 << 42
 MOST_FRAGMENTS = 4096
 MOST_SAMPLES = 1 << 53
 MOST_TEXT = 255  # characters of an address, a reason, a session
+_NODE = re.compile("n[0-9]{1,18}")
 ANY_HOST = ("", "0.0.0.0", "::")
 
 
@@ -64,7 +66,7 @@ def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:
             up = _within("rate_up", h.rate_up, 0, MOST_RATE)
             down = _within("rate_down", h.rate_down, 0, MOST_RATE)
             rtts = tuple(
-                (NodeId(text(t.node_id)), _within("a round trip", t.seconds, 0, MOST_TRIP)) for t in h.round_trips
+                (_node(t.node_id), _within("a round trip", t.seconds, 0, MOST_TRIP)) for t in h.round_trips
             )
             inside = _within("rate_inside", h.rate_inside, 0, MOST_RATE)
             outside = _within("rate_outside", h.rate_outside, 0, MOST_RATE)
@@ -75,7 +77,7 @@ def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:
             return ev.Evaluated(node, life, request.evaluated.round, loss)
         case "unreachable":
             lost = request.unreachable
-            return ev.PeerLost(node, life, NodeId(text(lost.node_id)), fence, text(lost.reason))
+            return ev.PeerLost(node, life, _node(lost.node_id), fence, text(lost.reason))
         case "leave":
             return ev.Leaving(node, life, text(request.leave.reason))
         case _:
@@ -134,6 +136,13 @@ def text(sent: str) -> str:
 
 def name(sent: str) -> str:
     return text(sent)[:64].strip()
+
+
+def _node(sent: str) -> NodeId:
+    """An id as this coordinator gives them."""
+    if not _NODE.fullmatch(sent):
+        raise ValueError(f"a node is called {text(sent[:40])!r}: it must be one of this run's ids, such as n7")
+    return NodeId(sent)
 
 
 def _digest(sent: bytes) -> bytes:

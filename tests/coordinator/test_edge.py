@@ -61,7 +61,12 @@ def test_every_report_becomes_its_event() -> None:
         {"held": pb.Held(digest=DIGEST, rate_inside=-1.0)},
         {"held": pb.Held(digest=DIGEST, rate_outside=math.inf)},
         {"orphans": pb.Orphans(here=[pb.Seal(chunk=1, digest=b"")])},
+        {"held": pb.Held(digest=DIGEST, round_trips=[pb.RoundTrip(node_id="ghost", seconds=0.1)])},
         {"evaluated": pb.Evaluated(round=1, loss=-math.inf)},
+        {"unreachable": pb.Unreachable(node_id="ghost", reason="reset")},
+        {"unreachable": pb.Unreachable(node_id="", reason="reset")},
+        {"unreachable": pb.Unreachable(node_id="n-1", reason="reset")},
+        {"unreachable": pb.Unreachable(node_id="n\u0663", reason="reset")},
     ],
 )
 def test_what_makes_no_sense_is_refused_with_a_sentence(report: dict[str, Any]) -> None:
