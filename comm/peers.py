@@ -83,8 +83,10 @@ class Sending:
 
     def piece(self, size: int) -> tuple[Header, memoryview]:
         """The next part, of `size` bytes; 0: all of it."""
-        size = size if self.header.kind in IN_PIECES else 0
-        part = self.payload[self.offset : self.offset + size] if size else self.payload
+        if not size or self.header.kind not in IN_PIECES:
+            self.taken = True
+            return self.header, self.payload
+        part = self.payload[self.offset : self.offset + size]
         header = replace(self.header, length=len(part), offset=self.offset, whole=len(self.payload))
         self.offset += len(part)
         self.taken = self.offset >= len(self.payload)
