@@ -5,13 +5,13 @@ import stat
 from pathlib import Path
 
 import pytest
+from disks import full_disk
 
 from atoll.comm.errors import ResourceError
 from atoll.comm.invite import Invite
 from atoll.node.config import TrainerSpec
 from atoll.node.home import claimed, remember, remember_life, remembered
 from atoll.node.supervisor import Supervisor
-from tests.disks import full_disk
 
 INVITE = Invite("127.0.0.1:4700", "run", "token")
 

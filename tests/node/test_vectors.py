@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from disks import full_disk
 
 from atoll.comm.errors import ResourceError
 from atoll.node.vectors import Vectors, clear_stale
-from tests.disks import full_disk
 
 
 def test_they_are_zeroed_files_of_the_right_size_and_go_when_closed(tmp_path: Path) -> None:
