@@ -10,9 +10,11 @@ there is a sentence, is tried again later, and holds nothing up.
 
 import asyncio
 import logging
+import math
 import os
 import shutil
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,10 +30,15 @@ from atoll.node.store import Facts, Piece, Store, folder_of
 log = logging.getLogger("atoll.node")
 HELD = "upload"  # folder, in the run's
 RETRY, MOST = 30.0, 1800.0  # seconds until the next try: at first, and at most
+SILENT = 300.0  # seconds without a word of the store, or a piece taken by it, after which a try is given up
 
 
 class _Closing(Exception):
-    """The node stops."""
+    """The node stops, or has given this try up."""
+
+
+class Silent(AtollError):
+    """The store does not answer."""
 
 
 @dataclass
@@ -49,6 +56,7 @@ class Uploads:
     def __post_init__(self) -> None:
         self._new, self._idle = asyncio.Event(), asyncio.Event()
         self._closing = threading.Event()
+        self._heard = math.inf  # seconds; when the store answered last; inf: it is not its turn
         shutil.rmtree(self.folder / HELD, ignore_errors=True)  # of a daemon that was killed
 
     def taken(self) -> None:
@@ -87,32 +95,45 @@ class Uploads:
         return error is None
 
     async def _in_thread(self) -> Exception | None:
-        """One that ends with the process, if the store does not answer."""
+        """In one that ends with the process, if the store does not answer. Told that, a try is over only when the
+        store answers or fails after all, so that there is never more than one."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Exception | None] = loop.create_future()
+        given_up = threading.Event()
 
         def tell(error: Exception | None) -> None:
             if not done.done():
                 done.set_result(error)
 
+        def allow(size: int) -> None:
+            self._heard = math.inf
+            if given_up.is_set() or self._closing.is_set():
+                raise _Closing
+            asyncio.run_coroutine_threadsafe(_awaited(self.allow(size)), loop).result()
+            self._heard = time.monotonic()
+
         def work() -> None:
             error: Exception | None = None
             try:
-                self._send_if_due(lambda size: self._wait(loop, size))
+                self._send_if_due(allow)
             except _Closing:
-                return
+                error = silent
             except Exception as failed:  # each kind of store raises its own
                 error = failed
             if not self._closing.is_set():
                 loop.call_soon_threadsafe(tell, error)
 
+        self._heard = time.monotonic()
+        silent = Silent(f"the store has not answered for {SILENT:g} s: is it reachable from here, and well?")
         threading.Thread(target=work, name="upload", daemon=True).start()
-        return await done
-
-    def _wait(self, loop: asyncio.AbstractEventLoop, size: int) -> None:
-        if self._closing.is_set():
-            raise _Closing
-        asyncio.run_coroutine_threadsafe(_awaited(self.allow(size)), loop).result()
+        while not done.done():
+            left = self._heard + SILENT - time.monotonic()
+            if left <= 0 and not given_up.is_set():
+                given_up.set()
+                self._told(silent)
+                self._idle.set()
+            await asyncio.wait([done], timeout=None if given_up.is_set() else min(max(left, 0.0), SILENT))
+        return done.result()
 
     def _send_if_due(self, allow: Callable[[int], None]) -> None:
         """In the thread."""

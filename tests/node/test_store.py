@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -165,6 +166,41 @@ def test_a_store_that_fails_is_a_sentence_and_is_tried_again(
         asyncio.run(story())
     [said] = [r.message for r in caplog.records]
     assert said.startswith(f"no checkpoint goes to file://{blocked}: ") and said.endswith("; it is tried again")
+
+
+def test_a_store_that_does_not_answer_is_a_sentence_and_is_tried_again_when_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "SILENT", 0.2)
+    monkeypatch.setattr(uploads, "RETRY", 0.01)
+    node, config = (
+        filled(tmp_path / "node", 1),
+        CheckpointConfig(remote=f"file://{tmp_path}/store", remote_every=1),
+    )
+    mute = (
+        Path(folder_of(config.remote, RUN.name, MARK.hex()).removeprefix("file://"))
+        / "round-000000000001"
+        / ANCHOR
+    )
+    mute.parent.mkdir(parents=True)
+    os.mkfifo(mute)  # who opens it to write waits for a reader
+
+    async def story() -> None:
+        sending = Uploads(node.folder, config, free, turn=1)
+        task = asyncio.create_task(sending.run())
+        sending.taken()
+        await sending.idle()
+        assert sending.trouble.startswith("the store has not answered for 0.2 s") and sending.newest < 1
+        reader = os.open(mute, os.O_RDONLY | os.O_NONBLOCK)
+        mute.unlink()
+        async with asyncio.timeout(DEADLINE):
+            while sending.newest < 1:
+                await asyncio.sleep(0.01)
+        os.close(reader)
+        assert not sending.trouble
+        task.cancel()
+
+    asyncio.run(story())
 
 
 def test_a_checkpoint_waits_for_the_link_and_outlives_the_files_that_the_node_removes(tmp_path: Path) -> None:
