@@ -89,7 +89,7 @@ class DataConfig:
     tokenizer: str = ""  # for kind=text: path of a tokenizer.json, the same on every node
     val_every: int = 20  # every n-th file is validation
     val_batches: int = 4  # batches in one evaluation of the anchor
-    eval_every: int = 1  # rounds between evaluations of the anchor
+    eval_every: int = 1  # rounds, or turns of all fragments, between evaluations of the anchor
 
 
 @dataclass
@@ -112,7 +112,7 @@ class InnerConfig:
 
 @dataclass
 class RoundsConfig:
-    inner_steps: int = 100  # H: a round does not close before a quorum has taken so many
+    inner_steps: int = 100  # H: a round does not close before a quorum has taken so many; a turn of all fragments
     floor: int = 1  # inner steps that every contribution has at least
     ceiling: float = 2.0  # times inner_steps: a member that waits for others or for the coordinator takes no more
     total: int = 0  # rounds after which the run is finished; 0: until stopped
@@ -170,10 +170,10 @@ class CheckpointConfig:
     """What outlives the nodes' processes: snapshots of the outer state on their disks, and the rounds since."""
 
     copies: int = 0  # nodes that take snapshots; 0: every node
-    every: int = 4  # rounds between two snapshots of a node
+    every: int = 4  # rounds, or turns of all fragments, between two snapshots of a node
     patience: float = 300.0  # seconds to wait for a lost state to return, for each round that would be void
     remote: str = ""  # fsspec URL, such as s3://bucket/folder, where checkpoints go too; empty: nowhere
-    remote_every: int = 16  # rounds between two of them
+    remote_every: int = 16  # rounds, or turns, between two of them
     remote_keep: int = 3  # newest of them that stay
 
 

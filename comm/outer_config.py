@@ -48,7 +48,8 @@ class OuterConfig:
 
 @dataclass
 class FragmentsConfig:
-    """Parts of the model that are exchanged each by itself (Streaming DiLoCo, arXiv 2501.18512)."""
+    """Parts of the model that are exchanged each by itself, in turns (Streaming DiLoCo, arXiv 2501.18512): nodes
+    exchange one in each round. What is to happen every few rounds then happens every few turns of all."""
 
     count: int = 1  # 1: the whole model at once
     pattern: PatternName = PatternName.BALANCED

@@ -25,7 +25,7 @@ from atoll.node.simulate.conditions import Conditions
     multiple=True,
     help="A method's settings over RUN_YAML, by name (configs/methods) or .yaml file; may be given several times.",
 )
-@click.option("--steps", default=0, help="Inner steps of a node on average; 0: rounds.total times inner_steps.")
+@click.option("--steps", default=0, help="Inner steps of a node on average; 0: those of rounds.total.")
 @click.option(
     "--baseline/--no-baseline", default=True, show_default=True, help="Data parallelism, to compare with."
 )
@@ -71,7 +71,7 @@ def simulate(
     base = load_run(run_yaml, overrides)
     named = {Path(m).stem: load_run(run_yaml, overrides, method_file(m, run_yaml)) for m in methods}
     runs = named or {base.name: base}
-    steps = steps or base.rounds.total * base.rounds.inner_steps
+    steps = steps or int(base.rounds.total * base.round_steps)
     if not steps:
         raise ConfigError("rounds.total is 0, the run would not end: give --steps or rounds.total")
     conditions = Conditions(nodes, steps, _numbers(speeds), step_seconds, bandwidth, latency, drop, churn)

@@ -11,12 +11,12 @@ from quality.cases import NODES, Trial
 from atoll.comm.config import RunConfig
 
 PATIENCE = 3600.0  # seconds
-SECTIONS = ("model", "data", "inner", "outer", "rounds", "reduce")
+SECTIONS = ("model", "data", "inner", "outer", "fragments", "overlap", "rounds", "reduce")
 
 
 def play(trial: Trial) -> dict[str, object]:
     """Its figures; `bench.cases.Failed` if it did not come to its end."""
-    rounds = trial.steps // trial.run.rounds.inner_steps
+    rounds = int(trial.steps / trial.run.round_steps)
     with tempfile.TemporaryDirectory() as folder:
         words = ("demo", "--json", "--no-chaos", "--nodes", str(NODES), "--rounds", str(rounds), "--out", folder)
         told = ask((*words, *settings(trial.run)), PATIENCE)

@@ -332,7 +332,8 @@ def a_plan_is_of_its_rounds_fragment(world: "World", plan: pb.Plan) -> None:
 
 def a_round_has_its_inner_steps(world: "World", order: pb.Train) -> None:
     """The rounds of all fragments together have the inner steps of the run's config."""
-    steps = world.turns.steps(order.round, world.config.rounds.inner_steps)
+    rounds = world.config.rounds
+    steps = 1 if order.round <= rounds.data_parallel else world.turns.steps(order.round, rounds.inner_steps)
     hold(order.steps == steps <= order.ceiling, f"round {order.round} has {order.steps} inner steps, not {steps}")
 
 

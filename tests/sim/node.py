@@ -201,7 +201,7 @@ class Node(Process):
         self.world.truth.contributed[self.session, work.round] = tuple(self.local)
         self.report(
             lambda n, life: ev.BecameReady(
-                n, life, work.round, front, samples, work.steps, work.loss, norm(n, samples), work.fresh
+                n, life, work.round, front, samples, work.steps, work.loss, norm(n, samples), fresh=work.fresh
             )
         )
 

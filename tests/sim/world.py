@@ -75,6 +75,8 @@ class World:
             self.config = replace(self.config, overlap=OverlapConfig(delay=delay), outer=outer)
         self.numel = CHUNK * self.rng.randint(2, 8) - 3
         self.fragments = some_fragments(seed, self.numel) if config is None and seed % 3 == 1 else ()
+        if self.fragments:
+            self.config = replace(self.config, rounds=replace(self.config.rounds, data_parallel=0))
         self.turns = Turns(len(self.fragments) or 1)
         self.folder = Path(tempfile.mkdtemp(prefix="atoll-sim-", dir=MEMORY if Path(MEMORY).is_dir() else None))
         self.seal_time = self.rng.choice([0.02, 0.02, 0.2, 0.6])  # seconds that an average takes at most
