@@ -1,0 +1,135 @@
+"""A member that reports whatever the edge lets through neither ends the coordinator nor leaves it a state that it
+cannot show, or read from its journal again."""
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from atoll.comm.config import MembersConfig, ReduceConfig, RoundsConfig, RunConfig
+from atoll.comm.digest import digest
+from atoll.comm.ids import NodeId
+from atoll.comm.plan import Fence
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.coordinator import edge, view
+from atoll.coordinator import events as ev
+from atoll.coordinator.core import decode, encode
+from atoll.coordinator.events import Publish
+from atoll.coordinator.leases import front
+from atoll.coordinator.machine import step
+from atoll.coordinator.state import Phase, State
+
+CONFIG = RunConfig(
+    name="reef",
+    rounds=RoundsConfig(inner_steps=4, grace=1.0, quorum=0.5),
+    members=MembersConfig(start=2, minimum=1, lease=60.0, reconnect=30.0),
+    reduce=ReduceConfig(block=1, chunk=10),
+)
+HOSTILE = NodeId("n4")
+ODD = [0, 1, 2, 3, 7, (1 << 32) - 1]
+LARGE = [*ODD, (1 << 53), (1 << 63), (1 << 64) - 1]
+
+
+def sum_of(word: object) -> bytes:
+    return digest(str(word).encode())
+
+
+def honest(rng: Random, state: State, node: NodeId) -> ev.Event | None:
+    """What a node says that does its part."""
+    me, r, life = state.members.here[node], state.round, state.members.here[node].life
+    ledger = r.ledger
+    if state.initialiser == node:
+        return ev.StateAt(node, life, 0, sum_of("state 0"))
+    if me.state_round != state.committed:
+        return ev.StateAt(node, life, state.committed, state.digest or sum_of(f"state {state.committed}"))
+    if r.evaluator == node:
+        return ev.Evaluated(node, life, state.committed, 2.0)
+    lease = state.leases.held.get(node)
+    if node in r.participants and r.phase in (Phase.INNER, Phase.COLLECTING) and lease:
+        if node not in ledger.contributions:
+            return ev.BecameReady(node, life, r.number, front(lease), 4, 4, 2.0, 1.0)
+    if r.plan is None or node not in ledger.members:
+        return None
+    if mine := [c for c in ledger.unsealed if ledger.owners[c] == node]:
+        fence = r.plan.fence._replace(attempt=ledger.since[mine[0]])
+        return ev.Sealed(node, life, fence, ((mine[0], sum_of(mine[0]), b"\xff"),))
+    if ledger.orphans and node not in r.plan.orphans:
+        return ev.Orphans(node, life, r.plan.fence, tuple((c, ledger.sealed[c].digest) for c in ledger.orphans))
+    return ev.Held(node, life, r.plan.fence, ledger.root, 10, 10, 1e6, 1e6) if ledger.complete else None
+
+
+def hostile(rng: Random, state: State) -> pb.ReportRequest:
+    """Anything, more often than not about what is under way."""
+    r, ledger = state.round, state.round.ledger
+    now = r.plan.fence if r.plan is not None else Fence(state.incarnation, state.epoch, r.number, ledger.attempt)  # type: ignore[arg-type]
+    digests = [sum_of("state 0"), sum_of("x"), state.digest or sum_of("y"), sum_of(rng.random())]
+
+    def about(usual: int, odd: Sequence[int] = LARGE) -> int:
+        return usual if rng.random() < 0.7 else rng.choice(odd)
+
+    fence = pb.Fence(
+        incarnation=now.incarnation,
+        epoch=about(now.epoch),
+        round=about(now.round),
+        attempt=about(now.attempt, ODD),
+    )
+    chunks = [pb.Seal(chunk=rng.choice([*range(4), *ODD]), digest=rng.choice(digests)) for _ in range(3)]
+    for seal in chunks:
+        seal.inputs = rng.choice([b"", b"\xff", b"\x02", bytes(2048), b"\xff" * 2048])
+    lease = state.leases.held.get(HOSTILE)
+    ready = pb.Ready(
+        steps=rng.choice(ODD),
+        samples=rng.choice([1, 4, 1 << 53]),
+        loss=rng.choice([-1e6, 0.0, 1e6]),
+        delta_norm=rng.choice([0.0, 5e-324, 1e30]),
+        front=about(front(lease) if lease else 0),
+    )
+    held = pb.Held(digest=rng.choice(digests), bytes_up=rng.choice(LARGE), rate_up=rng.choice([0.0, 5e-324, 1e15]))
+    held.round_trips.add(node_id=rng.choice(["n1", "n99", "ghost"]), seconds=rng.choice([0.0, 1e-300, 3600.0]))
+    lost = pb.Unreachable(node_id=rng.choice(["n1", "n2", HOSTILE, "n99", "ghost", ""]), reason="it; hung\n")
+    return rng.choice(
+        [
+            pb.ReportRequest(fence=fence, layout=pb.Layout(numel=rng.choice([40, 1 << 42]), digest=digests[0])),
+            pb.ReportRequest(fence=fence, state_at=pb.StateAt(round=about(state.committed), digest=digests[2])),
+            pb.ReportRequest(fence=fence, mended=pb.Mended(round=rng.choice(LARGE), chunks=rng.choice(ODD))),
+            pb.ReportRequest(fence=fence, reached=pb.Reached()),
+            pb.ReportRequest(fence=fence, ready=ready),
+            pb.ReportRequest(fence=fence, seals=pb.Seals(seals=chunks)),
+            pb.ReportRequest(fence=fence, orphans=pb.Orphans(here=chunks)),
+            pb.ReportRequest(fence=fence, held=held),
+            pb.ReportRequest(fence=fence, evaluated=pb.Evaluated(round=about(state.committed), loss=1e6)),
+            pb.ReportRequest(fence=fence, unreachable=lost),
+        ]
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_report_ends_the_coordinator_or_the_run(seed: int) -> None:
+    rng, now, committed = Random(seed), 0.0, 0
+    state = step(State(CONFIG), ev.Started(1), now)[0]
+    for i in range(1, 5):
+        node = NodeId(f"n{i}")
+        for joined in (ev.Joined(node, 1, f"node {i}", f"h{i}:1", f"s{i}"), ev.Connected(node, 1)):
+            state = step(state, joined, now)[0]
+        state = step(state, ev.LayoutKnown(node, 1, 40, sum_of("layout")), now)[0]
+    for _ in range(300):
+        now += rng.choice([0.0, 0.01, 0.3])
+        node = rng.choice([*state.members.here, HOSTILE])
+        event: ev.Event | None = ev.Tick()
+        if node not in state.members.here:
+            life = state.members.gone[node].life + 1
+            state = step(state, ev.Joined(node, life, "back", "h:1", f"s{node}"), now)[0]
+            event = ev.Connected(node, life)
+        elif node != HOSTILE or rng.random() < 0.3:
+            event = honest(rng, state, node)
+        else:
+            try:
+                event = edge.event(node, state.members.here[node].life, hostile(rng, state))
+            except ValueError:
+                continue
+        state, effects = step(state, event or ev.Tick(), now)
+        committed += sum(isinstance(effect, Publish) and not effect.record.void for effect in effects)
+        for member in state.members.here:
+            view.view(state, member)
+    assert decode(encode(state), CONFIG) == state
+    assert committed >= 3, state.round.reason
