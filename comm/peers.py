@@ -36,6 +36,7 @@ SAMPLE = 0.05  # seconds between two looks at what the links carried
 TURN = 1.5  # seconds after which the side that was not to dial does
 PEER_PACE = 1.05  # times what a peer's link was seen to carry, whose senders do not all send at the same time
 SLOWER = 4  # times; a node's link is then what bounds the transfer to it
+IN_ORDER = 2  # times; a node's chunks then go one by one, whomever they go to
 PIECE_TIME = 0.005  # seconds of this node's link
 SMALLEST_PIECE = 1 << 16  # bytes; the last one of a payload may be smaller
 IN_PIECES = (Kind.CONTRIBUTION, Kind.PARTIAL, Kind.SEALED)  # what may be cut
@@ -499,7 +500,7 @@ class Peers:
                 while sending is not None and not sending.taken:
                     header, part = sending.piece(peer.piece)
                     if peer.piece:
-                        async with self._turns.one(waiting[1] if self.up * SLOWER < peer.down else 0):
+                        async with self._turns.one(waiting[1] if self.up * IN_ORDER < peer.down else 0):
                             await self._pace.take(len(part))
                         await peer.pace.take(len(part))
                     await wire.send(link, header, part)
