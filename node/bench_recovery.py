@@ -253,9 +253,9 @@ async def live(spec: Spec) -> None:
     try:
         if not spec.donors:
             rng = np.random.default_rng(1)
-            outer.initialised()
             for vector in (vectors.anchor, vectors.momentum):
                 rng.standard_normal(out=vector, dtype=np.float32)
+            outer.initialised(momentum=True)
             say(Up(plane.address, outer.settle().hex()))
             await asyncio.to_thread(sys.stdin.buffer.read)
             return
