@@ -1,7 +1,7 @@
 """Fragments of the model that take turns, on real nodes that train on meanwhile."""
 
 import pytest
-from e2e.harness import Run
+from e2e.harness import Run, until
 from e2e.test_methods import killed_joined_and_back
 
 pytestmark = pytest.mark.e2e
@@ -27,7 +27,9 @@ def test_fragments_of_a_step_or_two_go_on_with_one_node_through_a_kill_and_a_joi
     run.join(url, "one", faults="trainer.step=stall:0.1")
     run.join(url, "two", faults="trainer.step=stall:0.3")  # slower than a round
     run.join(url, "three", faults="trainer.step=stall:0.1")
-    run.whole(killed_joined_and_back(run, url))
+    back = killed_joined_and_back(run, url)
+    until("a turn of each of 20 fragments", lambda: len(run.rounds()) >= 20)
+    run.whole(back)
     records = run.rounds()
     assert max(r["fragment"] for r in records) == 19, "as many as the model has tensors"
     assert any(len(r["contributors"]) < len(r["members"]) for r in records)

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.e2e
 def test_leaves_take_part_fully_with_one_member_that_can_be_dialled(run: Run) -> None:
     run.start("members.start=3")
     url = run.invite(3)
-    for name, how in (("b", ("--leaf",)), ("a", ()), ("c", ("--leaf",))):
+    for name, how in (("b", ("--leaf",)), ("a", ()), ("e", ("--leaf",))):
         run.join(url, name, *how)
     until("three rounds on record", lambda: len(run.rounds()) >= 3 and run.contributors() == 3)
     run.whole(3)
@@ -42,7 +42,7 @@ def test_who_joins_where_only_leaves_have_the_state_gets_it_from_them(run: Run) 
     for name in ("a", "b"):
         run.join(url, name, "--leaf")
     until("a round on record", lambda: len(run.rounds()) >= 1)
-    run.join(url, "c", "--leaf")
+    run.join(url, "e", "--leaf")
     until("a round with it", lambda: run.contributors() == 3)
     run.kill("r")
     until("its end", lambda: run.member("r").get("state") not in ("reducer", "suspect"))
