@@ -271,7 +271,7 @@ class _Recovery:
         try:
             async with asyncio.timeout(None) as limit:
                 self._limits[errand] = limit
-                size, work = await self._fetch(fetcher, errand.chunk)
+                work = await self._fetch(fetcher, errand.chunk)
             rivals = self._errands.done(errand, self._clock())
         except TimeoutError:
             rivals = None
@@ -284,10 +284,10 @@ class _Recovery:
         for rival in rivals:
             self._limits[rival].reschedule(self._clock())
         # What is here is used, even if the donor fails at another chunk meanwhile.
-        await asyncio.shield(self._group.create_task(self._take(errand, size, work)))
+        await asyncio.shield(self._group.create_task(self._take(errand, work)))
 
-    async def _fetch(self, fetcher: Fetcher, c: int) -> tuple[int, Callable[[], None]]:
-        """The bytes of chunk `c`: how many, and what brings the chunk to the round with them."""
+    async def _fetch(self, fetcher: Fetcher, c: int) -> Callable[[], None]:
+        """The bytes of chunk `c`; returns what brings the chunk to the round with them."""
         outer, round_ = self._outer, self._round
         sealed, whole = outer.sealing.size(outer.chunks.size(c), 1), 8 * outer.chunks.size(c)  # bytes
         fragment, i = outer.chunks.place(c)
@@ -296,17 +296,18 @@ class _Recovery:
             with suppress(Missing):  # the donor keeps fewer rounds: the whole chunk follows
                 ask = [(Item.SEALED, Round(k), i, sealed, DEADLINE, self._sealed(c)) for k in missed]
                 payloads = [await fetcher.fetch(*what) for what in ask]
-                return sum(map(len, payloads)), lambda: self._bring_forward(c, payloads)
+                self._credit(fetcher, sum(map(len, payloads)))
+                return lambda: self._bring_forward(c, payloads)
         data = bytearray(whole)
         here = outer.landed(c, self._wanted[c], data)  # of an earlier life
         right = await self._get(fetcher, c, data, here)
         if not right:
             outer.unland(c)
-            right = here > 0 and await self._get(fetcher, c, data, here := 0)
+            right = here > 0 and await self._get(fetcher, c, data, 0)
         if not right:
             outer.unland(c)
             raise PeerLost(fetcher.node, f"chunk {c} of round {round_} is not what the run's digest says")
-        return whole - here, lambda: outer.put(c, round_, data)
+        return lambda: outer.put(c, round_, data)
 
     async def _get(self, fetcher: Fetcher, c: int, data: bytearray, start: int) -> bool:
         """Complete `data` from `start` on; whether it is right."""
@@ -314,6 +315,7 @@ class _Recovery:
         def take(at: int, part: bytes) -> None:
             data[at : at + len(part)] = part
             self._outer.land(c, self._wanted[c], at, part)
+            self._credit(fetcher, len(part))
 
         await fetcher.fetch_state(self._round, c, start, len(data), take, DEADLINE)
         return await self._compute(digest, data) == self._wanted[c]
@@ -338,7 +340,12 @@ class _Recovery:
         elif len(payloads) == len(outer.turns.rounds(outer.chunks.place(c)[0], self._from, self._round)) <= TAIL:
             self._tail[c] = [Sealed(payload, digest(payload)) for payload in payloads]
 
-    async def _take(self, errand: Errand, size: int, work: Callable[[], None]) -> None:
+    def _credit(self, fetcher: Fetcher, size: int) -> None:
+        progress = self._progress
+        progress.donors[fetcher.node] = progress.donors.get(fetcher.node, 0) + size
+        progress.seconds = self._clock() - self._began
+
+    async def _take(self, errand: Errand, work: Callable[[], None]) -> None:
         await self._compute(work)
         if self._outer.at[errand.chunk] != self._round:
             self._errands.again(errand.chunk)
@@ -347,8 +354,6 @@ class _Recovery:
         progress, now = self._progress, self._clock()
         progress.done += 1
         progress.fetched += 1
-        progress.seconds = now - self._began
-        progress.donors[errand.donor] = progress.donors.get(errand.donor, 0) + size
         self._on_progress(progress)
         if now - self._told > TELL:
             self._told = now

@@ -47,10 +47,11 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("optimizer", [OptimizerName.ADAMW, OptimizerName.MUON])
+@pytest.mark.parametrize("optimizer, off", [(OptimizerName.ADAMW, 1e-4), (OptimizerName.MUON, 0.01)])
 def test_a_node_comes_back_with_another_number_of_ranks_and_its_moments(
-    optimizer: OptimizerName, tmp_path: Path
+    optimizer: OptimizerName, off: float, tmp_path: Path
 ) -> None:
+    """Muon orthogonalises in bf16 where the processor multiplies it: to three digits."""
     run, files = run_of(optimizer), MomentFiles(tmp_path / "moments")
 
     async def story() -> None:
@@ -70,7 +71,7 @@ def test_a_node_comes_back_with_another_number_of_ranks_and_its_moments(
                 await node.attach()
                 node.anchor[:] = anchor
                 for round_, moved in expected.items():
-                    assert far(await trained(node, round_), moved) < 1e-4
+                    assert far(await trained(node, round_), moved) < off
                 await node.stop()
                 assert node.told == [f"goes on with the inner optimizer's moments of round {min(expected) - 1}"]
 

@@ -34,10 +34,11 @@ def all_end(pidfds: list[int]) -> bool:
 
 
 def test_one_rank_and_two_ranks_write_the_same_vectors(tmp_path: Path) -> None:
+    run = small(inner=InnerConfig(optimizer=OptimizerName.ADAMW, batch_size=4, warmup_tokens=512))
     eight = order(1, 8, tokens=256, fleet=3, first=40)
 
     async def round_of(ranks: int) -> tuple[channel.Hello, channel.Ready, channel.Evaluated, Node]:
-        async with launched(tmp_path / str(ranks), small(), ranks) as node:
+        async with launched(tmp_path / str(ranks), run, ranks) as node:
             hello = await node.attach()
             await node.ask(channel.Initialise(7), channel.Initialised)
             ready = await node.ask(eight, channel.Ready)
@@ -64,8 +65,11 @@ def test_one_rank_and_two_ranks_write_the_same_vectors(tmp_path: Path) -> None:
     asyncio.run(both())
 
 
-@pytest.mark.parametrize("optimizer", [OptimizerName.MUON, OptimizerName.SGD])
-def test_other_optimizers_do_the_same_on_one_rank_and_on_two(optimizer: OptimizerName, tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer, off", [(OptimizerName.MUON, 0.01), (OptimizerName.SGD, 1e-4)])
+def test_other_optimizers_do_the_same_on_one_rank_and_on_two(
+    optimizer: OptimizerName, off: float, tmp_path: Path
+) -> None:
+    """Muon orthogonalises in bf16 where the processor multiplies it: to three digits."""
     run = small(inner=InnerConfig(optimizer=optimizer, batch_size=4, warmup_tokens=512))
 
     async def trained(ranks: int) -> NDArray[np.float32]:
@@ -79,7 +83,7 @@ def test_other_optimizers_do_the_same_on_one_rank_and_on_two(optimizer: Optimize
     async def both() -> None:
         one, two = await asyncio.gather(trained(1), trained(2))
         assert np.abs(one).max() > 1e-4
-        assert np.linalg.norm(one - two) < 1e-4 * np.linalg.norm(one)
+        assert np.linalg.norm(one - two) < off * np.linalg.norm(one)
 
     asyncio.run(both())
 
