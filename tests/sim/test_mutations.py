@@ -192,7 +192,7 @@ MUTATIONS = [
         C + "ledger.py",
         "    for c in broken:\n        since[c] = attempt\n",
         "",
-        43,
+        23,
     ),
     Mutation(
         "a sum is of all that is there",
@@ -280,7 +280,7 @@ MUTATIONS = [
         C + "attempts.py",
         "if gone := gone or [n for n in ledger.workers if n not in state.members.here]:",
         "if gone := []:",
-        79,
+        34,
     ),
     Mutation(
         "commits do not consume",
@@ -339,7 +339,7 @@ MUTATIONS = [
         C + "ledger.py",
         "if entry.node == node and c is not None and c.front == front:",
         "if entry.node == node and c is not None:",
-        40,
+        10,
     ),
     Mutation(
         "what came too late for any chunk consumes",
@@ -444,21 +444,21 @@ MUTATIONS = [
         C + "lost.py",
         "return _void(state, past, now, out) if late or all_back else state",
         "return state",
-        21,
+        81,
     ),
     Mutation(
         "tokens of a void round count",
         C + "lost.py",
         "tokens=past.tokens,\n        pending",
         "pending",
-        21,
+        81,
     ),
     Mutation(
         "a node does not know its state by another number",
         N + "machine.py",
         "    if 0 <= node.round < view.committed and node.digest == view.state_digest:",
         "    if False:",
-        21,
+        81,
     ),
     # The journal
     Mutation(
