@@ -229,7 +229,7 @@ class Peers:
         self._begun = asyncio.Event()  # set, and replaced, whenever a reduce begins
         self._dialled: set[asyncio.Task[None]] = set()
         self.spare = Cap(0, burst=0.05, within=up)  # for what is not the reduce's, and gives way to it
-        self._pace, self._pacing, self._turns = Cap(0, burst=0.02), Pace(), PriorityLock()
+        self._pace, self._pacing, self._one_by_one = Cap(0, burst=0.02), Pace(), PriorityLock()
         self._scratch = memoryview(bytearray(PIECE))
         self._coming: dict[Key, Coming] = {}
 
@@ -500,7 +500,7 @@ class Peers:
                 while sending is not None and not sending.taken:
                     header, part = sending.piece(peer.piece)
                     if peer.piece:
-                        async with self._turns.one(waiting[1] if self.up * IN_ORDER < peer.down else 0):
+                        async with self._one_by_one.one(waiting[1] if self.up * IN_ORDER < peer.down else 0):
                             await self._pace.take(len(part))
                         await peer.pace.take(len(part))
                     await wire.send(link, header, part)
