@@ -27,7 +27,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -54,6 +54,7 @@ from atoll.node.channel import (
 from atoll.node.config import NodeConfig
 from atoll.node.daemon import Daemon
 from atoll.node.home import Options
+from atoll.node.keeper import Keeper
 from atoll.node.supervisor import Supervisor
 from atoll.node.vectors import Vectors
 
@@ -228,6 +229,25 @@ class StandIn:
                 pass
 
 
+class Pauses(Keeper):
+    """Says when it has looked at its state, and asks before it steps."""
+
+    def __init__(self, stepping: Callable[[int], Awaitable[None]], *whose: Any) -> None:
+        super().__init__(*whose)
+        self._stepping = stepping
+        self.inspected = asyncio.Event()
+
+    async def inspect(self, round_: int) -> None:
+        """In training it is done while the trainer goes on; the stand-in does not."""
+        self.inspected.clear()
+        await super().inspect(round_)
+        self.inspected.set()
+
+    async def apply(self, view: pb.View) -> None:
+        await self._stepping(view.committed)
+        await super().apply(view)
+
+
 class Peer(Daemon):
     """A node that says when it has decoded a committed mean, before it applies it."""
 
@@ -239,50 +259,44 @@ class Peer(Daemon):
         self._spec, self._say = spec, say
         self._decoded = _of_lines(spec.numel)
         self._decoded.fill(0.0)  # so that the kernel gives the memory now, not in the measured time
-        self._inspected = asyncio.Event()
         self._steps: asyncio.Queue[int] = asyncio.Queue()
         self.trainer = StandIn(spec, self._vectors, self._on_trainer, self._at_hand, say)
 
     def _make_supervisor(self) -> Supervisor:
-        self._say(Joined(os.getpid(), self._me))
+        self._say(Joined(os.getpid(), self._member.me))
         return cast(Supervisor, self.trainer)
 
-    def _vectors(self) -> Vectors:
-        assert self._outer is not None
-        return self._outer.vectors
+    def _make_keeper(self, hello: Hello) -> Keeper:
+        self._pauses = Pauses(self._stepping, self._member, hello, self._events.put_nowait, self._spawn)
+        return self._pauses
 
-    async def _inspect(self, round_: int) -> None:
-        """In training it is done while the trainer goes on; the stand-in does not."""
-        self._inspected.clear()
-        await super()._inspect(round_)
-        self._inspected.set()
+    def _vectors(self) -> Vectors:
+        return self._keeper.outer.vectors
 
     async def _at_hand(self, round_: int) -> None:
-        await self._inspected.wait()
-        up, down = self._plane.bytes_up, self._plane.bytes_down
+        await self._pauses.inspected.wait()
+        up, down = self._member.plane.bytes_up, self._member.plane.bytes_down
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self._say(AtHand(round_, self._payload(), up, down, peak))
 
-    async def _apply(self, view: pb.View) -> None:
-        await self._compute(self._decode)
-        self._say(Decoded(view.committed, time.monotonic(), time.process_time()))
+    async def _stepping(self, round_: int) -> None:
+        await self._keeper.compute(self._decode)
+        self._say(Decoded(round_, time.monotonic(), time.process_time()))
         with suppress(TimeoutError):  # one of the others may need this state to get to its own
             async with asyncio.timeout(TOGETHER):
-                while await self._steps.get() != view.committed:
+                while await self._steps.get() != round_:
                     pass  # of a round that this peer did not decode
-        await super()._apply(view)
 
     def _decode(self) -> None:
-        outer, reduction = self._outer, self._part.reduction
-        assert outer is not None and reduction is not None
-        for c, payload in enumerate(reduction.result.chunks):
-            self._codec.decode(payload, self._decoded[outer.chunks.span(c)], far=True)
+        keeper = self._keeper
+        assert keeper.part.reduction is not None
+        for c, payload in enumerate(keeper.part.reduction.result.chunks):
+            keeper.codec.decode(payload, self._decoded[keeper.outer.chunks.span(c)], far=True)
 
     def _payload(self) -> int:
         """Bytes of one encoded vector."""
-        outer, codec = self._outer, self._codec
-        assert outer is not None
-        return sum(codec.size(outer.chunks.size(c)) for c in range(outer.chunks.count))
+        chunks, codec = self._keeper.outer.chunks, self._keeper.codec
+        return sum(codec.size(chunks.size(c)) for c in range(chunks.count))
 
     async def obey(self, lines: asyncio.StreamReader) -> None:
         """Carry out the bench's orders until it says to leave, or is gone."""
@@ -293,7 +307,7 @@ class Peer(Daemon):
                 case Step(round_):
                     self._steps.put_nowait(round_)
                 case Compare() as order:
-                    chunks = Chunks(self._spec.numel, self._run.reduce.chunk)
+                    chunks = Chunks(self._spec.numel, self._member.run.reduce.chunk)
                     error = await asyncio.to_thread(relative_error, self._decoded, chunks, order)
                     self._say(Compared(order.round, error))
                 case _:

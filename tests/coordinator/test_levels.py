@@ -10,7 +10,7 @@ from atoll.coordinator.levels import Levels, levels
 from atoll.coordinator.owning import owning
 from atoll.coordinator.state import State
 from atoll.coordinator.view import view
-from atoll.node.daemon import plan_of
+from atoll.node.reports import plan_of
 
 NAMES = ["ada", "bo", "cy", "di", "ed", "fy"]
 

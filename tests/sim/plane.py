@@ -19,7 +19,7 @@ from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.wire import Kind
 from atoll.coordinator import events as ev
 from atoll.node import machine
-from atoll.node.daemon import plan_of
+from atoll.node.reports import plan_of
 
 if TYPE_CHECKING:
     from sim.node import Node
