@@ -37,8 +37,8 @@ bench: .venv/installed-dev
 
 # docs/quality.md: hours. Killed and started again it goes on where it was.
 quality: .venv/installed-dev
-	PYTHONPATH=tests $(BIN)/python -m quality --size eighth
 	PYTHONPATH=tests $(BIN)/python -m quality
+	for steps in 300 1000 3000; do PYTHONPATH=tests $(BIN)/python -m quality --size eighth --steps $$steps || exit; done
 
 check: .venv/installed-dev
 	$(BIN)/ruff format --check .

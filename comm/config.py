@@ -92,13 +92,16 @@ class DataConfig:
     eval_every: int = 1  # rounds, or turns of all fragments, between evaluations of the anchor
 
 
+PEAKS = {OptimizerName.ADAMW: 3e-3, OptimizerName.MUON: 1.2e-2, OptimizerName.SGD: 3e-3}  # docs/quality.md
+
+
 @dataclass
 class InnerConfig:
     """The optimizer on each node (`atoll.node.optimizer`): one learning rate for all parameters."""
 
     optimizer: OptimizerName = OptimizerName.MUON
-    lr: float = 3e-3  # peak
-    min_lr: float = 3e-4  # at the end of the cosine
+    lr: float | None = None  # peak; null: what measures best for the optimizer and a model as small as the demo's
+    min_lr: float | None = None  # at the end of the cosine; null: a tenth of the peak
     warmup_tokens: int = 20_000  # committed tokens
     decay_tokens: int = 1_000_000  # committed tokens at which the cosine reaches min_lr
     beta1: float = 0.9
@@ -108,6 +111,16 @@ class InnerConfig:
     weight_decay: float = 0.1
     clip: float = 1.0  # gradient norm
     batch_size: int = 8  # sequences a step and node, over all local ranks
+
+    @property
+    def peak(self) -> float:
+        """The largest learning rate."""
+        return PEAKS[self.optimizer] if self.lr is None else self.lr
+
+    @property
+    def least(self) -> float:
+        """The learning rate that the cosine ends at."""
+        return self.peak / 10 if self.min_lr is None else self.min_lr
 
 
 @dataclass
@@ -274,7 +287,7 @@ def check(config: RunConfig) -> None:
         "model.seq_len": m.seq_len,
         "data.val_batches": config.data.val_batches,
         "data.eval_every": config.data.eval_every,
-        "inner.lr": config.inner.lr,
+        "inner.lr": config.inner.peak,
         "inner.batch_size": config.inner.batch_size,
         "inner.decay_tokens": config.inner.decay_tokens,
         "inner.clip": config.inner.clip,
@@ -322,8 +335,8 @@ def check(config: RunConfig) -> None:
             f"inner.muon_momentum is {config.inner.muon_momentum}: it must be in [0, 1)",
         ),
         (
-            config.inner.min_lr <= config.inner.lr,
-            f"inner.min_lr {config.inner.min_lr} is above inner.lr {config.inner.lr}",
+            config.inner.least <= config.inner.peak,
+            f"inner.min_lr {config.inner.least:g} is above inner.lr {config.inner.peak:g}",
         ),
         (0 <= config.outer.momentum < 1, f"outer.momentum is {config.outer.momentum}: it must be in [0, 1)"),
         *rules_of(config.outer, config.fragments, config.overlap),

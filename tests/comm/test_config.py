@@ -74,6 +74,8 @@ def test_tls_is_on_off_or_auto_though_yaml_takes_two_of_them_for_truths(word: st
         ("outer.lr", "key=value"),
         ("inner.warmup_tokens=2000000", "inner.decay_tokens"),
         ("inner.lr=inf", "inner.lr is inf"),
+        ("inner.lr=-1", "inner.lr is -1"),
+        ("inner.min_lr=1", "inner.min_lr 1 is above inner.lr 0.008"),
         ("members.reconnect=-5", "members.reconnect is -5"),
         ("checkpoint.remote_every=0", "checkpoint.remote_every is 0"),
         ("checkpoint.remote=s3://me:secret@host/runs", "checkpoint.remote has a password in it"),
@@ -116,6 +118,15 @@ def test_interpolation_from_the_wire_is_refused() -> None:
 def test_a_config_from_the_wire_that_does_not_fit_is_refused(data: bytes) -> None:
     with pytest.raises(ConfigError):
         from_json(data)
+
+
+def test_the_learning_rate_follows_the_optimizer_until_it_is_given(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("name: run\n")
+    muon, adamw = (load_run(tmp_path / "run.yaml", (f"inner.optimizer={o}",)) for o in ("muon", "adamw"))
+    assert from_json(to_json(muon)).inner.peak == 4 * from_json(to_json(adamw)).inner.peak
+    (tmp_path / "again.yaml").write_text(to_yaml(muon))
+    assert load_run(tmp_path / "again.yaml") == muon
+    assert load_run(tmp_path / "run.yaml", ("inner.lr=1e-3",)).inner.least == pytest.approx(1e-4)
 
 
 def test_defaults_are_valid() -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from atoll.comm.config import InnerConfig
+from atoll.comm.config import InnerConfig, OptimizerName
 from atoll.node.schedule import learning_rate
 
 INNER = InnerConfig(lr=1.0, min_lr=0.1, warmup_tokens=100, decay_tokens=1100)
@@ -22,6 +22,16 @@ def test_the_rate_rises_until_the_peak_and_never_after() -> None:
     rates = [learning_rate(INNER, tokens) for tokens in range(0, 1300, 10)]
     assert rates[:11] == sorted(rates[:11])
     assert rates[10:] == sorted(rates[10:], reverse=True)
+
+
+def test_the_peak_is_the_optimizers_own_unless_it_is_given_and_the_least_is_a_tenth_of_it() -> None:
+    adamw, muon = InnerConfig(optimizer=OptimizerName.ADAMW), InnerConfig(optimizer=OptimizerName.MUON)
+    assert (adamw.peak, muon.peak) == (3e-3, 1.2e-2)
+    assert learning_rate(muon, muon.warmup_tokens) == 1.2e-2
+    assert learning_rate(muon, muon.decay_tokens) == pytest.approx(1.2e-3)
+    given = InnerConfig(lr=0.5)
+    assert (given.peak, given.least) == (0.5, 0.05)
+    assert InnerConfig(lr=0.5, min_lr=0.0).least == 0.0
 
 
 def test_without_a_warm_up_the_first_token_is_at_the_peak() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import click
 from quality import picture
-from quality.cases import DEMO, SIZES, Case, Trial, trial
-from quality.claims import CLAIMED, TRIED
+from quality.cases import DEMO, EIGHTH, SIZES, Case, Trial, trial
+from quality.claims import CLAIMED, COMPARED, SPARSER, TRIED
 from quality.report import Length, hardware, page
 from quality.runs import Kept, missing, play
 from rich.console import Console
@@ -24,14 +24,17 @@ from atoll.node.simulate.state import Record
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 CACHE = Path.home() / ".cache" / "atoll"
-STEPS, SHORT, SEEDS = 1000, 300, (1, 2, 3)
+STEPS, SEEDS = 1000, (1, 2, 3)
+TREND = tuple((EIGHTH, steps) for steps in (300, 1000, 3000))
 
 
 @click.command()
 @click.option("--steps", default=STEPS, show_default=True, help="Inner steps of a node.")
 @click.option("--size", default=DEMO.key, show_default=True, type=click.Choice(list(SIZES)), help="Of the model.")
 @click.option("--seeds", default=",".join(map(str, SEEDS)), show_default=True, help="Which ones.")
-@click.option("--cases", default="", help="Keys of the cases to run, of those for the claims and the candidates.")
+@click.option(
+    "--cases", default="", help="Keys of the cases; empty: the claims', or, of a smaller model, the trend's."
+)
 @click.option("--minutes", default=float("inf"), help="Begin no run after so many.")
 @click.option("--report", "only_report", is_flag=True, help="Run nothing, write the page from what there is.")
 @click.option("--out", default=DOCS, type=click.Path(path_type=Path), help="Folder of page, picture and figures.")
@@ -40,22 +43,24 @@ def main(
     steps: int, size: str, seeds: str, cases: str, minutes: float, only_report: bool, out: Path, threads: int
 ) -> None:
     kept = Kept(out / "quality.jsonl")
-    trials = [trial(case, steps, int(seed), SIZES[size]) for seed in seeds.split(",") for case in _chosen(cases)]
+    trials = [
+        trial(case, steps, int(seed), SIZES[size]) for seed in seeds.split(",") for case in _chosen(cases, size)
+    ]
     if not only_report:
         _run(missing(trials, kept), kept, 60 * minutes, threads)
-    every = sorted({STEPS, SHORT, steps}, reverse=True)
-    lengths = [Length(n, SEEDS, kept, model) for model in SIZES.values() for n in every]
+    claimed = Length(STEPS, SEEDS, kept)
+    others = dict.fromkeys((*TREND, (DEMO, STEPS), (SIZES[size], steps)))
     out.mkdir(parents=True, exist_ok=True)
-    fullest = max(lengths, key=lambda length: sum(bool(length.of(case)) for case in CLAIMED))
-    picture.draw(fullest, out / "quality.png")
-    (out / "quality.md").write_text(page(lengths, "quality.png"))
+    picture.draw(claimed, out / "quality.png")
+    lengths = [Length(n, SEEDS, kept, model) for model, n in others]
+    (out / "quality.md").write_text(page(claimed, lengths, "quality.png"))
     click.echo(f"written: {out / 'quality.md'}; {len(missing(trials, kept))} of {len(trials)} runs are missing")
 
 
-def _chosen(keys: str) -> list[Case]:
-    all_ = {case.key: case for case in (*TRIED, *CLAIMED)}
+def _chosen(keys: str, size: str) -> list[Case]:
+    all_ = {case.key: case for case in (*TRIED, *SPARSER, *COMPARED, *CLAIMED)}
     if not keys:
-        return list(CLAIMED)
+        return list(CLAIMED if size == DEMO.key else COMPARED)
     if unknown := set(keys.split(",")) - set(all_):
         raise click.UsageError(f"there is no case {', '.join(sorted(unknown))}: choose of {', '.join(all_)}")
     return [all_[key] for key in keys.split(",")]

@@ -40,12 +40,13 @@ class Size:
 
     key: str
     title: str
+    params: str
     settings: tuple[str, ...] = ()
 
 
-DEMO = Size("demo", "the demo's model, 0.82M parameters")
+DEMO = Size("demo", "the demo's model, 0.82M parameters", "0.82M")
 EIGHTH = Size(
-    *("eighth", "an eighth of it, 0.12M parameters"),
+    *("eighth", "an eighth of it, 0.12M parameters", "0.12M"),
     tuple(f"model.{key}" for key in ("dim=64", "layers=2", "heads=2", "kv_heads=2", "ffn_dim=172")),
 )
 SIZES = {size.key: size for size in (DEMO, EIGHTH)}

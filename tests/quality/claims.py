@@ -17,9 +17,11 @@ ADAMW = Case("dp-adamw", "data-parallel AdamW", BY_ADAMW, parallel=True)
 MUON = Case("dp-muon", "data-parallel Muon", ("inner.optimizer=muon",), parallel=True)
 BEST = Case("defaults", "the defaults: Muon, int8, blocking")
 FP32 = varied(BEST, "fp32", "fp32 wire", "reduce.codec=fp32")
+BF16 = varied(BEST, "bf16", "bf16 wire", "reduce.codec=bf16")
 INT4 = varied(BEST, "int4", "int4 wire with error feedback", "reduce.codec=int4", "outer.feedback=0.9")
 FP32_ADAMW = varied(FP32, "fp32-adamw", "fp32 wire, AdamW", *BY_ADAMW)
 SPARSE = Case("sparse", "sparse, AdamW: 1 of 64 at 2 bits, feedback", BY_ADAMW[1:], "sparse")
+COLD_SPARSE = varied(replace(SPARSE, together=0.0), "sparse-cold", "sparse, no data-parallel start")
 COLD = varied(replace(FP32, together=0.0), "fp32-cold", "fp32 wire, no data-parallel start")
 COLD_INT4 = varied(
     *(replace(INT4, together=0.0), "int4-cold", "int4 with feedback, H=60, no data-parallel start"),
@@ -168,6 +170,20 @@ CLAIMED = (
 )
 
 
+# How comparisons of losses go with the model's size and the run's length (`trend`): of what, and against what.
+TREND = (
+    (MUON, ADAMW),
+    (BEST, ADAMW),
+    (BEST, MUON),
+    (FP32_ADAMW, ADAMW),
+    (BF16, FP32),
+    (BEST, FP32),
+    (INT4, FP32),
+    (SPARSE, FP32_ADAMW),
+)
+COMPARED = tuple(dict.fromkeys(case for pair in TREND for case in pair))
+
+
 def tried(optimizer: str, lr: float, momentum: float, *more: str) -> Case:
     """A candidate for the defaults."""
     title = ", ".join((optimizer, f"outer {lr:g}, {momentum:g}", *more))
@@ -181,4 +197,14 @@ TRIED = (
     *(tried("muon", *outer) for outer in ((0.7, 0.5), (0.9, 0.5), (0.9, 0.7), (0.9, 0.8), (0.7, 0.9))),
     ADAMW,
     *(tried("adamw", *outer) for outer in ((0.7, 0.5), (0.9, 0.7), (0.7, 0.9))),
+)
+SPARSER = (
+    SPARSE,
+    COLD_SPARSE,
+    varied(COLD_SPARSE, "sparse-10", "the same, rounds of 10 steps", "rounds.inner_steps=10"),
+    varied(COLD_SPARSE, "sparse-5", "rounds of 5 steps", "rounds.inner_steps=5"),
+    varied(
+        *(COLD_SPARSE, "sparse-all", "rounds of 10 steps, feedback of all that was not sent"),
+        *("rounds.inner_steps=10", "outer.feedback=1.0"),
+    ),
 )

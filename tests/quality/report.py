@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 
 from quality.cases import DEMO, NODES, Case, Size, trial
-from quality.claims import CLAIMED, CLAIMS, TRIED, Claim, Figures, Verdict
+from quality.claims import CLAIMED, CLAIMS, SPARSER, TREND, TRIED, Claim, Figures, Verdict, loss
 from quality.runs import Kept
 
 SETTING = """\
@@ -34,6 +34,9 @@ an outer momentum or an error feedback, which remember ten of them. `sparse` is 
 64th of each delta, so at the end of such a run much of what was learnt has never been sent. Differences below a
 few tenths of a percent are within what another seed changes. The times are of virtual seconds: how real nodes
 wait is measured elsewhere.
+"""
+TRENDS = """\
+Percent of the loss, mean of the seeds that both runs of a comparison were made with.
 """
 
 
@@ -60,8 +63,10 @@ class Length:
         of, against = self.of(claim.of), self.of(claim.against)
         return {seed: claim.compare(of[seed], against[seed]) for seed in of if seed in against}
 
-    def is_there(self) -> bool:
-        return any(self.of(case) for case in CLAIMED if not case.steps)
+    def losses(self, of: Case, against: Case) -> dict[int, float]:
+        """Percent that the loss is above the other's, for each seed that both cases were run with."""
+        a, b = self.of(of), self.of(against)
+        return {seed: loss(a[seed], b[seed]) for seed in a if seed in b}
 
 
 def hardware() -> str:
@@ -73,14 +78,14 @@ def hardware() -> str:
     return f"{cores} cores, {found[1] if found else platform.machine()}, torch {torch.__version__} fp32"
 
 
-def page(lengths: Sequence[Length], picture: str) -> str:
-    """As Markdown."""
-    told = [length for length in lengths if length.is_there()]
-    return "\n".join((*_head(lengths, picture), *(line for length in told for line in _length(length)), ""))
+def page(claimed: Length, trend: Sequence[Length], picture: str) -> str:
+    """As Markdown: all claims at one length, and how they go with size and length."""
+    return "\n".join((*_head((claimed, *trend), picture), *_length(claimed), *_trend(trend), ""))
 
 
 def _head(lengths: Sequence[Length], picture: str) -> list[str]:
-    every = (f for length in lengths for case in (*CLAIMED, *TRIED) for f in length.of(case).values())
+    cases = dict.fromkeys((*CLAIMED, *TRIED, *SPARSER, *(case for pair in TREND for case in pair)))
+    every = (f for length in lengths for case in cases for f in length.of(case).values())
     runs = list({id(f): f for f in every}.values())
     hours = sum(f["cpu_seconds"] for f in runs) / 3600
     days = sorted({f["day"] for f in runs})
@@ -110,6 +115,29 @@ def _length(length: Length) -> list[str]:
         lines += ["", "What the defaults were chosen from:", "", "| run | loss | seeds |", "|---|---|---|"]
         lines += [_row((c.title, spread(_losses(length.of(c)), ".3f"), str(len(length.of(c))))) for c in tried]
     return [*lines, ""]
+
+
+def _trend(lengths: Sequence[Length]) -> list[str]:
+    """Percents of loss, a column for each length that has any."""
+    shown = [length for length in lengths if any(length.losses(*pair) for pair in TREND)]
+    heads = (f"{length.size.params}, {length.steps:,} steps" for length in shown)
+    lines = ["## The same with the model's size and the run's length", "", TRENDS]
+    lines += [_row(("loss of", "against", *heads)), "|---" * (2 + len(shown)) + "|"]
+    lines += [_row((a.title, b.title, *(_cell(length.losses(a, b)) for length in shown))) for a, b in TREND]
+    for length in shown:
+        found = [case for case in SPARSER if length.of(case)]
+        if len(found) > 1:
+            lines += ["", f"Sparse deltas, {length.title}:", "", "| run | loss | times less | seeds |"]
+            lines += ["|---|---|---|---|", *(_row(_case(case, length)[i] for i in (0, 1, 3, 5)) for case in found)]
+    return lines
+
+
+def _cell(values: dict[int, float]) -> str:
+    return (
+        f"{spread(list(values.values()), '+.2f', ' %')}, {len(values)} seed{'s' * (len(values) > 1)}"
+        if values
+        else ""
+    )
 
 
 def _claim(claim: Claim, length: Length) -> tuple[str, ...]:

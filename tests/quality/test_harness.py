@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 from quality import picture
 from quality.__main__ import main
-from quality.cases import Case, Trial, trial, varied
-from quality.claims import BEST, CLAIMED, CLAIMS, MUON, SMALL, TRIED, Claim, Verdict, loss
+from quality.cases import EIGHTH, Case, Trial, trial, varied
+from quality.claims import BEST, CLAIMED, CLAIMS, COMPARED, MUON, SMALL, SPARSER, TRIED, Claim, Verdict, loss
 from quality.report import Length, page, spread
 from quality.runs import Kept, missing, play
 
@@ -30,7 +30,7 @@ def figures(val_loss: float) -> dict[str, Any]:
 
 
 def test_every_case_is_a_run_that_its_config_allows() -> None:
-    every = (*TRIED, *CLAIMED)
+    every = (*TRIED, *SPARSER, *COMPARED, *CLAIMED)
     trials = [trial(case, 100, 1) for case in every]
     assert len({t.case.key for t in trials}) == len({case.key for case in every})
     assert {claim.of.key for claim in CLAIMS} | {claim.against.key for claim in CLAIMS} <= {c.key for c in CLAIMED}
@@ -96,13 +96,17 @@ def test_the_page_tells_what_was_measured_and_what_was_not(tmp_path: Path) -> No
     for seed, value in ((1, 1.2), (2, 1.3)):
         kept.add(trial(BEST, 100, seed), figures(value))
     kept.add(trial(MUON, 100, 1), figures(1.0))
-    length = Length(100, (1, 2), kept)
-    text = page([length, Length(50, (1, 2), kept)], "x.png")
+    kept.add(trial(MUON, 50, 1, EIGHTH), figures(1.5))
+    kept.add(trial(BEST, 50, 1, EIGHTH), figures(1.8))
+    length, smaller = Length(100, (1, 2), kept), Length(50, (1, 2), kept, EIGHTH)
+    text = page(length, [smaller, length, Length(50, (1, 2), kept)], "x.png")
     assert "| the defaults against data-parallel Muon | +8 % | +3 % | +20.00 % | 1 | **missed** |" in text
     assert "| the defaults against data-parallel AdamW | -12 % |  |  |  | not run |" in text
     assert "| the defaults: Muon, int8, blocking | 1.250 (1.200 to 1.300) | 2.0 | 400x |  | 2 | 3600 |" in text
-    assert "3 runs, 3.0 CPU hours, 2026-01-02.\nHardware: a machine." in text
-    assert "## 50 inner steps" not in text
+    assert "5 runs, 5.0 CPU hours, 2026-01-02.\nHardware: a machine." in text
+    assert "| loss of | against | 0.12M, 50 steps | 0.82M, 100 steps |" in text
+    title = "the defaults: Muon, int8, blocking | data-parallel Muon"
+    assert f"| {title} | +20.00 %, 1 seed | +20.00 %, 1 seed |" in text
     picture.draw(length, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
