@@ -44,7 +44,7 @@ def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:
             return ev.StateAt(node, life, request.state_at.round, _digest(request.state_at.digest))
         case "mended":
             m = request.mended
-            return ev.Mended(node, life, m.round, m.chunks, m.whole)
+            return ev.Mended(node, life, m.round, m.chunks, m.whole, m.disk)
         case "reached":
             return ev.Reached(node, life, fence.round)
         case "ready":

@@ -79,13 +79,14 @@ class StateAt:
 
 @dataclass(frozen=True, slots=True)
 class Mended:
-    """Chunks of the node's state changed in its memory by themselves."""
+    """Chunks of the node's state changed by themselves."""
 
     node: NodeId
     life: int
     round: int
     chunks: int
     whole: bool  # all are again what they were
+    disk: bool = False  # not in its memory: so many files on its disk
 
 
 @dataclass(frozen=True, slots=True)

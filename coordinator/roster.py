@@ -55,9 +55,12 @@ def state_at(state: State, node: NodeId, round_: int, digest: bytes, out: list[E
 
 def mended(state: State, event: Mended, out: list[Effect]) -> State:
     """It is told, and nothing follows: what could not be mended shows in the next commit's digests."""
-    what = count(event.chunks, "chunk")
-    how = "mended from its disk" if event.whole else "its disk could not mend all of it"
-    story = f"{what} of its state of round {event.round} changed in memory: {how}"
+    if event.disk:
+        how = "has its state from the rest" if event.whole else "the rest does not have all of its state"
+        story = f"{count(event.chunks, 'file')} changed on its disk: {how}"
+    else:
+        how = "mended from its disk" if event.whole else "its disk could not mend all of it"
+        story = f"{count(event.chunks, 'chunk')} of its state of round {event.round} changed in memory: {how}"
     out.append(Note(f"{state.name(event.node)}: {story}", event.node))
     return state
 

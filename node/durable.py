@@ -79,6 +79,8 @@ class Durable:
         self.keeps = True  # this node is one of those that hold full copies
         self.on_snapshot: Callable[[], None] = lambda: None
         self._troubles: dict[str, str] = {}  # what does not work now, and why
+        self._damaged: set[Path] = set()  # snapshots that changed on the disk
+        self._spoiled: list[str] = []  # files that changed on the disk, until that is told
         if place is not None:
             self._open(place)
 
@@ -88,11 +90,15 @@ class Durable:
             place.folder.mkdir(parents=True, exist_ok=True)
             self._log = SealedLog(place.folder, place.run, self._outer.chunks, place.room)
             self._snapshots = snapshots.find(place.folder, place.run, place.layout, self._outer.chunks)
+            for path in snapshots.unread(place.folder, self._snapshots):
+                self._spoil(path, "its header is not this run's, or damaged")
+                self._damaged.add(path)
         except OSError as error:
             self._say("the state is not kept on disk", f"{place.folder} cannot be used ({error})")
             return
         try:
-            self._log.clear()
+            for path in self._log.clear():
+                self._spoil(path, "its table is not this run's, or damaged")
         except OSError as error:  # a disk that can only be read has a state all the same
             self._say("what is of no use stays on the disk", str(error))
         try:
@@ -125,13 +131,38 @@ class Durable:
 
     def _reach(self, rounds: Sequence[int]) -> int:
         have, best = set(rounds), -1
-        for snapshot in self._snapshots:
+        for snapshot in self._sound:
             reach = snapshot.first
             while reach + 1 in have:
                 reach += 1
             if reach >= snapshot.last:
                 best = max(best, reach)
         return best
+
+    @property
+    def _sound(self) -> list[Snapshot]:
+        """The snapshots of which nothing is known to have changed."""
+        return [s for s in self._snapshots if s.path not in self._damaged]
+
+    def spoiled(self) -> list[str]:
+        """Names of the files that were found to have changed on the disk, since this was asked last."""
+        told, self._spoiled = self._spoiled, []
+        return told
+
+    def _spoil(self, path: Path, why: str) -> None:
+        log.warning(f"{path.name} changed on the disk ({why}): it is not used")
+        self._spoiled.append(path.name)
+
+    def _read(self, snapshot: Snapshot, c: int) -> bytes | None:
+        """Chunk `c`; where it is not what was written the snapshot does not count any more, and goes when there is
+        a better one: until then its other chunks are used."""
+        data = snapshot.chunk(c, self._outer.chunks)
+        if data is None and self._snapping is None:  # else it may just be going
+            with self._turn:
+                if snapshot in self._snapshots and snapshot.path not in self._damaged:
+                    self._damaged.add(snapshot.path)
+                    self._spoil(snapshot.path, f"chunk {c} is not what was written")
+        return data
 
     @property
     def size(self) -> int:
@@ -156,7 +187,7 @@ class Durable:
             return -1
         for c in range(outer.chunks.count):
             for snapshot in self._snapshots:
-                if (data := snapshot.chunk(c, outer.chunks)) is not None:
+                if (data := self._read(snapshot, c)) is not None:
                     outer.put(c, snapshot.at[c], data)
                     break
         round_ = min(outer.at)
@@ -174,6 +205,8 @@ class Durable:
         late = [c for c in of if outer.at[c] < round_]
         payloads = [self._log.read(round_, c - of.start) for c in late]
         if any(payload is None for payload in payloads):
+            self._spoil(self._log.path(round_), "a chunk is not what was written")
+            self._log.drop(round_)
             return False
         for c, payload in zip(late, payloads, strict=True):
             assert payload is not None  # and its digest says that it was committed
@@ -187,7 +220,7 @@ class Durable:
         for snapshot in self._snapshots:
             since = [self._kept(k, i) for k in self._outer.turns.rounds(fragment, snapshot.at[c], round_)]
             payloads = [payload for payload in since if payload is not None]
-            data = snapshot.chunk(c, self._outer.chunks) if len(payloads) == len(since) else None
+            data = self._read(snapshot, c) if len(payloads) == len(since) else None
             if data is not None and snapshot.at[c] <= round_:
                 return snapshot.at[c], data, payloads
         return None
@@ -293,7 +326,7 @@ class Durable:
         with self._turn:
             if len(self._snapshots) < 2:
                 return False
-            snapshots.remove([self._snapshots.pop()])
+            snapshots.remove([self._snapshots.pop().path])
             return True
 
     def behind(self, round_: int) -> bool:
@@ -317,7 +350,8 @@ class Durable:
         if self._log is None or not self.keeps or self._snapping is not None or self._closing:
             return
         assert self._place is not None
-        due = not self._snapshots or round_ - self._snapshots[0].first >= self._place.every
+        sound = self._sound
+        due = not sound or bool(self._damaged) or round_ - sound[0].first >= self._place.every
         # Who else has this state on a disk may be gone when the power fails: each relies on its own.
         lost = self._reach((*self._log.rounds, *self._memory)) < round_
         if due or alone or lost or self._doubted or self._gap:
@@ -341,9 +375,10 @@ class Durable:
             new = await loop.run_in_executor(self._slow, self._take, place, tokens)
             with self._turn:
                 old = [s for s in self._snapshots if s.path != new.path]
-                kept = [] if doubted else old[: KEPT - 1]
-                snapshots.remove(s for s in old if s not in kept)
-                self._snapshots = [new, *kept]
+                kept = [] if doubted else [s for s in old if s.path not in self._damaged][: KEPT - 1]
+                gone = self._damaged | {s.path for s in old if s not in kept}
+                snapshots.remove(gone - {new.path})
+                self._snapshots, self._damaged = [new, *kept], set()
             self._doubted = self._doubted and not doubted
             self._troubles.pop(NO_SNAPSHOT, None)
             self.on_snapshot()
@@ -370,7 +405,7 @@ class Durable:
         chunks, copy = self._outer.chunks, self._copy
         new = snapshots.write(place.folder, place.run, place.layout, chunks, tokens, copy, place.room)
         if not all(r in log_ or r in self._memory for r in range(new.first + 1, new.last + 1)):
-            snapshots.remove([new])
+            snapshots.remove([new.path])
             raise Torn(f"rounds {new.first + 1} to {new.last} were applied meanwhile, and the log lacks one")
         return new
 

@@ -140,6 +140,7 @@ class Keeper:
             self._residual.restore()
             if self._residual.at:
                 log.info(f"what the wire had left out after round {self._residual.at} is on this node's disk")
+        self._tell_spoiled()
         if round_ >= 0:
             digest_ = await self.compute(outer.settle)
             took = time.monotonic() - began
@@ -200,6 +201,13 @@ class Keeper:
             how = "mended from the disk" if whole else "the disk cannot mend them"
             log.warning(f"chunks {wrong} of the state of round {outer.round} changed in memory: {how}")
             mended = pb.Mended(round=outer.round, chunks=len(wrong), whole=whole)
+            self._member.reports.of_round(0, mended=mended)
+        self._tell_spoiled()
+
+    def _tell_spoiled(self) -> None:
+        if files := self.durable.spoiled():
+            round_ = self.outer.round
+            mended = pb.Mended(round=max(round_, 0), chunks=len(files), whole=round_ >= 0, disk=True)
             self._member.reports.of_round(0, mended=mended)
 
     async def recover(self, order: machine.Recover) -> None:

@@ -43,13 +43,15 @@ class SealedLog:
         found = (self._open(path) for path in sorted(folder.glob(f"{PREFIX}*")))
         self._rounds = {round_: index for round_, index in found if index is not None}
 
-    def clear(self) -> None:
-        """Remove what is of no use to this run: files of another one, damaged and unfinished ones."""
+    def clear(self) -> list[Path]:
+        """Remove what is of no use to this run: unfinished files, those of another one and damaged ones. Returns
+        the latter."""
         clear_unfinished(self._folder)
         ours = {index.path for index in self._rounds.values()}
-        for path in self._folder.glob(f"{PREFIX}*"):
-            if path not in ours:
-                path.unlink(missing_ok=True)
+        useless = [path for path in self._folder.glob(f"{PREFIX}*") if path not in ours]
+        for path in useless:
+            path.unlink(missing_ok=True)
+        return useless
 
     @property
     def rounds(self) -> tuple[int, ...]:
@@ -70,10 +72,14 @@ class SealedLog:
         table = b"".join(_CHUNK.pack(len(b), d) for b, d in zip(buffers, digests, strict=True))
         head = _HEAD.pack(MAGIC, self._run, round_, len(buffers)) + table
         head += digest(head)
-        path, size = self._folder / f"{PREFIX}{round_:012d}", len(head) + sum(map(len, buffers))
+        path, size = self.path(round_), len(head) + sum(map(len, buffers))
         with appearing(path, size, self._room) as file:
             write_all(file, [memoryview(head), *buffers], 0)
         self._rounds[round_] = _index(path, size, len(head), [len(b) for b in buffers], digests)
+
+    def path(self, round_: int) -> Path:
+        """Where a round is, or would be."""
+        return self._folder / f"{PREFIX}{round_:012d}"
 
     def read(self, round_: int, chunk: int) -> bytes | None:
         """A chunk's sealed bytes; None: they are not here, or not as they were."""

@@ -131,6 +131,11 @@ def find(folder: Path, run: bytes, layout: Layout, chunks: Chunks) -> list[Snaps
     return sorted((s for s in found if s is not None), key=lambda s: s.first, reverse=True)
 
 
+def unread(folder: Path, found: Sequence[Snapshot]) -> list[Path]:
+    """The files in `folder` that have a snapshot's name, and are not among those found."""
+    return sorted(set(folder.glob(f"{PREFIX}*{SUFFIX}")) - {s.path for s in found})
+
+
 def describe(path: Path) -> tuple[bytes, Layout, Chunks] | None:
     """Run, layout and chunks that a file says it has, for those who do not know them; None: it is none."""
     try:
@@ -148,10 +153,10 @@ def describe(path: Path) -> tuple[bytes, Layout, Chunks] | None:
         return None
 
 
-def remove(snapshots: Iterable[Snapshot]) -> None:
-    for snapshot in snapshots:
+def remove(paths: Iterable[Path]) -> None:
+    for path in paths:
         with suppress(OSError):
-            snapshot.path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
 
 def _header(run: bytes, layout: Layout, chunks: Chunks, tokens: int, entries: list[tuple[int, bytes]]) -> bytes:

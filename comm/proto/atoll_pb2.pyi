@@ -325,27 +325,31 @@ Global___StateAt: _TypeAlias = StateAt  # noqa: Y015
 
 @_typing.final
 class Mended(_message.Message):
-    """chunks of the state changed in the node's memory by themselves"""
+    """chunks of the state changed by themselves, in the node's memory"""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     WHOLE_FIELD_NUMBER: _builtins.int
+    DISK_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     chunks: _builtins.int
     whole: _builtins.bool
     """all are again what they were"""
+    disk: _builtins.bool
+    """files on its disk did, so many"""
     def __init__(
         self,
         *,
         round: _builtins.int = ...,
         chunks: _builtins.int = ...,
         whole: _builtins.bool = ...,
+        disk: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "round", b"round", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "disk", b"disk", "round", b"round", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -153,9 +153,14 @@ def test_a_damaged_snapshot_is_made_up_for_by_the_one_before(tmp_path: Path, pla
         node = Node(tmp_path)
         await node.initialise()
         await node.commit(*range(1, 5))
-        flip(node.disk._snapshots[0].path, place)
+        flip(damaged := node.disk._snapshots[0].path, place)
         again = Node(tmp_path)
         assert again.disk.restore() == 4 and again.state() == node.state()
+        assert again.disk.spoiled() == [damaged.name] and not again.disk.spoiled()
+        again.disk.settled(4, 0)  # before it is due
+        await again.disk.quiet()
+        third = Node(tmp_path)
+        assert len(third.disk._snapshots) == 2 and third.disk.restore() == 4 and not third.disk.spoiled()
 
     run(body())
 
@@ -169,9 +174,13 @@ def test_a_damaged_round_ends_the_tail_there(tmp_path: Path) -> None:
         await node.commit(3)
         flip(node.folder / "sealed-000000000003", -1)
         again = Node(tmp_path)
+        assert again.disk.proven == 3
         assert again.disk.restore() == 2 and again.state() == before
+        assert again.disk.spoiled() == ["sealed-000000000003"] and again.disk.proven == 2
         flip(node.folder / "sealed-000000000001", 60)
-        assert Node(tmp_path).disk.restore() == 0, "its table is damaged: the file is none"
+        third = Node(tmp_path)
+        assert third.disk.restore() == 0, "its table is damaged: the file is none"
+        assert third.disk.spoiled() == ["sealed-000000000001"]
 
     run(body())
 
