@@ -365,16 +365,9 @@ def check(config: RunConfig) -> None:
             f"checkpoint.copies is {config.checkpoint.copies}: it must be 0 (every node) or more",
         ),
         *(
-            ("::" not in url, f"{key} is {url!r}: it must be one URL, without '::'")
+            rule
             for key, url in (("checkpoint.remote", config.checkpoint.remote), ("init_from", config.init_from))
-        ),
-        *(
-            (
-                not re.search("//[^/]*:[^/]*@", url),
-                f"{key} has a password in it, and every node gets the run's config: give it to the machines that "
-                "need it in their environment",
-            )
-            for key, url in (("checkpoint.remote", config.checkpoint.remote), ("init_from", config.init_from))
+            for rule in _url_rules(key, url)
         ),
         (config.rounds.total >= 0, f"rounds.total is {config.rounds.total}: it must not be negative"),
         (config.inner.warmup_tokens >= 0, "inner.warmup_tokens must not be negative"),
@@ -395,6 +388,30 @@ def check(config: RunConfig) -> None:
     for holds, sentence in rules:
         if not holds:
             raise ConfigError(sentence)
+
+
+def _url_rules(key: str, url: str) -> list[tuple[bool, str]]:
+    """What holds for the URL of a store, and what to say where it does not."""
+    scheme, there, _ = url.partition("://")
+    return [
+        ("::" not in url, f"{key} is {url!r}: it must be one URL, without '::'"),
+        (
+            not re.search("//[^/]*:[^/]*@", url),
+            f"{key} has a password in it, and every node gets the run's config: give it to the machines that "
+            "need it in their environment",
+        ),
+        (
+            not there or scheme in _schemes(),
+            f"{key} is {url!r}: no store is known whose URLs begin with {scheme}://, as those of s3:// do",
+        ),
+    ]
+
+
+def _schemes() -> list[str]:
+    from fsspec import available_protocols  # 0.1 s, which most runs never need
+
+    known: list[str] = available_protocols()
+    return known
 
 
 def to_json(config: RunConfig) -> bytes:

@@ -299,7 +299,8 @@ class DataPlane:
         path = link.path()
         if path is not None and (self._congestion or path.rtt > FAR):
             link.use(self._congestion or alone(is_lossy(path.sent, path.resent), path.burst))
-        return path is None or path.burst < FAST or 0 < self._up.rate < FAST
+        slow = path is None or path.burst < FAST or 0 < self._up.rate < FAST
+        return slow and self.peers.squeeze.on  # where the run packs at all
 
     async def _answer(self, node: NodeId, request: Header, link: Link, kept: "_Kept") -> None:
         round, chunk = request.fence.round, request.chunk

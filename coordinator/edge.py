@@ -97,7 +97,8 @@ def heard(node: NodeId, life: int, request: pb.HeartbeatRequest) -> ev.Heard:
 
 def vitals(request: pb.HeartbeatRequest) -> Vitals:
     pace, loss = (v if isfinite(v) else 0.0 for v in (request.tokens_per_s, request.loss))
-    return Vitals(pace, loss, request.bytes_up, request.bytes_down, request.rss_bytes)
+    said = text(request.progress), text(request.trouble)
+    return Vitals(pace, loss, request.bytes_up, request.bytes_down, request.rss_bytes, *said)
 
 
 def address(asked: str, peer: str) -> str:

@@ -20,7 +20,7 @@ from atoll.coordinator.events import CommitRecord
 from atoll.coordinator.goodput import shares
 from atoll.coordinator.journal import Journal
 from atoll.coordinator.kernel import STOPPING, Kernel
-from atoll.coordinator.membership import Member
+from atoll.coordinator.membership import Member, MemberState
 from atoll.coordinator.observed import Vitals
 from atoll.coordinator.state import Phase, State
 
@@ -157,8 +157,18 @@ def _member(member: Member, vitals: Vitals, state: State, now: float) -> dict[st
         "bytes_down": vitals.bytes_down,
         "rss_bytes": vitals.rss_bytes,
         "address": member.address,
-        "reason": member.reason,
+        "progress": vitals.progress,
+        "trouble": vitals.trouble,
+        "reason": _story(member, vitals),
     }
+
+
+def _story(member: Member, vitals: Vitals) -> str:
+    """Why it is in its state, how far it is with that, and what does not work."""
+    if member.state in (MemberState.EVICTED, MemberState.LEFT):
+        return member.reason
+    now = ": ".join(filter(None, (member.reason, vitals.progress)))
+    return "; ".join(filter(None, (now, vitals.trouble)))
 
 
 class _Run(Collector):

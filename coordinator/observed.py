@@ -23,6 +23,8 @@ class Vitals:
     bytes_up: int = 0
     bytes_down: int = 0
     rss_bytes: int = 0
+    progress: str = ""  # of what it is doing
+    trouble: str = ""  # what does not work
 
 
 @dataclass

@@ -20,7 +20,7 @@ from atoll.coordinator.weighing import length, scales, weights
 
 DONORS = 8  # named to a node that lacks the state
 UPLOADERS = 4  # who may send checkpoints to the remote store: each where those before it do not
-Donors = tuple[tuple[str, str, Pin], ...]  # (node, address, of its certificate)
+Donors = tuple[tuple[str, str, Pin, str], ...]  # (node, address, of its certificate, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +162,10 @@ def encode(common: Shared, mine: Own, version: int) -> bytes:
         counted=mine.counted[0],
         lacking=mine.counted[1],
     )
-    for node, address, pin in mine.donors:
-        message.donors.add(node_id=node, address=address, pin=pin)
-    for node, address, pin in mine.serve:
-        message.serve.add(node_id=node, address=address, pin=pin)
+    for node, address, pin, name in mine.donors:
+        message.donors.add(node_id=node, address=address, pin=pin, name=name)
+    for node, address, pin, name in mine.serve:
+        message.serve.add(node_id=node, address=address, pin=pin, name=name)
     for first, count in mine.lease:
         message.train.lease.add(first=first, count=count)
     parts = [common.head, common.train if mine.lease else b"", common.plan if mine.planned else b""]
@@ -182,7 +182,7 @@ def _donors(state: State) -> Donors:
     here = state.members.here
     able = [n for n in state.holders if state.members.trusted(n) and not here[n].leaf]
     able = able[: 1 << len(able).bit_length() >> 1]  # so that the list is new a few times, not with every holder
-    return tuple((str(n), here[n].address, here[n].pin) for n in able)
+    return tuple((str(n), here[n].address, here[n].pin, here[n].name) for n in able)
 
 
 def _served(state: State) -> Donors:
@@ -192,7 +192,7 @@ def _served(state: State) -> Donors:
     if not state.committed or not state.held or not lacking or not all(here[n].leaf for n in holders):
         return ()
     able = sorted((n for n, m in here.items() if not m.leaf and state.members.trusted(n)), key=order)
-    return tuple((str(n), here[n].address, here[n].pin) for n in able[:DONORS])
+    return tuple((str(n), here[n].address, here[n].pin, here[n].name) for n in able[:DONORS])
 
 
 def _left_behind(member: Member, committed: int) -> bool:
@@ -223,7 +223,7 @@ def _sources(common: Shared, node: NodeId) -> Donors:
     if common.donors:
         return _choose(common.donors, node)
     if any(d[0] == node for d in common.serve):
-        return ((str(node), "", NO_PIN),)
+        return ((str(node), "", NO_PIN, "peers that dial this node"),)
     return _choose(common.serve, node) if common.serve else ()
 
 

@@ -109,7 +109,7 @@ def status(state_dir: Path, as_json: bool) -> None:
         click.echo(json.dumps(said))
         return
     for key, value in said.items():
-        if value != "":
+        if value not in ("", None) and key != "recovery":
             click.echo(
                 f"{key.replace('_', ' '):>14}  {value:,.2f}"
                 if isinstance(value, float)

@@ -43,7 +43,7 @@ from atoll.node.channel import Failed as TrainerSaysNo
 from atoll.node.config import NodeConfig, TrainerSpec
 from atoll.node.data import check_source
 from atoll.node.home import Options, claimed, on_signals
-from atoll.node.keeper import Keeper, on_disk
+from atoll.node.keeper import Keeper, how_far, on_disk
 from atoll.node.leases import beyond
 from atoll.node.membership import Membership
 from atoll.node.resources import check_compiler, check_memory
@@ -167,6 +167,8 @@ class Daemon:
                 bytes_up=member.plane.bytes_up,
                 bytes_down=member.plane.bytes_down,
                 rss_bytes=me.memory_info().rss,
+                progress=self._recovering,
+                trouble=self._kept.trouble if self._kept is not None else "",
             )
             await member.control.heartbeat(beat)
             with contextlib.suppress(TimeoutError):
@@ -338,6 +340,12 @@ class Daemon:
             await self._member.leave(str(error))  # at once: it is another's turn
             raise
 
+    @property
+    def _recovering(self) -> str:
+        """How far that is, in words."""
+        standing = self._kept.recovering if self._kept is not None else None
+        return "" if standing is None else str(standing)
+
     # For `atoll node status`
 
     def status(self) -> dict[str, Any]:
@@ -351,7 +359,8 @@ class Daemon:
             "inner_step": self._pulse.step,
             "tokens_per_s": self._pulse.tokens_per_s,
             "loss": self._pulse.loss,
-            "recovering": kept.recovering if kept is not None and node.moving else "",
+            "recovering": self._recovering,
+            "recovery": how_far(kept.recovering) if kept is not None else None,
             "run_phase": view.phase if view is not None else "",
             "run_reason": view.reason if view is not None else "",
             "bytes_up": self._member.plane.bytes_up,

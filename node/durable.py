@@ -170,8 +170,13 @@ class Durable:
         return (self._log.size if self._log is not None else 0) + sum(s.size for s in self._snapshots)
 
     @property
+    def troubles(self) -> tuple[str, ...]:
+        """What does not work now."""
+        return tuple(self._troubles)
+
+    @property
     def trouble(self) -> str:
-        """What does not work now, and why."""
+        """The same, and why."""
         return "; ".join(f"{what}: {why}" for what, why in self._troubles.items())
 
     @property

@@ -80,9 +80,17 @@ class Keeper:
             self.compute,
             spawn,
         )
-        self.recovering = ""  # progress, for `atoll node status`
+        self.recovering: Standing | None = None  # how far that is, while it is under way
         if self._run.checkpoint.remote and place is not None:
             self.uploads = self._begin_uploads(place)
+
+    @property
+    def trouble(self) -> str:
+        """What does not work, in words that may be shown to others: of this machine's disk they name no folder."""
+        troubles = list(self.durable.troubles)
+        if self.uploads is not None and self.uploads.trouble:
+            troubles.append(f"it can send no checkpoint to the remote store: {self.uploads.trouble}")
+        return "; ".join(troubles)
 
     async def close(self) -> None:
         self._worker.shutdown(wait=False, cancel_futures=True)
@@ -224,7 +232,7 @@ class Keeper:
             self.durable.doubt()
         if order.rebase:
             await self.compute(outer.set_aside)
-        donors = tuple(Donor(NodeId(d.node_id), d.address, Pin(d.pin)) for d in view.donors)
+        donors = tuple(Donor(NodeId(d.node_id), d.address, Pin(d.pin), d.name) for d in view.donors)
         target = Target(Round(view.committed), view.state_digest, donors)
         started, before = time.monotonic(), plane.bytes_down
         try:
@@ -234,8 +242,9 @@ class Keeper:
             await asyncio.sleep(0.2)  # the next view may name other donors
             self._emit(machine.MoveFailed(outer.round))
             return
+        finally:
+            self.recovering = None
         size, seconds = plane.bytes_down - before, time.monotonic() - started
-        self.recovering = ""
         for round_, chunks in took.sealed.items():
             payloads = [np.frombuffer(chunk.payload, np.uint8) for chunk in chunks]
             self.durable.committed(round_, payloads, [chunk.digest for chunk in chunks])
@@ -246,7 +255,7 @@ class Keeper:
         await self._settled()
 
     def _on_recovery(self, standing: Standing) -> None:
-        self.recovering = str(standing)
+        self.recovering = standing
 
     async def renumber(self, round_: int) -> None:
         """The rounds after this node's, up to `round_`, are void."""
@@ -335,6 +344,19 @@ def on_disk(keeper: Keeper | None) -> dict[str, Any]:
         "disk_trouble": durable.trouble if durable is not None else "",
         "remote_round": uploads.newest if uploads is not None else -1,
         "remote_trouble": uploads.trouble if uploads is not None else "",
+    }
+
+
+def how_far(standing: Standing | None) -> dict[str, Any] | None:
+    """A recovery's progress, for `atoll node status`."""
+    if standing is None:
+        return None
+    return {
+        "chunks": standing.done,
+        "of": standing.of,
+        "bytes_per_s": standing.rate,
+        "seconds_left": standing.seconds_left,
+        "from": standing.givers,
     }
 
 

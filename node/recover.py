@@ -52,6 +52,7 @@ class Donor:
     node: NodeId
     address: str
     pin: Pin = NO_PIN  # of its certificate
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class Standing:
     fetched: int = 0  # chunks, of these
     seconds: float = 0.0  # since it began
     donors: dict[NodeId, int] = field(default_factory=dict)  # bytes of chunks that each gave
+    names: dict[NodeId, str] = field(default_factory=dict)  # of donors, for people
     sealed: dict[Round, tuple[Sealed, ...]] = field(default_factory=dict)  # of all missed rounds, if they were few
 
     @property
@@ -89,11 +91,16 @@ class Standing:
     def seconds_left(self) -> float:
         return self.seconds * (self.of - self.done) / self.fetched if self.fetched else 0.0
 
+    @property
+    def givers(self) -> list[str]:
+        """Who gave chunks."""
+        return sorted(self.names.get(node) or node for node in self.donors)
+
     def __str__(self) -> str:
         so_far = f"{self.done} of {self.of} chunks"
         if not self.donors:
             return so_far
-        names = ", ".join(sorted(self.donors))
+        names = ", ".join(self.givers)
         return f"{so_far}, {self.rate / 1e6:.1f} MB/s, {self.seconds_left:.0f} s left, from {names}"
 
 
@@ -182,7 +189,7 @@ class _Recovery:
         self._abreast = min(len(donors), DONORS)
         self._clock = asyncio.get_running_loop().time
         self._began = self._told = self._clock()
-        self._progress = Standing(outer.chunks.count)
+        self._progress = Standing(outer.chunks.count, names={d.node: d.name for d in donors})
         self._limits: dict[Errand, asyncio.Timeout] = {}  # to end an errand that is of no more use
         self._changed = asyncio.Event()  # set, and replaced, when a stream without work should look again
         self._from = outer.round

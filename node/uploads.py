@@ -90,7 +90,8 @@ class Uploads:
         else:
             why = str(error) if isinstance(error, AtollError | Lacking) else f"{type(error).__name__}: {error}"
             if not self.trouble:
-                log.warning(f"no checkpoint goes to {self.checkpoint.remote}: {why}; it is tried again")
+                lacks = "could not stand in to send a" if self.turn > 1 else "sends no"
+                log.warning(f"this node {lacks} checkpoint to {self.checkpoint.remote}: {why}; it is tried again")
             self.trouble = why
         return error is None
 

@@ -141,6 +141,8 @@ class HeartbeatRequest(_message.Message):
     BYTES_UP_FIELD_NUMBER: _builtins.int
     BYTES_DOWN_FIELD_NUMBER: _builtins.int
     RSS_BYTES_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     phase: _builtins.str
     """what the node is doing: a goodput bucket"""
@@ -151,6 +153,10 @@ class HeartbeatRequest(_message.Message):
     bytes_up: _builtins.int
     bytes_down: _builtins.int
     rss_bytes: _builtins.int
+    progress: _builtins.str
+    """of what it is doing, for people"""
+    trouble: _builtins.str
+    """what does not work, for people"""
     def __init__(
         self,
         *,
@@ -163,10 +169,12 @@ class HeartbeatRequest(_message.Message):
         bytes_up: _builtins.int = ...,
         bytes_down: _builtins.int = ...,
         rss_bytes: _builtins.int = ...,
+        progress: _builtins.str = ...,
+        trouble: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "inner_step", b"inner_step", "loss", b"loss", "phase", b"phase", "round", b"round", "rss_bytes", b"rss_bytes", "session", b"session", "tokens_per_s", b"tokens_per_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "inner_step", b"inner_step", "loss", b"loss", "phase", b"phase", "progress", b"progress", "round", b"round", "rss_bytes", b"rss_bytes", "session", b"session", "tokens_per_s", b"tokens_per_s", "trouble", b"trouble"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -665,20 +673,23 @@ class Donor(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     PIN_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     address: _builtins.str
     """empty: leaves dial the node that is told, to offer it"""
     pin: _builtins.str
+    name: _builtins.str
     def __init__(
         self,
         *,
         node_id: _builtins.str = ...,
         address: _builtins.str = ...,
         pin: _builtins.str = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "node_id", b"node_id", "pin", b"pin"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "name", b"name", "node_id", b"node_id", "pin", b"pin"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -78,6 +78,8 @@ def test_tls_is_on_off_or_auto_though_yaml_takes_two_of_them_for_truths(word: st
         ("inner.min_lr=1", "inner.min_lr 1 is above inner.lr 0.008"),
         ("members.reconnect=-5", "members.reconnect is -5"),
         ("checkpoint.remote_every=0", "checkpoint.remote_every is 0"),
+        ("checkpoint.remote=s4://bucket/runs", "no store is known whose URLs begin with s4://"),
+        ("init_from=s4://bucket/runs", "no store is known whose URLs begin with s4://"),
         ("checkpoint.remote=s3://me:secret@host/runs", "checkpoint.remote has a password in it"),
         ("init_from=zip://a::s3://host/b", "init_from is 'zip://a::s3://host/b': it must be one URL"),
         ("inner.beta1=2", "inner.beta1 is 2"),

@@ -102,6 +102,24 @@ def test_state_is_packed_only_when_that_is_smaller() -> None:
     run(body())
 
 
+@pytest.mark.parametrize(
+    "fast, on, packed", [(60e6, True, True), (60e6, False, False), (1.0, True, False)]
+)  # fast: bytes a second from which a path is
+def test_state_is_packed_for_slow_paths_and_where_the_run_packs_at_all(
+    fast: float, on: bool, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plane, "FAST", fast)
+
+    async def body() -> None:
+        async with two_planes(up=10e6) as (a, b), Fetcher(b, A, a.address) as fetcher:
+            a.peers.squeeze.on = on
+            before = b.bytes_down
+            assert await fetcher.fetch(Item.STATE, NEW, 1, len(ZEROS)) == ZEROS
+            assert (b.bytes_down - before < 200 + wire.GREETING.size) == packed
+
+    run(body())
+
+
 def test_a_peer_that_moved_on_is_missing_the_chunk_and_not_lost() -> None:
     async def body() -> None:
         async with two_planes() as (a, b), Fetcher(b, A, a.address) as fetcher:

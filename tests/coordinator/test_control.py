@@ -378,6 +378,23 @@ def test_a_second_signal_and_a_quiet_round_end_the_wait_at_once(tmp_path: Path) 
     asyncio.run(story())
 
 
+def test_what_a_node_says_of_its_progress_and_troubles_is_on_the_page(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            ada = c.node()
+            await ada.at_work()
+            await ada.heartbeat(phase="recovering", progress="3 of 9 chunks\n", trouble="no room" + "!" * 900)
+            [member] = json.loads((await get(c, "/api/run"))[1])["members"]
+            assert member["progress"] == "3 of 9 chunks"
+            assert member["trouble"].startswith("no room!") and len(member["trouble"]) < 300
+            assert "3 of 9 chunks; no room!" in member["reason"]
+            await ada.heartbeat(phase="inner")
+            [member] = json.loads((await get(c, "/api/run"))[1])["members"]
+            assert "chunks" not in member["reason"] and "room" not in member["reason"]
+
+    asyncio.run(story())
+
+
 def test_on_a_full_disk_nothing_leaves_until_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from atoll.comm.plane import DataPlane
 from atoll.comm.sealing import Gathered, Mean, mean_of
 from atoll.node.durable import Durable, Place
 from atoll.node.errands import Errands
+from atoll.node.keeper import how_far
 from atoll.node.outer import OuterState
 from atoll.node.recover import LEAST, Donor, MovedOn, Standing, Target, recover
 from atoll.node.vectors import Vectors, clear_stale
@@ -56,7 +58,7 @@ class Peer:
 
     @property
     def donor(self) -> Donor:
-        return Donor(self.name, self.plane.address)
+        return Donor(self.name, self.plane.address, name=f"{self.name}'s name")
 
     def initialise(self) -> bytes:
         self.outer.vectors.anchor[:] = np.random.default_rng(0).standard_normal(
@@ -369,6 +371,29 @@ def test_all_donors_give_at_the_same_time(tmp_path: Path) -> None:
         await bring(joiner, 0, sum_, a, b, c)
         assert joiner.bits() == a.bits()
         assert all(asked) and set(sum(asked, [])) == set(range(CHUNKS.count))
+
+
+def test_who_gives_how_much_and_how_much_is_left_is_told(tmp_path: Path) -> None:
+    @with_peers(tmp_path, "a", "b", "joiner")
+    async def _(a: Peer, b: Peer, joiner: Peer) -> None:
+        sum_, told = a.initialise(), list[tuple[str, dict[str, Any]]]()
+        b.initialise()
+
+        def tell(standing: Standing) -> None:
+            told.append((str(standing), how_far(standing) or {}))
+
+        await bring(joiner, 0, sum_, a, b, on_progress=tell)
+        count = CHUNKS.count
+        assert [said["chunks"] for _, said in told] == list(range(1, count + 1))
+        assert all(said["of"] == count and said["bytes_per_s"] > 0 for _, said in told)
+        assert told[-1][1]["seconds_left"] == 0 < told[0][1]["seconds_left"]
+        text, said = told[-1]
+        assert said["from"] == ["a's name", "b's name"]
+        assert text.startswith(f"{count} of {count} chunks, ") and text.endswith(
+            ", 0 s left, from a's name, b's name"
+        )
+
+    assert how_far(None) is None
 
 
 def test_a_donor_that_lies_about_one_chunk_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -165,7 +165,9 @@ def test_a_store_that_fails_is_a_sentence_and_is_tried_again(
     with caplog.at_level(logging.WARNING, "atoll.node"):
         asyncio.run(story())
     [said] = [r.message for r in caplog.records]
-    assert said.startswith(f"no checkpoint goes to file://{blocked}: ") and said.endswith("; it is tried again")
+    assert said.startswith(f"this node sends no checkpoint to file://{blocked}: ") and said.endswith(
+        "; it is tried again"
+    )
 
 
 def test_a_store_that_does_not_answer_is_a_sentence_and_is_tried_again_when_it_does(
