@@ -284,6 +284,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         rates={n: (here[n].up, here[n].down) for n in members_ if here[n].up},
         norms={n: c.norm for n, (c, _) in parts.items()},
         scales={n: scaled[n] for n in weights if n in scaled},
+        samples={n: data.beginning(held_[n], count) for n, count in used.items()},
         fragment=state.fragment,
         lacking={
             c: out_

@@ -263,6 +263,9 @@ class CommitRecord:
     scales: dict[NodeId, float] = field(
         default_factory=dict
     )  # of contributors' deltas that were outsized, or late
+    samples: dict[NodeId, tuple[tuple[int, int], ...]] = field(
+        default_factory=dict
+    )  # (first, count) that the round consumed, of those who were members to its end
     state_digest: str = ""  # hex; of anchor and momentum after the step
     digests: dict[NodeId, str] = field(default_factory=dict)  # what each member found
     digests_equal: bool | None = None  # None: nobody has told

@@ -56,6 +56,16 @@ def grant_each(leases: Leases, counts: Mapping[NodeId, int]) -> Leases:
     return Leases(next_, free, held)
 
 
+def beginning(lease: Lease, count: int) -> Lease:
+    """The first `count` samples of a lease, or all where it has fewer."""
+    found: list[Range] = []
+    for first, length in lease:
+        if count > 0:
+            found.append((first, min(length, count)))
+        count -= length
+    return tuple(found)
+
+
 def consume(leases: Leases, node: NodeId, used: int) -> Leases:
     """A commit included the first `used` samples of the node's lease. ValueError if it has fewer."""
     return consume_each(leases, {node: used})

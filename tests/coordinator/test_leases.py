@@ -37,6 +37,12 @@ class Naive:
         self.free.update(self.held.pop(node, []))
 
 
+def test_the_beginning_of_a_lease_is_its_first_samples() -> None:
+    lease = ((3, 2), (9, 4))
+    for count in range(8):
+        assert samples(data.beginning(lease, count)) == samples(lease)[:count]
+
+
 @pytest.mark.parametrize("seed", range(100))
 def test_leases_are_what_they_would_be_sample_by_sample(seed: int) -> None:
     rng, leases, naive = random.Random(seed), Leases(), Naive()
