@@ -18,7 +18,7 @@ regions NAME... / NAME...   these are near each other, those too; so they report
 reduce                      all members of the attempt seal and hold
 commit                      all participants: 10 s, reached, ready, reduce, and they tell their new state
 evaluated NAME LOSS [ROUND]
-mended NAME CHUNKS
+mended NAME CHUNKS [disk]
 lost NAME PEER [attempt=1]  NAME's connection to PEER broke
 disconnect NAME... / connect NAME... / leave NAME...
 silent NAME... / talk NAME...      no heartbeats any more / again
@@ -256,7 +256,7 @@ class Run:
                 assert fence is not None
                 return ev.PeerLost(node, life, self.node(rest[0]), fence, "connection reset")
             case "mended":
-                return ev.Mended(node, life, self.state.committed, int(rest[0]), True)
+                return ev.Mended(node, life, self.state.committed, int(rest[0]), True, rest[1:] == ["disk"])
             case "evaluated":
                 return ev.Evaluated(node, life, int(rest[1]) if rest[1:] else self.state.committed, float(rest[0]))
             case "disconnect":
