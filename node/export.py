@@ -237,6 +237,8 @@ def _tensors(kept: Kept, naming: Naming) -> Layout:
 def _check_out(out: Path, naming: Naming, overwrite: bool) -> None:
     if out.is_dir():
         raise ConfigError(f"{out} is a folder: name a file, such as {out / WEIGHTS}")
+    if out.suffix != snapshots.SUFFIX:
+        raise ConfigError(f"{out.name} will be a safetensors file: give --out {out.with_suffix(snapshots.SUFFIX)}")
     if naming is Naming.LLAMA and out.name != WEIGHTS:
         raise ConfigError(f"transformers looks for {WEIGHTS}, not {out.name}: give --out {out.with_name(WEIGHTS)}")
     for path in (out, out.with_name(CONFIG)):

@@ -203,6 +203,7 @@ def test_parameters_that_are_not_the_models_are_no_llama(tmp_path: Path) -> None
     node = filled(tmp_path / "node", 1, layout=(*layout_for(TINY)[:-1], ("norm.weight", (16,))))
     out = tmp_path / "model.safetensors"
     assert "(norm.weight differs)" in str(refusal(node.state_dir, out, "--layout", "llama"))
+    assert f"give --out {out}" in str(refusal(node.state_dir, out.with_suffix(".bin")))
     other = refusal(node.state_dir, out.with_name("x.safetensors"), "--layout", "llama")
     assert "transformers looks for model.safetensors" in str(other)
 

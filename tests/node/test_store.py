@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pytest
 from moto.server import ThreadedMotoServer
 from safetensors.numpy import load_file
-from states import MARK, RUN, Node, filled
+from states import MARK, RUN, TINY, Node, filled
 
 from atoll.comm.config import CheckpointConfig
 from atoll.comm.errors import ResourceError
 from atoll.node import export, uploads
+from atoll.node.beginning import Beginning
 from atoll.node.store import ANCHOR, MANIFEST, MOMENTUM, Facts, Piece, Store, folder_of, state_digest
 from atoll.node.uploads import Uploads
 
@@ -76,6 +78,10 @@ def test_a_checkpoint_is_the_state_and_loads_without_atoll(url: str, tmp_path: P
         store.fs.get_file(f"{store.path}/round-000000000005/{name}", str(tmp_path / name))
         tensors = load_file(tmp_path / name)
         assert b"".join(tensor.tobytes() for _, tensor in sorted(tensors.items())) == vector.tobytes()
+    read = np.zeros((2, facts.chunks.numel), np.float32)
+    begun = Beginning(facts.layout, TINY, read[0], read[1]).load(store.url, with_momentum=True)
+    assert begun.momentum and "round 5" in begun.what, "a run can begin with it"
+    assert read.tobytes() == vectors.anchor.tobytes() + vectors.momentum.tobytes()
 
 
 def test_the_newest_checkpoints_stay_and_what_was_not_finished_goes(url: str, tmp_path: Path) -> None:
