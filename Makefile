@@ -31,9 +31,10 @@ test: .venv/installed-dev
 chaos: .venv/installed-dev
 	ATOLL_CHAOS_TIMES=5 ATOLL_POWER_CUTS=50 ATOLL_SIM_SEEDS=2000 $(BIN)/pytest -s -m "chaos or not chaos" tests/e2e tests/sim tests/test_wan.py
 
-# docs/performance.md: about 10 minutes. Emulated links need root; without it their rows say so.
+# docs/performance.md and docs/overlap.md: about 15 minutes. Emulated links need root; without it their rows say so.
 bench: .venv/installed-dev
 	PYTHONPATH=tests $(BIN)/python -m bench
+	PYTHONPATH=tests $(BIN)/python -m bench.overlap --out docs
 
 # docs/quality.md: hours. Killed and started again it goes on where it was.
 quality: .venv/installed-dev

@@ -216,6 +216,10 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
 
+    def delay(self, round_: int) -> int:
+        """Inner steps after which the anchor of this round is taken; 0: nodes wait for it."""
+        return 0 if round_ <= self.rounds.data_parallel else self.overlap.delay
+
     @property
     def round_steps(self) -> float:
         """Inner steps of a round, on average over the fragments."""

@@ -24,15 +24,9 @@ def method_file(name: str, run: Path) -> Path:
 def simulated_only(config: RunConfig) -> list[str]:
     """The settings that `atoll simulate` carries out and a run of real nodes does not yet, as key=value."""
     found = list[str]()
-    if config.rounds.data_parallel and config.overlap.delay:
-        both = f"rounds.data_parallel={config.rounds.data_parallel} with overlap.delay={config.overlap.delay}"
-        found.append(both)
-    if config.fragments.count > 1 and config.fragments.stagger:
+    if config.fragments.count > 1 and config.fragments.stagger and config.rounds.data_parallel:
         turns = f"with fragments.count={config.fragments.count}"
-        if config.rounds.data_parallel:
-            found.append(f"rounds.data_parallel={config.rounds.data_parallel} {turns}")
-        if config.outer.damping:
-            found.append(f"outer.damping=True {turns}")
+        found.append(f"rounds.data_parallel={config.rounds.data_parallel} {turns}")
     return found
 
 
@@ -40,7 +34,8 @@ def check_real(config: RunConfig) -> None:
     """Refuse what real nodes would silently ignore."""
     if found := simulated_only(config):
         raise ConfigError(
-            f"{', '.join(found)}: only `atoll simulate` carries this out so far; leave it out to train on nodes"
+            f"{', '.join(found)}: only `atoll simulate` carries this out so far. Leave it out to train on nodes, "
+            "or let a run without fragments take these rounds, and begin with its checkpoint (init_from)"
         )
     count, steps = config.fragments.count, config.rounds.inner_steps
     if config.fragments.stagger and count > steps:

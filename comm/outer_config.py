@@ -60,7 +60,7 @@ class FragmentsConfig:
 class OverlapConfig:
     """Training goes on while the delta travels."""
 
-    delay: int = 0  # inner steps (tau) after which the new anchor is taken; 0: nodes wait for it
+    delay: int = 0  # inner steps (tau) after which the new anchor is taken at the earliest; 0: nodes wait for it
     take: TakeName = TakeName.REBASE
     alpha: float = 0.0  # for take=mix
 

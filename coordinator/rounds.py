@@ -99,7 +99,7 @@ def _enter(state: State, nodes: tuple[NodeId, ...], now: float, out: list[Effect
             out.append(Note(f"{member.name} is active from round {state.committed + 1} on", node))
     active = {"state": MemberState.ACTIVE, "reason": "", "entered_at": now}
     entered = dict.fromkeys(nodes, active)
-    if state.config.overlap.delay and state.round.opened_at:
+    if state.config.delay(state.committed) and state.round.opened_at:
         begun = active | {"entered_at": state.round.opened_at}
         entered |= {n: begun for n in nodes if n in state.makers}  # they did not stop in between
     members = who.update_each(state.members, entered)

@@ -171,8 +171,9 @@ class State:
     def lease(self) -> int:
         """Samples that one node can use in one round, and until the next one begins."""
         longest = -(-self.config.rounds.inner_steps // self.turns.fragments)
-        most = max(longest, int(longest * self.config.rounds.ceiling)) + self.config.overlap.delay
-        return most * self.config.inner.batch_size
+        most = max(longest, int(longest * self.config.rounds.ceiling))
+        ahead = max(longest, self.config.overlap.delay) if self.config.overlap.delay else 0
+        return (most + ahead) * self.config.inner.batch_size
 
     def name(self, node: NodeId) -> str:
         member = self.members.here.get(node) or self.members.gone.get(node)

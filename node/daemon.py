@@ -242,7 +242,8 @@ class Daemon:
             self._pulse.at = time.monotonic()
         else:
             self._pulse = Pulse(time.monotonic(), 0, order.round, loss=self._pulse.loss)
-        self._keeper.train_anew(self._node.view, carried > 0)
+        kept = effect.kept or (effect.on and self._node.in_turns)
+        self._keeper.train_anew(self._node.view, owed=carried > 0 or kept)
         more = f", on top of {carried} samples of before" if carried else ""
         begun = ", some of which it has taken" if effect.on else ""
         log.info(f"round {order.round}: {order.steps} inner steps{begun}{more}")

@@ -4,10 +4,13 @@
 same order and takes its slice of each batch; that the daemon has said something, which rank 0 alone knows, travels
 to the others in the sum that averages the loss, so that all ranks hear it after the same step.
 
-With overlap (`overlap.delay` steps) a trainer does not stand still while what it handed over travels:
+With overlap a trainer does not stand still while what it handed over travels:
 
-    steps of round k | Ready(k) | ahead, `delay` steps at most | take state k | steps of round k+1 | Ready(k+1)
+    steps of round k | Ready(k) | ahead, `delay` steps or more | take state k | steps of round k+1 | Ready(k+1)
                                     told to Train on: round k is committed, and the state is here
+
+It takes the state after `overlap.delay` steps. When it was not told by then, it goes on, and takes it as soon as
+it is; it stops when it has all the steps that a round may have.
 """
 
 import threading
@@ -125,6 +128,11 @@ class Course:
     waits: bool = False  # and has said so
 
     @property
+    def delay(self) -> int:
+        """Steps beyond the order's after which its state is taken at the earliest; 0: it does not go beyond."""
+        return self.run.delay(self.order.round)
+
+    @property
     def left(self) -> int:
         """Steps for which there are samples."""
         return size(self.order.lease) // self.run.inner.batch_size - self.behind - self.steps
@@ -132,7 +140,8 @@ class Course:
     @property
     def stands_still(self) -> bool:
         """It is as far ahead as it may be."""
-        return self.ahead and (self.steps >= self.run.overlap.delay or self.left <= 0)
+        most = max(self.delay, self.order.ceiling)
+        return self.ahead and (self.steps >= most or self.left <= 0)
 
     @property
     def complete(self) -> bool:
@@ -163,7 +172,7 @@ class Course:
             self.steps,
             self.loss / max(self.steps, 1),
             self.steps * self.run.inner.batch_size,
-            ahead=self.run.overlap.delay > 0 and self.steps > 0 and self.left > 0,
+            ahead=self.delay > 0 and self.steps > 0 and self.left > 0,
         )
         self.behind, self.steps, self.loss, self.ahead = self.behind + self.steps, 0, 0.0, True
         return ready

@@ -24,6 +24,7 @@ from atoll.comm.ids import NodeId, Round
 from atoll.comm.plan import Plan
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.rates import some
+from atoll.comm.turns import Turns
 from atoll.node import machine
 from atoll.node.about import About
 from atoll.node.beginning import Beginning
@@ -60,7 +61,7 @@ class Keeper:
         vectors = Vectors.create(hello.numel, member.options.state_dir, whose=self._whose())
         fragments, chunks = stretches(self._run, hello.layout)
         self.codec = make_codec(self._run.reduce.codec, self._run.reduce.block, self._run.reduce.scales)
-        gap = Gap() if self._run.outer.damping else None
+        gap = Gap(Turns(chunks.parts)) if self._run.outer.damping else None
         self.outer = OuterState(vectors, chunks, sealing_of(self._run, *fragments), rule_of(self._run), gap)
         place = self._place(chunks.parts)
         self.durable = Durable(self.outer, member.plane.peers.buffers.give, place)
@@ -276,12 +277,12 @@ class Keeper:
 
     # The reduce
 
-    def train_anew(self, view: pb.View | None, carried: bool) -> None:
-        """New inner steps begin, `carried`: on top of those that are still owed."""
+    def train_anew(self, view: pb.View | None, owed: bool) -> None:
+        """New inner steps begin, `owed`: on top of some that are, if only of other fragments."""
         if view is not None and (keep := self.part.keep(view)) is not None:
             self._spawn(self.compute(keep))
         self.part.forget()  # what comes of these steps is encoded anew
-        if self.outer.gap is not None and not carried:
+        if self.outer.gap is not None and not owed:
             self.outer.gap.begun()
 
     def ready(self, ready: machine.Work) -> None:
@@ -306,7 +307,7 @@ class Keeper:
             loss=ready.loss,
             delta_norm=ready.norm,
             front=ready.front,
-            damping=1.0 if self.outer.gap is None else self.outer.gap.damping,
+            damping=1.0 if self.outer.gap is None else self.outer.gap.damping(ready.round),
             fresh=ready.fresh,
         )
         self._member.reports.of_round(ready.round, ready=report)

@@ -198,7 +198,7 @@ class OuterState:
     def _moved(self, c: int, before: NDArray[np.float32] | None) -> None:
         if self.gap is not None and before is not None:
             before -= self.vectors.anchor[self.chunks.span(c)]
-            self.gap.moved(self.at[c], norm(before))
+            self.gap.moved(self.chunks.place(c)[0], self.at[c], norm(before))
 
     def _changes(self, c: int) -> None:
         self._still = False

@@ -137,7 +137,7 @@ class Fleet:
             if share.since >= round_.most:
                 return True
             travels = round_.phase is not Phase.OPEN and share.sent is not None
-            if travels and share.after >= round_.delay:
+            if travels and share.after >= round_.ahead:
                 return True
         return False
 
@@ -235,7 +235,9 @@ class Fleet:
         rounds, delay = self.run.rounds, self.run.overlap.delay
         if self._together(p):
             return Round(opened=opened, due=1, most=1, together=True)
-        return Round(opened=opened, due=due, most=rounds.most_steps, delay=delay)
+        fragment = -(-rounds.inner_steps // (len(self.states) if self.run.fragments.stagger else 1))
+        ahead = max(fragment, int(fragment * rounds.ceiling), delay) if delay else 0
+        return Round(opened=opened, due=due, most=rounds.most_steps, delay=delay, ahead=ahead)
 
     def _send(self, p: int) -> None:
         """All that come are there: the exchange begins."""

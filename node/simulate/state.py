@@ -68,6 +68,7 @@ class Round:
     due: int = 0  # inner steps that a node takes in it
     most: int = 0  # that one takes in it at most
     delay: int = 0  # inner steps after which its anchor is taken
+    ahead: int = 0  # inner steps that a node takes at most while it travels
     together: bool = False  # one of those at the start that have one inner step
     waits: set[int] = field(default_factory=set)  # nodes that finish a step
     included: dict[int, Contribution] = field(default_factory=dict)

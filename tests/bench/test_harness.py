@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import gloo, picture, report
+from bench import gloo, overlap_page, picture, report
 from bench.__main__ import main
 from bench.cases import CASES, Failed, Measured, Outcome, Row, Verdict, bytes_over, outcome, rows, spread
 from bench.command import ask
 from bench.measure import codec_ns, plan_rows
+from bench.overlap import Found
+from bench.report import this_machine
 from bench.wan import parse_stat, shape_words
 from click.testing import CliRunner
 from rich.console import Console
@@ -181,3 +183,19 @@ def test_without_root_the_emulated_links_are_left_out_and_said_so(
 def test_an_unknown_case_is_refused() -> None:
     done = CliRunner().invoke(main, ["--cases", "a,zebra"])
     assert done.exit_code == 2 and "zebra" in done.output
+
+
+def test_what_nodes_wait_for_is_exposed_and_the_page_says_whether_it_is_too_much(tmp_path: Path) -> None:
+    moments = [(0.5, "inner", 1.0), (1.0, "reducing", 0.5), (1.5, "inner", 1.0)]
+
+    def found(way: str, sync: float) -> Found:
+        meter = {"inner": 100.0 - sync, "sync": 0.75 * sync, "waiting": 0.25 * sync}
+        return Found(way, 0.8, 4, 2.5, 50, 0.1, 4.0, meter, 0.98, moments)
+
+    missed, met = found("streaming", 3.0), found("overlapped", 1.0)
+    assert (missed.share, missed.exposed) == (pytest.approx(0.8), pytest.approx(0.03))
+    overlap_page.write(tmp_path, this_machine(), [found("blocking", 44.0), met, missed])
+    rows = [line for line in (tmp_path / "overlap.md").read_text().splitlines() if line.startswith("| `")]
+    assert [row.split(" | ")[-1] for row in rows] == [" |", "met |", "missed |"]
+    assert "44.4 %" in rows[0], "the formula"
+    assert (tmp_path / "overlap.png").read_bytes().startswith(b"\x89PNG")

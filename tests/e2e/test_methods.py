@@ -48,6 +48,23 @@ def test_sparse_deltas_are_gathered_through_a_kill_and_a_join(run: Run) -> None:
     assert min(sent) < 20_000, "a dense reduce of int8 sends more"
 
 
+@pytest.mark.parametrize("method", ["diloco", "intellect-1", "local-sgd"])
+def test_a_method_without_overlap_goes_on_through_a_kill_and_a_join(method: str, run: Run) -> None:
+    """The others have tests of what is their own."""
+    run.start("--method", method)
+    url = run.invite(3)
+    run.join(url, "one")
+    run.join(url, "two")
+    until("two commits", lambda: run.committed() >= 2)
+    run.kill("two")
+    run.join(url, "three")
+    three = until("the joiner", lambda: run.member("three").get("node_id"))
+    until("a commit with the joiner", lambda: [r for r in run.rounds() if three in r["contributors"]])
+    run.join(url, "two")
+    until("a commit of all", lambda: run.contributors() == 3)
+    run.whole(run.committed() - 1)
+
+
 def test_a_reducer_is_not_let_into_a_run_that_merges_by_tensors(run: Run) -> None:
     run.start("outer.merge=radial")
     reducer = run.join(run.invite(1), "reducer", "--role", "reducer")

@@ -7,11 +7,11 @@ from e2e.harness import Run, until
 pytestmark = pytest.mark.e2e
 
 STEP = "trainer.step=stall:0.03"
-SLOW = "upload=0.16"  # Mbit/s: an exchange takes a second, about half of a round
+SLOW = "upload=0.28"  # Mbit/s: an exchange takes half a second, about half of a round
 
 
 def test_nodes_that_overlap_do_not_wait_and_agree_through_a_death_and_a_return(run: Run) -> None:
-    run.start("--method", "overlapped", "rounds.inner_steps=50", "inner.lr=1e-3")
+    run.start("--method", "overlapped", "rounds.inner_steps=30", "overlap.delay=24", "inner.lr=1e-3")
     url = run.invite(3)
     run.join(url, "one", faults=STEP)
     run.join(url, "two", SLOW, faults=STEP)

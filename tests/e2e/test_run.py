@@ -34,7 +34,7 @@ def test_a_killed_trainer_returns_and_unequal_nodes_agree(run: Run) -> None:
 
 
 def test_a_hung_trainer_is_ended_and_its_node_goes_on(run: Run) -> None:
-    run.start("rounds.total=3", "members.stall=15")
+    run.start("rounds.total=3", "members.stall=8")
     url = run.invite(2)
     one, two = run.join(url, "one"), run.join(url, "two")
     until("the first commit", lambda: run.committed() >= 1)
@@ -66,7 +66,8 @@ def test_a_killed_daemon_comes_back_as_the_same_node_without_a_new_token(run: Ru
 
 
 def test_the_first_rounds_of_a_run_can_have_one_step_each(run: Run) -> None:
-    run.start("rounds.data_parallel=5", "rounds.total=7", "outer.momentum=0.5", "members.start=2")
+    start = "rounds.data_parallel=5", "rounds.total=7", "outer.momentum=0.5", "members.start=2"
+    run.start(*start, "overlap.delay=3")
     url = run.invite(2)
     one, two = run.join(url, "one"), run.join(url, "two")
     assert one.wait(90) == 0 and two.wait(30) == 0

@@ -10,6 +10,7 @@ from atoll.comm.codec import make
 from atoll.comm.config import CodecName
 from atoll.comm.octets import U8
 from atoll.comm.sealing import mean_of
+from atoll.comm.turns import Turns
 from atoll.node.gap import Gap
 from atoll.node.outer import OuterState
 from atoll.node.vectors import Vectors
@@ -18,6 +19,7 @@ from atoll.outer_opt.late import damping
 from atoll.outer_opt.nesterov import Nesterov
 
 CHUNKS = Chunks(5000, 1024)
+NEXT = 9  # round
 CODEC = make(CodecName.INT8, 64)
 
 
@@ -26,7 +28,7 @@ class Late:
 
     def __init__(self, folder: Path) -> None:
         vectors = Vectors.create(CHUNKS.numel, folder, folder / "shm")
-        self.gap = Gap()
+        self.gap = Gap(Turns())
         self.outer = OuterState(vectors, CHUNKS, mean_of(CODEC), Nesterov(0.7, 0.9), self.gap)
         self.outer.initialised()
 
@@ -58,12 +60,12 @@ def late(tmp_path: Path) -> "Late":
 
 def test_the_gap_is_what_the_rounds_moved_that_left_the_work_out(late: Late) -> None:
     late.commit(1, owed=False)
-    assert late.gap.damping == 1.0
+    assert late.gap.damping(NEXT) == 1.0
     second, third = late.commit(2, owed=True), late.commit(3, owed=True)
     assert second != pytest.approx(third, rel=0.1)
-    assert late.gap.damping == pytest.approx(damping(second + third, third), rel=1e-6) != 1.0
+    assert late.gap.damping(NEXT) == pytest.approx(damping(second + third, third), rel=1e-6) != 1.0
     late.commit(4, owed=False)
-    assert late.gap.damping == 1.0
+    assert late.gap.damping(NEXT) == 1.0
     late.close()
 
 
@@ -75,20 +77,41 @@ def test_rounds_taken_at_once_count_one_by_one_and_a_fetched_state_as_one(late: 
         for k in (1, 2, 3):
             other.outer.apply(c, sealed(k, c))
     other.outer.settle()
-    assert other.gap.damping == late.gap.damping == pytest.approx(damping(sum(steps), steps[-1]), rel=1e-6)
+    assert (
+        other.gap.damping(NEXT)
+        == late.gap.damping(NEXT)
+        == pytest.approx(damping(sum(steps), steps[-1]), rel=1e-6)
+    )
     fetched = Late(tmp_path / "fetched")
     fetched.outer.set_aside()
     for c in range(CHUNKS.count):
         fetched.outer.put(c, 3, late.outer.copy(c)[1].tobytes())
     fetched.outer.settle()
-    assert fetched.gap.damping == 0.5
+    assert fetched.gap.damping(NEXT) == 0.5
     for node in (late, other, fetched):
         node.close()
 
 
+def test_fragments_that_take_turns_have_a_gap_each() -> None:
+    """Rounds 1 and 3 move the first one, 2 and 4 the second."""
+    gap = Gap(Turns(2))
+    for round_, norms, owed in ((1, (3.0, 4.0), False), (2, (1.0,), True), (3, (6.0, 8.0), True)):
+        for norm_ in norms:
+            gap.moved((round_ - 1) % 2, round_, norm_)
+        gap.settled(owed)
+    assert gap.damping(4) == damping(1.0, 1.0) == 0.5
+    assert gap.damping(5) == damping(10.0, 10.0) == 0.5
+    gap.moved(1, 4, 2.0)
+    gap.settled(owed=True)
+    assert gap.damping(6) == damping(3.0, 2.0) == pytest.approx(0.4)
+    gap.moved(0, 5, 1.0)
+    gap.settled(owed=False)
+    assert (gap.damping(7), gap.damping(6)) == (1.0, pytest.approx(0.4))
+
+
 def test_work_that_begins_from_the_anchor_counts_whole(late: Late) -> None:
     late.commit(1, owed=True)
-    assert late.gap.damping == 0.5
+    assert late.gap.damping(NEXT) == 0.5
     late.gap.begun()
-    assert late.gap.damping == 1.0
+    assert late.gap.damping(NEXT) == 1.0
     late.close()

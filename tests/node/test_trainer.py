@@ -14,9 +14,10 @@ import pytest
 from numpy.typing import NDArray
 from trainers import DEADLINE, FAR, Node, launched, order, small
 
-from atoll.comm.config import DataConfig, DataKind, InnerConfig, OptimizerName, RunConfig
+from atoll.comm.config import DataConfig, DataKind, InnerConfig, OptimizerName, RoundsConfig, RunConfig
 from atoll.comm.outer_config import FragmentsConfig, OverlapConfig, TakeName
 from atoll.node import channel
+from atoll.node.inner import Course
 from atoll.node.layout import stretches
 from atoll.node.leases import beyond, samples
 
@@ -198,7 +199,7 @@ def test_with_overlap_steps_go_on_and_end_up_on_top_of_the_new_anchor(ranks: int
                 assert ready.ahead and ready.samples == 20
                 sent = node.local.copy()
                 waits = await node.answer(channel.Waits)
-                assert waits.round == 1  # four steps later; the vector that travels is what it was
+                assert waits.round == 1  # a round's steps later; the vector that travels is what it was
                 assert node.local.tobytes() == sent.tobytes()
                 before = await node.ask(channel.Evaluate(1), channel.Evaluated)
                 assert before == await node.ask(channel.Evaluate(1), channel.Evaluated)
@@ -233,10 +234,22 @@ def test_with_overlap_work_that_was_left_out_is_kept_with_what_followed_it(tmp_p
             node.local[:] = sent + np.float32(0.25)  # by the daemon: rebased
             resumed = channel.Train(2, 2, 1, 2, 0, 1, ((12, 40),), resume=True, on=True)
             await node.ask(resumed, channel.Ready)
-            moved = node.local - sent  # its two steps, at a small learning rate, and the rebase
+            moved = node.local - sent  # its three steps, at a small learning rate, and the rebase
             assert np.abs(moved - 0.25).max() < 1e-4
 
     asyncio.run(story())
+
+
+def test_a_trainer_goes_on_until_it_is_told_of_the_commit_or_has_a_rounds_steps() -> None:
+    rounds = RoundsConfig(inner_steps=4, data_parallel=1)
+    run = small(inner=InnerConfig(batch_size=4), overlap=OverlapConfig(delay=2), rounds=rounds)
+    course = Course(run, channel.Train(2, 4, 1, 6, 0, 1, ((0, 400),)), steps=4)
+    assert course.hand_over().ahead
+    assert [course.stands_still for course.steps in range(8)] == [False] * 6 + [True] * 2
+    course.go_on(channel.Train(3, 4, 1, 6, 0, 1, ((16, 400),)))
+    assert [course.takes for course.steps in range(4)] == [False, False, True, True]
+    alone = Course(run, channel.Train(1, 1, 1, 1, 0, 1, ((0, 400),)), steps=1)
+    assert not alone.hand_over().ahead, "at the start of the run its rounds have one step, and nobody goes ahead"
 
 
 def test_of_fragments_that_take_turns_only_the_one_that_was_exchanged_takes_the_new_anchor(tmp_path: Path) -> None:

@@ -51,6 +51,19 @@ def test_nothing_is_lost_in_fifty_rounds_of_which_many_fail() -> None:
     assert error < 1e-5
 
 
+def test_feedback_gives_the_same_bits_on_numpy_and_torch_arrays() -> None:
+    feedback, residual, offered = ErrorFeedback(0.95), np.zeros(257, np.float32), np.empty(257, np.float32)
+    there, offered_there = torch.zeros(257), torch.empty(257)
+    for delta in deltas(5, 257):
+        feedback.offer(residual, delta, offered)
+        feedback.offer(there, torch.from_numpy(delta.copy()), offered_there)
+        assert offered.tobytes() == offered_there.numpy().tobytes()
+        sent = coarse(offered)
+        feedback.commit(residual, offered, sent)
+        feedback.commit(there, offered_there, torch.from_numpy(sent))
+        assert residual.tobytes() == there.numpy().tobytes()
+
+
 def test_a_decayed_residual_forgets() -> None:
     residual, out = np.ones(3, np.float32), np.empty(3, np.float32)
     ErrorFeedback(0.95).offer(residual, np.full(3, 2, np.float32), out)

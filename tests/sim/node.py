@@ -223,7 +223,7 @@ class Node(Process):
 
     def _renumber(self, round_: int) -> None:
         self.durable.renumbered(self.state[0])
-        self._settle(round_, self.state[1], alone=True)
+        self._settle(round_, self.state[1], alone=True, computed=False)
 
     def _apply(self, round_: int, payloads: tuple[bytes, ...]) -> None:
         sealed = root(payloads)
@@ -258,8 +258,8 @@ class Node(Process):
             self.state = -1, b""  # some chunks are of another round now
         self.feed(machine.MoveFailed(self.state[0]))
 
-    def _settle(self, round_: int, state: bytes, alone: bool = False) -> None:
-        if self.flip:
+    def _settle(self, round_: int, state: bytes, alone: bool = False, computed: bool = True) -> None:
+        if self.flip and computed:
             self.flip = False
             state = digest("flipped", state)
             self.world.truth.flipped.add(self.me)

@@ -40,6 +40,11 @@ class Trainer:
     def _delay(self) -> int:
         return self.node.world.config.overlap.delay
 
+    def _ahead(self, order: pb.Train) -> int:
+        """Steps that it takes at most beyond those that it handed over."""
+        delay = self.node.world.config.delay(order.round)
+        return max(delay, order.ceiling) if delay else 0
+
     def start(self) -> None:
         self.node.later(RESTART * self.node.world.rng.uniform(0.5, 3.0), self._hello, self._life)
 
@@ -147,7 +152,7 @@ class Trainer:
         self.node.trained(order.round, self._samples[:used])
         self._samples = self._samples[used:]
         self.steps, self._began = 0, self._began + steps * self.node.step_time
-        self._most = min(self._delay, len(self._samples) // self._batch)
+        self._most = min(self._ahead(order), len(self._samples) // self._batch)
         self.ahead = steps > 0 and self._most > 0
         self._life += 1
         if self.ahead:
