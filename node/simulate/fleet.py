@@ -117,9 +117,19 @@ class Fleet:
         idle = self.gone_idle + sum(node.idle for node in self.nodes if node.alive)
         return 1.0 - idle / self._present if self._present else 1.0
 
-    def anchor_loss(self) -> float:
+    @property
+    def numel(self) -> int:
+        return sum(state.fragment.numel for state in self.states)
+
+    def anchor(self) -> F32:
+        """(numel,) A copy of the whole model's, as it is now."""
+        flat = np.empty(self.numel, np.float32)
         for state in self.states:
-            state.fragment.scatter(state.anchor, self._judge.flat)
+            state.fragment.scatter(state.anchor, flat)
+        return flat
+
+    def anchor_loss(self) -> float:
+        self._judge.flat[:] = self.anchor()
         return self._judge.validation_loss()
 
     # Inner steps
@@ -335,13 +345,15 @@ class Fleet:
             round_.waits.discard(number)
 
     def _revive(self) -> None:
-        """A new node in the place of one that was killed: it has the anchor, and nothing else."""
+        """A new node in the place of one that was killed: it has the anchor, and nothing else. Its learning rate
+        rises, as a node's that has no moments."""
         for node in self.nodes:
             if not node.alive:
                 fresh = self._join(node.number)
                 fresh.ticket = node.ticket + 1
                 for state in self.states:
                     state.fragment.scatter(state.anchor, fresh.trainee.flat)
+                fresh.trainee.begin_without_moments(1 if self._together(0) else int(self.run.round_steps))
                 self._begin(fresh)
                 return
 

@@ -28,8 +28,9 @@ from atoll.node.data import Source, open_source
 from atoll.node.schedule import learning_rate
 from atoll.node.simulate.cli import simulate
 from atoll.node.simulate.conditions import Conditions
+from atoll.node.simulate.fleet import Fleet
 from atoll.node.simulate.learner import Trainee
-from atoll.node.simulate.play import Outcome, data_parallel, local_updates
+from atoll.node.simulate.play import Outcome, data_parallel, fleet_of, local_updates
 from atoll.outer_opt.merge import mean
 from atoll.outer_opt.overlap import replace as take
 from atoll.outer_opt.sgd import Sgd
@@ -55,6 +56,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 def played(run: RunConfig, source: Source, nodes: int = 4, steps: int = 20, **conditions: Any) -> Outcome:
     return local_updates("run", run, NODE, Conditions(nodes, steps, **conditions), source, lambda record: None)
+
+
+def fleet(run: RunConfig, source: Source, nodes: int = 4, steps: int = 20, **conditions: Any) -> Fleet:
+    """After its run."""
+    found = fleet_of(run, NODE, Conditions(nodes, steps, **conditions), source, lambda record: None)
+    found.play()
+    return found
 
 
 def losses(outcome: Outcome) -> list[float]:
@@ -171,6 +179,19 @@ def test_nodes_die_and_join_while_deltas_travel(churn: int, delay: int, source: 
     outcome = played(run, source, steps=30, churn=churn, latency=4.0, speeds=(1.0, 0.9, 0.7, 0.4))
     assert outcome.tokens >= (30 * 4 - 2) * 4 * 32
     assert outcome.utilisation <= 1.0 and outcome.goodput < 1.0
+
+
+def test_who_joins_without_moments_begins_with_small_steps_as_a_node_does(source: Source) -> None:
+    run = tiny(rounds=RoundsConfig(inner_steps=12))
+    nodes = fleet(run, source, steps=48, churn=1).nodes
+    assert {node.trainee.rewarming.steps for node in nodes if node.joined} == {3}
+    assert {node.trainee.rewarming.steps for node in nodes if not node.joined} == {0}
+    first, second = plain(run, source, 0), plain(run, source, 0)
+    first.begin_without_moments(12)
+    for share in (0.25, 0.5, 0.75, 1.0, 1.0):
+        first.step(0, 3e-3)
+        second.step(0, share * 3e-3)
+    assert first.flat.tobytes() == second.flat.tobytes()
 
 
 def test_late_work_can_count_less_and_rounds_can_keep_their_decay_a_token(source: Source) -> None:
