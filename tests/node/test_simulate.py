@@ -160,10 +160,8 @@ def test_every_method_trains_through_faults(path: Path, source: Source, tmp_path
         "model: {dim: 32, layers: 2, heads: 2, kv_heads: 1, ffn_dim: 48, seq_len: 32, tied_head: false}\n"
         "inner: {batch_size: 4, warmup_tokens: 512}\nseed: 5\n"
     )
-    small = (
-        ("rounds.inner_steps=8", "overlap.delay=2") if "overlap" in path.read_text() else ("rounds.inner_steps=8",)
-    )
-    run = load_run(tmp_path / "run.yaml", small, path)
+    delay = min(2, load_run(tmp_path / "run.yaml", (), path).overlap.delay)
+    run = load_run(tmp_path / "run.yaml", ("rounds.inner_steps=8", f"overlap.delay={delay}"), path)
     outcome = played(run, source, steps=40, drop=0.2, churn=2, speeds=(1.0, 1.0, 0.8, 0.5), latency=0.5)
     assert outcome.val_loss < losses(outcome)[0] - 0.5
     assert outcome.tokens >= 40 * 4 * 4 * 32 - 4 * 4 * 32
