@@ -1,6 +1,7 @@
 """Simulated runs of a tiny model: where theory says what must come out, they are exact."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 from atoll.comm.codec import NonFinite
 from atoll.comm.config import (
     CodecName,
+    DataConfig,
     InnerConfig,
     ModelConfig,
     OptimizerName,
@@ -25,12 +27,15 @@ from atoll.comm.methods import SHIPPED, check_real, method_file, simulated_only
 from atoll.comm.outer_config import FragmentsConfig, OuterConfig, OverlapConfig, TakeName
 from atoll.node.config import NodeConfig
 from atoll.node.data import Source, open_source
+from atoll.node.method import method_of
 from atoll.node.schedule import learning_rate
 from atoll.node.simulate.cli import simulate
 from atoll.node.simulate.conditions import Conditions
+from atoll.node.simulate.exchange import Contribution, Replicated
 from atoll.node.simulate.fleet import Fleet
-from atoll.node.simulate.learner import Trainee
+from atoll.node.simulate.learner import Trainee, with_batch
 from atoll.node.simulate.play import Outcome, data_parallel, fleet_of, local_updates
+from atoll.node.simulate.state import Node
 from atoll.outer_opt.merge import mean
 from atoll.outer_opt.overlap import replace as take
 from atoll.outer_opt.sgd import Sgd
@@ -100,8 +105,9 @@ def test_one_node_with_sgd_of_1_is_plain_training_bit_for_bit(every: int, source
 
 def test_one_simulated_node_with_sgd_of_1_is_plain_training(source: Source) -> None:
     run = tiny(outer=OuterConfig(lr=1.0, momentum=0.0))
-    outcome = played(run, source, nodes=1)
-    assert outcome.val_loss == pytest.approx(plain(run, source, 20).validation_loss(), abs=1e-6)
+    found = fleet(run, source, nodes=1)
+    assert found.states[0].round == 4
+    np.testing.assert_allclose(found.anchor(), plain(run, source, 20).flat, rtol=0, atol=2e-6)
 
 
 def test_averaging_after_every_sgd_step_is_data_parallelism(source: Source) -> None:
@@ -110,21 +116,79 @@ def test_averaging_after_every_sgd_step_is_data_parallelism(source: Source) -> N
         outer=OuterConfig(lr=1.0, momentum=0.0),
         rounds=RoundsConfig(inner_steps=1),
     )
-    here = played(run, source)
-    there = data_parallel("dp", run, NODE, Conditions(4, 20), source, lambda record: None)
-    assert len(losses(here)) == len(losses(there)) == 21
-    np.testing.assert_allclose(losses(here), losses(there), atol=1e-6, rtol=0)
-    assert losses(here)[0] - losses(here)[-1] > 0.1
+    here, there = fleet(run, source), plain(with_batch(run, 4 * 4), source, 20)
+    assert here.states[0].round == 20
+    np.testing.assert_allclose(here.anchor(), there.flat, rtol=0, atol=1e-6)
+    outcome, judge = (
+        data_parallel("dp", run, NODE, Conditions(4, 20), source, lambda record: None),
+        plain(run, source, 0),
+    )
+    judge.flat[:] = there.flat
+    assert outcome.val_loss == judge.validation_loss()
+    assert losses(outcome)[0] - losses(outcome)[-1] > 0.1
 
 
 def test_fragments_that_are_all_due_at_once_are_the_whole_model_bit_for_bit(source: Source) -> None:
     whole = tiny(overlap=OverlapConfig(0))
     parts = tiny(fragments=FragmentsConfig(4, stagger=False), overlap=OverlapConfig(0, TakeName.MIX, 0.0))
-    one, other = played(whole, source), played(parts, source)
-    assert losses(one)[-1] == losses(other)[-1]
-    assert one.val_loss == other.val_loss
-    assert one.tokens == other.tokens
-    assert other.rounds == 4 * one.rounds
+    one, other = fleet(whole, source), fleet(parts, source)
+    assert [len(found.states) for found in (one, other)] == [1, 4]
+    assert one.anchor().tobytes() == other.anchor().tobytes()
+    assert one.committed == other.committed
+    assert {state.round for state in other.states} == {state.round for state in one.states} == {4}
+
+
+class Measured(Trainee):
+    """Sums up how far its inner steps took it."""
+
+    def __init__(self, run: RunConfig, source: Source) -> None:
+        super().__init__(run, NODE, source)
+        self.trained = np.zeros(self.flat.size)
+
+    def step(self, first: int, rate: float) -> float:
+        before = self.flat.copy()
+        loss = super().step(first, rate)
+        self.trained += self.flat.astype(np.float64) - before
+        return loss
+
+
+class Recorded(Replicated):
+    """Sums up what of each node's the rounds used."""
+
+    nodes: Sequence[Node] = ()
+    sent: dict[int, Any] = {}
+
+    def commit(self, contributions: Sequence[Contribution]) -> None:
+        for contribution in contributions:
+            (node,) = (n.number for n in self.nodes if n.shares[0].decoded is contribution.decoded)
+            self.sent[node] = self.sent.get(node, 0.0) + contribution.decoded.astype(np.float64)
+        super().commit(contributions)
+
+
+@pytest.mark.parametrize("overlap", [OverlapConfig(), OverlapConfig(2)])
+def test_what_was_sent_and_what_is_left_is_what_was_trained(overlap: OverlapConfig, source: Source) -> None:
+    """Over 50 rounds in which 30 % of the contributions are in vain, and with a wire that loses a lot."""
+    run = tiny(
+        reduce=ReduceConfig(codec=CodecName.INT4),
+        outer=OuterConfig(feedback=1.0),
+        rounds=RoundsConfig(inner_steps=2),
+        overlap=overlap,
+        data=DataConfig(eval_every=100),
+    )
+    conditions, start = Conditions(2, 100, drop=0.3, latency=0.5), plain(run, source, 0)
+    method = method_of(run, start.tensors())
+    found = Fleet(run, conditions, method, lambda: Measured(run, source), plain(run, source, 0), start)
+    recorded = Recorded(run, method, method.fragments[0], start.flat)
+    recorded.nodes, recorded.sent, found.states = found.nodes, {}, [recorded]
+    found.play()
+    used = sum(record.members for record in found.records)
+    assert recorded.round >= 45 and 0.5 < used / (2 * recorded.round) < 0.85
+    for node in found.nodes:
+        assert isinstance(node.trainee, Measured) and node.shares[0].owed == 0
+        residual, trained = node.shares[0].residual, node.trainee.trained
+        assert residual is not None and np.linalg.norm(residual) > 1e-3 * np.linalg.norm(trained)
+        error = np.linalg.norm(recorded.sent[node.number] + residual + trained)
+        assert error < 1e-5 * np.linalg.norm(trained)
 
 
 @pytest.mark.parametrize("overlap", [OverlapConfig(), OverlapConfig(3, TakeName.MIX, 0.5)])

@@ -51,6 +51,16 @@ def test_strided_layers_are_far_apart() -> None:
         assert {t.layer for t in fragment.tensors if t.layer is not None} == {p, p + 4, p + 8}
 
 
+def test_what_is_no_layer_goes_the_largest_first_where_there_is_least() -> None:
+    layout = [("a", (1,)), ("blocks.0.w", (10,)), ("blocks.1.w", (11,)), ("c", (4,)), ("b", (4,)), ("d", (6,))]
+    names = [{t.name for t in fragment.tensors} for fragment in strided(tensors(layout), 2)]
+    # 10 and 11; then d: 16 and 11; b, before c by its name: 16 and 15; c: 16 and 19; a: 17 and 19
+    assert names == [{"blocks.0.w", "d", "a"}, {"blocks.1.w", "b", "c"}]
+    sizes = [(f"blocks.{i}.w", (10,)) for i in range(3)] + [("y", (5,)), ("x", (5,)), ("z", (7,))]
+    found = [[t.name for t in f.tensors if t.layer is None] for f in strided(tensors(sizes), 3)]
+    assert found == [["z"], ["x"], ["y"]], "of the same size by their names"
+
+
 def test_balanced_fragments_are_within_four_thirds_of_even() -> None:
     sizes = [fragment.numel for fragment in balanced(model(layers=40), 6)]
     assert max(sizes) <= 4 / 3 * sum(sizes) / 6

@@ -11,7 +11,7 @@ from deltas import deltas
 
 from atoll.outer_opt.late import damping, distance
 from atoll.outer_opt.nesterov import Nesterov
-from atoll.outer_opt.ramp import Ramp, Rule, of_length
+from atoll.outer_opt.ramp import Begun, Ramp, Rule, of_length
 from atoll.outer_opt.sgd import Sgd
 
 RULES = [(0.7, 0.9), (0.8, 0.9), (0.9, 0.7), (0.7, 0.5), (1.0, 0.0)]
@@ -101,11 +101,30 @@ def test_the_momentum_rises_stays_and_falls() -> None:
     momenta = [ramp.at(k).momentum for k in range(1, 81)]
     assert momenta[0] == 0.0
     assert momenta[5] == pytest.approx(0.45)
+    assert momenta[9] == pytest.approx(0.81)  # round 10 is the warm-up's last
     assert set(momenta[10:50]) == {0.9}
     assert momenta[54] == pytest.approx(0.7)
     assert momenta[59:] == pytest.approx([0.5] * 21)
     assert all(ramp.at(k).lr == 0.7 for k in range(1, 81))
     assert Ramp(Nesterov(0.7, 0.9)).at(1) == Nesterov(0.7, 0.9)
+
+
+def test_a_round_of_another_length_has_its_own_coefficients_at_any_time_of_the_ramp() -> None:
+    ramp = Ramp(Nesterov(0.7, 0.9), warmup=10, begin=50, end=60, final=0.5)
+    for k in (1, 6, 30, 55, 70):
+        assert ramp.at(k, 2.0) == of_length(ramp.at(k), 2.0)
+    assert ramp.at(30, 2.0).momentum == pytest.approx(0.81)
+
+
+def test_the_first_rounds_have_another_rule_and_the_others_count_anew() -> None:
+    then = Ramp(Nesterov(0.7, 0.9), warmup=4)
+    begun = Begun(Sgd(1.0), 3, then)
+    assert [begun.at(k) for k in (1, 2, 3)] == [Sgd(1.0)] * 3
+    assert begun.at(3, 0.5) == Sgd(1.0)
+    assert [begun.at(k) for k in range(4, 12)] == [then.at(k) for k in range(1, 9)]
+    assert begun.at(4) == Nesterov(0.7, 0.0)
+    assert [begun.at(k, 1.5) for k in range(4, 12)] == [then.at(k, 1.5) for k in range(1, 9)]
+    assert begun.at(9, 1.5) == of_length(Nesterov(0.7, 0.9), 1.5) != begun.at(9)
 
 
 @pytest.mark.parametrize("length", [0.25, 0.5, 2.0, 3.0])
