@@ -5,10 +5,10 @@ import pytest
 
 from atoll.comm.config import RoundsConfig, RunConfig
 from atoll.comm.outer_config import MergeName, OuterConfig
-from atoll.node.method import merge_parts, rule_of
+from atoll.node.method import merge_parts, schedule_of
 from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.nesterov import Nesterov
-from atoll.outer_opt.ramp import of_length
+from atoll.outer_opt.schedule import of_length
 from atoll.outer_opt.sgd import Sgd
 from atoll.outer_opt.tensors import Kind
 
@@ -28,10 +28,10 @@ def test_radial_merges_are_of_matrices_and_embeddings_and_vectors_get_the_plain_
 
 def test_after_a_data_parallel_start_the_ramp_begins_and_keeps_its_decay_a_token() -> None:
     outer = OuterConfig(lr=0.7, momentum=0.9, momentum_warmup=4, per_token=True)
-    rule = rule_of(RunConfig(outer=outer, rounds=RoundsConfig(inner_steps=10, data_parallel=5)))
-    assert [rule.at(k, 0.1) for k in range(1, 6)] == [Sgd(1.0)] * 5
+    schedule = schedule_of(RunConfig(outer=outer, rounds=RoundsConfig(inner_steps=10, data_parallel=5)))
+    assert [schedule.at(k, 0.1) for k in range(1, 6)] == [Sgd(1.0)] * 5
     warming = [Nesterov(0.7, 0.9 * k / 4) for k in range(4)]
-    assert [rule.at(k) for k in range(6, 10)] == warming
-    assert [rule.at(k, 0.5) for k in range(6, 10)] == [of_length(usual, 0.5) for usual in warming]
-    assert rule.at(10) == rule.at(99) == Nesterov(0.7, 0.9)
-    assert rule.at(10, 0.5) == of_length(Nesterov(0.7, 0.9), 0.5)
+    assert [schedule.at(k) for k in range(6, 10)] == warming
+    assert [schedule.at(k, 0.5) for k in range(6, 10)] == [of_length(usual, 0.5) for usual in warming]
+    assert schedule.at(10) == schedule.at(99) == Nesterov(0.7, 0.9)
+    assert schedule.at(10, 0.5) == of_length(Nesterov(0.7, 0.9), 0.5)

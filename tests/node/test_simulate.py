@@ -37,7 +37,7 @@ from atoll.node.simulate.learner import Trainee, with_batch
 from atoll.node.simulate.play import Outcome, data_parallel, fleet_of, local_updates
 from atoll.node.simulate.state import Node
 from atoll.outer_opt.merge import mean
-from atoll.outer_opt.overlap import replace as take
+from atoll.outer_opt.round import Member, exchange
 from atoll.outer_opt.sgd import Sgd
 from atoll.outer_opt.weights import shares
 
@@ -93,14 +93,34 @@ def test_one_node_with_sgd_of_1_is_plain_training_bit_for_bit(every: int, source
     run, trainee = tiny(), Trainee(tiny(), NODE, source)
     trainee.initialise(run.seed)
     anchor = trainee.flat.astype(np.float64)
-    merged, scratch, momentum = np.empty_like(anchor), np.empty_like(anchor), np.zeros_like(anchor)
+    momentum, residual, offered, *room = (np.zeros_like(anchor) for _ in range(6))
+    member = Member(trainee.flat, residual, offered, *shares([3.0]))
     for k in range(12):
         train(trainee, run, k)
         if (k + 1) % every == 0:
-            mean([anchor - trainee.flat], shares([3.0]), merged, scratch)
-            Sgd(1.0).step(anchor, momentum, merged, scratch)
-            take(trainee.flat, anchor, anchor, scratch)
+            exchange(anchor, momentum, [member], mean, Sgd(1.0), None, np.copy, (room[0], room[1], room[2]))
     assert trainee.flat.tobytes() == plain(run, source, 12).flat.tobytes()
+
+
+@pytest.mark.parametrize("feedback", [0.0, 0.9])
+def test_a_simulated_run_is_its_rounds_put_together_bit_for_bit(feedback: float, source: Source) -> None:
+    run = tiny(
+        reduce=ReduceConfig(codec=CodecName.INT8),
+        outer=OuterConfig(momentum_warmup=2, feedback=feedback),
+        rounds=RoundsConfig(inner_steps=3),
+    )
+    trainees = [plain(run, source, 0) for _ in range(3)]
+    method, anchor = method_of(run, trainees[0].tensors()), trainees[0].flat.copy()
+    wire = Replicated(run, method, method.fragments[0], anchor).over_the_wire
+    members = [Member(t.flat, np.zeros_like(anchor), np.empty_like(anchor), 1 / 3) for t in trainees]
+    momentum, room = np.zeros_like(anchor), (np.empty_like(anchor), np.empty_like(anchor), np.empty_like(anchor))
+    for k in range(9):
+        for i, trainee in enumerate(trainees):
+            trainee.step((3 * k + i) * 4, learning_rate(run.inner, 3 * k * 4 * 32))
+        if k % 3 == 2:
+            rule = method.schedule.at(k // 3 + 1)
+            exchange(anchor, momentum, members, mean, rule, method.feedback, wire, room)
+    assert fleet(run, source, nodes=3, steps=9).anchor().tobytes() == anchor.tobytes()
 
 
 def test_one_simulated_node_with_sgd_of_1_is_plain_training(source: Source) -> None:

@@ -8,8 +8,9 @@ import torch
 from deltas import F32, deltas
 
 from atoll.outer_opt.arrays import norm
+from atoll.outer_opt.clip import clips
 from atoll.outer_opt.merge import Merge, mean, radial
-from atoll.outer_opt.weights import by_quality, by_tokens, clips, equal, shares
+from atoll.outer_opt.weights import by_quality, by_tokens, equal, shares
 
 MERGES = pytest.mark.parametrize("merge", [mean, radial])
 

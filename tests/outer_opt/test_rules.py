@@ -11,7 +11,7 @@ from deltas import deltas
 
 from atoll.outer_opt.late import damping, distance
 from atoll.outer_opt.nesterov import Nesterov
-from atoll.outer_opt.ramp import Begun, Ramp, Rule, of_length
+from atoll.outer_opt.schedule import Always, Opening, Ramp, Schedule, of_length
 from atoll.outer_opt.sgd import Sgd
 
 RULES = [(0.7, 0.9), (0.8, 0.9), (0.9, 0.7), (0.7, 0.5), (1.0, 0.0)]
@@ -74,13 +74,15 @@ def test_sgd_is_nesterov_without_momentum() -> None:
     assert a.tobytes() == b.tobytes()
 
 
-@pytest.mark.parametrize("rule", [Nesterov(0.7, 0.9), Sgd(0.4), Ramp(Nesterov(0.7, 0.9), 5, 10, 20, 0.5)])
-def test_numpy_and_torch_arrays_give_the_same_bits(rule: Rule) -> None:
+@pytest.mark.parametrize(
+    "schedule", [Always(Nesterov(0.7, 0.9)), Always(Sgd(0.4)), Ramp(Nesterov(0.7, 0.9), 5, 10, 20, 0.5)]
+)
+def test_numpy_and_torch_arrays_give_the_same_bits(schedule: Schedule) -> None:
     a, m = np.ones(257, np.float32), np.zeros(257, np.float32)
     ta, tm = torch.from_numpy(a.copy()), torch.from_numpy(m.copy())
     for k, delta in enumerate(deltas(20, 257)):
-        rule.at(k + 1, 1.2).step(a, m, delta, np.empty_like(a))
-        rule.at(k + 1, 1.2).step(ta, tm, torch.from_numpy(delta.copy()), torch.empty_like(ta))
+        schedule.at(k + 1, 1.2).step(a, m, delta, np.empty_like(a))
+        schedule.at(k + 1, 1.2).step(ta, tm, torch.from_numpy(delta.copy()), torch.empty_like(ta))
     assert a.tobytes() == ta.numpy().tobytes()
     assert m.tobytes() == tm.numpy().tobytes()
 
@@ -118,7 +120,7 @@ def test_a_round_of_another_length_has_its_own_coefficients_at_any_time_of_the_r
 
 def test_the_first_rounds_have_another_rule_and_the_others_count_anew() -> None:
     then = Ramp(Nesterov(0.7, 0.9), warmup=4)
-    begun = Begun(Sgd(1.0), 3, then)
+    begun = Opening(Sgd(1.0), 3, then)
     assert [begun.at(k) for k in (1, 2, 3)] == [Sgd(1.0)] * 3
     assert begun.at(3, 0.5) == Sgd(1.0)
     assert [begun.at(k) for k in range(4, 12)] == [then.at(k) for k in range(1, 9)]
