@@ -9,7 +9,8 @@ import pytest
 import torch
 from deltas import deltas
 
-from atoll.outer_opt.late import damping, distance
+from atoll.outer_opt.arrays import norm
+from atoll.outer_opt.late import Gap
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.schedule import Always, Opening, Ramp, Schedule, of_length
 from atoll.outer_opt.sgd import Sgd
@@ -145,9 +146,30 @@ def test_a_longer_round_keeps_the_decay_a_token_and_the_gain(length: float) -> N
 
 
 def test_a_late_delta_counts_less_the_further_the_anchor_went() -> None:
-    now, then = np.ones(100, np.float32), np.zeros(100, np.float32)
-    assert distance(now, then, np.empty_like(now)) == pytest.approx(10.0)
-    assert damping(0.0, 5.0) == 1.0
-    assert damping(5.0, 5.0) == 0.5
-    assert damping(15.0, 5.0) == 0.25
-    assert damping(5.0, 0.0) == 1.0  # nothing is known of usual steps yet
+    gap = Gap()
+    assert gap.damping == 1.0  # nothing is known of usual steps yet
+    gap.moved(5.0, owed=False)
+    assert gap.damping == 1.0
+    gap.moved(5.0, owed=True)
+    assert gap.damping == 1 / 2
+    gap.moved(5.0, owed=True)
+    assert gap.damping == 1 / 3
+    gap.moved(30.0, owed=True)
+    assert gap.damping == 30 / (30 + 40)
+    gap.begun()
+    assert gap.damping == 1.0
+    gap.moved(10.0, owed=True)
+    gap.moved(2.0, owed=False)
+    assert gap == Gap(0.0, 2.0)
+
+
+def test_a_gap_is_that_of_anchors_of_which_the_newest_step_is_the_usual_one() -> None:
+    rng, rule, gap = np.random.default_rng(0), Nesterov(0.7, 0.9), Gap()
+    anchor, momentum, scratch = np.zeros(300, np.float32), np.zeros(300, np.float32), np.empty(300, np.float32)
+    anchors = [anchor.copy()]
+    for k in range(5):
+        rule.step(anchor, momentum, rng.standard_normal(300, np.float32), scratch)
+        anchors.append(anchor.copy())
+        gap.moved(norm(anchors[-1] - anchors[-2]), owed=k >= 2)
+    steps = [norm(now - then) for then, now in zip(anchors, anchors[1:], strict=False)]
+    assert gap.damping == pytest.approx(1 / (1 + sum(steps[2:]) / steps[-1]), rel=1e-12)
