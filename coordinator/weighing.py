@@ -1,8 +1,9 @@
 """What the contributions to a round count in its mean, and how long the round was. Pure.
 
-The arithmetic of weights and scales is that of `atoll.outer_opt.weights`, which simulations use; a test holds
-them equal. The members of a round's first attempt set its measures, the bound of the weights, the largest norm and
-the round's length: so what one contribution counts stays as it is, whoever comes and goes in later attempts.
+The arithmetic of weights and scales is that of `weights` and `clip` in `atoll.outer_opt`, which simulations use; a
+test holds them equal. The members of a round's first attempt set its measures, the bound of the weights, the
+largest norm and the round's length: so what one contribution counts stays as it is, whoever comes and goes in
+later attempts.
 """
 
 from statistics import median

@@ -55,6 +55,7 @@ from atoll.node.recover import Donor, Standing, Target, recover
 from atoll.node.resources import available
 from atoll.node.vectors import Vectors, clear_stale
 from atoll.outer_opt.nesterov import Nesterov
+from atoll.outer_opt.schedule import Always
 
 PROCESS = (sys.executable, "-P", "-m", "atoll.node.bench_recovery")
 COME_UP = 60.0  # seconds, and so many more for each 10 million elements
@@ -246,7 +247,7 @@ async def live(spec: Spec) -> None:
     config = RunConfig().reduce
     codec = make(CodecName.INT8, config.block)
     vectors = Vectors.create(spec.numel, Path(spec.folder), whose="bench" if spec.tell else "")
-    outer = OuterState(vectors, Chunks(spec.numel, config.chunk), mean_of(codec), Nesterov(0.7, 0.9))
+    outer = OuterState(vectors, Chunks(spec.numel, config.chunk), mean_of(codec), Always(Nesterov(0.7, 0.9)))
     plane = await DataPlane.start(
         spec.listen, RunId("bench"), NodeId(spec.name), bytes.fromhex(spec.key), Shelf(outer)
     )

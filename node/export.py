@@ -23,7 +23,7 @@ from atoll.node import about, llama, snapshots
 from atoll.node.about import About
 from atoll.node.files import Room, appearing, room, write_all
 from atoll.node.layout import stretches
-from atoll.node.method import rule_of, sealing_of
+from atoll.node.method import schedule_of, sealing_of
 from atoll.node.sealed_log import SealedLog
 from atoll.node.snapshots import Layout, Snapshot, header_of
 
@@ -156,7 +156,7 @@ def states(kept: Kept, round_: int) -> Iterator[tuple[slice, NDArray[np.float32]
     of both. Raises `Lacking`."""
     config, chunks = kept.about.run, kept.chunks
     fragments, _ = stretches(config, kept.layout)
-    sealing, rule, turns = sealing_of(config, *fragments), rule_of(config), Turns(chunks.parts)
+    sealing, schedule, turns = sealing_of(config, *fragments), schedule_of(config), Turns(chunks.parts)
     deltas, scratches = np.empty((2, chunks.largest), np.float32)
     for c in range(chunks.count):
         size = chunks.size(c)
@@ -171,7 +171,7 @@ def states(kept: Kept, round_: int) -> Iterator[tuple[slice, NDArray[np.float32]
                 length = sealing.decode(c, payload, delta)
             except Malformed as error:
                 raise Lacking(k, f"chunk {c} of sealed round {k}: {error}") from None
-            rule.at(turns.turn(k), length).step(anchor, momentum, delta, scratch)
+            schedule.at(turns.turn(k), length).step(anchor, momentum, delta, scratch)
         yield chunks.span(c), anchor, momentum, digest(both)
 
 

@@ -28,7 +28,7 @@ from atoll.outer_opt.fragments import Fragment, balanced, offsets, strided, whol
 from atoll.outer_opt.merge import mean, radial
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.overlap import Adopt, Mix, rebase, replace
-from atoll.outer_opt.ramp import Begun, Ramp, Rule
+from atoll.outer_opt.schedule import Always, Opening, Ramp, Schedule
 from atoll.outer_opt.sgd import Sgd
 from atoll.outer_opt.tensors import Kind, Tensor
 
@@ -38,7 +38,7 @@ Weigh = Callable[[Sequence[float], Sequence[float]], list[float]]  # of tokens a
 
 @dataclass(frozen=True)
 class Method:
-    rule: Rule
+    schedule: Schedule
     weigh: Weigh
     merging: MergeName
     feedback: ErrorFeedback | None
@@ -51,7 +51,7 @@ def method_of(config: RunConfig, tensors: Sequence[Tensor]) -> Method:
     """The pieces for a model of these tensors."""
     fragments = divided(config.fragments, tensors)
     return Method(
-        rule=rule_of(config),
+        schedule=schedule_of(config),
         weigh=_weigh(config.outer.weights),
         merging=config.outer.merge,
         feedback=feedback_of(config.outer),
@@ -82,14 +82,14 @@ def merge_parts(
             assert_never(merging)
 
 
-def rule_of(config: RunConfig) -> Rule:
-    """The outer rule; of the rounds at the start that have one inner step each: the mean of the parameters."""
+def schedule_of(config: RunConfig) -> Schedule:
+    """The outer rule of each round; of those at the start that have one inner step: the mean of the parameters."""
     outer, together = config.outer, config.rounds.data_parallel
-    rule: Rule = Sgd(outer.lr)
+    schedule: Schedule = Always(Sgd(outer.lr))
     if outer.momentum or outer.decay_end:
         nesterov = Nesterov(outer.lr, outer.momentum)
-        rule = Ramp(nesterov, outer.momentum_warmup, outer.decay_begin, outer.decay_end, outer.final_momentum)
-    return Begun(Sgd(1.0), together, rule) if together else rule
+        schedule = Ramp(nesterov, outer.momentum_warmup, outer.decay_begin, outer.decay_end, outer.final_momentum)
+    return Opening(Sgd(1.0), together, schedule) if together else schedule
 
 
 def fragments_of(config: RunConfig, tensors: Sequence[Tensor]) -> tuple[Fragment, ...]:

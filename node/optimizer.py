@@ -35,7 +35,13 @@ def make(model: nn.Module, config: InnerConfig) -> torch.optim.Optimizer:
 
 
 def adamw(model: nn.Module, config: InnerConfig) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101) that leaves norms and biases undecayed."""
+    """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101, algorithm 2) that leaves norms and biases undecayed. For
+    a gradient g in step t, learning rate eta and weight decay lambda, elementwise:
+
+        m <- beta1 m + (1 - beta1) g
+        v <- beta2 v + (1 - beta2) g^2
+        theta <- (1 - eta lambda) theta - eta (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
+    """
     matrices: list[Tensor] = [p for p in model.parameters() if p.ndim >= 2]
     vectors: list[Tensor] = [p for p in model.parameters() if p.ndim < 2]
     return torch.optim.AdamW(_groups(config, matrices, vectors), **_settings(config))

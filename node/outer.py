@@ -23,7 +23,7 @@ from atoll.node.gap import Gap
 from atoll.node.vectors import Vectors
 from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.overlap import Adopt
-from atoll.outer_opt.ramp import Rule
+from atoll.outer_opt.schedule import Schedule
 
 
 class Flipped(Exception):
@@ -32,11 +32,11 @@ class Flipped(Exception):
 
 class OuterState:
     def __init__(
-        self, vectors: Vectors, chunks: Chunks, sealing: Sealing, rule: Rule, gap: Gap | None = None
+        self, vectors: Vectors, chunks: Chunks, sealing: Sealing, schedule: Schedule, gap: Gap | None = None
     ) -> None:
         """`gap`: is told how far the anchor goes."""
         self.gap = gap
-        self.vectors, self.chunks, self.sealing, self._rule = vectors, chunks, sealing, rule
+        self.vectors, self.chunks, self.sealing, self._schedule = vectors, chunks, sealing, schedule
         self.turns = Turns(chunks.parts)
         self.at: list[int] = [-1] * chunks.count  # the round each chunk of the state stands at; -1: nothing
         # (chunks,) the same and 1, for the next daemon; 0: nothing
@@ -87,7 +87,7 @@ class OuterState:
         delta, scratch = self._delta[:size], self._scratch[:size]
         length = self.sealing.decode(c, payload, delta)
         round_ = self.turns.next(self.chunks.place(c)[0], self.at[c])
-        rule = self._rule.at(self.turns.turn(round_), length)
+        rule = self._schedule.at(self.turns.turn(round_), length)
         before = None if self.gap is None else self.vectors.anchor[span].copy()
         with self._turn:
             self._changes(c)

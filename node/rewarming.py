@@ -8,19 +8,21 @@ to the scheduled one.
 import math
 from dataclasses import dataclass
 
-from atoll.comm.config import InnerConfig
+from atoll.comm.config import InnerConfig, OptimizerName
 
 
 @dataclass
 class Rewarming:
     """Over 2 / (1 - beta2) inner steps (Ma and Yarats 2021, arXiv 1910.04209), but no more than a quarter of a
-    round's."""
+    round's. SGD has no moments to lose."""
 
     steps: int = 0  # over which the rate rises; 0: none
     taken: int = 0
 
     @classmethod
     def of(cls, inner: InnerConfig, round_steps: int) -> "Rewarming":
+        if inner.optimizer is OptimizerName.SGD:
+            return cls()
         return cls(min(math.ceil(2 / (1 - inner.beta2)), round_steps // 4))
 
     def share(self) -> float:

@@ -31,7 +31,8 @@ def radial(deltas: Sequence[Array], shares: Sequence[float], out: Array, scratch
         (sum_i share_i |delta_i|) phi( sum_i share_i phi(delta_i) ),    phi(x) = x / |x|, phi(0) = 0.
 
     Deltas of different data are nearly orthogonal: a plain mean of M of them is sqrt(M) times shorter than each.
-    Where the directions cancel, the plain mean.
+    Where the directions cancel, the plain mean. The norms are of what it is given: where a chunk's border cuts a
+    tensor, each stretch of it has norms and a direction of its own.
     """
     norms = [norm(delta) if share else 0.0 for delta, share in zip(deltas, shares, strict=True)]
     mean(deltas, [share / n if n else 0.0 for share, n in zip(shares, norms, strict=True)], out, scratch)

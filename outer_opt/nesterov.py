@@ -18,10 +18,6 @@ class Nesterov:
     lr: float  # eta
     momentum: float  # mu; 0 is plain SGD
 
-    def at(self, round: int, length: float = 1.0) -> "Nesterov":
-        """The same rule in every round (see `ramp.Rule`)."""
-        return self
-
     def step(self, anchor: Array, momentum: Array, delta: Array, scratch: Array) -> None:
         """Update `anchor` and `momentum` (n,) fp32 with the mean `delta` (n,); `scratch` (n,) is overwritten."""
         momentum *= self.momentum

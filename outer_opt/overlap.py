@@ -20,8 +20,11 @@ def replace(local: Array, anchor: Array, sent: Array, scratch: Array) -> None:
 
 
 def rebase(local: Array, anchor: Array, sent: Array, scratch: Array) -> None:
-    """local <- anchor + (local - sent): what was trained meanwhile is done again from the new anchor, as in
-    CO2 (arXiv 2401.16265). With the old anchor as `sent`, what a node keeps that a round left out."""
+    """local <- anchor + (local - sent): what was trained meanwhile is put on top of the new anchor. With the old
+    anchor as `sent`, what a node keeps that a round left out.
+
+    To hide the exchange behind a round's inner steps, and count the delta late, is CO2's (arXiv 2401.16265) and
+    DiLoCo's with delayed outer gradients (arXiv 2502.12996); this way to keep the steps is ours."""
     local -= sent
     local += anchor
 

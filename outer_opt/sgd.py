@@ -15,10 +15,6 @@ from atoll.outer_opt.arrays import Array, scaled
 class Sgd:
     lr: float  # eta
 
-    def at(self, round: int, length: float = 1.0) -> "Sgd":
-        """The same rule in every round (see `ramp.Rule`)."""
-        return self
-
     def step(self, anchor: Array, momentum: Array, delta: Array, scratch: Array) -> None:
         """Update `anchor` (n,) fp32 with the mean `delta` (n,); `momentum` stays, `scratch` is overwritten."""
         anchor -= scaled(delta, self.lr, scratch)

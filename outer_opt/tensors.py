@@ -50,7 +50,7 @@ def kind_of(name: str, dimensions: int) -> Kind:
     return Kind.EMBEDDING if EMBEDDINGS.search(name.removesuffix(".weight").rpartition(".")[2]) else Kind.MATRIX
 
 
-def tensors(layout: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[Tensor, ...]:
+def placed(layout: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[Tensor, ...]:
     """The tensors of a flat vector in which these follow one another."""
     found, offset = [], 0
     for name, shape in layout:

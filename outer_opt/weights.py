@@ -28,15 +28,6 @@ def by_quality(tokens: Sequence[float], steps: Sequence[float]) -> list[float]:
     return [min(w, BOUND * median(there)) for w in raw] if there else raw
 
 
-def clips(norms: Sequence[float]) -> list[float]:
-    """A factor for each delta that brings its norm down to the members' median, or 1 (Covenant-72B, arXiv
-    2603.08163): an outsized delta, wrong or malicious, moves the mean no further than an honest one.
-    Of an even number the lower of the middle two, so that of two deltas the smaller counts."""
-    nonzero = sorted(n for n in norms if n > 0)
-    limit = nonzero[(len(nonzero) - 1) // 2] if nonzero else 0.0
-    return [limit / n if n > limit else 1.0 for n in norms]
-
-
 def shares(weights: Sequence[float], factors: Sequence[float] | None = None) -> list[float]:
     """What to multiply each delta with in the mean: its weight over the sum of all, times its factor."""
     total = sum(weights)

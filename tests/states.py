@@ -14,7 +14,7 @@ from atoll.node.about import About
 from atoll.node.durable import Durable, Place
 from atoll.node.flat import layout_of
 from atoll.node.layout import in_turns, stretches
-from atoll.node.method import rule_of, sealing_of
+from atoll.node.method import schedule_of, sealing_of
 from atoll.node.model import build
 from atoll.node.outer import OuterState
 from atoll.node.snapshots import Layout
@@ -40,7 +40,7 @@ class Node:
         fragments, self.chunks = stretches(self.run, layout)
         self.codec = make(self.run.reduce.codec, self.run.reduce.block, self.run.reduce.scales)
         vectors = Vectors.create(self.chunks.numel, folder, folder / "shm")
-        self.outer = OuterState(vectors, self.chunks, sealing_of(self.run, *fragments), rule_of(self.run))
+        self.outer = OuterState(vectors, self.chunks, sealing_of(self.run, *fragments), schedule_of(self.run))
         place = Place(self.folder, mark, layout, 3, about=about)
         self.disk = Durable(self.outer, lambda _: None, place)
 

@@ -16,8 +16,9 @@ from atoll.comm.codec import Codec, make
 from atoll.comm.config import CodecName, RunConfig
 from atoll.node.method import Method, merge_parts, pieces_of
 from atoll.outer_opt.arrays import norm
+from atoll.outer_opt.clip import clips
 from atoll.outer_opt.fragments import Fragment
-from atoll.outer_opt.weights import clips, shares
+from atoll.outer_opt.weights import shares
 
 F32 = NDArray[np.float32]
 
@@ -82,7 +83,7 @@ class Replicated:
         sealed = merged if self._gathers else self.over_the_wire(merged)
         self.round += 1
         before = self.anchor.copy()
-        rule = self._method.rule.at(self.round, self._length(contributions))
+        rule = self._method.schedule.at(self.round, self._length(contributions))
         rule.step(self.anchor, self.momentum, sealed, scratch)
         before -= self.anchor
         self.moved = norm(before)

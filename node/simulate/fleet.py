@@ -28,7 +28,6 @@ from atoll.node.simulate.conditions import Conditions
 from atoll.node.simulate.exchange import Contribution, Replicated
 from atoll.node.simulate.learner import Trainee
 from atoll.node.simulate.state import Event, Node, Phase, Record, Round, Share
-from atoll.outer_opt.late import damping
 from atoll.outer_opt.overlap import Adopt, rebase, replace
 
 F32 = NDArray[np.float32]
@@ -117,9 +116,19 @@ class Fleet:
         idle = self.gone_idle + sum(node.idle for node in self.nodes if node.alive)
         return 1.0 - idle / self._present if self._present else 1.0
 
-    def anchor_loss(self) -> float:
+    @property
+    def numel(self) -> int:
+        return sum(state.fragment.numel for state in self.states)
+
+    def anchor(self) -> F32:
+        """(numel,) A copy of the whole model's, as it is now."""
+        flat = np.empty(self.numel, np.float32)
         for state in self.states:
-            state.fragment.scatter(state.anchor, self._judge.flat)
+            state.fragment.scatter(state.anchor, flat)
+        return flat
+
+    def anchor_loss(self) -> float:
+        self._judge.flat[:] = self.anchor()
         return self._judge.validation_loss()
 
     # Inner steps
@@ -223,7 +232,7 @@ class Fleet:
             self._halt(node)
         safe = self._last or round_.together
         if self._random.random() >= self.conditions.drop or safe:
-            factor = damping(share.drift, state.moved) if self.run.outer.damping else 1.0
+            factor = share.gap.damping if self.run.outer.damping else 1.0
             tokens = share.owed * self.step_tokens
             round_.included[node.number] = Contribution(share.decoded, tokens, share.owed, factor)
 
@@ -260,7 +269,8 @@ class Fleet:
         for node in self._here():
             share = node.shares[p]
             if node.number in round_.included and share.sent is not None:
-                share.owed, share.flying, share.drift, share.pending = share.owed - share.flying, 0, 0.0, True
+                share.owed, share.flying, share.pending = share.owed - share.flying, 0, True
+                share.gap.moved(state.moved, owed=False)
                 if self.method.feedback is not None and share.offered is not None and share.decoded is not None:
                     assert share.residual is not None
                     self.method.feedback.commit(share.residual, share.offered, share.decoded)
@@ -272,7 +282,7 @@ class Fleet:
                 else:
                     self._replace(node, p, rebase, old)
                     share.sent, share.flying = None, 0
-                share.drift = share.drift + state.moved if share.owed else 0.0
+                share.gap.moved(state.moved, owed=share.owed > 0)
             else:
                 share.sent, share.flying = None, 0
             share.offered = share.decoded = None
@@ -335,13 +345,15 @@ class Fleet:
             round_.waits.discard(number)
 
     def _revive(self) -> None:
-        """A new node in the place of one that was killed: it has the anchor, and nothing else."""
+        """A new node in the place of one that was killed: it has the anchor, and nothing else. Its learning rate
+        rises, as a node's that has no moments."""
         for node in self.nodes:
             if not node.alive:
                 fresh = self._join(node.number)
                 fresh.ticket = node.ticket + 1
                 for state in self.states:
                     state.fragment.scatter(state.anchor, fresh.trainee.flat)
+                fresh.trainee.begin_without_moments(1 if self._together(0) else int(self.run.round_steps))
                 self._begin(fresh)
                 return
 

@@ -18,6 +18,7 @@ from atoll.node.flat import layout_of
 from atoll.node.inner import Team
 from atoll.node.model import blocks_of, build, build_custom, init_parameters
 from atoll.node.optimizer import make
+from atoll.node.rewarming import Rewarming
 from atoll.outer_opt import tensors
 
 F32 = NDArray[np.float32]
@@ -50,11 +51,20 @@ class Trainee:
         init_parameters(self._model, seed)
 
     def step(self, first: int, rate: float) -> float:
-        """One inner step on the batch of samples from `first` on; returns its loss."""
+        """One inner step on the batch of samples from `first` on, at this learning rate, or a share of it after
+        `begin_without_moments`; returns its loss."""
         count = self._learner.run.inner.batch_size
         self._learner.model.train()
         sequences = inner.batch(self._learner, self._learner.source.train, range(first, first + count))
-        return inner.finite(inner.step(self._learner, sequences, rate))
+        return inner.finite(inner.step(self._learner, sequences, rate * self.rewarming.share()))
+
+    @property
+    def rewarming(self) -> Rewarming:
+        return self._learner.rewarming
+
+    def begin_without_moments(self, round_steps: int) -> None:
+        """It joins a run that is under way, in rounds of so many inner steps."""
+        self._learner.rewarming = Rewarming.of(self._learner.run.inner, round_steps)
 
     def validation_loss(self) -> float:
         return inner.evaluate(self._learner, 0).loss

@@ -41,17 +41,22 @@ class Outcome:
         return self.fp32_allreduce_bytes / self.bytes_per_node if self.bytes_per_node else float("inf")
 
 
+def fleet_of(run: RunConfig, node: NodeConfig, conditions: Conditions, source: Source, tell: Tell) -> Fleet:
+    """The nodes of a run, at its start."""
+    start = Trainee(run, node, source)
+    start.initialise(run.seed)
+    method, judge = method_of(run, start.tensors()), judge_of(run, node, source)
+    return Fleet(run, conditions, method, lambda: Trainee(run, node, source), judge, start, tell)
+
+
 def local_updates(
     label: str, run: RunConfig, node: NodeConfig, conditions: Conditions, source: Source, tell: Tell
 ) -> Outcome:
     """A run of the config's method."""
     began = time.perf_counter()
-    start = Trainee(run, node, source)
-    start.initialise(run.seed)
-    nodes, tokens = conditions.nodes, run.inner.batch_size * run.model.seq_len
-    method, judge = method_of(run, start.tensors()), judge_of(run, node, source)
-    fleet = Fleet(run, conditions, method, lambda: Trainee(run, node, source), judge, start, tell)
+    fleet = fleet_of(run, node, conditions, source, tell)
     fleet.play()
+    nodes, tokens = conditions.nodes, run.inner.batch_size * run.model.seq_len
     last = fleet.records[-1]
     free = sum(n.speed for n in fleet.nodes) * last.time * tokens
     return Outcome(
@@ -64,7 +69,7 @@ def local_updates(
         fleet.utilisation,
         last.tokens / free if free else 1.0,
         fleet.bytes_sent,
-        every_step(start.layout.numel, nodes) * last.tokens / (nodes * tokens),
+        every_step(fleet.numel, nodes) * last.tokens / (nodes * tokens),
         fleet.lost,
         time.perf_counter() - began,
         (*fleet.records[:-1], replace(last, val_loss=fleet.val_loss)),

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from atoll.node.simulate.exchange import Contribution
 from atoll.node.simulate.learner import Trainee
+from atoll.outer_opt.late import Gap
 
 F32 = NDArray[np.float32]
 
@@ -36,7 +37,7 @@ class Share:
     offered: F32 | None = None  # what it encoded then, with error feedback
     decoded: F32 | None = None  # and what the others decoded
     after: int = 0  # inner steps since then
-    drift: float = 0.0  # how far the anchor moved under work that is still owed
+    gap: Gap = field(default_factory=Gap)  # to the anchor that what it owes was begun from
     residual: F32 | None = None
     pending: bool = False  # a commit counted its contribution, and it has not taken the new anchor yet
 

@@ -19,7 +19,7 @@ from atoll.comm.octets import Octets
 from atoll.comm.plane import DataPlane
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node.control import Control, Identity
-from atoll.node.method import rule_of, sealing_of
+from atoll.node.method import schedule_of, sealing_of
 from atoll.node.outer import OuterState
 from atoll.node.recover import Donor, MovedOn, Target, recover
 from atoll.node.vectors import Vectors
@@ -68,7 +68,7 @@ class Joiner:
     async def fetch(self, numel: int, folder: Path) -> None:
         vectors = Vectors.create(numel, folder)
         chunks = Chunks(numel, self.run.reduce.chunk)
-        outer = OuterState(vectors, chunks, sealing_of(self.run), rule_of(self.run))
+        outer = OuterState(vectors, chunks, sealing_of(self.run), schedule_of(self.run))
         try:
             with ThreadPoolExecutor(1) as worker:
                 while True:

@@ -24,7 +24,7 @@ from atoll.node.sealed_log import SealedLog
 from atoll.node.snapshots import Torn
 from atoll.node.vectors import Vectors
 from atoll.outer_opt.nesterov import Nesterov
-from atoll.outer_opt.ramp import Ramp
+from atoll.outer_opt.schedule import Ramp
 
 NUMEL, CHUNKS = 5000, Chunks(5000, 1024)
 LAYOUT = (("a", (50, 60)), ("b", (2000,)))

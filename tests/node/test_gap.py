@@ -17,6 +17,7 @@ from atoll.node.vectors import Vectors
 from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.late import damping
 from atoll.outer_opt.nesterov import Nesterov
+from atoll.outer_opt.schedule import Always
 
 CHUNKS = Chunks(5000, 1024)
 NEXT = 9  # round
@@ -28,8 +29,13 @@ class Late:
 
     def __init__(self, folder: Path) -> None:
         vectors = Vectors.create(CHUNKS.numel, folder, folder / "shm")
+<<<<<<< HEAD
         self.gap = Gap(Turns())
         self.outer = OuterState(vectors, CHUNKS, mean_of(CODEC), Nesterov(0.7, 0.9), self.gap)
+=======
+        self.gap = Gap()
+        self.outer = OuterState(vectors, CHUNKS, mean_of(CODEC), Always(Nesterov(0.7, 0.9)), self.gap)
+>>>>>>> a0cc5ba (Schedule gives each round its rule; clip by itself; outer_opt/round.py puts a round together; sources stated)
         self.outer.initialised()
 
     def close(self) -> None:

@@ -15,6 +15,8 @@ from atoll.comm.sealing import mean_of
 from atoll.node.outer import OuterState
 from atoll.node.vectors import Vectors
 from atoll.outer_opt.nesterov import Nesterov
+from atoll.outer_opt.overlap import rebase
+from atoll.outer_opt.schedule import Always
 
 CODEC, CHUNKS = make(CodecName.FP32, 256), Chunks(1000, 600)
 
@@ -36,7 +38,7 @@ class Copied(np.ndarray[Any, np.dtype[np.float32]]):
 def test_a_chunk_that_changes_while_it_is_copied_for_a_peer_is_not_given(tmp_path: Path) -> None:
     vectors = Vectors.create(CHUNKS.numel, tmp_path, tmp_path / "shm")
     anchor = vectors.anchor.view(Copied)
-    outer = OuterState(replace(vectors, anchor=anchor), CHUNKS, mean_of(CODEC), Nesterov(0.7, 0.9))
+    outer = OuterState(replace(vectors, anchor=anchor), CHUNKS, mean_of(CODEC), Always(Nesterov(0.7, 0.9)))
     anchor.told = lambda: None
     outer.initialised()
     digests = outer.digests(Round(0))
@@ -52,4 +54,21 @@ def test_a_chunk_that_changes_while_it_is_copied_for_a_peer_is_not_given(tmp_pat
     anchor.told = commit
     assert outer.state(Round(0), 0) is None, "the anchor of one round and the momentum of another"
     assert outer.state(Round(1), 0) is not None
+    vectors.close()
+
+
+def test_work_that_is_set_aside_is_rebased(tmp_path: Path) -> None:
+    vectors, rng = Vectors.create(CHUNKS.numel, tmp_path, tmp_path / "shm"), np.random.default_rng(0)
+    outer = OuterState(vectors, CHUNKS, mean_of(CODEC), Always(Nesterov(0.7, 0.9)))
+    vectors.anchor[:] = rng.standard_normal(CHUNKS.numel, np.float32)
+    outer.initialised()
+    vectors.local[:] = rng.standard_normal(CHUNKS.numel, np.float32)
+    old, expected = vectors.anchor.copy(), vectors.local.copy()
+    outer.set_aside()
+    for c in range(CHUNKS.count):
+        outer.apply(c, rng.standard_normal(CHUNKS.size(c), np.float32).tobytes())
+    outer.settle()
+    assert vectors.anchor.tobytes() != old.tobytes()
+    rebase(expected, vectors.anchor, old, np.empty_like(old))
+    assert vectors.local.tobytes() == expected.tobytes()
     vectors.close()

@@ -27,6 +27,7 @@ from atoll.node.outer import OuterState
 from atoll.node.recover import LEAST, Donor, MovedOn, Standing, Target, recover
 from atoll.node.vectors import Vectors, clear_stale
 from atoll.outer_opt.nesterov import Nesterov
+from atoll.outer_opt.schedule import Always
 
 NUMEL, CHUNKS = 5000, Chunks(5000, 1024)
 CODEC = make(CodecName.INT8, 256)
@@ -39,7 +40,7 @@ class Peer:
     def __init__(self, folder: Path, name: str, chunks: Chunks = CHUNKS, codec: Codec = CODEC) -> None:
         self.name, self.chunks, self.codec = NodeId(name), chunks, codec
         vectors = Vectors.create(chunks.numel, folder, folder / "shm", name)
-        self.outer = OuterState(vectors, chunks, mean_of(codec), Nesterov(0.7, 0.9))
+        self.outer = OuterState(vectors, chunks, mean_of(codec), Always(Nesterov(0.7, 0.9)))
         place = Place(folder / "disk", bytes(16), (("all", (chunks.numel,)),), 4)
         self.disk = Durable(self.outer, lambda buffer: None, place)
         self.state, self.digests = self.outer.state, self.outer.digests

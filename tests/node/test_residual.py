@@ -19,6 +19,7 @@ from atoll.node.residual import NAME, Residual
 from atoll.node.vectors import Vectors
 from atoll.outer_opt.feedback import ErrorFeedback
 from atoll.outer_opt.nesterov import Nesterov
+from atoll.outer_opt.schedule import Always
 
 F32 = NDArray[np.float32]
 CHUNKS, INT4 = Chunks(3000, 512), make(CodecName.INT4, 64)
@@ -30,7 +31,7 @@ class Node:
 
     def __init__(self, folder: Path, decay: float = 1.0) -> None:
         self.vectors = Vectors.create(CHUNKS.numel, folder)
-        self.outer = OuterState(self.vectors, CHUNKS, mean_of(INT4), Nesterov(0.7, 0.9))
+        self.outer = OuterState(self.vectors, CHUNKS, mean_of(INT4), Always(Nesterov(0.7, 0.9)))
         self.outer.initialised()
         self.residual = Residual(ErrorFeedback(decay), self.vectors, CHUNKS, INT4, (folder, RUN))
 

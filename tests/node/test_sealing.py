@@ -12,17 +12,18 @@ from atoll.comm.config import CodecName, ReduceConfig, RunConfig
 from atoll.comm.outer_config import FragmentsConfig, MergeName, OuterConfig, PatternName, WeightName
 from atoll.comm.sealing import Refused
 from atoll.node.layout import in_turns, stretches
-from atoll.node.method import method_of, pieces_of, rule_of, sealing_of
+from atoll.node.method import method_of, pieces_of, schedule_of, sealing_of
 from atoll.node.outer import OuterState
 from atoll.node.simulate.exchange import Contribution, Replicated
 from atoll.node.vectors import Vectors
 from atoll.outer_opt.arrays import norm
+from atoll.outer_opt.clip import clips
 from atoll.outer_opt.fragments import whole
-from atoll.outer_opt.tensors import Kind, tensors
-from atoll.outer_opt.weights import clips, shares
+from atoll.outer_opt.tensors import Kind, placed
+from atoll.outer_opt.weights import shares
 
 SHAPES = {"blocks.0.wq": (64, 40), "embed": (96, 40), "norm": (40,), "out": (40, 64)}
-TENSORS = tensors((f"{name}.weight", shape) for name, shape in SHAPES.items())
+TENSORS = placed((f"{name}.weight", shape) for name, shape in SHAPES.items())
 (MODEL,) = whole(TENSORS)
 F32 = NDArray[np.float32]
 
@@ -64,7 +65,7 @@ def test_nodes_do_what_the_simulator_does(merge: MergeName, codec: CodecName, we
             assert sealing.fits(sealed.size, n, len(terms))
             sealing.check(sealed, n)
             assert sealing.decode(c, sealed, delta) == length
-            method.rule.at(round_, length).step(anchor[span], momentum[span], delta, scratch)
+            method.schedule.at(round_, length).step(anchor[span], momentum[span], delta, scratch)
         assert anchor.tobytes() == simulated.anchor.tobytes()
         assert momentum.tobytes() == simulated.momentum.tobytes()
 
@@ -84,7 +85,7 @@ def test_fragments_that_take_turns_are_what_the_simulator_makes_of_each(
     vectors, wire = Vectors.create(MODEL.numel, tmp_path), make(CodecName.INT4, reduce.block, reduce.scales)
     for p, fragment in enumerate(method.fragments):
         fragment.gather(start, vectors.anchor[chunks.within(p)])
-    state = OuterState(vectors, chunks, sealing_of(run, *fragments), rule_of(run))
+    state = OuterState(vectors, chunks, sealing_of(run, *fragments), schedule_of(run))
     state.initialised()
     for round_ in range(1, 8):
         p = (round_ - 1) % chunks.parts

@@ -1,6 +1,7 @@
 """Simulated runs of a tiny model: where theory says what must come out, they are exact."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 from atoll.comm.codec import NonFinite
 from atoll.comm.config import (
     CodecName,
+    DataConfig,
     InnerConfig,
     ModelConfig,
     OptimizerName,
@@ -25,13 +27,17 @@ from atoll.comm.methods import SHIPPED, check_real, method_file, simulated_only
 from atoll.comm.outer_config import FragmentsConfig, OuterConfig, OverlapConfig, TakeName
 from atoll.node.config import NodeConfig
 from atoll.node.data import Source, open_source
+from atoll.node.method import method_of
 from atoll.node.schedule import learning_rate
 from atoll.node.simulate.cli import simulate
 from atoll.node.simulate.conditions import Conditions
-from atoll.node.simulate.learner import Trainee
-from atoll.node.simulate.play import Outcome, data_parallel, local_updates
+from atoll.node.simulate.exchange import Contribution, Replicated
+from atoll.node.simulate.fleet import Fleet
+from atoll.node.simulate.learner import Trainee, with_batch
+from atoll.node.simulate.play import Outcome, data_parallel, fleet_of, local_updates
+from atoll.node.simulate.state import Node
 from atoll.outer_opt.merge import mean
-from atoll.outer_opt.overlap import replace as take
+from atoll.outer_opt.round import Member, exchange
 from atoll.outer_opt.sgd import Sgd
 from atoll.outer_opt.weights import shares
 
@@ -57,6 +63,13 @@ def played(run: RunConfig, source: Source, nodes: int = 4, steps: int = 20, **co
     return local_updates("run", run, NODE, Conditions(nodes, steps, **conditions), source, lambda record: None)
 
 
+def fleet(run: RunConfig, source: Source, nodes: int = 4, steps: int = 20, **conditions: Any) -> Fleet:
+    """After its run."""
+    found = fleet_of(run, NODE, Conditions(nodes, steps, **conditions), source, lambda record: None)
+    found.play()
+    return found
+
+
 def losses(outcome: Outcome) -> list[float]:
     return [record.val_loss for record in outcome.records if record.val_loss is not None]
 
@@ -80,20 +93,41 @@ def test_one_node_with_sgd_of_1_is_plain_training_bit_for_bit(every: int, source
     run, trainee = tiny(), Trainee(tiny(), NODE, source)
     trainee.initialise(run.seed)
     anchor = trainee.flat.astype(np.float64)
-    merged, scratch, momentum = np.empty_like(anchor), np.empty_like(anchor), np.zeros_like(anchor)
+    momentum, residual, offered, *room = (np.zeros_like(anchor) for _ in range(6))
+    member = Member(trainee.flat, residual, offered, *shares([3.0]))
     for k in range(12):
         train(trainee, run, k)
         if (k + 1) % every == 0:
-            mean([anchor - trainee.flat], shares([3.0]), merged, scratch)
-            Sgd(1.0).step(anchor, momentum, merged, scratch)
-            take(trainee.flat, anchor, anchor, scratch)
+            exchange(anchor, momentum, [member], mean, Sgd(1.0), None, np.copy, (room[0], room[1], room[2]))
     assert trainee.flat.tobytes() == plain(run, source, 12).flat.tobytes()
+
+
+@pytest.mark.parametrize("feedback", [0.0, 0.9])
+def test_a_simulated_run_is_its_rounds_put_together_bit_for_bit(feedback: float, source: Source) -> None:
+    run = tiny(
+        reduce=ReduceConfig(codec=CodecName.INT8),
+        outer=OuterConfig(momentum_warmup=2, feedback=feedback),
+        rounds=RoundsConfig(inner_steps=3),
+    )
+    trainees = [plain(run, source, 0) for _ in range(3)]
+    method, anchor = method_of(run, trainees[0].tensors()), trainees[0].flat.copy()
+    wire = Replicated(run, method, method.fragments[0], anchor).over_the_wire
+    members = [Member(t.flat, np.zeros_like(anchor), np.empty_like(anchor), 1 / 3) for t in trainees]
+    momentum, room = np.zeros_like(anchor), (np.empty_like(anchor), np.empty_like(anchor), np.empty_like(anchor))
+    for k in range(9):
+        for i, trainee in enumerate(trainees):
+            trainee.step((3 * k + i) * 4, learning_rate(run.inner, 3 * k * 4 * 32))
+        if k % 3 == 2:
+            rule = method.schedule.at(k // 3 + 1)
+            exchange(anchor, momentum, members, mean, rule, method.feedback, wire, room)
+    assert fleet(run, source, nodes=3, steps=9).anchor().tobytes() == anchor.tobytes()
 
 
 def test_one_simulated_node_with_sgd_of_1_is_plain_training(source: Source) -> None:
     run = tiny(outer=OuterConfig(lr=1.0, momentum=0.0))
-    outcome = played(run, source, nodes=1)
-    assert outcome.val_loss == pytest.approx(plain(run, source, 20).validation_loss(), abs=1e-6)
+    found = fleet(run, source, nodes=1)
+    assert found.states[0].round == 4
+    np.testing.assert_allclose(found.anchor(), plain(run, source, 20).flat, rtol=0, atol=2e-6)
 
 
 def test_averaging_after_every_sgd_step_is_data_parallelism(source: Source) -> None:
@@ -102,21 +136,79 @@ def test_averaging_after_every_sgd_step_is_data_parallelism(source: Source) -> N
         outer=OuterConfig(lr=1.0, momentum=0.0),
         rounds=RoundsConfig(inner_steps=1),
     )
-    here = played(run, source)
-    there = data_parallel("dp", run, NODE, Conditions(4, 20), source, lambda record: None)
-    assert len(losses(here)) == len(losses(there)) == 21
-    np.testing.assert_allclose(losses(here), losses(there), atol=1e-6, rtol=0)
-    assert losses(here)[0] - losses(here)[-1] > 0.1
+    here, there = fleet(run, source), plain(with_batch(run, 4 * 4), source, 20)
+    assert here.states[0].round == 20
+    np.testing.assert_allclose(here.anchor(), there.flat, rtol=0, atol=1e-6)
+    outcome, judge = (
+        data_parallel("dp", run, NODE, Conditions(4, 20), source, lambda record: None),
+        plain(run, source, 0),
+    )
+    judge.flat[:] = there.flat
+    assert outcome.val_loss == judge.validation_loss()
+    assert losses(outcome)[0] - losses(outcome)[-1] > 0.1
 
 
 def test_fragments_that_are_all_due_at_once_are_the_whole_model_bit_for_bit(source: Source) -> None:
     whole = tiny(overlap=OverlapConfig(0))
     parts = tiny(fragments=FragmentsConfig(4, stagger=False), overlap=OverlapConfig(0, TakeName.MIX, 0.0))
-    one, other = played(whole, source), played(parts, source)
-    assert losses(one)[-1] == losses(other)[-1]
-    assert one.val_loss == other.val_loss
-    assert one.tokens == other.tokens
-    assert other.rounds == 4 * one.rounds
+    one, other = fleet(whole, source), fleet(parts, source)
+    assert [len(found.states) for found in (one, other)] == [1, 4]
+    assert one.anchor().tobytes() == other.anchor().tobytes()
+    assert one.committed == other.committed
+    assert {state.round for state in other.states} == {state.round for state in one.states} == {4}
+
+
+class Measured(Trainee):
+    """Sums up how far its inner steps took it."""
+
+    def __init__(self, run: RunConfig, source: Source) -> None:
+        super().__init__(run, NODE, source)
+        self.trained = np.zeros(self.flat.size)
+
+    def step(self, first: int, rate: float) -> float:
+        before = self.flat.copy()
+        loss = super().step(first, rate)
+        self.trained += self.flat.astype(np.float64) - before
+        return loss
+
+
+class Recorded(Replicated):
+    """Sums up what of each node's the rounds used."""
+
+    nodes: Sequence[Node] = ()
+    sent: dict[int, Any] = {}
+
+    def commit(self, contributions: Sequence[Contribution]) -> None:
+        for contribution in contributions:
+            (node,) = (n.number for n in self.nodes if n.shares[0].decoded is contribution.decoded)
+            self.sent[node] = self.sent.get(node, 0.0) + contribution.decoded.astype(np.float64)
+        super().commit(contributions)
+
+
+@pytest.mark.parametrize("overlap", [OverlapConfig(), OverlapConfig(2)])
+def test_what_was_sent_and_what_is_left_is_what_was_trained(overlap: OverlapConfig, source: Source) -> None:
+    """Over 50 rounds in which 30 % of the contributions are in vain, and with a wire that loses a lot."""
+    run = tiny(
+        reduce=ReduceConfig(codec=CodecName.INT4),
+        outer=OuterConfig(feedback=1.0),
+        rounds=RoundsConfig(inner_steps=2),
+        overlap=overlap,
+        data=DataConfig(eval_every=100),
+    )
+    conditions, start = Conditions(2, 100, drop=0.3, latency=0.5), plain(run, source, 0)
+    method = method_of(run, start.tensors())
+    found = Fleet(run, conditions, method, lambda: Measured(run, source), plain(run, source, 0), start)
+    recorded = Recorded(run, method, method.fragments[0], start.flat)
+    recorded.nodes, recorded.sent, found.states = found.nodes, {}, [recorded]
+    found.play()
+    used = sum(record.members for record in found.records)
+    assert recorded.round >= 45 and 0.5 < used / (2 * recorded.round) < 0.85
+    for node in found.nodes:
+        assert isinstance(node.trainee, Measured) and node.shares[0].owed == 0
+        residual, trained = node.shares[0].residual, node.trainee.trained
+        assert residual is not None and np.linalg.norm(residual) > 1e-3 * np.linalg.norm(trained)
+        error = np.linalg.norm(recorded.sent[node.number] + residual + trained)
+        assert error < 1e-5 * np.linalg.norm(trained)
 
 
 @pytest.mark.parametrize("overlap", [OverlapConfig(), OverlapConfig(3, TakeName.MIX, 0.5)])
@@ -152,10 +244,8 @@ def test_every_method_trains_through_faults(path: Path, source: Source, tmp_path
         "model: {dim: 32, layers: 2, heads: 2, kv_heads: 1, ffn_dim: 48, seq_len: 32, tied_head: false}\n"
         "inner: {batch_size: 4, warmup_tokens: 512}\nseed: 5\n"
     )
-    small = (
-        ("rounds.inner_steps=8", "overlap.delay=2") if "overlap" in path.read_text() else ("rounds.inner_steps=8",)
-    )
-    run = load_run(tmp_path / "run.yaml", small, path)
+    delay = min(2, load_run(tmp_path / "run.yaml", (), path).overlap.delay)
+    run = load_run(tmp_path / "run.yaml", ("rounds.inner_steps=8", f"overlap.delay={delay}"), path)
     outcome = played(run, source, steps=40, drop=0.2, churn=2, speeds=(1.0, 1.0, 0.8, 0.5), latency=0.5)
     assert outcome.val_loss < losses(outcome)[0] - 0.5
     assert outcome.tokens >= 40 * 4 * 4 * 32 - 4 * 4 * 32
@@ -171,6 +261,19 @@ def test_nodes_die_and_join_while_deltas_travel(churn: int, delay: int, source: 
     outcome = played(run, source, steps=30, churn=churn, latency=4.0, speeds=(1.0, 0.9, 0.7, 0.4))
     assert outcome.tokens >= (30 * 4 - 2) * 4 * 32
     assert outcome.utilisation <= 1.0 and outcome.goodput < 1.0
+
+
+def test_who_joins_without_moments_begins_with_small_steps_as_a_node_does(source: Source) -> None:
+    run = tiny(rounds=RoundsConfig(inner_steps=12))
+    nodes = fleet(run, source, steps=48, churn=1).nodes
+    assert {node.trainee.rewarming.steps for node in nodes if node.joined} == {3}
+    assert {node.trainee.rewarming.steps for node in nodes if not node.joined} == {0}
+    first, second = plain(run, source, 0), plain(run, source, 0)
+    first.begin_without_moments(12)
+    for share in (0.25, 0.5, 0.75, 1.0, 1.0):
+        first.step(0, 3e-3)
+        second.step(0, share * 3e-3)
+    assert first.flat.tobytes() == second.flat.tobytes()
 
 
 def test_late_work_can_count_less_and_rounds_can_keep_their_decay_a_token(source: Source) -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from atoll.outer_opt.fragments import Fragment, balanced, offsets, strided, whole
-from atoll.outer_opt.tensors import Kind, Tensor, tensors
+from atoll.outer_opt.tensors import Kind, Tensor, placed
 
 
 def model(layers: int = 12, dim: int = 8) -> tuple[Tensor, ...]:
@@ -14,7 +14,7 @@ def model(layers: int = 12, dim: int = 8) -> tuple[Tensor, ...]:
         layout[f"blocks.{i}.attention.query.weight"] = (dim, dim)
         layout[f"blocks.{i}.ffn.up.weight"] = (3 * dim, dim)
         layout[f"blocks.{i}.norm.weight"] = (dim,)
-    return tensors(sorted(layout.items()))
+    return placed(sorted(layout.items()))
 
 
 SCHEMES = {"whole": whole(model()), "strided": strided(model(), 4), "balanced": balanced(model(), 5)}
@@ -51,6 +51,16 @@ def test_strided_layers_are_far_apart() -> None:
         assert {t.layer for t in fragment.tensors if t.layer is not None} == {p, p + 4, p + 8}
 
 
+def test_what_is_no_layer_goes_the_largest_first_where_there_is_least() -> None:
+    layout = [("a", (1,)), ("blocks.0.w", (10,)), ("blocks.1.w", (11,)), ("c", (4,)), ("b", (4,)), ("d", (6,))]
+    names = [{t.name for t in fragment.tensors} for fragment in strided(placed(layout), 2)]
+    # 10 and 11; then d: 16 and 11; b, before c by its name: 16 and 15; c: 16 and 19; a: 17 and 19
+    assert names == [{"blocks.0.w", "d", "a"}, {"blocks.1.w", "b", "c"}]
+    sizes = [(f"blocks.{i}.w", (10,)) for i in range(3)] + [("y", (5,)), ("x", (5,)), ("z", (7,))]
+    found = [[t.name for t in f.tensors if t.layer is None] for f in strided(placed(sizes), 3)]
+    assert found == [["z"], ["x"], ["y"]], "of the same size by their names"
+
+
 def test_balanced_fragments_are_within_four_thirds_of_even() -> None:
     sizes = [fragment.numel for fragment in balanced(model(layers=40), 6)]
     assert max(sizes) <= 4 / 3 * sum(sizes) / 6
@@ -58,7 +68,7 @@ def test_balanced_fragments_are_within_four_thirds_of_even() -> None:
 
 
 def test_more_fragments_than_there_is_to_divide() -> None:
-    assert len(balanced(tensors([("a", (3,)), ("b", (4,))]), 7)) == 2
+    assert len(balanced(placed([("a", (3,)), ("b", (4,))]), 7)) == 2
     assert len(strided(model(layers=2), 9)) == 4  # two layers, the embedding, the last norm
 
 
@@ -77,6 +87,6 @@ def test_tensors_have_kinds_and_layers() -> None:
     assert found["blocks.10.ffn.up.weight"] == (Kind.MATRIX, 10)
     assert found["blocks.3.norm.weight"] == (Kind.VECTOR, 3)
     kinds = {
-        n: t.kind for n in ("lm_head.weight", "wte", "attention.head_proj.weight") for t in tensors([(n, (4, 4))])
+        n: t.kind for n in ("lm_head.weight", "wte", "attention.head_proj.weight") for t in placed([(n, (4, 4))])
     }
     assert list(kinds.values()) == [Kind.EMBEDDING, Kind.EMBEDDING, Kind.EMBEDDING]

@@ -8,8 +8,9 @@ import torch
 from deltas import F32, deltas
 
 from atoll.outer_opt.arrays import norm
+from atoll.outer_opt.clip import clips
 from atoll.outer_opt.merge import Merge, mean, radial
-from atoll.outer_opt.weights import by_quality, by_tokens, clips, equal, shares
+from atoll.outer_opt.weights import by_quality, by_tokens, equal, shares
 
 MERGES = pytest.mark.parametrize("merge", [mean, radial])
 
@@ -73,6 +74,21 @@ def test_radial_of_zeros_and_of_what_cancels_is_the_mean() -> None:
     assert not merged(radial, [zero, zero], [1, 1]).any()
     assert not merged(radial, [delta, -delta], [1, 1]).any()
     np.testing.assert_allclose(merged(radial, [delta, zero], [1, 1]), delta / 2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("angle", [1e-3, 1e-6])
+def test_radial_keeps_the_norm_of_directions_that_nearly_cancel(angle: float) -> None:
+    one, other = (np.array([math.cos(angle), sign * math.sin(angle)], np.float32) for sign in (1, -1))
+    found = merged(radial, [one, -other], [1, 1])
+    np.testing.assert_allclose(found, [0, 1], atol=1e-4)
+
+
+def test_norms_do_not_overflow_or_vanish_where_fp32_squares_would() -> None:
+    for size in (1e-30, 1.0, 1e30):
+        x = np.full(10_000, size, np.float32)
+        assert norm(x) == norm(torch.from_numpy(x)) == pytest.approx(100 * float(np.float32(size)), rel=1e-14)
+    x = np.random.default_rng(0).standard_normal(4099).astype(np.float32)
+    assert norm(x) == pytest.approx(math.sqrt(math.fsum(float(v) ** 2 for v in x)), rel=1e-14)
 
 
 def test_an_outsized_delta_is_clipped_to_the_median() -> None:

@@ -1,4 +1,4 @@
-"""The outer rule over rounds: its momentum's warm-up and decay, and rounds of unusual length.
+"""Which outer rule a round has: its momentum's warm-up and decay, and rounds of unusual length.
 
 Pier (arXiv 2511.17849) warms the outer momentum up and lets it decay: the first deltas are large and say little
 about the later ones, and a long memory at the end overshoots. Here both are linear (that form is ours):
@@ -21,20 +21,25 @@ from dataclasses import dataclass, replace
 from decimal import Context, Decimal
 from typing import Protocol
 
-from atoll.outer_opt.arrays import Array
 from atoll.outer_opt.nesterov import Nesterov
+from atoll.outer_opt.rule import Rule
 
 DIGITS = Context(prec=30)
 
 
-class Rule(Protocol):
-    """`state_k = step(state_{k-1}, delta_k)` with the coefficients of round k."""
+class Schedule(Protocol):
+    def at(self, k: int, length: float = 1.0) -> Rule:
+        """The rule of round `k` (from 1 on), whose inner steps were `length` times the usual number."""
 
-    def at(self, round: int, length: float = 1.0) -> "Rule":
-        """The rule for round `round` (from 1 on) whose inner steps were `length` times the usual number."""
 
-    def step(self, anchor: Array, momentum: Array, delta: Array, scratch: Array) -> None:
-        """Move `anchor` and `momentum` (n,) in place by the mean `delta` (n,); `scratch` (n,) is overwritten."""
+@dataclass(frozen=True)
+class Always:
+    """The same rule in every round, however long."""
+
+    rule: Rule
+
+    def at(self, k: int, length: float = 1.0) -> Rule:
+        return self.rule
 
 
 @dataclass(frozen=True)
@@ -45,33 +50,25 @@ class Ramp:
     end: int = 0  # and the one from which on it is `final`; 0: no decay
     final: float = 0.0
 
-    def at(self, round: int, length: float = 1.0) -> Nesterov:
+    def at(self, k: int, length: float = 1.0) -> Nesterov:
         mu = self.rule.momentum
-        if self.end and round > self.begin:
-            mu += (self.final - mu) * min(1.0, (round - self.begin) / max(1, self.end - self.begin))
-        if round <= self.warmup:
-            mu *= (round - 1) / self.warmup
+        if self.end and k > self.begin:
+            mu += (self.final - mu) * min(1.0, (k - self.begin) / max(1, self.end - self.begin))
+        if k <= self.warmup:
+            mu *= (k - 1) / self.warmup
         return of_length(replace(self.rule, momentum=mu), length)
-
-    def step(self, anchor: Array, momentum: Array, delta: Array, scratch: Array) -> None:
-        """As in a round after the warm-up and before the decay."""
-        self.rule.step(anchor, momentum, delta, scratch)
 
 
 @dataclass(frozen=True)
-class Begun:
-    """Another rule for the first rounds; those after them count from 1 again."""
+class Opening:
+    """Another rule in the first rounds; those after them count from 1 again."""
 
-    first: Rule
-    rounds: int
-    then: Rule
+    opening: Rule
+    rounds: int  # how many have it
+    then: Schedule
 
-    def at(self, round: int, length: float = 1.0) -> Rule:
-        return self.first if round <= self.rounds else self.then.at(round - self.rounds, length)
-
-    def step(self, anchor: Array, momentum: Array, delta: Array, scratch: Array) -> None:
-        """As after the first rounds."""
-        self.then.step(anchor, momentum, delta, scratch)
+    def at(self, k: int, length: float = 1.0) -> Rule:
+        return self.opening if k <= self.rounds else self.then.at(k - self.rounds, length)
 
 
 def of_length(rule: Nesterov, length: float) -> Nesterov:
