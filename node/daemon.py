@@ -565,7 +565,7 @@ class Daemon:
         if self._durable is not None:
             await self._durable.caught_up(ready.round - 1)
         norm = await self._part.norm(ready) if self._run.outer.clip else ready.norm
-        if norm is not None:
+        if norm is not None and machine.still_ready(self._node, ready):
             self._report_as_ready(replace(ready, norm=norm))
 
     def _report_as_ready(self, ready: machine.Work) -> None:

@@ -96,13 +96,13 @@ def check_commit(world: "World", before: State, batch: Batch) -> None:
 
 
 def only_what_nobody_can_bring_is_void(world: "World", after: State, records: list[CommitRecord]) -> None:
-    """A committed round is void only when nobody who is here has its state. Where all disks work it is the newest
-    one alone. The run goes on from the state before."""
+    """A committed round is void only when nobody who is here, and heard, has its state. Where all disks work it is
+    the newest one alone. The run goes on from the state before."""
     truth, first, last = world.truth, records[0].round, records[-1].round
     hold([r.round for r in records] == list(range(first, len(truth.roots) + 1)), f"void are {records}")
     for node in world.living:
         holds = node.state == (last, truth.states[last]) and node.still and not node.control.joining
-        known = node.me in after.members.here and after.members.here[node.me].life == node.control.life
+        known = after.members.trusted(node.me) and after.members.here[node.me].life == node.control.life
         hold(not (holds and known and not node.stopped), f"round {last} is void, though {node.me} has its state")
     for host in world.hosts.values():
         back = host.gone or host.sick or host.disk is None or host.disk.state() != (last, truth.states[last])
@@ -426,8 +426,9 @@ def seals_are_their_owners(world: "World", before: State, after: State) -> None:
         if c not in was.sealed:
             owner, since = was.owners[c], was.since[c]
             first = None if owner is None else world.truth.seals.get((owner, k, since, c))
-            right = (seal.digest, seal.inputs) == first
-            hold(right, f"chunk {c} of {k}/{since} is sealed otherwise than {owner} did first")
+            foretold = owner and (owner, k, since, c, seal.digest, seal.inputs) in world.truth.foretold
+            right = (seal.digest, seal.inputs) == first or foretold
+            hold(bool(right), f"chunk {c} of {k}/{since} is sealed otherwise than {owner} did first")
         else:
             hold(was.sealed[c] == seal, f"chunk {c} of round {k} is sealed anew")
     for c in was.sealed.keys() - is_.sealed.keys():
