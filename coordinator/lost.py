@@ -9,9 +9,10 @@ cut of the whole fleet the newest state that came back is known, and proven: eve
                                     seconds for each round that would be lost; then rounds j+1 ... k are void
     nobody proves anything          waits, and says so: a run never begins anew by itself
 
-Who is back may need a moment to say what it holds, so each node gets `SETTLE` seconds for that, once, even when
-patience runs out meanwhile. A suspect gets none: what it holds may never be heard. Time in which the coordinator
-itself took nothing in (its disk was full, its process stopped) is no waiting: then it begins again.
+Who is back may need a moment to say what it holds, so each life of a node gets `SETTLE` seconds for that even
+when patience runs out meanwhile, until it has run out twice. A suspect gets none: what it holds may never be
+heard. Time in which the coordinator itself took nothing in (its disk was full, its process stopped) is no waiting:
+then it begins again.
 
 A void round keeps its number, so nothing goes backwards and no fence is used twice: state k *is* state j, and who
 holds j holds k. Its record says void and has no contributors; the clock of the LR schedule goes back to the tokens
@@ -86,9 +87,10 @@ def go_on_without(state: State, now: float, out: list[Effect]) -> State:
     since = _waiting(state, now)
     if since != state.gone:
         return replace(state, gone=since)
-    late = now >= since.at + (state.committed - past.round) * state.config.checkpoint.patience
-    heard = now >= since.came_at + SETTLE
+    patience = (state.committed - past.round) * state.config.checkpoint.patience
+    heard = now >= min(since.came_at + SETTLE, since.at + 2 * patience)
     all_back = since.all_back_at is not None and now >= since.all_back_at + SETTLE
+    late = now >= since.at + patience
     return _void(state, past, now, out) if (late and heard) or all_back else state
 
 
@@ -100,7 +102,7 @@ def _waiting(state: State, now: float) -> Gone:
     elif now > since.seen_at + DEAF / 4:
         since = replace(since, seen_at=now)
     may = awaited(state)
-    came = since.came.union(n for n in may if state.members.trusted(n))
+    came = since.came.union((n, state.members.here[n].life) for n in may if state.members.trusted(n))
     if came != since.came:
         since = replace(since, came=came, came_at=now)
     if may:

@@ -109,7 +109,9 @@ def test_work_that_waits_to_be_reported_is_not_once_the_node_has_dropped_it() ->
     story.ready(1, ahead=False)
     work = story.node.ready
     assert work is not None and machine.still_ready(story.node, work)
-    (recover,) = [e for e in story.view(0, 0, you="recovering", state_digest=b"the run's") if isinstance(e, Recover)]
+    (recover,) = [
+        e for e in story.view(0, 0, you="recovering", state_digest=b"the run's") if isinstance(e, Recover)
+    ]
     assert recover.differs and not machine.still_ready(story.node, work)
     story.feed(machine.StateMoved(0, b"the run's"))
     story.view(0, 0, state_digest=b"the run's")

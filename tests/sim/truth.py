@@ -91,7 +91,7 @@ class Truth:
             for chunk, sum_, inputs in event.seals:
                 if any(inputs):
                     key = event.node, event.fence.round, event.fence.attempt, chunk
-                    if key[1:3] in self.fences:
+                    if any(r == event.fence.round and a >= event.fence.attempt for r, a in self.fences):
                         self.seals.setdefault(key, (sum_, inputs))
                     else:
                         self.foretold.add((*key, sum_, inputs))
