@@ -191,8 +191,11 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
             return _commit(state, left, now, out)
         if not ledger.orphans and not gone:
             reason = f"its sealed bytes in round {r.number} are not what the others have"
-            liar = _liar(state, left, {n: r.held[n].digest for n in left}, root)
-            return remove(with_round(state, held=right), liar, MemberState.EVICTED, reason, out)
+            liars = _liars(state, left, {n: r.held[n].digest for n in left}, root)
+            state = with_round(state, held=right)
+            for liar in liars:
+                state = remove(state, liar, MemberState.EVICTED, reason, out)
+            return state
     if ledger.orphans and all(n in plan_.orphans for n in left) and not gone:
         return _adopt(state, now)
     if gone := gone or [n for n in ledger.workers if n not in state.members.here]:
@@ -226,17 +229,20 @@ def _fail(state: State, why: str, now: float) -> State:
     return with_round(state, phase=Phase.COLLECTING, plan=None, asked_at=now, reason=why, story=story)
 
 
-def _liar(state: State, members: list[NodeId], told: dict[NodeId, bytes], root: bytes) -> NodeId:
-    """A member whose sealed bytes differ from what most members hold, though not all hold what the ledger says.
+def _liars(state: State, members: list[NodeId], told: dict[NodeId, bytes], root: bytes) -> list[NodeId]:
+    """Members whose sealed bytes differ from what most members hold, though not all hold what the ledger says.
 
-    When most hold the same bytes and the ledger says otherwise, an owner sealed one thing and sent another: it
-    is among those that agree with the ledger; if nobody does, it cannot be told which one, and one owner after
-    the other must go, those that came back last. What the liar sealed is then reduced again: nobody holds it."""
+    Where most hold the same, all others go at once: whoever stayed would hand its bytes to those that come back,
+    and they would go for them, for ever. When the ledger says otherwise than most, an owner sealed one thing and
+    sent another: it is among those that agree with the ledger; if nobody does, it cannot be told which one, and
+    one owner after the other must go, those that came back last. What the liar sealed is then reduced again:
+    nobody holds it."""
     common, votes = Counter(told.values()).most_common(1)[0]
-    honest = common if 2 * votes > len(members) else root
+    if 2 * votes <= len(members):
+        return [n for n in members if told[n] != root][:1]
     owners = [n for n in members if n in state.round.ledger.owners] or members
     longest = min(owners, key=lambda n: (state.members.here[n].life, order(n)))
-    return next((n for n in members if told[n] != honest), longest)
+    return [n for n in members if told[n] != common] or [longest]
 
 
 def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect]) -> State:

@@ -9,6 +9,11 @@ cut of the whole fleet the newest state that came back is known, and proven: eve
                                     seconds for each round that would be lost; then rounds j+1 ... k are void
     nobody proves anything          waits, and says so: a run never begins anew by itself
 
+Who is back may need a moment to say what it holds, so each life of a node gets `SETTLE` seconds for that even
+when patience runs out meanwhile, until it has run out twice. A suspect gets none: what it holds may never be
+heard. Time in which the coordinator itself took nothing in (its disk was full, its process stopped) is no waiting:
+then it begins again.
+
 A void round keeps its number, so nothing goes backwards and no fence is used twice: state k *is* state j, and who
 holds j holds k. Its record says void and has no contributors; the clock of the LR schedule goes back to the tokens
 of round j; the samples in it stay consumed, for no sample counts twice. Whoever comes later with the real state k
@@ -28,7 +33,8 @@ from atoll.coordinator.membership import REDUCER, MemberState
 from atoll.coordinator.state import Gone, Past, Phase, RoundState, State, most_common
 
 REMEMBERED = 256  # commits
-SETTLE = 10.0  # seconds that the last who came back has to say what it can make of what it holds
+SETTLE = 10.0  # seconds that who came back has to say what it can make of what it holds
+DEAF = 5.0  # seconds without a tick after which the coordinator itself was away
 
 
 def gone(state: State) -> bool:
@@ -78,16 +84,30 @@ def go_on_without(state: State, now: float, out: list[Effect]) -> State:
     past = newest(state) if gone(state) else None
     if past is None:
         return state if state.gone is None else replace(state, gone=None)
-    since = state.gone or Gone(now)
-    if awaited(state):
-        since = replace(since, all_back_at=None)
-    elif since.all_back_at is None:
-        since = replace(since, all_back_at=now)
+    since = _waiting(state, now)
     if since != state.gone:
         return replace(state, gone=since)
-    late = now >= since.at + (state.committed - past.round) * state.config.checkpoint.patience
+    patience = (state.committed - past.round) * state.config.checkpoint.patience
+    heard = now >= min(since.came_at + SETTLE, since.at + 2 * patience)
     all_back = since.all_back_at is not None and now >= since.all_back_at + SETTLE
-    return _void(state, past, now, out) if late or all_back else state
+    late = now >= since.at + patience
+    return _void(state, past, now, out) if (late and heard) or all_back else state
+
+
+def _waiting(state: State, now: float) -> Gone:
+    """Since when the run waits, and who came meanwhile."""
+    since = state.gone
+    if since is None or now > since.seen_at + DEAF:
+        since = Gone(now, now)
+    elif now > since.seen_at + DEAF / 4:
+        since = replace(since, seen_at=now)
+    may = awaited(state)
+    came = since.came.union((n, state.members.here[n].life) for n in may if state.members.trusted(n))
+    if came != since.came:
+        since = replace(since, came=came, came_at=now)
+    if may:
+        return replace(since, all_back_at=None)
+    return since if since.all_back_at is not None else replace(since, all_back_at=now)
 
 
 def _void(state: State, past: Past, now: float, out: list[Effect]) -> State:

@@ -82,6 +82,9 @@ class Gone:
     """The state of the last commit is, with those who held it."""
 
     at: float  # seconds; since when an older one is proven
+    seen_at: float  # seconds; when the coordinator last looked, about
+    came: frozenset[tuple[NodeId, int]] = frozenset()  # lives that were here since, and may have brought it
+    came_at: float = 0.0  # seconds; when the last of these came
     all_back_at: float | None = None  # seconds; since when nobody is away who may bring it
 
 

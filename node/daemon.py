@@ -225,7 +225,7 @@ class Daemon:
             case machine.ReportReached(round_):
                 self._member.reports.of_round(round_, reached=pb.Reached())
             case machine.ReportReady(ready):
-                self._keeper.ready(ready)
+                self._keeper.ready(ready, lambda: machine.still_ready(self._node, ready))
             case machine.ReportEvaluated(round_, loss):
                 self._member.reports.of_round(round_, evaluated=pb.Evaluated(round=round_, loss=loss))
             case machine.RunFinished():

@@ -285,19 +285,19 @@ class Keeper:
         if self.outer.gap is not None and not owed:
             self.outer.gap.begun()
 
-    def ready(self, ready: machine.Work) -> None:
-        """Encode what this node brings to a round, and say that it is ready."""
+    def ready(self, ready: machine.Work, still: Callable[[], bool]) -> None:
+        """Encode what this node brings to a round, and say that it is ready, if `still` says so by then."""
         self.part.encode(ready)
         if self._run.outer.clip or self.durable.behind(ready.round - 1):
-            self._spawn(self._report_in_time(ready))
+            self._spawn(self._report_in_time(ready, still))
         else:
             self._report(ready)
 
-    async def _report_in_time(self, ready: machine.Work) -> None:
+    async def _report_in_time(self, ready: machine.Work, still: Callable[[], bool]) -> None:
         """Once the disk has the last round; and where deltas are clipped, with the norm of what was encoded."""
         await self.durable.caught_up(ready.round - 1)
         norm = await self.part.norm(ready) if self._run.outer.clip else ready.norm
-        if norm is not None:
+        if norm is not None and still():
             self._report(replace(ready, norm=norm))
 
     def _report(self, ready: machine.Work) -> None:

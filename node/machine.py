@@ -286,6 +286,8 @@ class ReportReached:
 
 @dataclass(frozen=True, slots=True)
 class ReportReady:
+    """It may have to wait, for the disk or for the norm: then it is made only if the work is `still_ready`."""
+
     ready: Work
 
 
@@ -389,6 +391,12 @@ def _take(node: Node, event: Event, out: list[Effect]) -> Node:
             return replace(node, view=None, reducing=None, apart=node.held is not None)
         case _:
             assert_never(event)
+
+
+def still_ready(node: Node, work: Work) -> bool:
+    """Whether the node still has the work, on the state it holds: a report of what it has dropped, or begun anew,
+    would have other steps weighed with these tokens."""
+    return node.ready == work
 
 
 def _repeat(node: Node, view: pb.View, out: list[Effect]) -> None:

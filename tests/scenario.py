@@ -4,7 +4,7 @@ set SECTION.KEY VALUE       the run's config; CONFIG below unless told
 begin NAME...               these nodes join and hold state 0: round 1 starts (only that is said)
 reducing NAME...            and after 10 s each contributes its ten steps: attempt 1 starts (only that is said)
 join NAME...                new nodes join, connect and tell their layout
-knock NAME...               new nodes join and do no more than that
+knock NAME...               nodes join, new ones or in their next life, and do no more than that
 back NAME                   a node joins again under its id, in its next life; then as `join`
 return NAME ROUND [WORD]    as `back`, and first of all it says what state its disk has; ROUND -: none
 layout NAME WORD            its trainer builds this model ("layout" is the run's)
@@ -26,6 +26,7 @@ hang NAME... / move NAME...        heartbeats, but no progress / again
 phase NAME... WORD                 what its heartbeats say it is doing
 earlier COMMAND             COMMAND as a message of the node's earlier life
 wait SECONDS                time passes, in ticks of a quarter second; who is connected sends heartbeats
+deaf SECONDS                time passes, but not for the coordinator: its process stands still, its disk is full
 restart [SECONDS]           the coordinator is started again after a while, with nothing but its journal
 members / leases / ledger / view NAME / reason     show what the machine holds
 
@@ -116,9 +117,12 @@ class Run:
     def name(self, node: NodeId) -> str:
         return self.state.name(node)
 
+    @property
+    def known(self) -> tuple[Member, ...]:
+        return (*self.state.members.here.values(), *self.state.members.gone.values())
+
     def node(self, name: str) -> NodeId:
-        members = (*self.state.members.here.values(), *self.state.members.gone.values())
-        return next(m.node for m in members if m.name == name)
+        return next(m.node for m in self.known if m.name == name)
 
     def who(self, name: str) -> tuple[NodeId, int]:
         """The node, and the life that it speaks for."""
@@ -160,8 +164,10 @@ class Run:
                 self.leaves.update(words)
             case "knock":
                 for name in words:
-                    node = NodeId(f"n{self.state.members.next_id}")
-                    self.feed(ev.Joined(node, 1, name, f"{name}:1", f"session of {name}"))
+                    known = [m for m in self.known if m.name == name]
+                    node = known[0].node if known else NodeId(f"n{self.state.members.next_id}")
+                    life = known[0].life + 1 if known else 1
+                    self.feed(ev.Joined(node, life, name, f"{name}:1", f"session of {name}"))
             case "back":
                 self.join(words[0], self.node(words[0]), self.member(self.node(words[0])).life + 1)
             case "return":
@@ -173,6 +179,8 @@ class Run:
                 self.lives_ago = 0
             case "restart":
                 self.restart(float(words[0]) if words else 0.0)
+            case "deaf":
+                self.now += float(words[0])
             case "wait":
                 self.wait(float(words[0]))
             case "reduce" if self.state.round.plan is None:

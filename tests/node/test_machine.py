@@ -101,3 +101,19 @@ def test_nothing_is_kept_of_a_vector_that_a_trainer_may_have_died_over() -> None
     assert not (train.kept or train.carried)
     story.ready(2, ahead=False)
     assert story.node.ready is not None and story.node.ready.fresh
+
+
+def test_work_that_waits_to_be_reported_is_not_once_the_node_has_dropped_it() -> None:
+    story = Story(machine.Node())
+    story.begin()
+    story.ready(1, ahead=False)
+    work = story.node.ready
+    assert work is not None and machine.still_ready(story.node, work)
+    (recover,) = [
+        e for e in story.view(0, 0, you="recovering", state_digest=b"the run's") if isinstance(e, Recover)
+    ]
+    assert recover.differs and not machine.still_ready(story.node, work)
+    story.feed(machine.StateMoved(0, b"the run's"))
+    story.view(0, 0, state_digest=b"the run's")
+    story.feed(machine.TrainerReady(1, 5, 20, 2.0, 1.0))
+    assert story.node.ready is not None and not machine.still_ready(story.node, work)

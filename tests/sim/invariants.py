@@ -43,7 +43,7 @@ def hold(condition: bool, sentence: str) -> None:
 def check_written(world: "World", before: State, batch: Batch) -> None:
     after = batch.state
     if void := [record for record in batch.records if record.void]:
-        only_what_nobody_can_bring_is_void(world, after, void)
+        only_what_nobody_can_bring_is_void(world, before, batch, void)
     never_backwards(world, before, batch)
     if len(batch.entries) == 1:  # else the quorum may be lost again by the next one
         rounds_close_at_a_quorum(before, after)
@@ -95,15 +95,23 @@ def check_commit(world: "World", before: State, batch: Batch) -> None:
     world.truth.states.append(next_state(world.truth.states[-1], after.sealed))
 
 
-def only_what_nobody_can_bring_is_void(world: "World", after: State, records: list[CommitRecord]) -> None:
-    """A committed round is void only when nobody who is here has its state. Where all disks work it is the newest
-    one alone. The run goes on from the state before."""
-    truth, first, last = world.truth, records[0].round, records[-1].round
+def only_what_nobody_can_bring_is_void(
+    world: "World", before: State, batch: Batch, records: list[CommitRecord]
+) -> None:
+    """A committed round is void only when nobody who is here, and heard, has its state, unless patience with those
+    that come and go has run out twice. Where all disks work it is the newest one alone. The run goes on from the
+    state before."""
+    truth, after, first, last = world.truth, batch.state, records[0].round, records[-1].round
+    limit = 2 * len(records) * after.config.checkpoint.patience
+    spent = before.gone is not None and batch.now >= before.gone.at + limit
     hold([r.round for r in records] == list(range(first, len(truth.roots) + 1)), f"void are {records}")
     for node in world.living:
         holds = node.state == (last, truth.states[last]) and node.still and not node.control.joining
-        known = node.me in after.members.here and after.members.here[node.me].life == node.control.life
-        hold(not (holds and known and not node.stopped), f"round {last} is void, though {node.me} has its state")
+        known = after.members.trusted(node.me) and after.members.here[node.me].life == node.control.life
+        hold(
+            spent or not (holds and known and not node.stopped),
+            f"round {last} is void, though {node.me} has its state",
+        )
     for host in world.hosts.values():
         back = host.gone or host.sick or host.disk is None or host.disk.state() != (last, truth.states[last])
         hold(back, f"round {last} is void, though the disk of {host.name} has its state")
@@ -426,8 +434,9 @@ def seals_are_their_owners(world: "World", before: State, after: State) -> None:
         if c not in was.sealed:
             owner, since = was.owners[c], was.since[c]
             first = None if owner is None else world.truth.seals.get((owner, k, since, c))
-            right = (seal.digest, seal.inputs) == first
-            hold(right, f"chunk {c} of {k}/{since} is sealed otherwise than {owner} did first")
+            foretold = owner and (owner, k, since, c, seal.digest, seal.inputs) in world.truth.foretold
+            right = (seal.digest, seal.inputs) == first or foretold
+            hold(bool(right), f"chunk {c} of {k}/{since} is sealed otherwise than {owner} did first")
         else:
             hold(was.sealed[c] == seal, f"chunk {c} of round {k} is sealed anew")
     for c in was.sealed.keys() - is_.sealed.keys():

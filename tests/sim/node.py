@@ -191,7 +191,7 @@ class Node(Process):
     def _report_when_written(self, work: machine.Work, since: float) -> None:
         if self.durable.busy(work.round - 1) and self.clock - since < PATIENCE:
             self.later(0.05, self._report_when_written, work, since)
-        else:
+        elif machine.still_ready(self.machine, work):
             self._report_ready(work)
 
     def _report_ready(self, work: machine.Work) -> None:

@@ -78,6 +78,8 @@ class Truth:
     said: set[ev.Event] = field(default_factory=set)  # every report of every node
     seals: dict[tuple[NodeId, int, int, int], tuple[bytes, bytes]] = field(default_factory=dict)  # the first
     # that was said: digest and inputs, by (owner, round, since, chunk)
+    foretold: set[tuple[NodeId, int, int, int, bytes, bytes]] = field(default_factory=set)  # the same, lies of
+    # attempts that were still to come: they may arrive in time, or before
     entries: dict[int, tuple[Entry, ...]] = field(default_factory=dict)  # of the ledger, by round
     began: dict[int, int] = field(default_factory=dict)  # the attempt in which these begin, by round
     owners: dict[tuple[int, int, int], NodeId | None] = field(default_factory=dict)  # (round, since, chunk)
@@ -89,4 +91,7 @@ class Truth:
             for chunk, sum_, inputs in event.seals:
                 if any(inputs):
                     key = event.node, event.fence.round, event.fence.attempt, chunk
-                    self.seals.setdefault(key, (sum_, inputs))
+                    if any(r == event.fence.round and a >= event.fence.attempt for r, a in self.fences):
+                        self.seals.setdefault(key, (sum_, inputs))
+                    else:
+                        self.foretold.add((*key, sum_, inputs))
