@@ -1,8 +1,8 @@
 """How much of a delta counts that was computed from an anchor which has moved since.
 
 Gap-aware damping (Barkai, Hakimi & Schuster 2020, arXiv 1909.10802): not the number of rounds between matters but
-how far the parameters have gone, measured in steps of a usual size C. Here the way of all parameters together is
-measured, round by round (the paper has a gap of each, and the straight distance), and C is the newest round's step:
+how far the parameters have gone, in steps of a usual size C. Here the way of all parameters together is measured,
+round by round (the paper has a gap of each, and the straight distance), and C is the newest round's step:
 
     G = 1 + (sum of |theta_k - theta_{k-1}| over the rounds k since) / C,    C = |theta_now - theta_{now-1}|
     delta <- delta / G

@@ -15,7 +15,6 @@ from atoll.node.gap import Gap
 from atoll.node.outer import OuterState
 from atoll.node.vectors import Vectors
 from atoll.outer_opt.arrays import norm
-from atoll.outer_opt.late import damping
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.schedule import Always
 
@@ -24,18 +23,17 @@ NEXT = 9  # round
 CODEC = make(CodecName.INT8, 64)
 
 
+def damping(way: float, usual: float) -> float:
+    return usual / (usual + way)
+
+
 class Late:
     """A node's state, and how far it was moved by each round."""
 
     def __init__(self, folder: Path) -> None:
         vectors = Vectors.create(CHUNKS.numel, folder, folder / "shm")
-<<<<<<< HEAD
         self.gap = Gap(Turns())
-        self.outer = OuterState(vectors, CHUNKS, mean_of(CODEC), Nesterov(0.7, 0.9), self.gap)
-=======
-        self.gap = Gap()
         self.outer = OuterState(vectors, CHUNKS, mean_of(CODEC), Always(Nesterov(0.7, 0.9)), self.gap)
->>>>>>> a0cc5ba (Schedule gives each round its rule; clip by itself; outer_opt/round.py puts a round together; sources stated)
         self.outer.initialised()
 
     def close(self) -> None:
