@@ -193,7 +193,7 @@ def test_what_nodes_wait_for_is_exposed_and_the_page_says_whether_it_is_too_much
         return Found(way, 0.8, 4, 2.5, 50, 0.1, 4.0, meter, 0.98, moments)
 
     missed, met = found("streaming", 3.0), found("overlapped", 1.0)
-    assert (missed.share, missed.exposed) == (pytest.approx(0.8), pytest.approx(0.03))
+    assert missed.share == pytest.approx(0.8) and missed.exposed == pytest.approx(0.03)
     overlap_page.write(tmp_path, this_machine(), [found("blocking", 44.0), met, missed])
     rows = [line for line in (tmp_path / "overlap.md").read_text().splitlines() if line.startswith("| `")]
     assert [row.split(" | ")[-1] for row in rows] == [" |", "met |", "missed |"]
