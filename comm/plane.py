@@ -1,8 +1,9 @@
 """The data plane of one node: it accepts links and answers fetches, on one port.
 
     a link                          belongs to the reduces, this round's and the next ones' (`peers`)
-    requests for chunks             answered from the node's `Shelf`, any number on one connection; what is not
-                                    there, a leaf may have that offers it here (`offers`)
+    requests for chunks             answered from the node's `Shelf`, any number on one connection, but few chunks
+                                    at a time (`kept`); what is not there, a leaf may have that offers it here
+                                    (`offers`)
     a leaf's offer                  kept, to ask it
     anything else                   closed, with a sentence, before anything is allocated for it
 
@@ -17,7 +18,6 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
 from typing import Protocol, Self
@@ -27,6 +27,7 @@ from atoll.comm.certificates import NO_PIN, Pin
 from atoll.comm.codec import Malformed
 from atoll.comm.errors import PeerError, ResourceError
 from atoll.comm.ids import NodeId, Round, RunId
+from atoll.comm.kept import PLACES, Kept
 from atoll.comm.link import FAR, PIECE, Broken, Cap, Closed, Link, Meter, Path, Reset, reason
 from atoll.comm.octets import Octets, view
 from atoll.comm.offers import Offered, Offering, Offers
@@ -105,6 +106,7 @@ class DataPlane:
         self._serving: asyncio.Task[None] | None = None
         self.peers = Peers(self._dial_link, self._meter, streams, congestion_control, self._up)
         self.offers, self.offering = Offers(), Offering(self._serve_at)
+        self._places = asyncio.Semaphore(PLACES)
 
     @classmethod
     async def start(
@@ -284,15 +286,15 @@ class DataPlane:
         idle = IDLE if request is not None else None
         link.suit_path()  # what waits in the kernel gives way to no reduce
         link.cap(self.peers.spare)
-        kept = _Kept()
-        while True:
-            request = request or await wire.receive(link, idle)
-            if request.length:
-                raise Broken("a request with a payload")
-            if kept.what != (request.kind, request.fence.round, request.chunk):
-                kept.slow = self._suit(link)
-            await self._answer(node, request, link, kept)
-            request = None
+        with Kept(self._places) as kept:
+            while True:
+                request = request or await wire.receive(link, idle)
+                kept.asked()
+                if request.length:
+                    raise Broken("a request with a payload")
+                await self._answer(node, request, link, kept)
+                kept.answered()
+                request = None
 
     def _suit(self, link: Link) -> bool:
         """Use the congestion control that suits the path, or that was asked for; whether packing pays there."""
@@ -302,12 +304,14 @@ class DataPlane:
         slow = path is None or path.burst < FAST or 0 < self._up.rate < FAST
         return slow and self.peers.squeeze.on  # where the run packs at all
 
-    async def _answer(self, node: NodeId, request: Header, link: Link, kept: "_Kept") -> None:
+    async def _answer(self, node: NodeId, request: Header, link: Link, kept: Kept) -> None:
         round, chunk = request.fence.round, request.chunk
         if kept.what != (request.kind, round, chunk):
-            kept.what, kept.data = (request.kind, round, chunk), await self._find(request)
+            kept.slow = self._suit(link)
+            await kept.begin((request.kind, round, chunk))
+            kept.data = await self._find(request)
         if kept.data is None:
-            kept.what = None  # it may be there when it is asked for again
+            kept.drop()  # it may be there when it is asked for again
             if not await self._pass_on(node, request, link):
                 await wire.send(link, wire.unfenced(Kind.MISSING, round, chunk))
             return
@@ -320,6 +324,8 @@ class DataPlane:
             if smaller := 0 < len(packed) < len(data):
                 data = view(packed)
         await wire.send(link, wire.unfenced(Kind.DATA, round, chunk, len(data), smaller), data)
+        if request.kind is not Kind.GET_STATE or request.total in (0, len(kept.data)):
+            kept.drop()  # that was all of it
 
     async def _find(self, request: Header) -> memoryview | None:
         """What was asked for, as a whole."""
@@ -377,15 +383,6 @@ class DataPlane:
             await source.read_into(piece)
             await sink.write(piece)
             left -= len(piece)
-
-
-@dataclass(slots=True)
-class _Kept:
-    """What a connection was answered with last: a chunk is asked for in parts."""
-
-    what: tuple[Kind, Round, int] | None = None
-    data: memoryview | None = None
-    slow: bool = True  # to pack takes less time than it saves
 
 
 class Fetcher:

@@ -10,6 +10,7 @@ minutes in training: what is written once a round weighs more here than there.
 """
 
 import json
+import random
 import re
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
+from statistics import median, stdev
 from typing import Any
 
 import click
@@ -33,6 +34,7 @@ MODEL = (
 WARM = 3  # rounds before the first that counts
 PATIENCE = 120.0  # seconds for a round
 LOOK = 0.02  # seconds
+DRAWS = 1000
 Record = Mapping[str, Any]
 VALUES: dict[str, Callable[[Record], float]] = {  # seconds
     "inner_step": lambda r: r["seconds"]["inner"] / r["steps"],
@@ -137,7 +139,14 @@ def summary(run: Run, marked: Mapping[int, bool], steps: int) -> dict[str, Any]:
     for name, value in VALUES.items():
         a, b = median(map(value, with_)), median(map(value, without))
         result |= {f"{name}_s_with": a, f"{name}_s_without": b, f"{name}_ratio": a / b}
+        result[f"{name}_ratio_error"] = error(*(list(map(value, kind)) for kind in (with_, without)))
     return result
+
+
+def error(a: list[float], b: list[float]) -> float:
+    """The standard error of the ratio of their medians: the spread of it when rounds are drawn anew."""
+    rng = random.Random(0)
+    return stdev(median(rng.choices(a, k=len(a))) / median(rng.choices(b, k=len(b))) for _ in range(DRAWS))
 
 
 if __name__ == "__main__":

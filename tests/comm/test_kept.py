@@ -1,0 +1,147 @@
+import asyncio
+import random
+import weakref
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from atoll.comm import kept, plane, wire
+from atoll.comm.ids import NodeId, Round, RunId
+from atoll.comm.link import Link
+from atoll.comm.plane import DataPlane
+from atoll.comm.wire import Kind
+
+A, B, NOW = NodeId("a"), NodeId("b"), Round(7)
+SIZE = 3 * plane.PART
+
+
+def chunk(number: int) -> bytes:
+    return random.Random(number).randbytes(SIZE)  # which no packing makes smaller
+
+
+class Copy(bytearray):
+    """Of a chunk; what tells when it is gone."""
+
+
+class Counter:
+    """A shelf that counts the copies of chunks that it gave, and how many there were at once."""
+
+    def __init__(self) -> None:
+        self.found = self.alive = self.most = 0
+
+    async def sealed(self, round: Round, chunk: int) -> None:
+        return None
+
+    def state(self, round: Round, number: int) -> Copy:
+        self.found, self.alive = self.found + 1, self.alive + 1
+        self.most = max(self.most, self.alive)
+        copy = Copy(chunk(number))
+        weakref.finalize(copy, self._gone)
+        return copy
+
+    def _gone(self) -> None:
+        self.alive -= 1
+
+    def digests(self, round: Round) -> Sequence[bytes]:
+        return []
+
+
+@asynccontextmanager
+async def a_donor(
+    places: int, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[DataPlane, Counter, DataPlane]]:
+    """And who asks it."""
+    monkeypatch.setattr(plane, "PLACES", places)
+    shelf = Counter()
+    a = await DataPlane.start("127.0.0.1:0", RunId("run"), A, b"k" * 32, shelf)
+    b = await DataPlane.start("127.0.0.1:0", RunId("run"), B, b"k" * 32, Counter())
+    try:
+        yield a, shelf, b
+    finally:
+        await a.close()
+        await b.close()
+
+
+async def begin(a: DataPlane, b: DataPlane, number: int) -> Link:
+    """Ask for the first part of a chunk."""
+    link = await b.dial(A, a.address)
+    await wire.send(link, wire.part(Kind.GET_STATE, NOW, number, 0, plane.PART))
+    return link
+
+
+async def answer(link: Link) -> bytes:
+    header = await wire.receive(link, None)
+    return await link.read(header.length)
+
+
+def run(body: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await body
+
+    asyncio.run(bounded())
+
+
+def test_all_who_join_at_once_are_served_by_a_donor_that_keeps_few_chunks_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body() -> None:
+        async with a_donor(3, monkeypatch) as (a, shelf, b), AsyncExitStack() as opened:
+            links = [await begin(a, b, number) for number in range(12)]
+            for link in links:
+                opened.callback(link.close)
+            waiting = {asyncio.create_task(answer(link)): number for number, link in enumerate(links)}
+            while waiting:
+                served = dict[int, bytes]()
+                while len(served) < 3:
+                    done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    served |= {waiting.pop(task): task.result() for task in done}
+                for number, first in served.items():
+                    await wire.send(links[number], wire.part(Kind.GET_STATE, NOW, number, plane.PART, SIZE))
+                    assert first + await answer(links[number]) == chunk(number)
+            assert (shelf.found, shelf.most) == (12, 3)
+
+    run(body())
+
+
+def test_who_comes_when_all_places_are_taken_waits_until_one_has_its_chunk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body() -> None:
+        async with a_donor(2, monkeypatch) as (a, shelf, b), AsyncExitStack() as opened:
+            links = []
+            for number in range(3):
+                links.append(await begin(a, b, number))
+                opened.callback(links[number].close)
+                if number < 2:
+                    await answer(links[number])
+            late = asyncio.create_task(answer(links[2]))
+            await wire.send(links[0], wire.part(Kind.GET_STATE, NOW, 0, plane.PART, SIZE))
+            assert await answer(links[0]) == chunk(0)[plane.PART :]
+            assert await late == chunk(2)[: plane.PART]
+            links[1].close()  # which gives its place up, too
+            links.append(await begin(a, b, 3))
+            opened.callback(links[3].close)
+            assert await answer(links[3]) == chunk(3)[: plane.PART]
+            assert (shelf.found, shelf.most) == (4, 2)
+
+    run(body())
+
+
+@pytest.mark.parametrize("limit", ["HOLD", "TURN"])
+def test_who_dawdles_loses_its_place_and_goes_on_where_it_was(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        async with a_donor(1, monkeypatch) as (a, shelf, b):
+            monkeypatch.setattr(kept, limit, 0.0)
+            first = await begin(a, b, 1)
+            assert await answer(first) == chunk(1)[: plane.PART]
+            second = await begin(a, b, 2)
+            assert await answer(second) == chunk(2)[: plane.PART]
+            await wire.send(first, wire.part(Kind.GET_STATE, NOW, 1, plane.PART, SIZE))
+            assert await answer(first) == chunk(1)[plane.PART :]
+            assert shelf.found == 3
+            first.close(), second.close()
+
+    run(body())
