@@ -142,6 +142,7 @@ def test_who_dawdles_loses_its_place_and_goes_on_where_it_was(limit: str, monkey
             await wire.send(first, wire.part(Kind.GET_STATE, NOW, 1, plane.PART, SIZE))
             assert await answer(first) == chunk(1)[plane.PART :]
             assert shelf.found == 3
-            first.close(), second.close()
+            first.close()
+            second.close()
 
     run(body())
