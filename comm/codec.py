@@ -40,7 +40,7 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol, assert_never
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +87,19 @@ class Malformed(PeerError):
     """Encoded bytes have the wrong length, or would decode to something that is not finite."""
 
 
+class Apart(NamedTuple):
+    """Where among bytes numbers lie that are unlike the rest: `spans` in order, each of whole numbers of `width`
+    bytes."""
+
+    width: int = 1
+    spans: Sequence[slice] = ()
+
+    def around(self, size: int) -> list[slice]:
+        """The rest of `size` bytes."""
+        edges = [0, *(edge for span in self.spans for edge in (span.start, span.stop)), size]
+        return [slice(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
+
+
 class Codec(Protocol):
     """Arrays are contiguous; none needs to be aligned. What `out` holds after an error has no meaning."""
 
@@ -95,6 +108,10 @@ class Codec(Protocol):
 
     def parts(self, numel: int) -> Parts:
         """What is encoded by itself: to encode `numel` elements is to encode each of these; so for the rest."""
+
+    def apart(self, numel: int) -> Apart:
+        """Which bytes of `numel` encoded elements are unlike the others, as scales are unlike values, or are of
+        numbers whose bytes are unlike each other: `compress` packs each with its like."""
 
     def encode(self, x: F32, out: U8) -> None:
         """Write `x` (n,) into `out` (size(n),); `x` is not modified. `NonFinite` if it holds NaN or infinity."""
@@ -119,6 +136,9 @@ class Fp32:
 
     def parts(self, numel: int) -> Parts:
         return _parts(numel, PART, 4 * PART, 4 * numel)
+
+    def apart(self, numel: int) -> Apart:
+        return Apart(4, [slice(0, self.size(numel))])
 
     def encode(self, x: F32, out: U8) -> None:
         _same_length(self.size(x.size), out)
@@ -153,6 +173,9 @@ class Bf16:
 
     def parts(self, numel: int) -> Parts:
         return _parts(numel, PART, 2 * PART, 2 * numel)
+
+    def apart(self, numel: int) -> Apart:
+        return Apart(2, [slice(0, self.size(numel))])
 
     def encode(self, x: F32, out: U8) -> None:
         _same_length(self.size(x.size), out)
@@ -192,6 +215,13 @@ class _Integers:
 
     def parts(self, numel: int) -> Parts:
         return _parts(numel, self._part, self._part_size(self._part), self.size(numel))
+
+    def apart(self, numel: int) -> Apart:
+        spans = [
+            slice(octets.start, octets.start + self._header.size(elements.stop - elements.start))
+            for elements, octets in self.parts(numel)
+        ]
+        return Apart(self._header.width, spans)
 
     def encode(self, x: F32, out: U8) -> None:
         _same_length(self.size(x.size), out)
@@ -317,6 +347,11 @@ class _Header:
         self._overflow = LARGEST / np.float32(levels + 1)
         # Times `levels` it is finite; one step below the quotient, which may have been rounded up.
         self._largest = np.nextafter(LARGEST / self._levels, np.float32(0))
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number."""
+        return self._each
 
     def size(self, numel: int) -> int:
         return self._first + self._each * -(-numel // self._block)

@@ -10,7 +10,8 @@ import threading
 import numpy as np
 import zstandard
 
-from atoll.comm.codec import Malformed
+from atoll.comm.codec import Apart, Malformed
+from atoll.comm.octets import U8
 
 LEVEL = 1  # fp32 state hardly compresses: what there is to gain, level 1 gains
 _local = threading.local()
@@ -19,10 +20,7 @@ MAX_WINDOW = 1 << 23  # bytes; what RFC 8878 recommends decoders to support
 
 def pack(data: bytes | bytearray | memoryview) -> bytes:
     """One zstandard frame that declares its size; may be larger than `data`."""
-    if not hasattr(_local, "compressor"):  # making one takes as long as packing a small chunk
-        _local.compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True)
-    packed: bytes = _local.compressor.compress(data)
-    return packed
+    return _compressor().compress(data)
 
 
 def unpack(frame: bytes | bytearray | memoryview, expected_size: int) -> bytes:
@@ -45,6 +43,36 @@ def unpack(frame: bytes | bytearray | memoryview, expected_size: int) -> bytes:
     return data
 
 
+def pack_apart(payload: U8, apart: Apart) -> bytes:
+    """One frame of the same bytes in another order: first the rest, then of all numbers that lie apart the first
+    byte, the second one, and so on. Each begins a block, which has a code of its own."""
+    if not apart.spans:
+        return pack(payload.data)
+    numbers = np.concatenate([payload[span] for span in apart.spans]).reshape(-1, apart.width)
+    rest = np.concatenate([payload[:0], *(payload[span] for span in apart.around(payload.size))])
+    stream = _compressor().compressobj(size=payload.size)
+    packed = bytearray(stream.compress(rest.data))
+    for plane in np.ascontiguousarray(numbers.T):
+        packed += stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+        packed += stream.compress(plane.data)
+    return bytes(packed + stream.flush())
+
+
+def unpack_apart(frame: bytes | bytearray | memoryview, expected_size: int, apart: Apart) -> U8:
+    """What `pack_apart` packed; `Malformed` if that had another size."""
+    whole: U8 = np.frombuffer(unpack(frame, expected_size), np.uint8)
+    if not apart.spans:
+        return whole
+    payload, at = np.empty_like(whole), 0
+    for span in apart.around(whole.size):
+        payload[span] = whole[at : (at := at + span.stop - span.start)]
+    numbers, first = whole[at:].reshape(apart.width, -1).T, 0
+    for span in apart.spans:
+        count = (span.stop - span.start) // apart.width
+        payload[span].reshape(-1, apart.width)[:] = numbers[first : (first := first + count)]
+    return payload
+
+
 def pack_floats(data: bytes | bytearray | memoryview) -> bytes:
     """fp32, little-endian: the lower three bytes of each as they are, in three planes, or nothing if all are zero;
     then a frame of the topmost ones, sign and exponent, which is where parameters are alike."""
@@ -62,6 +90,14 @@ def unpack_floats(packed: bytes, expected_size: int) -> bytes:
         floats[:, :3] = np.frombuffer(packed, np.uint8, low).reshape(3, numel).T
     floats[:, 3] = np.frombuffer(unpack(memoryview(packed)[low:], numel), np.uint8)
     return floats.tobytes()
+
+
+def _compressor() -> zstandard.ZstdCompressor:
+    """This thread's own."""
+    if not hasattr(_local, "compressor"):  # making one takes as long as packing a small chunk
+        _local.compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True)
+    found: zstandard.ZstdCompressor = _local.compressor
+    return found
 
 
 def _size(content_size: int) -> str:

@@ -116,6 +116,7 @@ class Link:
         self._low = 1  # bytes that must be here to wake who waits for them
         self._read_at = self._loop.time()  # seconds
         self.moved = 0  # bytes, both ways
+        self.fresh_at = self._read_at  # seconds; since then what the kernel knows of the path counts
         tune(sock)
 
     # Out
@@ -257,6 +258,7 @@ class Link:
         """Go on where the last transfer ended: with its window, and without what is out of date. Linux forgets the
         window of an idle connection unless it is BBR's; and BBR takes the shortest round trip for out of date
         after 10 s, and would stop for 0.2 s in the middle of a transfer to measure it."""
+        self.fresh_at = self._loop.time()
         before = self.congestion_control
         self.use("reno")
         self.use(congestion_control)

@@ -1,4 +1,5 @@
-"""How fast a node sends, over all its links together: as fast as its own link carries, and no queue. Pure.
+"""How fast a node sends, over all its links together: as fast as its own link carries, and no queue; and to one
+slow peer (`Part`). Pure.
 
     free      nothing is known of the link: TCP finds out, as fast as it can
     paced     what would go faster than the pace waits here, not in a queue of the network
@@ -20,7 +21,8 @@ DRAIN = 0.94  # likewise, while the queue is three times as long
 LEAP = 1.1  # times what the link is known to carry: so much more may it carry now
 FALL = 0.85  # times at most, each time
 QUEUE = 0.015  # seconds of delay that are a queue; below, they are noise
-PART = 0.2  # of the round trip: likewise
+OF_TRIP = 0.2  # of the round trip: likewise
+MORE = 1.05  # times a node's part of a peer's link, whose senders do not all send at the same time
 
 
 class Pace:
@@ -42,7 +44,7 @@ class Pace:
         since, sent_then, acked_then = samples[0]
         if (seconds := now - since) < WINDOW:
             return self.rate
-        carried, full = (acked - acked_then) / seconds, max(QUEUE, PART * rtt)
+        carried, full = (acked - acked_then) / seconds, max(QUEUE, OF_TRIP * rtt)
         if now < self._judge_at:
             return self.rate
         if queue > full:
@@ -52,4 +54,23 @@ class Pace:
         elif self.rate and (sent - sent_then) / seconds > NEAR_PACE * self.rate:
             self.rate *= RISE
             self._judge_at = now + rtt + WINDOW / 2
+        return self.rate
+
+
+class Part:
+    """How fast a node sends to a peer whose link is slower than its own, and carries what others send, too.
+
+    Its part of the link is its own. While no queue is seen there, others leave theirs unused: a slow peer's chunks
+    come and go one by one, now to and from this node, now another. So the pace rises, up to the whole link.
+    """
+
+    def __init__(self, whole: float, part: float) -> None:
+        """The link carries `whole` bytes a second, of which a `part` is this node's."""
+        self._whole, self._own = whole, min(MORE * part, 1.0) * whole
+        self.rate = self._own  # bytes a second
+
+    def look(self, rtt: float, queue: float) -> float:
+        """The pace until the next look; for `rtt` and `queue` see `Pace`, both of this peer."""
+        full = queue > max(QUEUE, OF_TRIP * rtt)
+        self.rate = self._own if full else min(RISE * self.rate, self._whole)
         return self.rate

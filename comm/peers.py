@@ -22,21 +22,22 @@ from atoll.comm.certificates import NO_PIN, Pin
 from atoll.comm.ids import NodeId, Round
 from atoll.comm.link import FAR, PIECE, Broken, Cap, Link, Meter
 from atoll.comm.octets import U8
-from atoll.comm.pace import Pace
+from atoll.comm.pace import Pace, Part
 from atoll.comm.plan import PlanMember
 from atoll.comm.priority_lock import PriorityLock
 from atoll.comm.rates import Known, Rate
 from atoll.comm.squeeze import Squeeze
-from atoll.comm.streams import congestion_control, is_lossy, streams
+from atoll.comm.streams import LONG_PATH, is_lossy, streams
 from atoll.comm.wire import Header, Kind
 
 log = logging.getLogger("atoll.plane")
 
 SAMPLE = 0.05  # seconds between two looks at what the links carried
 TURN = 1.5  # seconds after which the side that was not to dial does
-PEER_PACE = 1.05  # times what a peer's link was seen to carry, whose senders do not all send at the same time
 SLOWER = 4  # times; a node's link is then what bounds the transfer to it
 IN_ORDER = 2  # times; a node's chunks then go one by one, whomever they go to
+SHORTEST_TURN, LONG_TURN = 0.1, 4.0  # seconds of such a chunk's piece; times what it takes
+FRESH = 8.0  # seconds after which BBR would soon stop to measure the round trip anew
 PIECE_TIME = 0.005  # seconds of this node's link
 SMALLEST_PIECE = 1 << 16  # bytes; the last one of a payload may be smaller
 IN_PIECES = (Kind.CONTRIBUTION, Kind.PARTIAL, Kind.SEALED)  # what may be cut
@@ -121,7 +122,8 @@ class Peer:
         self.segments = self.resent = 0  # sent over them, and sent again
         self.broke = False  # a link broke, and what was on it may be lost
         self.tries = 0  # to dial, in vain
-        self.pace = Cap(0, burst=0.05)  # its share of the peer's link
+        self.pace = Cap(0, burst=0.05)
+        self.part: Part | None = None  # of its link, which sets the pace; None: no pace
         self.changed = asyncio.Event()  # links came or went
         self.tending: asyncio.Task[None] | None = None
         self.piece = 0  # bytes that one link carries at once, of what several can; 0: whole payloads
@@ -252,7 +254,7 @@ class Peers:
             peer.broke = False
             self._measure_path(peer)
             for link in peer.links if peer.far else ():
-                link.refresh(self._congestion or congestion_control(peer.down))
+                self._refresh(peer, link)
         self._coming.clear()
         for known in self._known:
             known.begin()
@@ -303,10 +305,14 @@ class Peers:
             peer.down = member.down
             self._suit(peer)
 
-    def pace(self, node: NodeId, rate: float) -> None:
-        """Send it so many bytes a second at most, by what others' links were seen to carry; 0: not known. Of one
-        that is about as fast as this node it is seen too seldom what its link can."""
-        self.peer(node).pace.rate = PEER_PACE * rate if rate * SLOWER < self.up else 0
+    def pace(self, node: NodeId, whole: float, part: float) -> None:
+        """Send it no more than its link has place for, of which this node has a part, and which was seen to carry
+        `whole` bytes a second; 0: not known. Of one that is about as fast as this node it is seen too seldom what
+        its link can."""
+        peer = self.peer(node)
+        slow = part * whole * SLOWER < self.up
+        peer.part = Part(whole, part) if slow and part * whole else None
+        peer.pace.rate = peer.part.rate if peer.part is not None else 0
 
     def peer(self, node: NodeId) -> Peer:
         if node not in self._peers:
@@ -353,6 +359,8 @@ class Peers:
         while True:
             delays: dict[NodeId, tuple[float, float]] = {}  # of those that took bytes: without a queue, and now
             for node, link in self.links():
+                if self.peer(node).far and clock() - link.fresh_at > FRESH:
+                    self._refresh(self.peer(node), link)
                 if (path := link.path()) is not None:
                     was_acked, was_received = seen.get(link, (path.acked, path.received))
                     seen[link] = path.acked, path.received
@@ -366,6 +374,10 @@ class Peers:
                         far += more
                     elif self.near is not None and more:
                         inside = max(inside, path.burst)
+            for peer in self._peers.values():
+                if peer.part is not None:
+                    rtt, now = delays.get(peer.node, (0.0, 0.0))
+                    peer.pace.adjust(peer.part.look(rtt, now - rtt))
             if delays:
                 rtt, queue = max(d[0] for d in delays.values()), min(now - rtt for rtt, now in delays.values())
                 self._pace.adjust(self._pacing.look(clock(), self._meter.up, total, rtt, queue, self.up))
@@ -449,6 +461,9 @@ class Peers:
             size = max(SMALLEST_PIECE, int(self.up * PIECE_TIME))
             peer.piece = size if path.rtt > FAR else 0
 
+    def _refresh(self, peer: Peer, link: Link) -> None:
+        link.refresh(self._congestion or LONG_PATH)
+
     def _suit(self, peer: Peer) -> None:
         """Have as many links, and such congestion control, as suit the path; or as were asked for."""
         paths = [path for link in peer.links if (path := link.path()) is not None]
@@ -461,7 +476,7 @@ class Peers:
         peer.wanted = self.fixed or streams(rtt, rate, busy, lossy)
         if self._congestion or rtt > FAR:
             for link in peer.links:
-                link.use(self._congestion or congestion_control(peer.down))
+                link.use(self._congestion or LONG_PATH)
 
     def _lost(self, peer: Peer, sentence: str) -> None:
         if not peer.links and self._talk is not None:
@@ -500,13 +515,21 @@ class Peers:
                 while sending is not None and not sending.taken:
                     header, part = sending.piece(peer.piece)
                     if peer.piece:
-                        async with self._one_by_one.one(waiting[1] if self.up * IN_ORDER < peer.down else 0):
+                        in_order = self.up * IN_ORDER < peer.down
+                        async with self._one_by_one.one(waiting[1] * in_order, self._turn(len(part))):
                             await self._pace.take(len(part))
+                            if in_order:
+                                await wire.send(link, header, part)
+                                continue
                         await peer.pace.take(len(part))
                     await wire.send(link, header, part)
             except BaseException:
                 peer.give_back(waiting)
                 raise
+
+    def _turn(self, size: int) -> float:
+        """Seconds after which others send, too, of a node whose chunks go one by one: this peer may be stuck."""
+        return SHORTEST_TURN + (LONG_TURN * size / self.up if self.up else 0.0)
 
     async def _sending(self, peer: Peer, waiting: Waiting) -> Sending | None:
         sending = None

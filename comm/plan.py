@@ -15,6 +15,7 @@ chunk that loses one of its relays is flat from then on: contributions are still
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -99,12 +100,21 @@ class Plan:
             return False
         return self.relays[self.regions[place]][c] == place
 
-    def senders(self) -> list[int]:
-        """For each member, how many others send data to it at the same time: they share its link."""
+    def parts(self, place: int) -> list[float]:
+        """For each member, which part of all that it receives is from the member at `place`: contributions to the
+        chunks that it owns, and the others' sealed chunks."""
         if self.layered:  # the relays of a chunk, or one
-            return [max(len(self.relays) - 1, 1)] * len(self.members)
-        living, owners = sum(not m.gone for m in self.members), set(self.owners)
-        return [living - 1 if i in owners else len(owners) for i in range(len(self.members))]
+            return [1 / max(len(self.relays) - 1, 1)] * len(self.members)
+        living = sum(not m.gone and m.weight > 0 for m in self.members)
+        chunks = len(self.owners)
+        owned = Counter(self.owners)
+        found = []
+        for i, member in enumerate(self.members):
+            takes = member.weight > 0
+            all_ = (living - takes) * owned[i] + takes * (chunks - owned[i])
+            mine = (self.members[place].weight > 0) * owned[i] + takes * owned[place]
+            found.append(mine / all_ if all_ and i != place else 0.0)
+        return found
 
     def validate(self) -> None:
         """Raise `BadPlan` with a sentence unless every member can carry this plan out."""

@@ -15,7 +15,8 @@ class PriorityLock:
         self._count, self._taken = 0, False
 
     @asynccontextmanager
-    async def one(self, key: int) -> AsyncIterator[None]:
+    async def one(self, key: int, most: float) -> AsyncIterator[None]:
+        """Hold it, for `most` seconds: then it is another's turn, whether this one is done or not."""
         if self._taken:
             self._count += 1
             turn = asyncio.get_running_loop().create_future()
@@ -27,10 +28,20 @@ class PriorityLock:
                     self._next()
                 raise
         self._taken = True
+        turn_over = False
+
+        def pass_on() -> None:
+            nonlocal turn_over
+            if not turn_over:
+                turn_over = True
+                self._next()
+
+        late = asyncio.get_running_loop().call_later(most, pass_on)
         try:
             yield
         finally:
-            self._next()
+            late.cancel()
+            pass_on()
 
     def _next(self) -> None:
         while self._waiting:

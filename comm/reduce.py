@@ -31,7 +31,7 @@ Which contributions these were is in the ledger. This file binds what decides (`
 import asyncio
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
@@ -114,12 +114,14 @@ class Reduction:
         plan: Plan,
         outcome: Outcome,
         sealing: Sealing | None = None,
+        came: Callable[[int, U8], None] | None = None,
     ) -> None:
         """`encoded`: None for a member that only owns chunks. `plan`: the first one, valid or `BadPlan`.
-        `sealing`: None for the plain mean, encoded with `codec`, as contributions are."""
+        `sealing`: None for the plain mean, encoded with `codec`, as contributions are. `came` is told of each
+        sealed chunk that is here; before the commit another one may still take its place."""
         self.round, self.me = plan.round, me
         self._peers, self._encoded, self._codec, self._chunks = peers, encoded, codec, chunks
-        self._outcome = outcome
+        self._outcome, self._came = outcome, came or _nobody
         others = max(sum(m.weight > 0 for m in plan.members) - 1, 1)
         self._exchange = Exchange(me, chunks.count, int(WINDOW * chunks.count / others))
         self._sizes = [codec.size(chunks.size(c)) for c in range(chunks.count)]
@@ -175,9 +177,9 @@ class Reduction:
             return not member.leaf and (me.leaf or place < order[member.node])
 
         self._peers.expect([m for m in others if not (m.leaf and me.leaf)], primary)
-        senders = plan.senders()
+        parts = plan.parts(place)
         for member in others:  # all that send to a peer share its link
-            self._peers.pace(member.node, member.down / max(senders[order[member.node]], 1))
+            self._peers.pace(member.node, member.down, parts[order[member.node]])
         mine = plan.region(place)
         near = {m.node for m in others if plan.region(order[m.node]) == mine}
         self._peers.near = near if mine >= 0 else None
@@ -274,7 +276,7 @@ class Reduction:
             return None
         far = self._peers.peer(node).far  # a short path is seldom slow, and what it carries hard to tell
         able = self._fixed or kind is not Kind.SEALED
-        if far and able and (packed := await self._peers.squeeze.pack(kind, c, since, payload)) is not None:
+        if far and able and (packed := await self._packed(kind, c, since, payload)) is not None:
             return Header(kind, fence, c, len(packed), packed=True, place=place), memoryview(packed)
         return Header(kind, fence, c, payload.size, place=place), payload.data
 
@@ -302,6 +304,12 @@ class Reduction:
             return self._sealing.fits(length, self._chunks.size(c), len(self.plan.members))
         size = self._size(kind, c)
         return length < size if header.packed else length == size
+
+    async def _packed(self, kind: Kind, c: int, since: int, payload: U8) -> bytes | None:
+        return await self._peers.squeeze.pack(kind, c, since, payload, self._codec.apart(self._chunks.size(c)))
+
+    def _unpacked(self, c: int, frame: U8, size: int) -> U8:
+        return compress.unpack_apart(frame.data, size, self._codec.apart(self._chunks.size(c)))
 
     def _has(self, c: int) -> bool:
         return 0 <= c < self._chunks.count
@@ -332,7 +340,7 @@ class Reduction:
             self._give_back(payload)
             return
         try:
-            whole = _unpacked(payload, self._size(kind, c)) if header.packed else payload
+            whole = self._unpacked(c, payload, self._size(kind, c)) if header.packed else payload
             if kind is Kind.SEALED:
                 self._sealing.check(whole, self._chunks.size(c))
         except Malformed as error:
@@ -340,6 +348,7 @@ class Reduction:
             return
         if kind is Kind.SEALED:
             self._sealed[c] = whole
+            self._came(c, whole)
             self._do(self._exchange.sealed(c, digest(whole)))
         elif kind is Kind.PARTIAL:
             mean, listed = whole[: self._sizes[c]], places(whole[self._sizes[c] :].tobytes())
@@ -426,6 +435,7 @@ class Reduction:
         effects = self._exchange.merged(c, order.since, order.inputs, sum_)
         if effects:
             self._sealed[c] = place
+            self._came(c, place)
         else:
             self._give_back(place)  # the chunk has another owner now
         self._do(effects)
@@ -483,8 +493,8 @@ class Reduction:
                 self._do(self._exchange.pull(c))
 
 
-def _unpacked(frame: U8, size: int) -> U8:
-    return np.frombuffer(compress.unpack(frame.data, size), np.uint8)
+def _nobody(c: int, payload: U8) -> None:
+    pass
 
 
 def merge(

@@ -9,11 +9,13 @@ import time
 from collections import OrderedDict
 
 from atoll.comm import compress
+from atoll.comm.codec import Apart
 from atoll.comm.octets import U8
 from atoll.comm.wire import Kind
 
 TRY_AGAIN = 64  # chunks, after one that did not pay
 KEPT = 16  # packed chunks, for those that go to several peers
+NOTHING_APART = Apart()
 SMALLEST = 4096  # bytes that are worth a try
 
 
@@ -30,8 +32,10 @@ class Squeeze:
     def pays(self) -> bool:
         return self.rate > 0 and self._saved / self.rate > self._cost
 
-    async def pack(self, kind: Kind, chunk: int, since: int, payload: U8) -> bytes | None:
-        """The payload as a zstandard frame; None: it goes as it is."""
+    async def pack(
+        self, kind: Kind, chunk: int, since: int, payload: U8, apart: Apart = NOTHING_APART
+    ) -> bytes | None:
+        """The payload as a zstandard frame (see `compress.pack_apart`); None: it goes as it is."""
         if (
             not self.on
             or payload.size < SMALLEST
@@ -44,7 +48,7 @@ class Squeeze:
         shared = kind is Kind.SEALED  # with the other peers it goes to
         if shared and (kept := self._kept.get((chunk, since))) is not None:
             return kept
-        packed, seconds = await asyncio.to_thread(_timed, payload)
+        packed, seconds = await asyncio.to_thread(_timed, payload, apart)
         self._saved += (1 - len(packed) / payload.size - self._saved) / 8
         self._cost += (seconds / payload.size - self._cost) / 8
         if len(packed) >= payload.size:
@@ -60,7 +64,7 @@ class Squeeze:
         self._kept.clear()
 
 
-def _timed(payload: U8) -> tuple[bytes, float]:
+def _timed(payload: U8, apart: Apart) -> tuple[bytes, float]:
     start = time.thread_time()
-    packed = compress.pack(payload.data)
+    packed = compress.pack_apart(payload, apart)
     return packed, time.thread_time() - start

@@ -3,9 +3,9 @@
 One stream cannot fill a long fat pipe: it grows by a segment each round trip after a loss, and its window is
 bounded. On a short path, and on a slow link, more of them are only in each other's way.
 
-BBR does not take a lost segment for a full queue, and keeps its window when a connection is idle between two
-reduces. That the streams of a node together send no more than its link carries is for `pace` to see to. Several
-nodes send to a slow peer at once: of its link CUBIC leaves less unused.
+BBR does not take a lost segment for a full queue, and keeps its window when a connection is idle, between two
+reduces or two chunks. That the streams of a node together send no more than its link carries, and those to a slow
+peer no more than that one's does, is for `pace` to see to.
 """
 
 from math import ceil
@@ -15,7 +15,8 @@ NEAR = 0.002  # seconds of round trip below which one stream is enough
 FAR = 0.03  # seconds of round trip
 FLIGHT = 1 << 17  # bytes that a stream may have under way without trouble
 LOSSY = 2e-5  # of the segments sent: more are lost on a path that is more than full now and then
-SLOW, FAST = 5e6, 10e6  # bytes a second
+FAST = 10e6  # bytes a second
+LONG_PATH = "bbr"  # the congestion control of one
 
 
 def streams(rtt: float, rate: float, peers: int, lossy: bool) -> int:
@@ -32,11 +33,6 @@ def streams(rtt: float, rate: float, peers: int, lossy: bool) -> int:
 def is_lossy(sent: int, resent: int) -> bool:
     """Whether a path is on which so many segments were sent, and of these sent again."""
     return resent > LOSSY * sent
-
-
-def congestion_control(rate: float) -> str:
-    """For a long path to a peer whose link takes in `rate` bytes a second; 0: not known yet."""
-    return "cubic" if 0 < rate < SLOW else "bbr"
 
 
 def alone(lossy: bool, rate: float) -> str:

@@ -1,13 +1,13 @@
-"""The bytes between two data planes, version 5.
+"""The bytes between two data planes, version 6.
 
 Every connection starts like this (integers are little-endian, text is UTF-8; with TLS, inside of its session):
 
     accepting side      4  magic "ATOL"
-                        1  version, 5
+                        1  version, 6
                         3  zero
                        16  nonce, fresh for each connection
     dialling side       4  magic "ATOL"
-                        1  version, 5
+                        1  version, 6
                         1  bytes of the run id            r
                         1  bytes of the sender's node id  s
                         1  bytes of the receiver's id     t
@@ -18,8 +18,9 @@ So the key never travels, a recorded hello opens nothing, and a node that inheri
 not take its mail. Then frames, in both directions:
 
                         1  kind
-                        1  flags: 1 = the payload is a zstandard frame of what it stands for; of a state's
-                           fp32, three planes of lower bytes and a frame of the topmost ones
+                        1  flags: 1 = the payload is a zstandard frame of what it stands for, in the order
+                           of `compress.pack_apart`; of a state's fp32, three planes of lower bytes and a frame
+                           of the topmost ones
                         2  the sender's place in the plan
                         4  chunk
                         8  incarnation
@@ -73,7 +74,7 @@ from atoll.comm.octets import Octets, view
 from atoll.comm.plan import Fence
 
 MAGIC = b"ATOL"
-VERSION = 5
+VERSION = 6
 GREETING = struct.Struct("<4sB3x16s")
 HELLO = struct.Struct("<4sBBBB")
 HEADER = struct.Struct("<BBHIQQQIIII")

@@ -12,8 +12,8 @@ members that own nothing (leaves) and members that only reduce.
 The members' own links need no solver. Within a time each member can own what it can send beyond its own vector;
 the shortest time in which this adds up to the whole is found by filling up in order of the links' speed. That is
 an optimum of the programme, and of its many optima the one that is also best for the members that are not the
-slowest; a solver returns an arbitrary corner. Limits that join several members' shares (rates within a region, a
-region's common link) are left to the solver.
+slowest, unless equal shares of those that own something are as good; a solver returns an arbitrary corner. Limits
+that join several members' shares (rates within a region, a region's common link) are left to the solver.
 
 `predict` counts bytes on links that always have something to send; latency and the handling of peers and messages
 are in `atoll.coordinator.regions`.
@@ -68,8 +68,9 @@ def plan_shares(
     """The shares that a reduce of `payload` bytes is fastest with; equal ones unless that is 10 %, and a
     quarter of a second, faster.
 
-    Equal shares do not change from round to round with what was measured. Members whose share is less than half
-    of one of `chunks` chunks own nothing, where that costs little. For `regions` and `between` see `predict`.
+    Equal shares do not change from round to round with what was measured; so those that own something own as much
+    as each other where that is as fast. Members whose share is less than half of one of `chunks` chunks own
+    nothing, where that costs little. For `regions` and `between` see `predict`.
     """
     if all(node.leaf for node in nodes):
         raise NobodyReachable(
@@ -91,7 +92,9 @@ def plan_shares(
     if equal.seconds <= max(KEEP * best.seconds, best.seconds + WORTH):
         return equal
     trimmed = planned(_trimmed(best.shares, chunks))
-    return trimmed if trimmed.seconds <= KEEP * best.seconds else best
+    chosen = trimmed if trimmed.seconds <= KEEP * best.seconds else best
+    evened = planned(_scaled([float(share > 0) for share in chosen.shares]))
+    return evened if evened.seconds <= chosen.seconds else chosen
 
 
 def predict(

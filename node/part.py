@@ -79,6 +79,7 @@ class Part:
         self._space: U8 | None = None  # to encode into
         self._reducing: Reducing | None = None
         self._plan: Plan  # the latest one
+        self.came: Callable[[int, U8], None] | None = None  # is told of sealed chunks before the commit
 
     # What it brings
 
@@ -198,7 +199,7 @@ class Part:
         try:
             sealing = self._sealings[self._outer.turns.fragment(reducing.round)]
             terms = self._codec, chunks, self._plan, self._outcome, sealing
-            reducing.reduction = Reduction(peers, me, encoded, *terms)
+            reducing.reduction = Reduction(peers, me, encoded, *terms, self.came)
             await reducing.reduction.run()
         except AtollError as error:
             log.warning(f"round {reducing.round}: {error}")  # nobody to blame: the coordinator's clock decides

@@ -53,6 +53,7 @@ from atoll.node.channel import (
 )
 from atoll.node.config import NodeConfig
 from atoll.node.daemon import Daemon
+from atoll.node.early import EarlyMean
 from atoll.node.home import Options
 from atoll.node.keeper import Keeper
 from atoll.node.supervisor import Supervisor
@@ -60,7 +61,6 @@ from atoll.node.vectors import Vectors
 
 F32 = NDArray[np.float32]
 TOGETHER = 1.0  # seconds that a peer waits for the others before its outer step
-LINE = 64  # bytes of a cache's line
 SIGMA = 1e-3
 TILE = 1_048_573  # elements that a delta repeats; a prime, so that no two chunks hold the same
 
@@ -257,8 +257,7 @@ class Peer(Daemon):
         config = NodeConfig(streams=int(os.environ.get("ATOLL_STREAMS", "0")), durable=False)
         super().__init__(invite, config, options)
         self._spec, self._say = spec, say
-        self._decoded = _of_lines(spec.numel)
-        self._decoded.fill(0.0)  # so that the kernel gives the memory now, not in the measured time
+        self._mean = EarlyMean(spec.numel)
         self._steps: asyncio.Queue[int] = asyncio.Queue()
         self.trainer = StandIn(spec, self._vectors, self._on_trainer, self._at_hand, say)
 
@@ -275,23 +274,20 @@ class Peer(Daemon):
 
     async def _at_hand(self, round_: int) -> None:
         await self._pauses.inspected.wait()
+        self._mean.begin(self._keeper.codec, self._keeper.outer.chunks)
+        self._keeper.part.came = self._mean.came
         up, down = self._member.plane.bytes_up, self._member.plane.bytes_down
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self._say(AtHand(round_, self._payload(), up, down, peak))
 
     async def _stepping(self, round_: int) -> None:
-        await self._keeper.compute(self._decode)
+        assert self._keeper.part.reduction is not None
+        await self._mean.complete(self._keeper.part.reduction.result.chunks)
         self._say(Decoded(round_, time.monotonic(), time.process_time()))
         with suppress(TimeoutError):  # one of the others may need this state to get to its own
             async with asyncio.timeout(TOGETHER):
                 while await self._steps.get() != round_:
                     pass  # of a round that this peer did not decode
-
-    def _decode(self) -> None:
-        keeper = self._keeper
-        assert keeper.part.reduction is not None
-        for c, payload in enumerate(keeper.part.reduction.result.chunks):
-            keeper.codec.decode(payload, self._decoded[keeper.outer.chunks.span(c)], far=True)
 
     def _payload(self) -> int:
         """Bytes of one encoded vector."""
@@ -308,18 +304,11 @@ class Peer(Daemon):
                     self._steps.put_nowait(round_)
                 case Compare() as order:
                     chunks = Chunks(self._spec.numel, self._member.run.reduce.chunk)
-                    error = await asyncio.to_thread(relative_error, self._decoded, chunks, order)
+                    error = await asyncio.to_thread(relative_error, self._mean.decoded, chunks, order)
                     self._say(Compared(order.round, error))
                 case _:
                     break
         self.leave()
-
-
-def _of_lines(numel: int) -> F32:
-    """Memory for (numel,) fp32 that begins with a line of the caches."""
-    whole = np.empty(numel + LINE // 4, np.float32)
-    first = -whole.ctypes.data % LINE // 4
-    return whole[first : first + numel]
 
 
 async def live() -> None:

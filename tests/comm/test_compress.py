@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 import zstandard
 
-from atoll.comm.codec import Malformed
-from atoll.comm.compress import pack, pack_floats, unpack, unpack_floats
+from atoll.comm import codec
+from atoll.comm.codec import Apart, Malformed
+from atoll.comm.compress import pack, pack_apart, pack_floats, unpack, unpack_apart, unpack_floats
+from atoll.comm.config import CodecName, ScaleName
 
 
 @pytest.mark.parametrize("data", [b"", b"a", bytes(1 << 20), os.urandom(1 << 20), b"ab" * 20_000_000])
@@ -85,3 +87,34 @@ def test_packed_floats_come_back_bit_for_bit(kind: str) -> None:
             unpack_floats(wrong, len(data))
     with pytest.raises(Malformed):
         unpack_floats(packed, len(data) + 4)
+
+
+CODECS = [codec.make(name, 64, scales) for name in CodecName for scales in ScaleName]
+
+
+@pytest.mark.parametrize("numel", [1, 64, 1000, 131_072, 300_001])
+@pytest.mark.parametrize("kind", CODECS, ids=lambda kind: type(kind).__name__)
+def test_what_was_packed_apart_is_unpacked_whatever_follows_it(kind: codec.Codec, numel: int) -> None:
+    for behind in (0, 8):  # a round's length
+        payload = np.random.default_rng(numel).integers(0, 256, kind.size(numel) + behind, np.uint8)
+        apart = kind.apart(numel)
+        frame = pack_apart(payload, apart)
+        assert zstandard.frame_content_size(frame) == payload.size
+        assert unpack_apart(frame, payload.size, apart).tobytes() == payload.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "saved"), [(CodecName.INT8, 0.010), (CodecName.BF16, 0.08), (CodecName.FP32, 0.08)]
+)
+def test_scales_packed_apart_from_the_values_save_a_hundredth_more(name: CodecName, saved: float) -> None:
+    kind, x = codec.make(name, 64), np.random.default_rng(0).standard_normal(1 << 19).astype(np.float32)
+    payload = np.empty(kind.size(x.size), np.uint8)
+    kind.encode(x, payload)
+    apart, whole = len(pack_apart(payload, kind.apart(x.size))), len(pack(payload.data))
+    assert apart < whole - saved * payload.size
+
+
+def test_a_frame_of_another_size_is_refused_before_it_is_put_in_order() -> None:
+    apart = Apart(2, [slice(0, 100)])
+    with pytest.raises(Malformed, match="declares 999 bytes, expected 1000"):
+        unpack_apart(pack(bytes(999)), 1000, apart)

@@ -2,7 +2,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from atoll.comm.pace import Pace
+from atoll.comm.pace import MORE, QUEUE, Pace, Part
 
 LOOK = 0.05  # seconds
 
@@ -79,3 +79,16 @@ def test_one_hiccup_costs_little() -> None:
 
 def test_a_node_without_a_far_link_has_no_pace() -> None:
     assert Pace().rate == 0
+
+
+def test_a_slow_peer_is_sent_this_nodes_part_of_its_link_and_all_of_it_while_others_leave_it_unused() -> None:
+    part = Part(3e6, 1 / 3)
+    assert part.rate == pytest.approx(MORE * 1e6)
+    rates = [part.look(0.05, 0.0) for _ in range(20)]
+    assert rates == sorted(rates) and rates[-1] == 3e6
+    assert part.look(0.05, 2 * QUEUE) == pytest.approx(MORE * 1e6)  # the others are back
+
+
+def test_who_alone_sends_to_a_slow_peer_sends_no_more_than_its_link_carries() -> None:
+    part = Part(3e6, 1.0)
+    assert part.rate == 3e6 == part.look(0.05, 0.0)

@@ -84,3 +84,23 @@ def test_a_node_outside_the_plan_has_no_index() -> None:
 def test_a_newer_attempt_has_a_greater_fence() -> None:
     assert PLAN.fence < replace(PLAN, attempt=5).fence < replace(PLAN, round=Round(4), attempt=0).fence
     assert replace(PLAN, attempt=9).fence < replace(PLAN, incarnation=Incarnation(2), attempt=0).fence
+
+
+def test_of_what_a_member_receives_others_have_parts_that_follow_from_what_each_owns() -> None:
+    four = tuple(PlanMember(NodeId(n), f"127.0.0.1:{i}", 1.0) for i, n in enumerate("abcd", 1))
+    equal = replace(PLAN, members=four, owners=(0, 1, 2, 3))
+    assert equal.parts(0) == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3])
+    # d owns nothing, and has the sealed chunks of their owners; a has three contributions to each of its two
+    # chunks, and c's sealed one
+    uneven = replace(PLAN, members=four, owners=(0, 0, 2))
+    assert uneven.parts(0)[3] == pytest.approx(2 / 3) and uneven.parts(2)[3] == pytest.approx(1 / 3)
+    assert uneven.parts(1)[3] == 0.0 and uneven.parts(1)[0] == pytest.approx(2 / 7)
+    for to in range(4):
+        assert sum(uneven.parts(place)[to] for place in range(4)) == pytest.approx(1)
+
+
+def test_of_a_lost_member_comes_nothing_and_to_a_reducer_only_contributions() -> None:
+    gone = replace(PLAN, members=(A, B, replace(C, gone=True)))
+    assert gone.parts(0)[1] == pytest.approx(1)
+    reducer = replace(PLAN, members=(A, B, replace(C, weight=0.0)), owners=(2, 2, 2))
+    assert reducer.parts(2) == pytest.approx([1, 1, 0]) and reducer.parts(0) == pytest.approx([0, 0, 0.5])

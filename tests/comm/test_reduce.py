@@ -28,6 +28,7 @@ from atoll.comm.digest import digest, root
 from atoll.comm.encoding import DeltaEncoder, EncodedVector, encoded_norm
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
 from atoll.comm.link import Broken, Link
+from atoll.comm.octets import U8
 from atoll.comm.plan import BadPlan, Plan, PlanMember
 from atoll.comm.plane import DataPlane
 from atoll.comm.reduce import Reduction, Seal
@@ -132,7 +133,9 @@ class Member:
         sealing: Sealing | None = None,
     ) -> None:
         self.plane, self.heard = plane, Heard()
-        self.reduction = Reduction(plane.peers, plane.node, encoded, codec, CHUNKS, plan, self.heard, sealing)
+        self.came: dict[int, U8] = {}  # the latest of each sealed chunk
+        terms = codec, CHUNKS, plan, self.heard, sealing, self.came.__setitem__
+        self.reduction = Reduction(plane.peers, plane.node, encoded, *terms)
         self.task = asyncio.create_task(self.reduction.run())
 
     async def holds_all(self) -> list[bytes]:
@@ -142,6 +145,7 @@ class Member:
         assert root(result.digests) == self.heard.root
         assert self.reduction.holds(self.heard.root) and not self.reduction.holds(root(result.digests[:-1]))
         assert [digest(chunk) for chunk in result.chunks] == list(result.digests)
+        assert all(self.came[c] is chunk for c, chunk in enumerate(result.chunks))
         return [chunk.tobytes() for chunk in result.chunks]
 
     async def stop(self) -> None:

@@ -145,7 +145,7 @@ def test_other_protocols_and_versions_are_refused_at_the_first_bytes(first: byte
     async def talk(here: Link, there: Link) -> None:
         await here.write(first)
         with pytest.raises(
-            Broken, match="first bytes|speaks version [19] of .*, this node speaks 5: use one release"
+            Broken, match="first bytes|speaks version [19] of .*, this node speaks 6: use one release"
         ):
             await wire.welcome(there, RUN, B, KEY)
 
@@ -156,7 +156,7 @@ def test_other_protocols_and_versions_are_refused_at_the_first_bytes(first: byte
     ("greeting", "sentence"),
     [
         (b"SSH-2.0-OpenSSH_9.6\r\nxxxx", "no data plane of this software"),
-        (wire.GREETING.pack(wire.MAGIC, 1, bytes(16)), "speaks version 1 .*, this node speaks 5: use one release"),
+        (wire.GREETING.pack(wire.MAGIC, 1, bytes(16)), "speaks version 1 .*, this node speaks 6: use one release"),
     ],
 )
 def test_what_listens_there_and_is_no_data_plane_of_this_version_is_told_apart(

@@ -61,6 +61,20 @@ def test_one_member_at_20_mbit_among_three_at_100_sends_25_mb_in_the_10_s_that_i
     assert predict(nodes, [0.25] * 4, 25e6) == pytest.approx(15)
 
 
+def test_members_that_do_not_bound_the_time_own_as_much_as_each_other_whatever_was_measured() -> None:
+    nodes = [
+        Node(60 * MBIT, 60 * MBIT),
+        Node(75 * MBIT, 70 * MBIT),
+        Node(90 * MBIT, 64 * MBIT),
+        Node(20 * MBIT, 20 * MBIT),
+    ]
+    plan = plan_shares(nodes, 25e6)
+    assert plan.seconds == pytest.approx(10)
+    assert plan.shares == pytest.approx((1 / 3, 1 / 3, 1 / 3, 0))
+    almost = Node(0.75 * GBIT, 0.75 * GBIT)
+    assert plan_shares([FAST, FAST, almost, almost], 1e9).shares == pytest.approx((5 / 14, 5 / 14, 1 / 7, 1 / 7))
+
+
 def test_only_the_slower_direction_of_a_link_counts() -> None:
     home = Node(up=20 * MBIT, down=500 * MBIT)
     assert plan_shares([FAST] * 3 + [home], 1e9) == plan_shares([FAST] * 3 + [Node(home.up, home.up)], 1e9)

@@ -1,0 +1,42 @@
+import asyncio
+
+import numpy as np
+import pytest
+
+from atoll.comm.chunks import Chunks
+from atoll.comm.codec import Fp32
+from atoll.comm.octets import U8
+from atoll.node import early
+
+CODEC, CHUNKS = Fp32(), Chunks(1000, 300)
+
+
+def sealed(seed: int) -> tuple[list[U8], bytes]:
+    """The chunks of a mean, and its bytes."""
+    mean = np.random.default_rng(seed).standard_normal(1000).astype(np.float32)
+    return [mean[CHUNKS.span(c)].view(np.uint8) for c in range(CHUNKS.count)], mean.tobytes()
+
+
+@pytest.mark.parametrize("leisure", [0.0, 60.0])
+@pytest.mark.parametrize("early_ones", [0, 1, 3, 4])
+def test_a_mean_is_that_of_the_rounds_last_chunks_whichever_came_before(
+    monkeypatch: pytest.MonkeyPatch, leisure: float, early_ones: int
+) -> None:
+    monkeypatch.setattr(early, "AT_LEISURE", leisure)
+
+    async def story() -> None:
+        mean = early.EarlyMean(1000)
+        for round_ in (1, 2):
+            mean.begin(CODEC, CHUNKS)
+            replaced, (right, exact) = sealed(10 * round_)[0], sealed(round_)
+            for c in range(early_ones):
+                mean.came(c, replaced[c])
+                await asyncio.sleep(0)
+                mean.came(c, right[c] if c % 2 else replaced[c])
+            await mean.complete(right)
+            assert mean.decoded.tobytes() == exact
+            mean.came(0, replaced[0])
+            await asyncio.sleep(0)
+            assert mean.decoded.tobytes() == exact, "the round is over"
+
+    asyncio.run(asyncio.wait_for(story(), 20))
