@@ -20,6 +20,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from atoll.outer_opt.overlap import Adopt
 
+PIECE = 1 << 20  # elements that are worked on at once where there is need of memory besides
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -91,9 +93,15 @@ def read_shards(model: nn.Module, layout: Layout, flat: Tensor) -> None:
 
 
 @torch.no_grad()
-def copy_shards(model: nn.Module, layout: Layout) -> list[Tensor]:
-    """A copy of this rank's shards, in host memory: fp32, one after the other."""
-    return [shard.reshape(-1).to("cpu", copy=True) for _, shard in _pieces(model, layout)]
+def copy_shards(model: nn.Module, layout: Layout, into: list[Tensor] | None = None) -> list[Tensor]:
+    """A copy of this rank's shards, in host memory: fp32, one after the other. `into`: an earlier copy, whose
+    memory is used again; fresh memory takes longer than the copying."""
+    shards = [shard.reshape(-1) for _, shard in _pieces(model, layout)]
+    if not into:
+        return [shard.to("cpu", copy=True) for shard in shards]
+    for copy, shard in zip(into, shards, strict=True):
+        copy.copy_(shard)
+    return into
 
 
 @torch.no_grad()
@@ -117,9 +125,11 @@ def adopt_shards(
     for (i, interval, shard), was in zip(_numbered_pieces(model, layout), sent, strict=True):
         if not chosen(i):
             continue
-        local = shard.reshape(-1).to("cpu", copy=True)
+        mine = shard.view(-1)
+        local = mine.to("cpu")  # itself, if it is there
         adopt(local, flat[interval], was, torch.empty_like(local))
-        shard.view(-1).copy_(local)
+        if local is not mine:
+            mine.copy_(local)
 
 
 @torch.no_grad()
@@ -127,8 +137,10 @@ def squared_distances(model: nn.Module, layout: Layout, flat: Tensor) -> list[fl
     """Of each parameter the squared l2 norm of its distance from `flat`, as far as this rank holds it."""
     squares = [0.0] * len(layout.slots)
     for i, interval, shard in _numbered_pieces(model, layout):
-        distance = shard.reshape(-1) - flat[interval].to(shard.device)
-        squares[i] = float(torch.linalg.vector_norm(distance, dtype=torch.float64)) ** 2
+        square = torch.zeros((), dtype=torch.float64, device=shard.device)
+        for mine, other in zip(shard.reshape(-1).split(PIECE), flat[interval].split(PIECE), strict=True):
+            square += torch.linalg.vector_norm(mine - other.to(shard.device), dtype=torch.float64) ** 2
+        squares[i] = float(square)
     return squares
 
 

@@ -319,7 +319,7 @@ class Workbench:
         self._commands, self._learner, self._layout, self._vectors = commands, learner, layout, vectors
         self._moments = moments
         self._adopt = adopt_of(learner.run.overlap)
-        self._sent: list[Tensor] = []  # this rank's shards at the last hand-over, if it goes ahead
+        self._sent: list[Tensor] = []  # this rank's shards at the last hand-over from which it went ahead
         self._handed = 0  # the round that it was of
         fragments, _ = stretches(learner.run, shapes_of(layout))
         self._turns = Turns(len(fragments))
@@ -333,14 +333,14 @@ class Workbench:
         self.send(channel.Initialised())
 
     def load(self, resume: bool) -> None:
-        self._sent = []
         vector = self._vectors.local if resume else self._vectors.anchor
         read_shards(self._learner.model, self._layout, vector)
 
     def hand_over(self, ready: channel.Ready) -> None:
         model, vectors = self._learner.model, self._vectors
         write_shards(model, self._layout, vectors.local)
-        self._sent = copy_shards(model, self._layout) if ready.ahead else []
+        if ready.ahead:
+            self._sent = copy_shards(model, self._layout, into=self._sent)
         self._handed = ready.round
         # What follows is also: every rank has written its shards.
         norm = distance(self._learner, self._layout, vectors.anchor, self._exchanged(ready.round))
@@ -358,7 +358,6 @@ class Workbench:
             adopt_shards(model, layout, vectors.anchor, sent, self._adopt, exchanged)
             if order.rebased:
                 adopt_shards(model, layout, vectors.local, sent, rebase, lambda slot: not exchanged(slot))
-        self._sent = []
 
     def _exchanged(self, round_: int) -> Callable[[int], bool]:
         """Whether a slot is of the round's fragment."""

@@ -3,8 +3,8 @@ round's inner time, and four fifths of it.
 
     python -m bench.overlap [--only streaming] [--shares 0.5,0.8] [--out FOLDER]
 
-Three daemons with a trainer each, over loopback. A trainer's inner step is mostly a pause (a fault that holds each
-step up), as if an accelerator of its own worked meanwhile: three trainers share this machine's cores, and what
+Two daemons with a trainer each, over loopback. A trainer's inner step is mostly a pause (a fault that holds each
+step up), as if an accelerator of its own worked meanwhile: the trainers share this machine's cores, and what
 is asked here is what the exchange takes from them. Where their time went is what the nodes' own meter says
 (`/api/run`).
 """
@@ -29,16 +29,16 @@ from atoll.comm.config import RunConfig, load_run
 from atoll.comm.methods import method_file
 
 Moment = tuple[float, str, float]  # seconds; what the run does; what share of the nodes' time since was training
-NODES = 3
-PAUSE = 0.07  # seconds of each inner step
-STEP = 0.1  # seconds of an inner step on two cores that three trainers share, about: it sets the cap, no more
+NODES = 2
+PAUSE = 0.08  # seconds of each inner step
+STEP = 0.103  # seconds of an inner step on two cores, about: it sets the cap, no more
 WARM = 1  # rounds before the first that counts, and the rest of the one then under way
-PATIENCE = 120.0  # seconds for a round
+PATIENCE = 300.0  # seconds for a round
 LOOK = 0.05  # seconds
 CONTROL = 0.1  # seconds of an exchange in which nothing is sent, about
 MODEL = (
-    *("model.dim=192", "model.layers=4", "model.heads=4", "model.kv_heads=4", "model.ffn_dim=512"),
-    *("model.seq_len=32", "inner.batch_size=1", "inner.warmup_tokens=0", "inner.lr=1e-3", "inner.min_lr=1e-4"),
+    *("model.dim=128", "model.layers=4", "model.heads=4", "model.kv_heads=4", "model.ffn_dim=344"),
+    *("model.seq_len=16", "inner.batch_size=1", "inner.warmup_tokens=0", "inner.lr=1e-3", "inner.min_lr=1e-4"),
     *(f"members.start={NODES}", "members.stall=600", "members.lease=60", "reduce.chunk=65536"),
     *("data.eval_every=1000000", "reduce.zstd=false"),
 )
@@ -125,7 +125,7 @@ def measure(way: Way, share: float, rounds: int) -> Found:
             cap = capped(config, share)
             run.start(*way.words)
             url = run.invite(NODES)
-            for name in ("one", "two", "three"):
+            for name in ("one", "two"):
                 run.join(url, name, f"upload={cap:g}", "durable=false", faults=f"trainer.step=stall:{PAUSE}")
             return observed(run, way, share, config, cap, rounds)
         finally:

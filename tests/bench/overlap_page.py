@@ -35,7 +35,7 @@ Made by `PYTHONPATH=tests python -m bench.overlap --out docs`; do not edit.
 
 Machine: {machine}. All nodes and the coordinator shared it.
 
-Three real nodes over loopback, each of which may send so many Mbit/s (`upload=`) that the exchange of a round
+Two real nodes over loopback, each of which may send so many Mbit/s (`upload=`) that the exchange of a round
 takes about half, and about four fifths, of its inner steps' time. Inner steps are mostly pauses, as if each
 trainer had an accelerator of its own; the rest of each is a real step of a small model.
 

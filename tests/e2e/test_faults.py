@@ -35,7 +35,7 @@ POINTS = (
 
 
 def test_a_coordinator_that_dies_at_any_point_commits_every_round_once(run: Run) -> None:
-    deaths = [f"coordinator.{point}" for point in (POINTS if TIMES > 1 else POINTS[::3]) for _ in range(TIMES)]
+    deaths = [f"coordinator.{point}" for point in (POINTS if TIMES > 1 else POINTS[::4]) for _ in range(TIMES)]
     run.start("rounds.inner_steps=40")
     url = run.invite(2)
     nodes = [run.join(url, "one"), run.join(url, "two")]

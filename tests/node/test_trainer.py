@@ -256,7 +256,7 @@ def test_of_fragments_that_take_turns_only_the_one_that_was_exchanged_takes_the_
     """Rounds 1, 2 and 3 exchange the first third, the second, the third; at a learning rate of zero."""
 
     async def story() -> None:
-        inner = InnerConfig(batch_size=4, warmup_tokens=1_000_000)
+        inner = InnerConfig(batch_size=4, warmup_tokens=1_000_000, lr=1e-3)
         overlap = OverlapConfig(delay=2, take=TakeName.MIX, alpha=0.25)
         run = small(inner=inner, overlap=overlap, fragments=FragmentsConfig(3))
         async with launched(tmp_path / "node", run) as node:

@@ -339,7 +339,7 @@ MUTATIONS = [
         C + "ledger.py",
         "if entry.node == node and c is not None and c.front == front:",
         "if entry.node == node and c is not None:",
-        10,
+        229,
     ),
     Mutation(
         "what came too late for any chunk consumes",
