@@ -16,7 +16,7 @@ import wandb_log
 
 pytestmark = pytest.mark.e2e
 
-ROUNDS = 14
+ROUNDS = 24
 TINY = (
     "model.dim=64 model.layers=2 model.heads=2 model.kv_heads=2 model.ffn_dim=128 model.seq_len=64 "
     "inner.optimizer=adamw inner.batch_size=4 rounds.inner_steps=100 reduce.chunk=4096"

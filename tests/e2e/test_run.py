@@ -34,7 +34,7 @@ def test_a_killed_trainer_returns_and_unequal_nodes_agree(run: Run) -> None:
 
 
 def test_a_hung_trainer_is_ended_and_its_node_goes_on(run: Run) -> None:
-    run.start("rounds.total=3", "members.stall=8")
+    run.start("rounds.total=3", "members.stall=15")
     url = run.invite(2)
     one, two = run.join(url, "one"), run.join(url, "two")
     until("the first commit", lambda: run.committed() >= 1)

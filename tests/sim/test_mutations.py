@@ -276,13 +276,6 @@ MUTATIONS = [
         1,
     ),
     Mutation(
-        "an attempt goes on without those that were lost",
-        C + "attempts.py",
-        "if gone := gone or [n for n in ledger.workers if n not in state.members.here]:",
-        "if gone := []:",
-        34,
-    ),
-    Mutation(
         "commits do not consume",
         C + "attempts.py",
         "data.consume_each(state.leases, used)",
