@@ -344,10 +344,10 @@ class Reduction:
             self.lost(node, f"chunk {c} as it sent it was refused: {error}")
             return
         if kind is Kind.SEALED:
-            effects = self._exchange.sealed(c, sum_ := digest(whole), node)
+            taken = self._exchange.sealed(c, sum_ := digest(whole), node)
             if self._exchange.digests[c] == sum_:
                 self._sealed[c] = whole
-            self._do(effects)
+            self._do(taken)
         elif kind is Kind.PARTIAL:
             mean, listed = whole[: self._sizes[c]], places(whole[self._sizes[c] :].tobytes())
             if (effects := self._exchange.partial(node, c, listed)) is None:
