@@ -428,6 +428,22 @@ def test_each_byte_crosses_twice_less_the_own_share() -> None:
     run(body())
 
 
+def test_what_an_owner_holds_of_others_is_bounded_and_freed() -> None:
+    async def body() -> None:
+        async with fleet(3) as planes:
+            members = [Member(p, ENCODED[i], plan_for(planes)) for i, p in enumerate(planes)]
+            async with reducing(*members):
+                for member in members:
+                    await member.holds_all()
+                for member in members:
+                    await member.heard.until(lambda heard: len(heard.seals) >= 3)
+                    others = len(members) - 1
+                    assert member.reduction._exchange.window * others <= CHUNKS.count / 2
+                    assert not member.reduction._inbox
+
+    run(body())
+
+
 def test_inputs_are_not_written_to() -> None:
     async def body() -> None:
         before = [[chunk.tobytes() for chunk in encoded.chunks] for encoded in ENCODED]
