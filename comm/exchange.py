@@ -425,8 +425,8 @@ class Exchange:
         return self.pull(c)
 
     def pull(self, c: int, beside: NodeId | None = None) -> list[Effect]:
-        """Ask the next member that might have the sealed chunk, last where it should have come from; nobody twice,
-        and of two levels nobody in another region, from where it comes once."""
+        """Ask the next member that might have the sealed chunk, not the one `beside` which it is looked for; nobody
+        twice, and of two levels nobody in another region, from where it comes once."""
         assert self.plan is not None
         if self.digests[c] is not None or c in self._arrived:
             return []
@@ -438,7 +438,6 @@ class Exchange:
         ]
         if c in self.plan.layered and (region := self.plan.region(self._place)) >= 0:
             able = [n for n in able if self.plan.region(self._here[n]) == region]
-        able = [n for n in able if n != self._up[c]] or able
         if not able:
             return []
         node = able[(c + self._place) % len(able)]  # not everybody the same one

@@ -482,7 +482,7 @@ class Reduction:
             owner = self._exchange.up(c)
             if owner in asked and asked[owner] < PULLS:
                 asked[owner] += 1
-                self._do(self._exchange.pull(c))
+                self._do(self._exchange.pull(c, owner) or self._exchange.pull(c))
 
 
 def late_after(gaps: Sequence[float]) -> float:
