@@ -425,8 +425,8 @@ class Exchange:
         return self.pull(c)
 
     def pull(self, c: int, beside: NodeId | None = None) -> list[Effect]:
-        """Ask the next member that might have the sealed chunk, not the one `beside` which it is looked for; nobody
-        twice, and of two levels nobody in another region, from where it comes once."""
+        """Ask the next member that might have the sealed chunk, other than `beside`; nobody twice, and of two
+        levels nobody in another region, from where it comes once."""
         assert self.plan is not None
         if self.digests[c] is not None or c in self._arrived:
             return []

@@ -193,8 +193,12 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
             return _commit(state, left, now, out)
         if not ledger.orphans and not gone:
             wrong = [n for n in left if n not in right]
-            if liars := [n for n in wrong if r.held[n].proven]:
-                reason = f"its sealed bytes in round {r.number} are not the ledger's, whose digests it was told"
+            liars = [n for n in wrong if r.held[n].proven]
+            if not right:  # nobody could give them to the others
+                liars = _liars(state, left, {n: r.held[n].digest for n in left}, root)
+            if liars:
+                told = ", whose digests it was told" if right else ""
+                reason = f"its sealed bytes in round {r.number} are not the ledger's{told}"
                 state = with_round(state, held=right)
                 for liar in liars:
                     state = remove(state, liar, MemberState.EVICTED, reason, out)
@@ -234,6 +238,21 @@ def _fail(state: State, why: str, now: float) -> State:
     r = state.round
     story = f"{r.story}; attempt {r.ledger.attempt} failed: {why}"
     return with_round(state, phase=Phase.COLLECTING, plan=None, asked_at=now, reason=why, story=story)
+
+
+def _liars(state: State, members: list[NodeId], told: dict[NodeId, bytes], root: bytes) -> list[NodeId]:
+    """Who goes where nobody holds what the ledger says, so that it cannot be had from anybody.
+
+    Where most hold the same, all others go at once: whoever stayed would hand its bytes to those that come back,
+    and they would go for them, for ever. Where all do, an owner sealed one thing and sent another: it cannot be
+    told which one, and one owner after the other must go, those that came back last. What the liar sealed is then
+    reduced again: nobody holds it."""
+    common, votes = Counter(told.values()).most_common(1)[0]
+    if 2 * votes <= len(members):
+        return [n for n in members if told[n] != root][:1]
+    owners = [n for n in members if n in state.round.ledger.owners] or members
+    longest = min(owners, key=lambda n: (state.members.here[n].life, order(n)))
+    return [n for n in members if told[n] != common] or [longest]
 
 
 def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect]) -> State:

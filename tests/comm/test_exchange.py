@@ -606,7 +606,7 @@ def test_a_chunk_that_is_not_the_ledgers_is_given_up_and_asked_for_elsewhere_and
     assert x.prove([b"right", b"as sealed"]) == [], "it is told once"
     again = x.sealed(1, b"forged", ask.node)
     assert again[0] == Forged(1, ask.node)
-    assert x.digests == [b"right", None] and {n for n, _ in sends(again, Kind.WANT)} == {B, D} - {ask.node}
+    assert x.digests == [b"right", None] and [n != ask.node for n, _ in sends(again, Kind.WANT)] == [True]
     assert x.sealed(1, b"as sealed", B)[-1] == Held(root([b"right", b"as sealed"]), proven=True)
 
 
