@@ -5,6 +5,7 @@ way already. It is the same for every attempt of the round.
 import asyncio
 import math
 import os
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import cache
@@ -53,13 +54,17 @@ def encoded_size(codec: Codec, chunks: Chunks) -> int:
 
 
 def encoded_norm(codec: Codec, chunks: Chunks, payloads: Sequence[U8]) -> float:
-    """The l2 norm of what an encoded vector decodes to."""
-    decoded, squares = np.empty(chunks.largest, np.float32), 0.0
-    for c, payload in enumerate(payloads):
-        part = decoded[: chunks.size(c)]
-        codec.decode(payload, part)
-        squares += squared_norm(part)
-    return math.sqrt(squares)
+    """The l2 norm of what an encoded vector decodes to; not to be called in one of the `workers`."""
+    here = threading.local()
+
+    def square(c: int) -> float:
+        if not hasattr(here, "decoded"):
+            here.decoded = np.empty(chunks.largest, np.float32)
+        part: F32 = here.decoded[: chunks.size(c)]
+        codec.decode(payloads[c], part)
+        return squared_norm(part)
+
+    return math.sqrt(sum(workers().map(square, range(chunks.count))))
 
 
 def squared_norm(x: F32) -> float:

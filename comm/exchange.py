@@ -20,6 +20,9 @@ it sends again.
 A member has at most `window` contributions, or sums, at an owner or relay that were not merged there: this bounds
 its memory. (Twice that for a moment, when chunks start anew at the same owner and it does not have that plan yet.)
 They go out in the same order at all members, sums too, which may have to wait for one before them.
+
+Sealed chunks are taken for what they should be until the coordinator finds that not all members hold the same. It
+tells the ledger's digests then (`prove`): what differs is given up, and comes again from somebody else.
 Whatever is sent to whom and when follows from the calls, so the simulation of the protocol runs this class.
 """
 
@@ -98,9 +101,18 @@ class Held:
     """Every sealed chunk is here."""
 
     root: bytes
+    proven: bool = False  # each of them is the ledger's
 
 
-Effect = Send | Merge | Sum | Report | Free | Forget | Orphans | Held
+@dataclass(frozen=True, slots=True)
+class Forged:
+    """The sealed chunk as this member gave it is not the ledger's."""
+
+    chunk: int
+    node: NodeId
+
+
+Effect = Send | Merge | Sum | Report | Free | Forget | Orphans | Held | Forged
 
 
 class Verdict(Enum):
@@ -116,6 +128,8 @@ class Exchange:
         self.me, self.chunks, self.window = me, chunks, max(window, 1)
         self.plan: Plan | None = None
         self.digests: list[bytes | None] = [None] * chunks  # of the sealed chunks that are here
+        self._ledger: list[bytes | None] = [None] * chunks  # what they are to be, where that was told
+        self._givers: dict[int, NodeId] = {}  # from whom they are
         self._place = -1  # of this member in the plan
         self._entered = 0  # the first attempt that was seen with it at this place
         self._here: dict[NodeId, int] = {}  # places of all members that are not gone
@@ -152,6 +166,9 @@ class Exchange:
             since = plan.since[c] if plan.since else plan.attempt
             if since != self._since[c]:
                 self._reassign(c, plan.owners[c], since, out)
+            elif self._ledger[c] is not None and self.digests[c] is None:
+                self._asked[c] = []  # everybody may have been asked in vain
+                out += self.pull(c)
         for node, place in self._here.items():
             if before and before.get(node) != place and node != self.me:
                 # It asks for what its first plan kept; which chunks these are is not known if that was skipped.
@@ -204,7 +221,7 @@ class Exchange:
             self.digests[c] = None
             self._lacking += 1
             out.append(Forget(c))
-        self._since[c] = since
+        self._ledger[c], self._since[c] = None, since
         if owner == NOBODY:
             self._up[c] = None
             return
@@ -323,9 +340,13 @@ class Exchange:
         self._feed(node, out)
         return out
 
-    def sealed(self, c: int, digest: bytes) -> list[Effect]:
-        """A sealed chunk that is to be taken is here, whole and decodable."""
+    def sealed(self, c: int, digest: bytes, giver: NodeId | None = None) -> list[Effect]:
+        """A sealed chunk that is to be taken is here, whole and decodable; unless it is `Forged`."""
         out: list[Effect] = []
+        if giver is not None:
+            if self._ledger[c] not in (None, digest):
+                return [Forged(c, giver), *self._beside(giver, c)]
+            self._givers[c] = giver
         self.digests[c] = digest
         self._lacking -= 1
         self._asked.pop(c, None)
@@ -354,6 +375,26 @@ class Exchange:
         """A member that was asked for a sealed chunk does not have it."""
         return self.pull(c) if self._asked.get(c, [])[-1:] == [node] else []
 
+    def prove(self, ledger: Sequence[bytes]) -> list[Effect]:
+        """These are the ledger's digests, of all chunks: hold what they say, and say so."""
+        assert self.plan is not None
+        if self._ledger == list(ledger):
+            return []
+        out: list[Effect] = []
+        self._ledger = list(ledger)
+        for c, right in enumerate(ledger):
+            if self.digests[c] not in (None, right):
+                self.digests[c] = None
+                self._lacking += 1
+                self._mine.discard(c)
+                out.append(Forget(c))
+                self._asked[c] = []
+                giver = self._givers.pop(c, None)
+                out += [Forged(c, giver), *self._beside(giver, c)] if giver is not None else self.pull(c)
+        self._told = -1
+        self._complete(out)
+        return out
+
     # What is late
 
     @property
@@ -371,15 +412,29 @@ class Exchange:
         late = (c for c in range(self.chunks) if self.digests[c] is None and c not in self._arrived)
         return [c for c in late if self._contributes(self._place) or c in self._relayed]
 
-    def pull(self, c: int) -> list[Effect]:
-        """Ask the next member that might have the sealed chunk; nobody twice, and of two levels nobody in another
-        region, from where it comes once."""
+    def _beside(self, node: NodeId, c: int) -> list[Effect]:
+        """`node` gave what is not the sealed chunk: ask somebody else, unless that was done; it itself only if
+        there is nobody."""
+        asked = self._asked.setdefault(c, [])
+        if asked and asked[-1] != node:
+            return []
+        if found := self.pull(c, node):
+            return found
+        if node in asked:
+            return []
+        return self.pull(c)
+
+    def pull(self, c: int, beside: NodeId | None = None) -> list[Effect]:
+        """Ask the next member that might have the sealed chunk, other than `beside`; nobody twice, and of two
+        levels nobody in another region, from where it comes once."""
         assert self.plan is not None
         if self.digests[c] is not None or c in self._arrived:
             return []
         asked = self._asked.setdefault(c, [])
         able = [
-            n for n, i in self._here.items() if n != self.me and n not in asked and not self.plan.members[i].leaf
+            n
+            for n, i in self._here.items()
+            if n not in (self.me, beside) and n not in asked and not self.plan.members[i].leaf
         ]
         if c in self.plan.layered and (region := self.plan.region(self._place)) >= 0:
             able = [n for n in able if self.plan.region(self._here[n]) == region]
@@ -502,4 +557,4 @@ class Exchange:
         assert self.plan is not None
         if not self._lacking and self._told != self.plan.attempt and self._contributes(self._place):
             self._told = self.plan.attempt
-            out.append(Held(root([d for d in self.digests if d is not None])))
+            out.append(Held(root([d for d in self.digests if d is not None]), self.digests == self._ledger))

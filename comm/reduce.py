@@ -97,8 +97,8 @@ class Outcome(Protocol):
     def lost(self, plan: Plan, node: NodeId, sentence: str) -> None:
         """A member cannot be reached, or does not do its part."""
 
-    def held(self, plan: Plan, root: bytes) -> None:
-        """Every sealed chunk is here."""
+    def held(self, plan: Plan, root: bytes, proven: bool) -> None:
+        """Every sealed chunk is here; `proven`: and is the ledger's."""
 
 
 class Reduction:
@@ -192,6 +192,11 @@ class Reduction:
         """Whether every sealed chunk is here, and their digests are those of this root."""
         digests = [d for d in self._exchange.digests if d is not None]
         return len(digests) == self._chunks.count and root(digests) == root_
+
+    def prove(self, ledger: Sequence[bytes]) -> None:
+        """These are the digests of all sealed chunks, by the ledger: members were found to hold others."""
+        if len(ledger) == self._chunks.count and not self._over:
+            self._do(self._exchange.prove(ledger))
 
     @property
     def result(self) -> SealedVector:
@@ -347,9 +352,11 @@ class Reduction:
             self.lost(node, f"chunk {c} as it sent it was refused: {error}")
             return
         if kind is Kind.SEALED:
-            self._sealed[c] = whole
-            self._came(c, whole)
-            self._do(self._exchange.sealed(c, digest(whole)))
+            taken = self._exchange.sealed(c, sum_ := digest(whole), node)
+            if self._exchange.digests[c] == sum_:
+                self._sealed[c] = whole
+                self._came(c, whole)
+            self._do(taken)
         elif kind is Kind.PARTIAL:
             mean, listed = whole[: self._sizes[c]], places(whole[self._sizes[c] :].tobytes())
             if (effects := self._exchange.partial(node, c, listed)) is None:
@@ -380,8 +387,10 @@ class Reduction:
                     self._sealed[c] = None
                 case exchange.Orphans(here):
                     self._outcome.orphans(self.plan, here)
-                case exchange.Held(root_):
-                    self._outcome.held(self.plan, root_)
+                case exchange.Held(root_, proven):
+                    self._outcome.held(self.plan, root_, proven)
+                case exchange.Forged(c, node):
+                    self.lost(node, f"chunk {c} as it sent it is not what the ledger says")
                 case _:
                     assert_never(effect)
 
@@ -460,7 +469,7 @@ class Reduction:
         """See who is late."""
         owed = dict(self._exchange.awaiting())
         owing = set(self._exchange.owing())
-        late = self._late()
+        late = late_after(self._gaps)
         for node in owed.keys() & self._progress.keys():
             heard, came = self._peers.heard(node), max(self._progress[node], self._planned_at)
             if heard is None:
@@ -476,13 +485,6 @@ class Reduction:
             self._pulled_at = now
             self._pull(now - max(late, IMPATIENT))
 
-    def _late(self) -> float:
-        """Seconds after which the next chunk of a peer is late, by what the others took."""
-        if len(self._gaps) < 8:
-            return SILENT
-        middle = median(self._gaps)
-        return middle + SPREADS * median(abs(gap - middle) for gap in self._gaps)
-
     def _pull(self, before: float) -> None:
         """Ask others for sealed chunks of owners from which nothing came since."""
         asked = dict.fromkeys((n for n, came in self._progress.items() if came < before), 0)
@@ -490,7 +492,15 @@ class Reduction:
             owner = self._exchange.up(c)
             if owner in asked and asked[owner] < PULLS:
                 asked[owner] += 1
-                self._do(self._exchange.pull(c))
+                self._do(self._exchange.pull(c, owner) or self._exchange.pull(c))
+
+
+def late_after(gaps: Sequence[float]) -> float:
+    """Seconds after which the next chunk of a peer is late, by those that others took."""
+    if len(gaps) < 8:
+        return SILENT
+    middle = median(gaps)
+    return middle + SPREADS * median(abs(gap - middle) for gap in gaps)
 
 
 def _nobody(c: int, payload: U8) -> None:

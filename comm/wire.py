@@ -19,8 +19,8 @@ not take its mail. Then frames, in both directions:
 
                         1  kind
                         1  flags: 1 = the payload is a zstandard frame of what it stands for, in the order
-                           of `compress.pack_apart`; of a state's fp32, three planes of lower bytes and a frame
-                           of the topmost ones
+                           of `compress.pack_apart`; of a state's fp32, three planes of lower bytes, none if all
+                           are zero, and a frame of the topmost
                         2  the sender's place in the plan
                         4  chunk
                         8  incarnation
@@ -31,6 +31,13 @@ not take its mail. Then frames, in both directions:
                         4  where in the whole payload it belongs
                         4  length of the whole payload
                    length  payload
+
+The kinds, by number; below, what those mean that are not their names:
+
+    1 LINK             5 WANT      9 PARTIAL        18 GET_DIGESTS
+    2 CONTRIBUTION     6 LACK     10 OFFER          24 DATA
+    3 SEALED           7 RESYNC   16 GET_SEALED     25 MISSING
+    4 MERGED           8 REFUSED  17 GET_STATE
 
 Over a long path a payload travels in pieces, each in a frame, over all links to the peer at once. A request for
 a chunk of the state names the part of it that is wanted: from the first of the last two fields to the second.
@@ -53,6 +60,10 @@ and the next ones', both ways (`exchange` says when):
 Their attempt is the one in which the chunk got its owner; of a RESYNC, the sender's. A connection that starts
 with a request (GET_...) carries requests and answers; one that starts with OFFER does, too, but the side that was
 dialled asks: the other one is a leaf.
+
+The GET_... ask for what there is of a round: the sealed bytes of a chunk, a chunk of the state after it (its
+anchor, then its momentum, fp32), the digests of all chunks of that state, 16 bytes each, in their order. The
+answer is DATA, or MISSING without a payload.
 
 `receive` reads the 48 bytes of a header and nothing more. Whoever calls it knows which length must follow, and
 refuses another one before a byte is allocated for it.

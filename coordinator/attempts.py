@@ -137,6 +137,8 @@ def held(state: State, event: Held) -> State:
     late = event.fence.round != r.number or event.fence.attempt < r.ledger.newest
     if late or event.node not in r.ledger.members or event.node not in state.members.here:
         return state
+    if event.node in r.wrong and not event.proven and not (r.ledger.complete and event.digest == r.ledger.root):
+        return state  # said before it was told the digests
     if event.up or event.down or event.rtts:
         member, here = state.members.here[event.node], state.members.here
         measured = {"up": event.up, "down": event.down, "inside": event.inside, "outside": event.outside}
@@ -190,12 +192,21 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
         if all(n in right for n in left):
             return _commit(state, left, now, out)
         if not ledger.orphans and not gone:
-            reason = f"its sealed bytes in round {r.number} are not what the others have"
-            liars = _liars(state, left, {n: r.held[n].digest for n in left}, root)
-            state = with_round(state, held=right)
-            for liar in liars:
-                state = remove(state, liar, MemberState.EVICTED, reason, out)
-            return state
+            wrong = [n for n in left if n not in right]
+            liars = [n for n in wrong if r.held[n].proven]
+            if not right:  # nobody could give them to the others
+                liars = _liars(state, left, {n: r.held[n].digest for n in left}, root)
+            if liars:
+                told = ", whose digests it was told" if right else ""
+                reason = f"its sealed bytes in round {r.number} are not the ledger's{told}"
+                state = with_round(state, held=right)
+                for liar in liars:
+                    state = remove(state, liar, MemberState.EVICTED, reason, out)
+                return state
+            for node in wrong:
+                sentence = f"{state.name(node)} holds other sealed bytes than the ledger says: it is told which"
+                out.append(Note(f"round {r.number}: {sentence}", node))
+            return with_round(state, held=right, wrong=r.wrong.union(wrong))
     if ledger.orphans and all(n in plan_.orphans for n in left) and not gone:
         return _adopt(state, now)
     if gone := gone or [n for n in ledger.workers if n not in state.members.here]:
@@ -230,13 +241,12 @@ def _fail(state: State, why: str, now: float) -> State:
 
 
 def _liars(state: State, members: list[NodeId], told: dict[NodeId, bytes], root: bytes) -> list[NodeId]:
-    """Members whose sealed bytes differ from what most members hold, though not all hold what the ledger says.
+    """Who goes where nobody holds what the ledger says, so that it cannot be had from anybody.
 
     Where most hold the same, all others go at once: whoever stayed would hand its bytes to those that come back,
-    and they would go for them, for ever. When the ledger says otherwise than most, an owner sealed one thing and
-    sent another: it is among those that agree with the ledger; if nobody does, it cannot be told which one, and
-    one owner after the other must go, those that came back last. What the liar sealed is then reduced again:
-    nobody holds it."""
+    and they would go for them, for ever. Where all do, an owner sealed one thing and sent another: it cannot be
+    told which one, and one owner after the other must go, those that came back last. What the liar sealed is then
+    reduced again: nobody holds it."""
     common, votes = Counter(told.values()).most_common(1)[0]
     if 2 * votes <= len(members):
         return [n for n in members if told[n] != root][:1]

@@ -71,7 +71,7 @@ def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:
             inside = _within("rate_inside", h.rate_inside, 0, MOST_RATE)
             outside = _within("rate_outside", h.rate_outside, 0, MOST_RATE)
             rates = up, down, rtts[:MOST_TRIPS], inside, outside
-            return ev.Held(node, life, fence, _digest(h.digest), h.bytes_up, h.bytes_down, *rates)
+            return ev.Held(node, life, fence, _digest(h.digest), h.bytes_up, h.bytes_down, *rates, h.proven)
         case "evaluated":
             loss = _within("loss", request.evaluated.loss, -MOST_LOSS, MOST_LOSS)
             return ev.Evaluated(node, life, request.evaluated.round, loss)

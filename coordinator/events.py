@@ -149,6 +149,7 @@ class Held:
         0.0  # bytes a second that it sent at best to members of its region, and to others; 0: not known
     )
     outside: float = 0.0
+    proven: bool = False  # each chunk is the ledger's: its digests were told
 
 
 @dataclass(frozen=True, slots=True)

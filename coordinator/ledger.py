@@ -73,9 +73,14 @@ class Ledger:
         return self.attempt > 0 and len(self.sealed) == len(self.owners)
 
     @property
+    def digests(self) -> list[bytes]:
+        """Of all sealed chunks; only of a complete ledger."""
+        return [self.sealed[c].digest for c in range(len(self.owners))]
+
+    @property
     def root(self) -> bytes:
         """One digest over all sealed chunks; only of a complete ledger."""
-        return root([self.sealed[c].digest for c in range(len(self.owners))])
+        return root(self.digests)
 
     @property
     def unsealed(self) -> tuple[int, ...]:

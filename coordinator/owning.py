@@ -1,12 +1,16 @@
 """Who is to own the chunks of a reduce, by what is known of the members' links. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 
 from atoll.comm.ids import NodeId
+from atoll.comm.link import FAR
 from atoll.coordinator.membership import MemberState
 from atoll.coordinator.shares import NobodyReachable, Node, deal, plan_shares
 from atoll.coordinator.state import State
+
+ALIKE = 4.0  # near links whose rates differ from most by less than this factor: their machines were busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ def owning(state: State, members: Sequence[NodeId], chunks: int) -> Owning:
     """For a reduce among `members`, of whom one at least is `reachable`, and the reducers."""
     nodes, here = (*members, *reducers(state)), state.members.here
     links = [Node(here[n].up, here[n].down, here[n].leaf, n in members) for n in nodes]
+    links = alike(links, [bool(here[n].rtts) and max(here[n].rtts.values()) < FAR for n in nodes])
     payload = state.chunks.numel * state.config.reduce.bytes_per_element
     try:
         planned = plan_shares(links, payload, chunks=chunks)
@@ -43,3 +48,21 @@ def owning(state: State, members: Sequence[NodeId], chunks: int) -> Owning:
         return Owning(nodes, (1.0,) + (0.0,) * (len(nodes) - 1), 0.0)
     known = any(link.up for link in links)
     return Owning(nodes, planned.shares, planned.seconds if known else 0.0)
+
+
+def alike(links: Sequence[Node], near: Sequence[bool]) -> list[Node]:
+    """The links, with the rates of those that are near to all others (and faster than their machines) taken for
+    the same where they are not far apart: what they carried follows from who was busy with what, and would give
+    another owner most of the chunks every few rounds."""
+    known = [link for link, here in zip(links, near, strict=True) if here and link.up and link.down]
+    if not known:
+        return list(links)
+    up, down = median(link.up for link in known), median(link.down for link in known)
+
+    def usual(rate: float, most: float) -> bool:
+        return most / ALIKE < rate < most * ALIKE
+
+    return [
+        replace(link, up=up, down=down) if here and usual(link.up, up) and usual(link.down, down) else link
+        for link, here in zip(links, near, strict=True)
+    ]

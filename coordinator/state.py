@@ -62,6 +62,7 @@ class RoundState:
     ledger: Ledger = Ledger()
     plan: Plan | None = None
     held: dict[NodeId, Held] = field(default_factory=dict)  # members that have every sealed chunk
+    wrong: frozenset[NodeId] = frozenset()  # members that said so and had others: they are told the digests
     sealed_at: float = 0.0  # seconds; when the last chunk was sealed
     levels: int = 1  # of its first attempt
     predictions: dict[str, float] = field(default_factory=dict)  # seconds, of the plans there were to choose from

@@ -57,6 +57,7 @@ class Own(NamedTuple):
     keeps: bool
     upload: int
     counted: tuple[int, bytes] = (0, b"")
+    ledger: bytes = b""
 
 
 def shared(state: State, before: Shared | None = None, draining: bool = False) -> Shared:
@@ -105,6 +106,8 @@ def touched(before: State, after: State) -> set[NodeId] | None:
     if (after.initialiser, a.evaluator, a.participants) != (before.initialiser, b.evaluator, b.participants):
         return None
     nodes = {*(a.reached ^ b.reached), *(a.ledger.contributions.keys() ^ b.ledger.contributions.keys())}
+    if (a.wrong, a.ledger.complete) != (b.wrong, b.ledger.complete):
+        nodes |= a.wrong | b.wrong
     for now, was in (
         (after.counted, before.counted),
         (after.members.here, before.members.here),
@@ -144,6 +147,7 @@ def own(state: State, common: Shared, node: NodeId) -> Own:
         keeps=me.role != REDUCER and (common.keepers is None or node in common.keepers),
         upload=common.uploaders.index(node) + 1 if node in common.uploaders else 0,
         counted=state.counted.get(node, (0, b"")),
+        ledger=b"".join(r.ledger.digests) if node in r.wrong and r.ledger.complete else b"",
     )
 
 
@@ -161,6 +165,7 @@ def encode(common: Shared, mine: Own, version: int) -> bytes:
         upload=mine.upload,
         counted=mine.counted[0],
         lacking=mine.counted[1],
+        ledger=mine.ledger,
     )
     for node, address, pin, name in mine.donors:
         message.donors.add(node_id=node, address=address, pin=pin, name=name)

@@ -207,6 +207,8 @@ class Daemon:
             case machine.StartReduce(plan):
                 assert self._node.ready is not None
                 self._keeper.reduce(plan, self._member.me, self._node.ready)
+            case machine.Prove(view):
+                self._keeper.part.prove(view.plan.round, view.ledger)
             case machine.StopReduce():
                 self._keeper.part.stop()
             case machine.Apply(view):

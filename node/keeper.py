@@ -317,12 +317,13 @@ class Keeper:
         if self.part.begin(plan_of(wire), me, ready):
             self.durable.make_room()
 
-    def held(self, plan: Plan, root: bytes) -> None:
-        """Every sealed chunk is here."""
+    def held(self, plan: Plan, root: bytes, proven: bool) -> None:
+        """Every sealed chunk is here; `proven`: and is the ledger's."""
         peers = self._member.plane.peers
         self._emit(machine.ReduceHeld((plan.round, plan.attempt), root))
         held = pb.Held(
             digest=root,
+            proven=proven,
             bytes_up=self.part.bytes_up,
             bytes_down=self.part.bytes_down,
             rate_up=peers.up,
@@ -372,5 +373,5 @@ class _Outcome(Reports):
         entries = [pb.Seal(chunk=c, digest=digest) for c, digest in here]
         self.of(plan, orphans=pb.Orphans(here=entries))
 
-    def held(self, plan: Plan, root: bytes) -> None:
-        self._keeper.held(plan, root)
+    def held(self, plan: Plan, root: bytes, proven: bool) -> None:
+        self._keeper.held(plan, root, proven)

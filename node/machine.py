@@ -239,6 +239,13 @@ class StartReduce:
 
 
 @dataclass(frozen=True, slots=True)
+class Prove:
+    """Hold the sealed chunks that have the digests of this view, and say so: others were found here."""
+
+    view: pb.View
+
+
+@dataclass(frozen=True, slots=True)
 class StopReduce:
     """The round's reduce is over for this node."""
 
@@ -308,6 +315,7 @@ Effect = (
     | Evaluate
     | FinishTraining
     | StartReduce
+    | Prove
     | StopReduce
     | Apply
     | Recover
@@ -327,8 +335,11 @@ def step(node: Node, event: Event) -> tuple[Node, list[Effect]]:
     while True:
         after = _decide(node, effects)
         if after == node:
-            return node, effects
+            break
         node = after
+    if isinstance(event, ViewArrived) and node.view is event.view and event.view.ledger:
+        effects.append(Prove(event.view))
+    return node, effects
 
 
 def _take(node: Node, event: Event, out: list[Effect]) -> Node:
@@ -367,7 +378,7 @@ def _take(node: Node, event: Event, out: list[Effect]) -> Node:
             task = node.task if node.evaluating else None
             return replace(node, task=task, evaluated=round_, evaluating=False)
         case ReduceHeld(attempt, root):
-            if node.reducing != attempt:
+            if attempt not in (node.reducing, node.held):
                 return node
             return replace(node, reducing=None, held=attempt, held_root=root, apart=False)
         case StateMoved(round_, digest):

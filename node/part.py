@@ -3,6 +3,7 @@
     encode      anchor - local of the round's fragment, once a round, whatever the number of attempts; with error
                 feedback, what the wire left out before is added
     begin       take part under the round's first plan, or go on under a newer one
+    prove       the ledger's digests, where what is here was found to be something else
     sealed      every sealed chunk, once the round is committed
     keep        with error feedback: what the wire has left out this time
 
@@ -20,6 +21,7 @@ import numpy as np
 
 from atoll.comm.chunks import Chunks
 from atoll.comm.codec import F32, Codec, NonFinite
+from atoll.comm.digest import SIZE
 from atoll.comm.encoding import DeltaEncoder, EncodedVector, encoded_norm, encoded_size
 from atoll.comm.errors import AtollError
 from atoll.comm.ids import NodeId
@@ -179,6 +181,11 @@ class Part:
         if self._reducing is not None and self._reducing.task is not None:
             self._reducing.task.cancel()
         self._reducing = None
+
+    def prove(self, round_: int, ledger: bytes) -> None:
+        """The digests of the round's sealed chunks, one after the other: members were found to hold others."""
+        if (reduction := self.reduction) is not None and reduction.round == round_:
+            reduction.prove([ledger[i : i + SIZE] for i in range(0, len(ledger), SIZE)])
 
     def sealed(self, root: bytes) -> SealedVector | None:
         """The sealed chunks, if all are here and are `root`'s."""

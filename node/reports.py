@@ -48,7 +48,7 @@ class Reports:
     def orphans(self, plan: Plan, here: tuple[tuple[int, bytes], ...]) -> None:
         pass  # only who contributes holds sealed chunks
 
-    def held(self, plan: Plan, root: bytes) -> None:
+    def held(self, plan: Plan, root: bytes, proven: bool) -> None:
         pass
 
 

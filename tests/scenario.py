@@ -259,7 +259,8 @@ class Run:
                 assert fence is not None
                 root = r.ledger.root if r.ledger.complete else b""
                 root = digest(options["word"].encode()) if "word" in options else root
-                return ev.Held(node, life, fence, root, 1000, 1000, 0.0, 0.0, *self.measured(node))
+                measured, proven = self.measured(node), "proven" in options
+                return ev.Held(node, life, fence, root, 1000, 1000, 0.0, 0.0, *measured, proven)
             case "lost":
                 assert fence is not None
                 return ev.PeerLost(node, life, self.node(rest[0]), fence, "connection reset")
@@ -349,6 +350,7 @@ class Run:
                     *(["train"] if v.train.lease else []),
                     *(f for f in ("initialise", "evaluate", "reached", "ready", "closing") if getattr(v, f)),
                     *([f"plan of attempt {v.plan.attempt}"] if v.HasField("plan") else []),
+                    *(["the ledger's digests"] if v.ledger else []),
                     *(["finished"] if v.finished else []),
                 ]
                 return [f"{words[0]} is told: {v.you}; {', '.join(flags) or 'nothing to do'}"]

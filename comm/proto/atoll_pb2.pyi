@@ -508,6 +508,7 @@ class Held(_message.Message):
     ROUND_TRIPS_FIELD_NUMBER: _builtins.int
     RATE_INSIDE_FIELD_NUMBER: _builtins.int
     RATE_OUTSIDE_FIELD_NUMBER: _builtins.int
+    PROVEN_FIELD_NUMBER: _builtins.int
     digest: _builtins.bytes
     """root over the sealed chunks' digests"""
     bytes_up: _builtins.int
@@ -520,6 +521,8 @@ class Held(_message.Message):
     """bytes a second that it sent at best to members of its region; 0: not known"""
     rate_outside: _builtins.float
     """the same, to members of other regions"""
+    proven: _builtins.bool
+    """each chunk is the ledger's, by its digests"""
     @_builtins.property
     def round_trips(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundTrip]:
         """to some of the other members"""
@@ -535,10 +538,11 @@ class Held(_message.Message):
         round_trips: _abc.Iterable[Global___RoundTrip] | None = ...,
         rate_inside: _builtins.float = ...,
         rate_outside: _builtins.float = ...,
+        proven: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "digest", b"digest", "rate_down", b"rate_down", "rate_inside", b"rate_inside", "rate_outside", b"rate_outside", "rate_up", b"rate_up", "round_trips", b"round_trips"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "digest", b"digest", "proven", b"proven", "rate_down", b"rate_down", "rate_inside", b"rate_inside", "rate_outside", b"rate_outside", "rate_up", b"rate_up", "round_trips", b"round_trips"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -918,6 +922,7 @@ class View(_message.Message):
     COUNTED_FIELD_NUMBER: _builtins.int
     LACKING_FIELD_NUMBER: _builtins.int
     SERVE_FIELD_NUMBER: _builtins.int
+    LEDGER_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     epoch: _builtins.int
     version: _builtins.int
@@ -958,6 +963,8 @@ class View(_message.Message):
     """the last committed round that has bytes of this node; 0: none. Only with error feedback"""
     lacking: _builtins.bytes
     """bitmap: the chunks of that round that have none"""
+    ledger: _builtins.bytes
+    """digests of the plan's sealed chunks, 16 bytes each: this node told that it holds others"""
     @_builtins.property
     def donors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Donor]:
         """for a node that lacks state_committed: some that have it"""
@@ -1003,10 +1010,11 @@ class View(_message.Message):
         counted: _builtins.int = ...,
         lacking: _builtins.bytes = ...,
         serve: _abc.Iterable[Global___Donor] | None = ...,
+        ledger: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closing", b"closing", "committed", b"committed", "counted", b"counted", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "keeps", b"keeps", "lacking", b"lacking", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "sealed", b"sealed", "serve", b"serve", "state_digest", b"state_digest", "tokens", b"tokens", "train", b"train", "upload", b"upload", "version", b"version", "you", b"you"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closing", b"closing", "committed", b"committed", "counted", b"counted", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "keeps", b"keeps", "lacking", b"lacking", "ledger", b"ledger", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "sealed", b"sealed", "serve", b"serve", "state_digest", b"state_digest", "tokens", b"tokens", "train", b"train", "upload", b"upload", "version", b"version", "you", b"you"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

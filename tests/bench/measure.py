@@ -106,19 +106,25 @@ class Bench:
         return rows
 
     def codec(self, say: Say) -> list[Row]:
-        """Nanoseconds of the int8 codec for an element, on one thread."""
+        """Nanoseconds of the int8 codec for an element, on one thread, and the error of its means."""
         words = ["bench", "codec", "--json"]
-        bars = (("int8 encode", "encode", 0.5, 0.25), ("int8 decode and accumulate", "accumulate", 0.25, 0.12))
+        bars = (
+            ("int8 encode", "encode", "ns", 0.5, 0.25),
+            ("int8 decode and accumulate", "accumulate", "ns", 0.25, 0.12),
+            ("error of the int8 mean, normal, N=4", "normal_4", "%", 0.9, 0.8),
+            ("error of the int8 mean, normal, N=16", "normal_16", "%", 0.9, 0.75),
+            ("error of the int8 mean, Student-t(3), N=16", "t3", "%", 2.5, 1.8),
+        )
         values: list[dict[str, float]] = []
         try:
             for turn in range(self.size.times):
                 say(f"{CODEC}: codec, {turn + 1} of {self.size.times}")
-                values.append(codec_ns(ask(words, 120, self.atoll), "int8"))
+                values.append(codec_figures(ask(words, 120, self.atoll), "int8"))
         except Failed as error:
             return [Row(CODEC, "int8 codec", "ns", command=shown(words), failure=str(error))]
         return [
-            Row(CODEC, title, "ns", tuple(v[key] for v in values), must, aim, command=shown(words))
-            for title, key, must, aim in bars
+            Row(CODEC, title, unit, tuple(v[key] for v in values), must, aim, command=shown(words))
+            for title, key, unit, must, aim in bars
         ]
 
     def plan(self, say: Say) -> tuple[list[Row], dict[str, list[dict[str, Any]]]]:
@@ -166,11 +172,13 @@ class Bench:
         return Row(WAN, title, "s", tuple(seconds), note=f"the links' limit is {bound:.2f} s")
 
 
-def codec_ns(told: dict[str, Any], name: str) -> dict[str, float]:
-    """Encode and accumulate ns of one codec."""
+def codec_figures(told: dict[str, Any], name: str) -> dict[str, float]:
+    """Encode and accumulate ns of one codec, and its errors in percent."""
     try:
         row = told["codecs"][name]
-        return {"encode": float(row["encode_ns"]), "accumulate": float(row["decode_accumulate_ns"])}
+        ns = {"encode": float(row["encode_ns"]), "accumulate": float(row["decode_accumulate_ns"])}
+        errors = {"normal_4": "rel_err_normal_4", "normal_16": "rel_err_normal_16", "t3": "rel_err_t3"}
+        return ns | {key: 100 * float(row[field]) for key, field in errors.items()}
     except (KeyError, TypeError, ValueError) as error:
         raise Failed(f"its JSON tells nothing of {name}: {error!r}") from None
 

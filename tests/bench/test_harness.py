@@ -12,7 +12,7 @@ from bench import gloo, overlap_page, picture, report
 from bench.__main__ import main
 from bench.cases import CASES, Failed, Measured, Outcome, Row, Verdict, bytes_over, outcome, rows, spread
 from bench.command import ask
-from bench.measure import codec_ns, plan_rows
+from bench.measure import codec_figures, plan_rows
 from bench.overlap import Found
 from bench.report import this_machine
 from bench.wan import parse_stat, shape_words
@@ -87,6 +87,13 @@ def test_traffic_is_compared_with_the_formula() -> None:
     assert bytes_over(outcome(TOLD)) == pytest.approx(1.0)  # 4 peers: 1.5 payloads of 100 bytes each way
 
 
+def test_memory_is_what_a_peer_has_beside_its_vectors_in_payloads() -> None:
+    told = outcome(TOLD | {"rss_peak_mb": [0.0025, 0.003], "vector_mb": 4e-4})
+    turn = Measured(BY_KEY["a"], (told,), ((1.0,),))
+    row = next(row for row in rows([turn], bars=True) if row.key == "m")
+    assert row.values == pytest.approx((14.0,)) and row.unit == "payloads"
+
+
 def test_a_ratio_is_the_median_of_the_turns_ratios() -> None:
     turns = tuple(Outcome((s,), 0.008, (150,) * 4, (150,) * 4, 100.0) for s in (1.0, 2.0, 6.0))
     row, *_ = rows([Measured(BY_KEY["a"], turns, ((1.0,), (1.0,), (6.0,)))], bars=True)
@@ -120,10 +127,12 @@ def test_page_and_picture_show_every_row(tmp_path: Path) -> None:
 
 
 def test_what_other_commands_print_is_checked() -> None:
-    told = {"codecs": {"int8": {"encode_ns": 0.3, "decode_accumulate_ns": 0.2}}}
-    assert codec_ns(told, "int8") == {"encode": 0.3, "accumulate": 0.2}
+    errors = {"rel_err_normal_4": 0.0085, "rel_err_normal_16": 0.0084, "rel_err_t3": 0.02}
+    told = {"codecs": {"int8": {"encode_ns": 0.3, "decode_accumulate_ns": 0.2} | errors}}
+    figures = {"encode": 0.3, "accumulate": 0.2, "normal_4": 0.85, "normal_16": 0.84, "t3": 2.0}
+    assert codec_figures(told, "int8") == pytest.approx(figures)
     with pytest.raises(Failed, match="int4"):
-        codec_ns(told, "int4")
+        codec_figures(told, "int4")
     with pytest.raises(Failed, match="documented"):
         plan_rows({"rows": [{"n": 4}]})
 

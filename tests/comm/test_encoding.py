@@ -11,7 +11,7 @@ from atoll.comm import encoding
 from atoll.comm.chunks import Chunks
 from atoll.comm.codec import F32, Codec, NonFinite, make
 from atoll.comm.config import CodecName
-from atoll.comm.encoding import DeltaEncoder, EncodedVector
+from atoll.comm.encoding import DeltaEncoder, EncodedVector, encoded_norm
 
 CHUNKS = Chunks(20_000, 1024)  # 20 chunks, the last one shorter
 INT8, FP32 = make(CodecName.INT8, 128), make(CodecName.FP32, 1)
@@ -64,6 +64,20 @@ def test_how_many_threads_encode_makes_no_difference(monkeypatch: pytest.MonkeyP
             monkeypatch.setattr(encoding, "workers", lambda pool=pool: pool)
             found.append([chunk.tobytes() for chunk in encode().chunks])
     assert found[0] == found[1]
+
+
+def test_its_norm_is_that_of_what_it_decodes_to_however_many_threads_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoded, found = encode(), []
+    for n in (1, 3):
+        with ThreadPoolExecutor(n) as pool:
+            monkeypatch.setattr(encoding, "workers", lambda pool=pool: pool)
+            found.append(encoded_norm(INT8, CHUNKS, encoded.chunks))
+    decoded = np.empty(CHUNKS.numel, np.float32)
+    for c, payload in enumerate(encoded.chunks):
+        INT8.decode(payload, decoded[CHUNKS.span(c)])
+    assert found[0] == found[1] == pytest.approx(float(np.linalg.norm(decoded.astype(np.float64))))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -19,7 +19,7 @@ import pytest
 
 from atoll.comm import exchange
 from atoll.comm.digest import digest, root
-from atoll.comm.exchange import Exchange, Forget, Free, Held, Merge, Orphans, Report, Send, Verdict
+from atoll.comm.exchange import Exchange, Forged, Forget, Free, Held, Merge, Orphans, Report, Send, Verdict
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import NOBODY, Plan, PlanMember
 from atoll.comm.wire import Kind
@@ -587,6 +587,63 @@ def test_what_comes_twice_is_taken_once() -> None:
     assert x.verdict(C, 2, Kind.CONTRIBUTION, 1, 1) is Verdict.DISCARD, "a does not own it"
 
 
+def test_a_sealed_chunk_is_taken_from_where_it_should_come_from_and_from_whoever_was_asked() -> None:
+    x = begun(A, [1])
+    assert x.verdict(B, 1, Kind.SEALED, 0, 1) is Verdict.TAKE
+    assert [x.verdict(n, i, Kind.SEALED, 0, 1) for n, i in ((C, 2), (D, 3))] == [Verdict.DISCARD] * 2
+    ((asked, _),) = sends(x.pull(0), Kind.WANT)
+    taken = {n: x.verdict(n, i, Kind.SEALED, 0, 1) for n, i in ((B, 1), (C, 2), (D, 3))}
+    assert {n for n, verdict in taken.items() if verdict is Verdict.TAKE} == {B, asked}
+
+
+def test_a_chunk_that_is_not_the_ledgers_is_given_up_and_asked_for_elsewhere_and_who_gave_it_is_named() -> None:
+    x = begun(A, [1, 2])
+    x.sealed(0, b"right", B)
+    assert x.sealed(1, b"forged", C)[-1] == Held(root([b"right", b"forged"]))
+    forget, forged, ask = x.prove([b"right", b"as sealed"])
+    assert (forget, forged) == (Forget(1), Forged(1, C))
+    assert isinstance(ask, Send) and ask.kind is Kind.WANT and ask.node in (B, D)
+    assert x.prove([b"right", b"as sealed"]) == [], "it is told once"
+    again = x.sealed(1, b"forged", ask.node)
+    assert again[0] == Forged(1, ask.node)
+    assert x.digests == [b"right", None] and [n != ask.node for n, _ in sends(again, Kind.WANT)] == [True]
+    assert x.sealed(1, b"as sealed", B)[-1] == Held(root([b"right", b"as sealed"]), proven=True)
+
+
+def test_that_what_is_here_is_the_ledgers_is_said_again() -> None:
+    x = begun(A, [1])
+    x.sealed(0, b"right", B)
+    assert x.prove([b"right"]) == [Held(root([b"right"]), proven=True)]
+
+
+def test_what_was_told_of_a_chunk_is_void_once_that_is_reduced_anew() -> None:
+    x = begun(A, [1])
+    x.prove([b"right"])
+    x.replan(plan_of(2, [2], gone="b", since=(2,)))
+    assert x.sealed(0, b"another", C)[-1] == Held(root([b"another"]))
+
+
+def test_a_chunk_that_nobody_had_right_is_asked_for_again_under_the_next_plan() -> None:
+    x = begun(A, [1])
+    x.sealed(0, b"forged", B)
+    asked = [node for node, _ in sends(x.prove([b"right"]), Kind.WANT)]
+    while found := sends(x.sealed(0, b"forged", asked[-1]), Kind.WANT):
+        asked.append(found[0][0])
+    assert sorted(asked) == [B, C, D] and asked[0] != B
+    x.sealed(0, b"forged", B)
+    out = x.replan(plan_of(2, [1], since=(1,)))
+    assert len(sends(out, Kind.WANT)) == 1
+
+
+def test_who_has_no_weight_contributes_nothing() -> None:
+    x = Exchange(A, 1, 1)
+    plan = plan_of(1, [0])
+    members = (*plan.members[:2], replace(plan.members[2], weight=0.0), *plan.members[3:])
+    x.replan(replace(plan, members=members))
+    assert x.verdict(B, 1, Kind.CONTRIBUTION, 0, 1) is Verdict.TAKE
+    assert x.verdict(C, 2, Kind.CONTRIBUTION, 0, 1) is Verdict.DISCARD
+
+
 def test_a_chunk_that_is_late_is_asked_for_at_one_after_another_and_at_nobody_twice() -> None:
     x = begun(A, [1])
     asked = [sends(x.pull(0), Kind.WANT)[0][0]]
@@ -732,6 +789,12 @@ def test_a_contribution_counts_on_one_way_only() -> None:
     assert x.verdict(C, 2, Kind.PARTIAL, 0, 1) is Verdict.TAKE
     x.partial(C, 0, (2, 3))
     assert x.verdict(C, 2, Kind.PARTIAL, 0, 1) is Verdict.DISCARD, "it comes twice"
+
+
+def test_a_sum_with_a_contribution_that_has_come_by_itself_is_refused() -> None:
+    x, _ = layered(A)
+    x.contribution(D, 0)  # though its verdict forbids it: nothing counts twice
+    assert x.partial(C, 0, (2, 3)) is None
 
 
 @pytest.mark.parametrize("claimed", [(), (1,), (0, 2, 3), (2, 3, 4), (2, 3, 9)])

@@ -476,3 +476,19 @@ def test_a_cap_that_is_adjusted_lets_nothing_through_that_waits() -> None:
         assert clock() - began >= 0.09
 
     run(body())
+
+
+def test_a_dead_host_is_noticed_within_a_minute_whether_bytes_are_on_their_way_or_not() -> None:
+    async def talk(here: Link, there: Link) -> None:
+        def option(level: int, name: int) -> int:
+            return here._sock.getsockopt(level, name)
+
+        tcp = socket.IPPROTO_TCP
+        assert option(socket.SOL_SOCKET, socket.SO_KEEPALIVE) and option(tcp, socket.TCP_NODELAY)
+        idle, every, times = (
+            option(tcp, name) for name in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+        assert 0 < idle + every * times <= 60
+        assert 0 < option(tcp, socket.TCP_USER_TIMEOUT) <= 60_000  # milliseconds
+
+    between(talk)

@@ -51,10 +51,12 @@ class Nothing:
 
 
 @asynccontextmanager
-async def two_planes(key_of_b: bytes = KEY, up: float = 0) -> AsyncIterator[tuple[DataPlane, DataPlane]]:
-    """`up`: bytes a second that `a` sends at most."""
+async def two_planes(
+    key_of_b: bytes = KEY, up: float = 0, down: float = 0
+) -> AsyncIterator[tuple[DataPlane, DataPlane]]:
+    """Bytes a second: `a` sends `up` at most, and `b` takes in `down`."""
     a = await DataPlane.start("127.0.0.1:0", RUN, A, KEY, Books(), (up, 0))
-    b = await DataPlane.start("127.0.0.1:0", RUN, B, key_of_b, Books())
+    b = await DataPlane.start("127.0.0.1:0", RUN, B, key_of_b, Books(), (0, down))
     try:
         yield a, b
     finally:
@@ -116,6 +118,23 @@ def test_state_is_packed_for_slow_paths_and_where_the_run_packs_at_all(
             before = b.bytes_down
             assert await fetcher.fetch(Item.STATE, NEW, 1, len(ZEROS)) == ZEROS
             assert (b.bytes_down - before < 200 + wire.GREETING.size) == packed
+
+    run(body())
+
+
+def test_a_nodes_download_cap_holds_for_links_that_it_dials_and_for_those_that_it_accepts() -> None:
+    async def body() -> None:
+        clock = asyncio.get_running_loop().time
+        async with two_planes(down=200e3) as (a, b), Fetcher(b, A, a.address) as fetcher:
+            began = clock()
+            for _ in range(2):  # a second's worth; of which a quarter may come at once
+                await fetcher.fetch(Item.STATE, NEW, 0, len(NOISE))
+            assert clock() - began >= 0.7
+        async with two_planes(down=1000) as (a, b), Fetcher(a, B, b.address) as fetcher:
+            began = clock()
+            for _ in range(1000 // wire.HEADER.size):
+                await fetcher.fetch(Item.SEALED, NEW, 0, len(SEALED))
+            assert clock() - began >= 0.7
 
     run(body())
 

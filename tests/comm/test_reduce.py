@@ -96,7 +96,7 @@ class Heard:
         self.seals: dict[int, tuple[Plan, Seal]] = {}
         self.orphaned: dict[int, bytes] | None = None
         self.blamed: list[tuple[NodeId, str]] = []
-        self.root = b""
+        self.root, self.proven = b"", False
         self.changed = asyncio.Event()
 
     def sealed(self, plan: Plan, seal: Seal, more: bool) -> None:
@@ -111,8 +111,8 @@ class Heard:
         self.blamed.append((node, sentence))
         self.changed.set()
 
-    def held(self, plan: Plan, root: bytes) -> None:
-        self.root = root
+    def held(self, plan: Plan, root: bytes, proven: bool) -> None:
+        self.root, self.proven = root, proven
         self.changed.set()
 
     async def until(self, condition: Callable[["Heard"], bool]) -> None:
@@ -428,6 +428,22 @@ def test_each_byte_crosses_twice_less_the_own_share() -> None:
                 payload = sum(chunk.size for chunk in ENCODED[0].chunks)
                 for plane in planes:
                     assert payload <= plane.bytes_up <= payload + 20 * wire.HEADER.size + 200
+
+    run(body())
+
+
+def test_what_an_owner_holds_of_others_is_bounded_and_freed() -> None:
+    async def body() -> None:
+        async with fleet(3) as planes:
+            members = [Member(p, ENCODED[i], plan_for(planes)) for i, p in enumerate(planes)]
+            async with reducing(*members):
+                for member in members:
+                    await member.holds_all()
+                for member in members:
+                    await member.heard.until(lambda heard: len(heard.seals) >= 3)
+                    others = len(members) - 1
+                    assert member.reduction._exchange.window * others <= CHUNKS.count / 2
+                    assert not member.reduction._inbox
 
     run(body())
 
@@ -790,6 +806,30 @@ def test_an_owner_of_malformed_bytes_is_named() -> None:
                 await member.heard.until(lambda heard: any("refused" in s for _, s in heard.blamed))
                 assert "chunk 0 as it sent it was refused" in member.heard.blamed[-1][1]
                 link.close()
+
+    run(body())
+
+
+def test_a_sealed_chunk_that_is_not_the_ledgers_comes_again_from_another_member() -> None:
+    async def body() -> None:
+        async with fleet(3) as planes:
+            plan = plan_for(planes, owners=[2] * 10)
+            members = [Member(p, ENCODED[i], plan) for i, p in enumerate(planes)]
+            async with reducing(*members):
+                expected = [reference(c, range(3), [1.0] * 3) for c in range(10)]
+                assert [await member.holds_all() for member in members] == [expected] * 3
+                victim, right = members[0], members[2].reduction.result
+                ledger = right.digests
+                forged = Header(Kind.SEALED, plan.fence, 4, SIZE, place=2)
+                exchange = victim.reduction._exchange  # as if the owner had sent it other bytes
+                exchange.digests[4], exchange._lacking = None, 1
+                victim.reduction.arrived(name(2), forged, ENCODED[5].chunks[4].copy())
+                victim.heard.root = b""
+                victim.reduction.prove(ledger)
+                assert await victim.holds_all() == expected and victim.heard.proven
+                ((node, sentence),) = victim.heard.blamed
+                assert node == name(2) and "chunk 4 as it sent it is not what the ledger says" in sentence
+                assert not members[1].heard.proven and not members[1].heard.blamed
 
     run(body())
 

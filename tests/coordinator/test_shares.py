@@ -9,6 +9,7 @@ from itertools import accumulate, product
 import pytest
 from scipy.optimize import linprog
 
+from atoll.coordinator.owning import alike
 from atoll.coordinator.shares import KEEP, NobodyReachable, Node, Regions, blend, deal, plan_shares, predict
 
 GBIT, MBIT = 125e6, 125e3  # bytes/s
@@ -240,3 +241,14 @@ def test_a_plan_without_regions_does_not_load_the_solver() -> None:
         "sys.exit('scipy' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-P", "-c", probe], timeout=60).returncode == 0
+
+
+def test_near_links_that_showed_less_than_others_because_their_machines_were_busy_own_as_much() -> None:
+    busy = [Node(rate * MBIT, rate * MBIT) for rate in (700, 2000, 3000, 1500)]
+    assert plan_shares(busy, 1e9).shares[0] == 0
+    assert plan_shares(alike(busy, [True] * 4), 1e9).shares == (0.25,) * 4
+    assert alike(busy, [False] * 4) == busy, "of far links it is what they carry"
+    slow = [*busy[1:], Node(20 * MBIT, 20 * MBIT)]
+    assert plan_shares(alike(slow, [True] * 4), 1e9).shares[3] == 0
+    unknown = Node(0, 0)
+    assert alike([unknown, *busy[1:]], [True] * 4)[0] == unknown

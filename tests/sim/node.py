@@ -122,6 +122,8 @@ class Node(Process):
                 behind = self.beyond.of(plan.round)
                 local, vague = tuple(self.local), self.beyond.vague
                 self.plane.begin(plan, Contribution(self.me, local, self.base, behind, vague))
+            case machine.Prove(view):
+                self.plane.prove(view.plan.round, view.ledger)
             case machine.StopReduce():
                 self.plane.cancel()
             case machine.Apply(view):
@@ -298,6 +300,8 @@ def told(event: object) -> str:
             return f"Recover({view.committed}, {differs=}, {rebase=}, from {donors})"
         case machine.Train(order, carried, on, kept, rebased):
             return f"Train({order.round}, {carried=}, {on=}, {kept=}, {rebased=})"
+        case machine.Prove(view):
+            return f"Prove({view.plan.round}/{view.plan.attempt})"
         case machine.StartReduce(plan):
             return f"StartReduce({plan.round}/{plan.attempt})"
         case _:

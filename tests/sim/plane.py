@@ -12,6 +12,7 @@ from sim.truth import Contribution, Mean, digest, root
 
 from atoll.comm import exchange
 from atoll.comm.bits import bitmap
+from atoll.comm.digest import SIZE
 from atoll.comm.exchange import Exchange, Verdict
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence, Plan
@@ -170,6 +171,13 @@ class Plane:
     def cancel(self) -> None:
         self.reduce = None
 
+    def prove(self, round_: int, ledger: bytes) -> None:
+        """The digests of the round's sealed chunks, one after the other."""
+        if (reduce := self.reduce) is not None and reduce.round == round_:
+            digests = [ledger[i : i + SIZE] for i in range(0, len(ledger), SIZE)]
+            if len(digests) == reduce.exchange.chunks:
+                self._do(reduce, reduce.exchange.prove(digests))
+
     def holds(self, sealed: bytes) -> bool:
         """Whether it has the sealed chunks with this root."""
         reduce = self.reduce
@@ -209,8 +217,10 @@ class Plane:
                     self.held = ()
                 case exchange.Orphans(here):
                     self._tell_orphans(reduce, here)
-                case exchange.Held(root_):
-                    self._tell_held(reduce, root_)
+                case exchange.Held(root_, proven):
+                    self._tell_held(reduce, root_, proven)
+                case exchange.Forged(c, node):
+                    self.lost(reduce, node, f"chunk {c} is not what the ledger says")
                 case _:
                     assert_never(effect)
 
@@ -310,14 +320,15 @@ class Plane:
         fence = reduce.plan.fence
         self.node.report(lambda n, life: ev.Orphans(n, life, fence, here))
 
-    def _tell_held(self, reduce: Reduce, root: bytes) -> None:
+    def _tell_held(self, reduce: Reduce, root: bytes, proven: bool) -> None:
         self.held = self.result()
         self.world.truth.held.setdefault((self.node.me, reduce.round), set()).add(self.held)
         told = digest("a lie", root) if self._lies(reduce, "held") else root
         fence, rates = reduce.plan.fence, (self.world.rng.choice([0.0, 1e6, 5e6]), 1e6)
         trips, inside, outside = self.world.measured(self.node, list(reduce.came), bool(reduce.plan.regions))
         self.node.later(0.0, self.node.feed, machine.ReduceHeld((fence.round, fence.attempt), root))
-        self.node.report(lambda n, life: ev.Held(n, life, fence, told, 1000, 1000, *rates, trips, inside, outside))
+        rest = (*rates, trips, inside, outside, proven)
+        self.node.report(lambda n, life: ev.Held(n, life, fence, told, 1000, 1000, *rest))
 
     def lost(self, reduce: Reduce, node: NodeId, reason: str) -> None:
         now = self.node.clock
@@ -404,8 +415,10 @@ class Plane:
                 self._do(reduce, effects)
             case Kind.SEALED:
                 assert isinstance(payload, bytes)
-                reduce.sealed[c] = payload
-                self._do(reduce, x.sealed(c, payload))
+                effects = x.sealed(c, payload, node)
+                if x.digests[c] == payload:
+                    reduce.sealed[c] = payload
+                self._do(reduce, effects)
             case Kind.MERGED:
                 self._do(reduce, x.is_merged(node, c))
             case Kind.WANT:
