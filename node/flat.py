@@ -138,7 +138,9 @@ def squared_distances(model: nn.Module, layout: Layout, flat: Tensor) -> list[fl
     squares = [0.0] * len(layout.slots)
     for i, interval, shard in _numbered_pieces(model, layout):
         square = torch.zeros((), dtype=torch.float64, device=shard.device)
-        for mine, other in zip(shard.reshape(-1).split(PIECE), flat[interval].split(PIECE), strict=True):
+        for mine, other in zip(
+            torch.split(shard.reshape(-1), PIECE), torch.split(flat[interval], PIECE), strict=True
+        ):
             square += torch.linalg.vector_norm(mine - other.to(shard.device), dtype=torch.float64) ** 2
         squares[i] = float(square)
     return squares
