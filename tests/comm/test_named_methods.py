@@ -26,7 +26,7 @@ DECISIVE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         {"rounds.inner_steps": 30},
     ),
     "overlapped": (
-        ("muon", 0.7, 0.5, "tokens", "mean", False, 0.0, 1, 40, "rebase", 0.0, "int8"),
+        ("muon", 0.9, 0.5, "tokens", "mean", False, 0.0, 1, 1, "rebase", 0.0, "int8"),
         {"rounds.inner_steps": 50},
     ),
     "sparse": (

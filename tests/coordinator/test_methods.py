@@ -13,20 +13,20 @@ DEMO = str(Path(__file__).resolve().parents[2] / "configs" / "demo.yaml")
 
 def test_a_coordinator_does_not_start_what_nodes_would_ignore(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    arguments = ["start", DEMO, "--method", "decoupled", "outer.damping=true", "--state-dir", str(state)]
+    arguments = ["start", DEMO, "--method", "decoupled", "rounds.data_parallel=10", "--state-dir", str(state)]
     with pytest.raises(
         ConfigError,
-        match="outer.damping=True with fragments.count=24: only `atoll simulate` carries this out so far",
+        match="rounds.data_parallel=10 with fragments.count=24: only `atoll simulate` carries this out so far",
     ):
         CliRunner().invoke(coordinator, arguments, catch_exceptions=False)
     assert not state.exists()
 
 
 def test_check_says_what_is_for_simulations_only() -> None:
-    arguments = ["check", DEMO, "--method", "decoupled", "outer.damping=true"]
+    arguments = ["check", DEMO, "--method", "decoupled", "rounds.data_parallel=10"]
     found = CliRunner().invoke(coordinator, arguments, catch_exceptions=False)
     assert "count: 24" in found.stdout
-    assert "a coordinator does not carry out outer.damping=True" in found.stdout
+    assert "a coordinator does not carry out rounds.data_parallel=10" in found.stdout
     plain = CliRunner().invoke(coordinator, ["check", DEMO, "--method", "diloco"], catch_exceptions=False)
     assert "codec: FP32" in plain.stdout
     assert "simulate" not in plain.stdout

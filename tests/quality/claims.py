@@ -27,11 +27,15 @@ COLD_INT4 = varied(
     *(replace(INT4, together=0.0), "int4-cold", "int4 with feedback, H=60, no data-parallel start"),
     "rounds.inner_steps=60",
 )
-OVERLAPPED = Case(
-    "overlapped", "overlapped: H=50, taken 40 steps later", ("inner.optimizer=muon",), method="overlapped"
+BLOCKING = Case("blocking", "H=50, blocking", ("inner.optimizer=muon", "overlap.delay=0"), method="overlapped")
+OVERLAPPED = varied(
+    BLOCKING, "overlapped", "overlapped: exchanges of half a round", "overlap.delay=1", latency=25.0
 )
-BLOCKING = varied(OVERLAPPED, "blocking", "the same, blocking", "overlap.delay=0")
-DROPPED = varied(BEST, "dropped", "half of the contributions dropped", drop=0.5)
+LATE = varied(BLOCKING, "late", "overlapped: exchanges of 80 % of a round", "overlap.delay=1", latency=40.0)
+DROPPED = varied(
+    BEST, "dropped", "half of the contributions dropped, late ones damped", "outer.damping=true", drop=0.5
+)
+UNDAMPED = varied(BEST, "undamped", "the same, undamped, as by default", drop=0.5)
 CHURN = varied(BEST, "churn", "a node killed and one joining every 5 rounds", churn=5)
 WAIT = ("rounds.quorum=1", "rounds.grace=100", "rounds.ceiling=1")
 UNEQUAL = {"speeds": (1.0, 1.0, 0.8, 0.5)}
@@ -127,8 +131,17 @@ CLAIMS = (
     Claim("int8 against fp32 wire", BEST, FP32, loss, "%", 0.2),
     Claim("int4 with error feedback against fp32 wire", INT4, FP32, loss, "%", 0.7),
     Claim("sparse, 2 bits with feedback, against fp32 wire with AdamW", SPARSE, FP32_ADAMW, loss, "%", 2.0),
-    Claim("overlapped against blocking at the same H", OVERLAPPED, BLOCKING, loss, "%", 1.0),
-    Claim("half of each node's contributions dropped", DROPPED, BEST, loss, "%", 3.0),
+    Claim(
+        "overlapped against blocking at the same H, exchanges of half a round",
+        OVERLAPPED,
+        BLOCKING,
+        loss,
+        "%",
+        1.0,
+    ),
+    Claim("the same, exchanges of 80 % of a round", LATE, BLOCKING, loss, "%", 1.0),
+    Claim("half of each node's contributions dropped, outer.damping", DROPPED, BEST, loss, "%", 3.0),
+    Claim("the same, undamped, as by default", UNDAMPED, BEST, loss, "%", 3.0),
     Claim("a node killed and one joining every 5 rounds", CHURN, BEST, loss, "%", 1.5),
     Claim("speeds 1, 1, 0.8, 0.5: K=1 with grace, goodput", GRACE, GRACE, goodput, "%", 98.0, more=True),
     Claim("the same, loss against all wait", GRACE, ALL_WAIT, loss, "%", 1.0),
@@ -160,7 +173,9 @@ CLAIMED = (
         WAITING,
         HIDDEN,
         DROPPED,
+        UNDAMPED,
         OVERLAPPED,
+        LATE,
         BLOCKING,
         GRACE,
         ALL_WAIT,
