@@ -346,7 +346,14 @@ MUTATIONS = [
         C + "attempts.py",
         "    longest = min(owners, key=lambda n: (state.members.here[n].life, order(n)))\n",
         "    longest = members[0]\n",
-        99,
+        12,
+    ),
+    Mutation(
+        "who was told which bytes differ is told again for ever",
+        C + "attempts.py",
+        "            return with_round(state, held=right, wrong=r.wrong.union(wrong))",
+        "            return with_round(state, held=right)",
+        4,
     ),
     Mutation(
         "a released lease stays with its node too",
@@ -428,14 +435,14 @@ MUTATIONS = [
     Mutation(
         "an older state is gone on from at once",
         C + "lost.py",
-        "return _void(state, past, now, out) if late or all_back else state",
+        "return _void(state, past, now, out) if (late and heard) or all_back else state",
         "return _void(state, past, now, out)",
         10,
     ),
     Mutation(
         "the run waits for a lost state for ever",
         C + "lost.py",
-        "return _void(state, past, now, out) if late or all_back else state",
+        "return _void(state, past, now, out) if (late and heard) or all_back else state",
         "return state",
         81,
     ),
@@ -553,7 +560,7 @@ MUTATIONS = [
         N + "machine.py",
         "return replace(node, view=None, reducing=None, apart=node.held is not None)",
         "return replace(node, view=None, reducing=None, held=None)",
-        9,
+        404,
     ),
     # Overlap
     Mutation(
