@@ -146,6 +146,7 @@ def observed(run: Run, way: Way, asked: float, config: RunConfig, cap: float, ro
     begin = last = run.run()
     moments, paces = list[Moment](), list[float]()
     while last["committed"] < begin["committed"] + rounds:
+        assert time.monotonic() < first + PATIENCE * rounds, "the run stands still"
         time.sleep(LOOK)
         if not (seen := run.run()) or seen["goodput_seconds"] == last["goodput_seconds"]:
             continue  # the page is made a few times a second
