@@ -28,6 +28,11 @@ class TakeName(StrEnum):
     MIX = "mix"  # alpha of the local parameters, 1 - alpha of the new anchor
 
 
+class LeftOutName(StrEnum):
+    MIX = "mix"  # half of the local parameters, half of the new anchor
+    REBASE = "rebase"  # all that was trained, on top of the new anchor
+
+
 @dataclass
 class OuterConfig:
     """How the members' deltas become one, and how the anchor moves by it (`atoll.outer_opt`)."""
@@ -42,6 +47,7 @@ class OuterConfig:
     weights: WeightName = WeightName.TOKENS
     merge: MergeName = MergeName.MEAN
     clip: bool = False  # deltas to the median of the members' norms
+    left_out: LeftOutName = LeftOutName.MIX  # what becomes of work that a round left out
     damping: bool = False  # of late deltas, by how far the anchor has moved since
     feedback: float = 0.0  # share of what the wire lost that is added to the next delta; 0: none
 

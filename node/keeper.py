@@ -35,7 +35,7 @@ from atoll.node.gap import Gap
 from atoll.node.layout import stretches
 from atoll.node.membership import Membership
 from atoll.node.mend import mend
-from atoll.node.method import adopt_of, feedback_of, schedule_of, sealing_of
+from atoll.node.method import adopt_of, feedback_of, left_out_of, schedule_of, sealing_of
 from atoll.node.outer import OuterState
 from atoll.node.part import Part
 from atoll.node.recover import Donor, MovedOn, Standing, Target, recover
@@ -62,7 +62,8 @@ class Keeper:
         fragments, chunks = stretches(self._run, hello.layout)
         self.codec = make_codec(self._run.reduce.codec, self._run.reduce.block, self._run.reduce.scales)
         gap = Gap(Turns(chunks.parts)) if self._run.outer.damping else None
-        self.outer = OuterState(vectors, chunks, sealing_of(self._run, *fragments), schedule_of(self._run), gap)
+        sealing, schedule = sealing_of(self._run, *fragments), schedule_of(self._run)
+        self.outer = OuterState(vectors, chunks, sealing, schedule, gap, left_out_of(self._run.outer))
         place = self._place(chunks.parts)
         self.durable = Durable(self.outer, member.plane.peers.buffers.give, place)
         self.uploads: Uploads | None = None  # where the run has a remote store

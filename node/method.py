@@ -13,6 +13,7 @@ from atoll.comm.codec import Codec, Malformed, make
 from atoll.comm.config import CodecName, RunConfig
 from atoll.comm.outer_config import (
     FragmentsConfig,
+    LeftOutName,
     MergeName,
     OuterConfig,
     OverlapConfig,
@@ -27,7 +28,7 @@ from atoll.outer_opt.feedback import ErrorFeedback
 from atoll.outer_opt.fragments import Fragment, balanced, offsets, strided, whole
 from atoll.outer_opt.merge import mean, radial
 from atoll.outer_opt.nesterov import Nesterov
-from atoll.outer_opt.overlap import Adopt, Mix, rebase, replace
+from atoll.outer_opt.overlap import HALFWAY, Adopt, Mix, rebase, replace
 from atoll.outer_opt.schedule import Always, Opening, Ramp, Schedule
 from atoll.outer_opt.sgd import Sgd
 from atoll.outer_opt.tensors import Kind, Tensor
@@ -45,6 +46,7 @@ class Method:
     fragments: tuple[Fragment, ...]
     due: tuple[int, ...]  # inner steps before each fragment's first exchange
     adopt: Adopt
+    left_out: Adopt
 
 
 def method_of(config: RunConfig, tensors: Sequence[Tensor]) -> Method:
@@ -58,6 +60,7 @@ def method_of(config: RunConfig, tensors: Sequence[Tensor]) -> Method:
         fragments=fragments,
         due=offsets(len(fragments), config.rounds.inner_steps, config.fragments.stagger),
         adopt=adopt_of(config.overlap),
+        left_out=left_out_of(config.outer),
     )
 
 
@@ -172,3 +175,8 @@ def adopt_of(overlap: OverlapConfig) -> Adopt:
     if overlap.take is TakeName.MIX:
         return Mix(overlap.alpha)
     return rebase if overlap.delay else replace
+
+
+def left_out_of(outer: OuterConfig) -> Adopt:
+    """How a node that a round left out takes its anchor."""
+    return HALFWAY if outer.left_out is LeftOutName.MIX else rebase

@@ -22,7 +22,7 @@ from atoll.comm.turns import Turns
 from atoll.node.gap import Gap
 from atoll.node.vectors import Vectors
 from atoll.outer_opt.arrays import norm
-from atoll.outer_opt.overlap import Adopt
+from atoll.outer_opt.overlap import Adopt, rebase
 from atoll.outer_opt.schedule import Schedule
 
 
@@ -32,10 +32,16 @@ class Flipped(Exception):
 
 class OuterState:
     def __init__(
-        self, vectors: Vectors, chunks: Chunks, sealing: Sealing, schedule: Schedule, gap: Gap | None = None
+        self,
+        vectors: Vectors,
+        chunks: Chunks,
+        sealing: Sealing,
+        schedule: Schedule,
+        gap: Gap | None = None,
+        left_out: Adopt = rebase,
     ) -> None:
-        """`gap`: is told how far the anchor goes."""
-        self.gap = gap
+        """`gap`: is told how far the anchor goes. `left_out`: how work that is set aside takes it."""
+        self.gap, self._left_out = gap, left_out
         self.vectors, self.chunks, self.sealing, self._schedule = vectors, chunks, sealing, schedule
         self.turns = Turns(chunks.parts)
         self.at: list[int] = [-1] * chunks.count  # the round each chunk of the state stands at; -1: nothing
@@ -49,7 +55,9 @@ class OuterState:
         self._delta = np.empty(chunks.largest, np.float32)
         self._scratch = np.empty(chunks.largest, np.float32)
         self._still = False
-        self._aside = False  # the local vector holds its distance from the anchor instead of parameters
+        self._aside = (
+            False  # the local vector has work in it; to be rebased, it holds the distance from the anchor
+        )
 
     @property
     def round(self) -> int:
@@ -211,10 +219,10 @@ class OuterState:
         self._landed[:] = 0
 
     def set_aside(self) -> None:
-        """Before the anchor moves: what the local vector has beyond it is to be kept (`settle` rebases it)."""
-        if not self._aside:
+        """Before the anchor moves: what the local vector has beyond it is to be kept (until `settle`)."""
+        if not self._aside and self._left_out is rebase:
             np.subtract(self.vectors.local, self.vectors.anchor, out=self.vectors.local)
-            self._aside = True
+        self._aside = True
 
     def distrust(self) -> None:
         """The state is not the run's: peers get nothing of it, and no work is beyond it. Digests tell which chunks
@@ -226,17 +234,26 @@ class OuterState:
 
     def settle(self) -> bytes:
         """The state stands still until the next commit: digest what changed, open it to peers, return the root
-        digest. Work that was set aside now starts from the new anchor."""
+        digest. Work that was set aside now takes the new anchor."""
         if self.gap is not None:
             self.gap.settled(owed=self._aside)
         if self._aside:
-            np.add(self.vectors.local, self.vectors.anchor, out=self.vectors.local)
+            self._take_aside()
             self._aside = False
         digests = [self.chunk_digest(c) if c in self._changed else known for c, known in enumerate(self._digests)]
         with self._turn:
             self._digests, self._still = digests, True
             self._changed.clear()
         return root(digests)
+
+    def _take_aside(self) -> None:
+        vectors = self.vectors
+        if self._left_out is rebase:
+            np.add(vectors.local, vectors.anchor, out=vectors.local)
+            return
+        for c in self._changed:  # the others have the anchor that the work was begun from
+            span, scratch = self.chunks.span(c), self._scratch[: self.chunks.size(c)]
+            self._left_out(vectors.local[span], vectors.anchor[span], vectors.anchor[span], scratch)
 
     def chunk_digest(self, c: int) -> bytes:
         span = self.chunks.span(c)

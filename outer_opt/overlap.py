@@ -1,4 +1,5 @@
-"""How a node takes the new anchor: at once, or after it has trained on while the delta travelled.
+"""How a node takes the new anchor: at once, or after it has trained on while the delta travelled; and what it
+keeps of work that the round left out.
 
 `sent` are the local parameters that the delta was computed from, `local` those of now, tau inner steps later.
 All work in place on `local` (n,); `scratch` (n,) is overwritten.
@@ -21,7 +22,7 @@ def replace(local: Array, anchor: Array, sent: Array, scratch: Array) -> None:
 
 def rebase(local: Array, anchor: Array, sent: Array, scratch: Array) -> None:
     """local <- anchor + (local - sent): what was trained meanwhile is put on top of the new anchor. With the old
-    anchor as `sent`, what a node keeps that a round left out.
+    anchor as `sent`, all of what a round left out is kept.
 
     To hide the exchange behind a round's inner steps, and count the delta late, is CO2's (arXiv 2401.16265) and
     DiLoCo's with delayed outer gradients (arXiv 2502.12996); this way to keep the steps is ours."""
@@ -38,3 +39,9 @@ class Mix:
     def __call__(self, local: Array, anchor: Array, sent: Array, scratch: Array) -> None:
         local *= self.alpha
         local += scaled(anchor, 1.0 - self.alpha, scratch)
+
+
+HALFWAY = Mix(0.5)
+"""What a node keeps that a round left out. The others went about the same way, so that all of its own on top of
+theirs (`rebase`) goes that way twice, and its parameters without theirs (DiLoCo, arXiv 2311.08105, section 3.1)
+pull back what the outer momentum has gained. Halfway is about where the mean with its delta would be."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from atoll.outer_opt.arrays import Array
 from atoll.outer_opt.feedback import ErrorFeedback
 from atoll.outer_opt.merge import Merge
-from atoll.outer_opt.overlap import rebase, replace
+from atoll.outer_opt.overlap import Adopt, replace
 from atoll.outer_opt.rule import Rule
 
 
@@ -43,6 +43,7 @@ def exchange(
     members: Sequence[Member],
     merge: Merge,
     rule: Rule,
+    left_out: Adopt,
     feedback: ErrorFeedback | None,
     wire: Callable[[Array], Array],  # a new array: what the others decode of this one
     room: tuple[Array, Array, Array],  # (n,) each, overwritten
@@ -57,7 +58,7 @@ def exchange(
     rule.step(anchor, momentum, wire(merged), scratch)
     for member, decoded in zip(members, arrived, strict=True):
         if not member.share:
-            rebase(member.local, anchor, old, scratch)
+            left_out(member.local, anchor, old, scratch)
             continue
         if feedback:
             feedback.commit(member.residual, member.offered, decoded)

@@ -8,7 +8,7 @@ A round of a fragment is
     TRAVELS   the exchange takes its time
     OPEN      committed: each node takes the new anchor, at once or after `overlap.delay` steps of its own
 
-What a node trained and could not contribute, or contributed in vain, it keeps on top of the new anchor. The run
+What a node trained and could not contribute, or contributed in vain, it keeps, as `outer.left_out` says. The run
 ends when the tokens trained are all there; what is left is then contributed in a last round of each fragment.
 Everything that happens follows from the config, the conditions and the seed.
 """
@@ -28,7 +28,7 @@ from atoll.node.simulate.conditions import Conditions
 from atoll.node.simulate.exchange import Contribution, Replicated
 from atoll.node.simulate.learner import Trainee
 from atoll.node.simulate.state import Event, Node, Phase, Record, Round, Share
-from atoll.outer_opt.overlap import Adopt, rebase, replace
+from atoll.outer_opt.overlap import Adopt, replace
 
 F32 = NDArray[np.float32]
 
@@ -280,7 +280,7 @@ class Fleet:
                 if share.pending:
                     self._adopt(node, p)
                 else:
-                    self._replace(node, p, rebase, old)
+                    self._replace(node, p, self.method.left_out, old)
                     share.sent, share.flying = None, 0
                 share.gap.moved(state.moved, owed=share.owed > 0)
             else:

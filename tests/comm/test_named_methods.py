@@ -11,34 +11,42 @@ from atoll.comm.methods import SHIPPED
 
 KEYS = (
     *("inner.optimizer", "outer.lr", "outer.momentum", "outer.weights", "outer.merge", "outer.clip"),
-    *("outer.feedback", "fragments.count", "overlap.delay", "overlap.take", "overlap.alpha", "reduce.codec"),
+    *(
+        "outer.feedback",
+        "outer.left_out",
+        "fragments.count",
+        "overlap.delay",
+        "overlap.take",
+        "overlap.alpha",
+        "reduce.codec",
+    ),
 )
 # In the order of KEYS; then what only this method says.
 DECISIVE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    "diloco": (("adamw", 0.7, 0.9, "tokens", "mean", False, 0.0, 1, 0, "rebase", 0.0, "fp32"), {}),
-    "local-sgd": (("adamw", 1.0, 0.0, "tokens", "mean", False, 0.0, 1, 0, "rebase", 0.0, "fp32"), {}),
+    "diloco": (("adamw", 0.7, 0.9, "tokens", "mean", False, 0.0, "mix", 1, 0, "rebase", 0.0, "fp32"), {}),
+    "local-sgd": (("adamw", 1.0, 0.0, "tokens", "mean", False, 0.0, "mix", 1, 0, "rebase", 0.0, "fp32"), {}),
     "intellect-1": (
-        ("adamw", 0.7, 0.9, "tokens", "mean", False, 0.0, 1, 0, "rebase", 0.0, "int8"),
+        ("adamw", 0.7, 0.9, "tokens", "mean", False, 0.0, "mix", 1, 0, "rebase", 0.0, "int8"),
         {"rounds.inner_steps": 100},
     ),
     "muloco": (
-        ("muon", 0.8, 0.9, "tokens", "mean", False, 0.9, 1, 0, "rebase", 0.0, "int4"),
+        ("muon", 0.8, 0.9, "tokens", "mean", False, 0.9, "mix", 1, 0, "rebase", 0.0, "int4"),
         {"rounds.inner_steps": 30},
     ),
     "overlapped": (
-        ("muon", 0.9, 0.5, "tokens", "mean", False, 0.0, 1, 1, "rebase", 0.0, "int8"),
+        ("muon", 0.9, 0.5, "tokens", "mean", False, 0.0, "mix", 1, 1, "rebase", 0.0, "int8"),
         {"rounds.inner_steps": 50},
     ),
     "sparse": (
-        ("adamw", 1.0, 0.0, "equal", "mean", True, 0.95, 1, 0, "rebase", 0.0, "sparse"),
+        ("adamw", 1.0, 0.0, "equal", "mean", True, 0.95, "mix", 1, 0, "rebase", 0.0, "sparse"),
         {"rounds.inner_steps": 30},
     ),
     "streaming": (
-        ("adamw", 0.4, 0.9, "tokens", "mean", False, 0.0, 4, 5, "mix", 0.5, "int4"),
+        ("adamw", 0.4, 0.9, "tokens", "mean", False, 0.0, "mix", 4, 5, "mix", 0.5, "int4"),
         {"rounds.inner_steps": 100, "fragments.pattern": "strided", "fragments.stagger": True},
     ),
     "decoupled": (
-        ("adamw", 0.7, 0.9, "quality", "radial", False, 0.0, 24, 2, "mix", 0.0, "int4"),
+        ("adamw", 0.7, 0.9, "quality", "radial", False, 0.0, "mix", 24, 2, "mix", 0.0, "int4"),
         {"rounds.inner_steps": 24, "fragments.pattern": "balanced", "fragments.stagger": True}
         | {"rounds.quorum": 0.0001, "rounds.grace": 0.5},
     ),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from atoll.comm.chunks import Chunks
 from atoll.comm.codec import make
@@ -15,7 +16,7 @@ from atoll.comm.sealing import mean_of
 from atoll.node.outer import OuterState
 from atoll.node.vectors import Vectors
 from atoll.outer_opt.nesterov import Nesterov
-from atoll.outer_opt.overlap import rebase
+from atoll.outer_opt.overlap import HALFWAY, Adopt, rebase
 from atoll.outer_opt.schedule import Always
 
 CODEC, CHUNKS = make(CodecName.FP32, 256), Chunks(1000, 600)
@@ -57,9 +58,10 @@ def test_a_chunk_that_changes_while_it_is_copied_for_a_peer_is_not_given(tmp_pat
     vectors.close()
 
 
-def test_work_that_is_set_aside_is_rebased(tmp_path: Path) -> None:
+@pytest.mark.parametrize("take", [rebase, HALFWAY], ids=["rebase", "halfway"])
+def test_work_that_is_set_aside_takes_the_anchor_as_the_method_says(take: Adopt, tmp_path: Path) -> None:
     vectors, rng = Vectors.create(CHUNKS.numel, tmp_path, tmp_path / "shm"), np.random.default_rng(0)
-    outer = OuterState(vectors, CHUNKS, mean_of(CODEC), Always(Nesterov(0.7, 0.9)))
+    outer = OuterState(vectors, CHUNKS, mean_of(CODEC), Always(Nesterov(0.7, 0.9)), left_out=take)
     vectors.anchor[:] = rng.standard_normal(CHUNKS.numel, np.float32)
     outer.initialised()
     vectors.local[:] = rng.standard_normal(CHUNKS.numel, np.float32)
@@ -69,6 +71,27 @@ def test_work_that_is_set_aside_is_rebased(tmp_path: Path) -> None:
         outer.apply(c, rng.standard_normal(CHUNKS.size(c), np.float32).tobytes())
     outer.settle()
     assert vectors.anchor.tobytes() != old.tobytes()
-    rebase(expected, vectors.anchor, old, np.empty_like(old))
+    take(expected, vectors.anchor, old, np.empty_like(old))
     assert vectors.local.tobytes() == expected.tobytes()
+    outer.settle()
+    assert vectors.local.tobytes() == expected.tobytes(), "once"
+    vectors.close()
+
+
+def test_work_in_fragments_whose_anchor_did_not_move_is_left_alone(tmp_path: Path) -> None:
+    chunks, rng = Chunks(3000, 512, (1000, 2000)), np.random.default_rng(0)
+    vectors = Vectors.create(chunks.numel, tmp_path, tmp_path / "shm")
+    outer = OuterState(vectors, chunks, mean_of(CODEC), Always(Nesterov(0.7, 0.9)), left_out=HALFWAY)
+    outer.initialised()
+    vectors.local[:] = rng.standard_normal(chunks.numel, np.float32)
+    before = vectors.local.copy()
+    outer.set_aside()
+    fragment = outer.turns.fragment(2)
+    for c in chunks.of(fragment):
+        outer.apply(c, rng.standard_normal(chunks.size(c), np.float32).tobytes())
+    outer.pass_over(2)
+    outer.settle()
+    moved = chunks.within(fragment)
+    assert np.array_equal(vectors.local[moved], 0.5 * before[moved] + 0.5 * vectors.anchor[moved])
+    assert np.array_equal(np.delete(vectors.local, moved), np.delete(before, moved))
     vectors.close()

@@ -24,7 +24,7 @@ from atoll.comm.config import (
 )
 from atoll.comm.errors import ConfigError
 from atoll.comm.methods import SHIPPED, check_real, method_file, simulated_only
-from atoll.comm.outer_config import FragmentsConfig, OuterConfig, OverlapConfig, TakeName
+from atoll.comm.outer_config import FragmentsConfig, LeftOutName, OuterConfig, OverlapConfig, TakeName
 from atoll.node.config import NodeConfig
 from atoll.node.data import Source, open_source
 from atoll.node.method import method_of
@@ -37,6 +37,7 @@ from atoll.node.simulate.learner import Trainee, with_batch
 from atoll.node.simulate.play import Outcome, data_parallel, fleet_of, local_updates
 from atoll.node.simulate.state import Node
 from atoll.outer_opt.merge import mean
+from atoll.outer_opt.overlap import rebase
 from atoll.outer_opt.round import Member, exchange
 from atoll.outer_opt.sgd import Sgd
 from atoll.outer_opt.weights import shares
@@ -98,7 +99,9 @@ def test_one_node_with_sgd_of_1_is_plain_training_bit_for_bit(every: int, source
     for k in range(12):
         train(trainee, run, k)
         if (k + 1) % every == 0:
-            exchange(anchor, momentum, [member], mean, Sgd(1.0), None, np.copy, (room[0], room[1], room[2]))
+            exchange(
+                anchor, momentum, [member], mean, Sgd(1.0), rebase, None, np.copy, (room[0], room[1], room[2])
+            )
     assert trainee.flat.tobytes() == plain(run, source, 12).flat.tobytes()
 
 
@@ -119,7 +122,7 @@ def test_a_simulated_run_is_its_rounds_put_together_bit_for_bit(feedback: float,
             trainee.step((3 * k + i) * 4, learning_rate(run.inner, 3 * k * 4 * 32))
         if k % 3 == 2:
             rule = method.schedule.at(k // 3 + 1)
-            exchange(anchor, momentum, members, mean, rule, method.feedback, wire, room)
+            exchange(anchor, momentum, members, mean, rule, method.left_out, method.feedback, wire, room)
     assert fleet(run, source, nodes=3, steps=9).anchor().tobytes() == anchor.tobytes()
 
 
@@ -190,7 +193,7 @@ def test_what_was_sent_and_what_is_left_is_what_was_trained(overlap: OverlapConf
     """Over 50 rounds in which 30 % of the contributions are in vain, and with a wire that loses a lot."""
     run = tiny(
         reduce=ReduceConfig(codec=CodecName.INT4),
-        outer=OuterConfig(feedback=1.0),
+        outer=OuterConfig(feedback=1.0, left_out=LeftOutName.REBASE),
         rounds=RoundsConfig(inner_steps=2),
         overlap=overlap,
         data=DataConfig(eval_every=100),
