@@ -350,9 +350,9 @@ MUTATIONS = [
     ),
     Mutation(
         "who was told which bytes differ is told again for ever",
-        C + "attempts.py",
-        "            return with_round(state, held=right, wrong=r.wrong.union(wrong))",
-        "            return with_round(state, held=right)",
+        C + "disputes.py",
+        "        return with_round(state, held=right, wrong=r.wrong.union(wrong))",
+        "        return with_round(state, held=right)",
         4,
     ),
     Mutation(
