@@ -22,7 +22,8 @@ its memory. (Twice that for a moment, when chunks start anew at the same owner a
 They go out in the same order at all members, sums too, which may have to wait for one before them.
 
 Sealed chunks are taken for what they should be until the coordinator finds that not all members hold the same. It
-tells the ledger's digests then (`prove`): what differs is given up, and comes again from somebody else.
+tells the ledger's digests then (`prove`): what differs is given up, and comes again from somebody else. Of whom it
+came so is told, and at last what is `Lacking`, where everybody was asked in vain.
 Whatever is sent to whom and when follows from the calls, so the simulation of the protocol runs this class.
 """
 
@@ -112,7 +113,14 @@ class Forged:
     node: NodeId
 
 
-Effect = Send | Merge | Sum | Report | Free | Forget | Orphans | Held | Forged
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """Only these are not here, and nobody who may be asked gave them as the ledger has them."""
+
+    chunks: tuple[int, ...]
+
+
+Effect = Send | Merge | Sum | Report | Free | Forget | Orphans | Held | Forged | Lacking
 
 
 class Verdict(Enum):
@@ -146,6 +154,10 @@ class Exchange:
         self._asked: dict[int, list[NodeId]] = {}  # whom for the sealed chunk
         self._lacking = chunks  # sealed chunks that are not here
         self._told = -1  # the last attempt for which this member held everything
+        self._vain: set[int] = (
+            set()
+        )  # chunks that everybody was asked for in this attempt, and gave otherwise or not
+        self._missed: tuple[int, ...] = ()  # what was said in this attempt to be lacking
 
     # The plan
 
@@ -158,6 +170,7 @@ class Exchange:
             self._entered = plan.attempt
         before, skipped = self._here, self.plan is not None and plan.attempt > self.plan.attempt + 1
         self.plan, self._place = plan, plan.index(self.me)
+        self._vain, self._missed = set(), ()
         self._here = {m.node: i for i, m in enumerate(plan.members) if not m.gone}
         for node in before.keys() - self._here.keys():
             self._queue.pop(node, None)
@@ -168,7 +181,7 @@ class Exchange:
                 self._reassign(c, plan.owners[c], since, out)
             elif self._ledger[c] is not None and self.digests[c] is None:
                 self._asked[c] = []  # everybody may have been asked in vain
-                out += self.pull(c)
+                out += self.pull(c) or self._in_vain(c)
         for node, place in self._here.items():
             if before and before.get(node) != place and node != self.me:
                 # It asks for what its first plan kept; which chunks these are is not known if that was skipped.
@@ -373,7 +386,7 @@ class Exchange:
 
     def lacked(self, node: NodeId, c: int) -> list[Effect]:
         """A member that was asked for a sealed chunk does not have it."""
-        return self.pull(c) if self._asked.get(c, [])[-1:] == [node] else []
+        return (self.pull(c) or self._in_vain(c)) if self._asked.get(c, [])[-1:] == [node] else []
 
     def prove(self, ledger: Sequence[bytes]) -> list[Effect]:
         """These are the ledger's digests, of all chunks: hold what they say, and say so."""
@@ -390,7 +403,8 @@ class Exchange:
                 out.append(Forget(c))
                 self._asked[c] = []
                 giver = self._givers.pop(c, None)
-                out += [Forged(c, giver), *self._beside(giver, c)] if giver is not None else self.pull(c)
+                asked = self._beside(giver, c) if giver is not None else self.pull(c) or self._in_vain(c)
+                out += asked if giver is None else [Forged(c, giver), *asked]
         self._told = -1
         self._complete(out)
         return out
@@ -420,9 +434,15 @@ class Exchange:
             return []
         if found := self.pull(c, node):
             return found
-        if node in asked:
-            return []
-        return self.pull(c)
+        return (self.pull(c) if node not in asked else []) or self._in_vain(c)
+
+    def _in_vain(self, c: int) -> list[Effect]:
+        """Nobody is left to ask for a chunk."""
+        out: list[Effect] = []
+        if self._ledger[c] is not None and self.digests[c] is None:
+            self._vain.add(c)
+            self._complete(out)
+        return out
 
     def pull(self, c: int, beside: NodeId | None = None) -> list[Effect]:
         """Ask the next member that might have the sealed chunk, other than `beside`; nobody twice, and of two
@@ -558,3 +578,8 @@ class Exchange:
         if not self._lacking and self._told != self.plan.attempt and self._contributes(self._place):
             self._told = self.plan.attempt
             out.append(Held(root([d for d in self.digests if d is not None]), self.digests == self._ledger))
+        elif self._lacking and len(self._vain) >= self._lacking:
+            lacking = tuple(c for c, digest in enumerate(self.digests) if digest is None)
+            if self._vain.issuperset(lacking) and lacking != self._missed:
+                self._missed = lacking
+                out.append(Lacking(lacking))

@@ -100,6 +100,12 @@ class Outcome(Protocol):
     def held(self, plan: Plan, root: bytes, proven: bool) -> None:
         """Every sealed chunk is here; `proven`: and is the ledger's."""
 
+    def forged(self, plan: Plan, node: NodeId, chunk: int) -> None:
+        """The sealed chunk as this member gave it is not the ledger's."""
+
+    def lacking(self, plan: Plan, chunks: tuple[int, ...]) -> None:
+        """Nobody gave these sealed chunks as the ledger has them."""
+
 
 class Reduction:
     """One member's part in the reduce of one round. `run` it, give it plans, read `result` when it is held."""
@@ -390,7 +396,9 @@ class Reduction:
                 case exchange.Held(root_, proven):
                     self._outcome.held(self.plan, root_, proven)
                 case exchange.Forged(c, node):
-                    self.lost(node, f"chunk {c} as it sent it is not what the ledger says")
+                    self._outcome.forged(self.plan, node, c)
+                case exchange.Lacking(chunks):
+                    self._outcome.lacking(self.plan, chunks)
                 case _:
                     assert_never(effect)
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from atoll.comm.bits import bit, bitmap
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Fence
+from atoll.coordinator import disputes
 from atoll.coordinator import leases as data
 from atoll.coordinator import ledger as book
 from atoll.coordinator import membership as who
@@ -29,6 +30,7 @@ from atoll.coordinator.state import (
     RoundState,
     State,
     count,
+    fail_attempt,
     order,
     remove,
     with_member,
@@ -173,10 +175,10 @@ def peer_lost(state: State, event: PeerLost, now: float, out: list[Effect]) -> S
     why = f"{name} could not reach {other}"
     again = _worst(able(state, max(now, r.paused_until)), state.round.lost)
     if again is None:
-        return _fail(state, why, now)
+        return fail_attempt(state, why, now)
     pause = min(SLOWEST, 2.0 ** min(len(state.round.lost), 10) / 2)  # the run needs them both
     reason = f"{why}, and the run needs both: next attempt in {pause:g} s"
-    return with_round(_fail(state, why, now), paused_until=now + pause, reason=reason)
+    return with_round(fail_attempt(state, why, now), paused_until=now + pause, reason=reason)
 
 
 def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
@@ -186,39 +188,25 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
     assert plan_ is not None
     gone = [n for n in members if n not in ledger.contributions]
     left = [n for n in members if n not in gone]
-    if left and ledger.complete and all(n in r.held for n in left):
-        root = ledger.root
-        right = {n: h for n, h in r.held.items() if h.digest == root}
-        if all(n in right for n in left):
+    if left and ledger.complete and all(n in r.held or n in plan_.lacking for n in left):
+        if all(n in r.held and r.held[n].digest == ledger.root for n in left):
             return _commit(state, left, now, out)
         if not ledger.orphans and not gone:
-            wrong = [n for n in left if n not in right]
-            liars = [n for n in wrong if r.held[n].proven]
-            if not right:  # nobody could give them to the others
-                liars = _liars(state, left, {n: r.held[n].digest for n in left}, root)
-            if liars:
-                told = ", whose digests it was told" if right else ""
-                reason = f"its sealed bytes in round {r.number} are not the ledger's{told}"
-                state = with_round(state, held=right)
-                for liar in liars:
-                    state = remove(state, liar, MemberState.EVICTED, reason, out)
-                return state
-            for node in wrong:
-                sentence = f"{state.name(node)} holds other sealed bytes than the ledger says: it is told which"
-                out.append(Note(f"round {r.number}: {sentence}", node))
-            return with_round(state, held=right, wrong=r.wrong.union(wrong))
+            return disputes.resolve(state, left, now, out)
     if ledger.orphans and all(n in plan_.orphans for n in left) and not gone:
         return _adopt(state, now)
     if gone := gone or [n for n in ledger.workers if n not in state.members.here]:
-        return _fail(state, f"{state.names(gone)} {'is' if len(gone) == 1 else 'are'} gone", now)
+        return fail_attempt(state, f"{state.names(gone)} {'is' if len(gone) == 1 else 'are'} gone", now)
     if now - plan_.opened_at > state.config.rounds.reduce_timeout:
-        slow = {o for c in ledger.unsealed if (o := ledger.owners[c])} or {n for n in members if n not in r.held}
+        slow = {o for c in ledger.unsealed if (o := ledger.owners[c])} or {
+            n for n in members if n not in r.held and n not in plan_.lacking
+        }
         late = sorted(slow, key=order)
         if len(members) - len(late) >= max(state.config.members.minimum, 1):
             for node in late:
                 ledger = book.withdraw(ledger, node)
         ledger = book.flatten(ledger)
-        return _fail(with_round(state, ledger=ledger), f"{state.names(late)} did not finish in time", now)
+        return fail_attempt(with_round(state, ledger=ledger), f"{state.names(late)} did not finish in time", now)
     return state
 
 
@@ -231,28 +219,6 @@ def _adopt(state: State, now: float) -> State:
     here = {n: dict(r.plan.orphans[n].here) for n in ledger.members if n not in leaves}
     deal_ = owning(state, ledger.members, len(ledger.owners)).deal
     return _put_in_force(state, book.adopt(ledger, here, deal_), r.plan.predicted, now)
-
-
-def _fail(state: State, why: str, now: float) -> State:
-    """Give the attempt up. Contributions stay: members keep what they encoded until the round is over."""
-    r = state.round
-    story = f"{r.story}; attempt {r.ledger.attempt} failed: {why}"
-    return with_round(state, phase=Phase.COLLECTING, plan=None, asked_at=now, reason=why, story=story)
-
-
-def _liars(state: State, members: list[NodeId], told: dict[NodeId, bytes], root: bytes) -> list[NodeId]:
-    """Who goes where nobody holds what the ledger says, so that it cannot be had from anybody.
-
-    Where most hold the same, all others go at once: whoever stayed would hand its bytes to those that come back,
-    and they would go for them, for ever. Where all do, an owner sealed one thing and sent another: it cannot be
-    told which one, and one owner after the other must go, those that came back last. What the liar sealed is then
-    reduced again: nobody holds it."""
-    common, votes = Counter(told.values()).most_common(1)[0]
-    if 2 * votes <= len(members):
-        return [n for n in members if told[n] != root][:1]
-    owners = [n for n in members if n in state.round.ledger.owners] or members
-    longest = min(owners, key=lambda n: (state.members.here[n].life, order(n)))
-    return [n for n in members if told[n] != common] or [longest]
 
 
 def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect]) -> State:

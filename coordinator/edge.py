@@ -7,6 +7,7 @@ import re
 from math import isfinite
 from urllib.parse import unquote
 
+from atoll.comm.bits import places
 from atoll.comm.certificates import NO_PIN, Pin, is_pin
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.invite import join_host_port, split_host_port
@@ -22,6 +23,7 @@ MOST_RATE = 1e15  # bytes a second
 MOST_TRIP = 3600.0  # seconds
 MOST_TRIPS = 256  # members whose round trips are kept of one
 MOST_PLACES = 2048  # bytes of a bitmap of members
+MOST_CHUNKS = 1 << 14  # bytes of a bitmap of chunks
 MOST_PARAMETERS = 1 << 42
 MOST_FRAGMENTS = 4096
 MOST_SAMPLES = 1 << 53
@@ -78,6 +80,10 @@ def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:
         case "unreachable":
             lost = request.unreachable
             return ev.PeerLost(node, life, _node(lost.node_id), fence, text(lost.reason))
+        case "forged":
+            return ev.Forged(node, life, _node(request.forged.node_id), fence, request.forged.chunk)
+        case "lacking":
+            return ev.Lacking(node, life, fence, tuple(places(request.lacking.chunks[:MOST_CHUNKS])))
         case "leave":
             return ev.Leaving(node, life, text(request.leave.reason))
         case _:

@@ -161,6 +161,27 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class Forged:
+    """A sealed chunk as the peer gave it to the node is not what the ledger says."""
+
+    node: NodeId
+    life: int
+    peer: NodeId
+    fence: Fence
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """The node was told the ledger's digests, and nobody gave it these sealed chunks so."""
+
+    node: NodeId
+    life: int
+    fence: Fence
+    chunks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PeerLost:
     """`node` lost its connection to `peer` during an attempt."""
 
@@ -220,6 +241,8 @@ Event = (
     | Orphans
     | Held
     | Evaluated
+    | Forged
+    | Lacking
     | PeerLost
     | Leaving
     | Suspected

@@ -9,15 +9,16 @@
 
 No clock, no socket, no randomness: the same events in the same order give the same state, so replaying the
 journal rebuilds it. This file takes events to the part they concern: `roster` (who holds which state), `rounds`
-(when a round starts and closes), `attempts` (reduce and commit), `lost` (when the state is gone with all who held
-it), on the small machines `membership`, `leases` and `ledger`. Each decision says why in a `Note`.
+(when a round starts and closes), `attempts` (reduce and commit), `disputes` (sealed chunks that cannot be had),
+`lost` (when the state is gone with all who held it), on the small machines `membership`, `leases` and `ledger`.
+Each decision says why in a `Note`.
 """
 
 from dataclasses import replace
 from typing import assert_never
 
 from atoll.comm.ids import NodeId
-from atoll.coordinator import attempts, lost, roster, rounds
+from atoll.coordinator import attempts, disputes, lost, roster, rounds
 from atoll.coordinator import membership as who
 from atoll.coordinator.events import (
     BecameReady,
@@ -27,9 +28,11 @@ from atoll.coordinator.events import (
     Evaluated,
     Event,
     Expired,
+    Forged,
     Heard,
     Held,
     Joined,
+    Lacking,
     LayoutKnown,
     Leaving,
     Mended,
@@ -131,6 +134,10 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
             return attempts.orphans(state, event)
         case Held():
             return attempts.held(state, event)
+        case Forged():
+            return disputes.forged(state, event, out)
+        case Lacking():
+            return disputes.lacking(state, event)
         case Evaluated(node, _, round_, loss):
             return roster.evaluated(state, node, round_, loss)
         case PeerLost():

@@ -37,6 +37,8 @@ class Plan:
     opened_at: float  # seconds
     orphans: dict[NodeId, Orphans] = field(default_factory=dict)  # who has told which of them it holds
     predicted: float = 0.0  # seconds; 0: nothing is known of the links
+    lacking: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)  # who asked all in vain for which chunks
+    forged: frozenset[Pair] = frozenset()  # who told that who gave other bytes than the ledger's
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,9 @@ class RoundState:
     plan: Plan | None = None
     held: dict[NodeId, Held] = field(default_factory=dict)  # members that have every sealed chunk
     wrong: frozenset[NodeId] = frozenset()  # members that said so and had others: they are told the digests
+    settled: frozenset[NodeId] = (
+        frozenset()
+    )  # members that held, or lacked, what the ledger says in an attempt before
     sealed_at: float = 0.0  # seconds; when the last chunk was sealed
     levels: int = 1  # of its first attempt
     predictions: dict[str, float] = field(default_factory=dict)  # seconds, of the plans there were to choose from
@@ -213,6 +218,13 @@ def with_standing(state: State, node: NodeId, standing: MemberState, reason: str
     return with_member(state, node, state=standing, reason=reason, **changes)
 
 
+def fail_attempt(state: State, why: str, now: float) -> State:
+    """Give the attempt up. Contributions stay: members keep what they encoded until the round is over."""
+    r = state.round
+    story = f"{r.story}; attempt {r.ledger.attempt} failed: {why}"
+    return with_round(state, phase=Phase.COLLECTING, plan=None, asked_at=now, reason=why, story=story)
+
+
 def drop_from_round(state: State, node: NodeId) -> State:
     """Neither its contribution nor its vote counts in this round any more. It keeps its lease."""
     r = state.round
@@ -221,6 +233,7 @@ def drop_from_round(state: State, node: NodeId) -> State:
         participants=tuple(n for n in r.participants if n != node),
         reached=r.reached - {node},
         held={n: h for n, h in r.held.items() if n != node},
+        settled=r.settled - {node},
         ledger=withdraw(r.ledger, node) if node in r.ledger.contributions else r.ledger,
         evaluator=None if r.evaluator == node else r.evaluator,
     )

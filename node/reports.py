@@ -45,6 +45,14 @@ class Reports:
         log.warning(f"round {plan.round}, attempt {plan.attempt}: {node}: {sentence}")
         self.of(plan, unreachable=pb.Unreachable(node_id=node, reason=sentence[:200]))
 
+    def forged(self, plan: Plan, node: NodeId, chunk: int) -> None:
+        log.warning(f"round {plan.round}: chunk {chunk} as {node} gave it is not what the ledger says")
+        self.of(plan, forged=pb.Forged(node_id=node, chunk=chunk))
+
+    def lacking(self, plan: Plan, chunks: tuple[int, ...]) -> None:
+        log.warning(f"round {plan.round}: nobody gave {len(chunks)} of its chunks as the ledger has them")
+        self.of(plan, lacking=pb.Lacking(chunks=bitmap(chunks, len(plan.owners))))
+
     def orphans(self, plan: Plan, here: tuple[tuple[int, bytes], ...]) -> None:
         pass  # only who contributes holds sealed chunks
 

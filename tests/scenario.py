@@ -20,6 +20,8 @@ commit                      all participants: 10 s, reached, ready, reduce, and 
 evaluated NAME LOSS [ROUND]
 mended NAME CHUNKS [disk]
 lost NAME PEER [attempt=1]  NAME's connection to PEER broke
+forged NAME PEER [chunk=0] [attempt=1]             the sealed chunk as PEER gave it to NAME is not the ledger's
+lacking NAME... [chunks=0,2] [attempt=1]           nobody gave them these sealed chunks as the ledger has them
 disconnect NAME... / connect NAME... / leave NAME...
 silent NAME... / talk NAME...      no heartbeats any more / again
 hang NAME... / move NAME...        heartbeats, but no progress / again
@@ -210,7 +212,7 @@ class Run:
                         continue
                     for since in sorted({ledger.since[c] for c, o in enumerate(ledger.owners) if o == node}):
                         self.do("seal", [name, f"since={since}", *(f"{k}={v}" for k, v in options.items())])
-            case "layout" | "evaluated" | "lost" | "mended":
+            case "layout" | "evaluated" | "lost" | "forged" | "mended":
                 self.feed(self.event(verb, words[0], words[1:], options))
             case "state":
                 names = words[: next(i for i, word in enumerate(words) if word.isdigit())]
@@ -224,7 +226,7 @@ class Run:
     def event(self, verb: str, name: str, rest: list[str], options: dict[str, str]) -> ev.Event:
         """What a node says."""
         (node, life), r = self.who(name), self.state.round
-        of_reduce = verb in ("seal", "orphans", "held", "lost")
+        of_reduce = verb in ("seal", "orphans", "held", "lost", "forged", "lacking")
         fence = self.fence(options.get("attempt")) if of_reduce else None
         match verb:
             case "layout":
@@ -264,6 +266,12 @@ class Run:
             case "lost":
                 assert fence is not None
                 return ev.PeerLost(node, life, self.node(rest[0]), fence, "connection reset")
+            case "forged":
+                assert fence is not None
+                return ev.Forged(node, life, self.node(rest[0]), fence, int(options.get("chunk", 0)))
+            case "lacking":
+                assert fence is not None
+                return ev.Lacking(node, life, fence, tuple(int(c) for c in options["chunks"].split(",")))
             case "mended":
                 return ev.Mended(node, life, self.state.committed, int(rest[0]), True, rest[1:] == ["disk"])
             case "evaluated":

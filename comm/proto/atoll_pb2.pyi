@@ -225,6 +225,8 @@ class ReportRequest(_message.Message):
     REACHED_FIELD_NUMBER: _builtins.int
     ORPHANS_FIELD_NUMBER: _builtins.int
     MENDED_FIELD_NUMBER: _builtins.int
+    FORGED_FIELD_NUMBER: _builtins.int
+    LACKING_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     @_builtins.property
     def fence(self) -> Global___Fence: ...
@@ -250,6 +252,10 @@ class ReportRequest(_message.Message):
     def orphans(self) -> Global___Orphans: ...
     @_builtins.property
     def mended(self) -> Global___Mended: ...
+    @_builtins.property
+    def forged(self) -> Global___Forged: ...
+    @_builtins.property
+    def lacking(self) -> Global___Lacking: ...
     def __init__(
         self,
         *,
@@ -266,12 +272,14 @@ class ReportRequest(_message.Message):
         reached: Global___Reached | None = ...,
         orphans: Global___Orphans | None = ...,
         mended: Global___Mended | None = ...,
+        forged: Global___Forged | None = ...,
+        lacking: Global___Lacking | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluated", b"evaluated", "fence", b"fence", "held", b"held", "layout", b"layout", "leave", b"leave", "mended", b"mended", "orphans", b"orphans", "reached", b"reached", "ready", b"ready", "report", b"report", "seals", b"seals", "state_at", b"state_at", "unreachable", b"unreachable"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluated", b"evaluated", "fence", b"fence", "forged", b"forged", "held", b"held", "lacking", b"lacking", "layout", b"layout", "leave", b"leave", "mended", b"mended", "orphans", b"orphans", "reached", b"reached", "ready", b"ready", "report", b"report", "seals", b"seals", "state_at", b"state_at", "unreachable", b"unreachable"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluated", b"evaluated", "fence", b"fence", "held", b"held", "layout", b"layout", "leave", b"leave", "mended", b"mended", "orphans", b"orphans", "reached", b"reached", "ready", b"ready", "report", b"report", "seals", b"seals", "session", b"session", "state_at", b"state_at", "unreachable", b"unreachable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluated", b"evaluated", "fence", b"fence", "forged", b"forged", "held", b"held", "lacking", b"lacking", "layout", b"layout", "leave", b"leave", "mended", b"mended", "orphans", b"orphans", "reached", b"reached", "ready", b"ready", "report", b"report", "seals", b"seals", "session", b"session", "state_at", b"state_at", "unreachable", b"unreachable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["layout", "state_at", "ready", "seals", "held", "evaluated", "unreachable", "leave", "reached", "orphans", "mended"]  # noqa: Y015
+    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["layout", "state_at", "ready", "seals", "held", "evaluated", "unreachable", "leave", "reached", "orphans", "mended", "forged", "lacking"]  # noqa: Y015
     _WhichOneofArgType_report: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
 
@@ -547,6 +555,52 @@ class Held(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Held: _TypeAlias = Held  # noqa: Y015
+
+@_typing.final
+class Forged(_message.Message):
+    """the sealed chunk as this member gave it is not what the ledger says"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    chunk: _builtins.int
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        chunk: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Forged: _TypeAlias = Forged  # noqa: Y015
+
+@_typing.final
+class Lacking(_message.Message):
+    """everybody who may be asked was, and gave these sealed chunks otherwise or not at all"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    chunks: _builtins.bytes
+    """bitmap"""
+    def __init__(
+        self,
+        *,
+        chunks: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Lacking: _TypeAlias = Lacking  # noqa: Y015
 
 @_typing.final
 class RoundTrip(_message.Message):

@@ -1,12 +1,14 @@
-"""What goes on beside training, and what that costs it: one real node, rounds with and without it in turns.
+"""What goes on beside training, and what that costs it: real nodes, rounds with and without it in turns.
 
-    python -m bench.beside recovery     a joiner fetches the state from the node over and over, two of four rounds
-    python -m bench.beside checkpoint   in every second round outer state and moments are written
+    python -m bench.beside recovery     a joiner fetches the state from one node over and over, two of four rounds
+    python -m bench.beside checkpoint   in every second round two nodes write outer state and moments
 
-The trainer has one thread, the node both cores of the machine; coordinator, joiner and this process are confined
-to the last core, so a joiner takes nothing from the trainer but what serving it takes. A ratio is of the medians
-of one run's rounds with and without, so that what else the machine does hits both. A round lasts seconds here, and
-minutes in training: what is written once a round weighs more here than there.
+Trainers have one thread. For recovery the node has both cores of the machine; coordinator, joiner and this process
+are confined to the last core, so a joiner takes nothing from the trainer but what serving it takes. For checkpoints
+each of two nodes has a core for daemon and trainer, so that whatever is written takes its time from training. A
+ratio is of rounds of one run, so that what else the machine does hits both: of medians; and, paired, of each round
+with it and its neighbour without, the mean over the middle half of these. A round lasts a second here, and minutes
+in training: what is written once a round weighs more here than there.
 """
 
 import json
@@ -16,10 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import exp, log
 from pathlib import Path
-from statistics import median, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
 import click
@@ -31,15 +34,21 @@ MODEL = (
     *("model.seq_len=64", "inner.batch_size=1", "inner.warmup_tokens=0", "data.eval_every=1000000"),
     *("members.start=1", "members.minimum=1", "members.stall=600", "members.lease=60", "reduce.chunk=524288"),
 )
+SMALL = (
+    *("model.dim=192", "model.layers=2", "model.heads=4", "model.kv_heads=4", "model.ffn_dim=512"),
+    *("model.seq_len=64", "inner.batch_size=4", "members.start=2", "members.minimum=2"),
+)
+TWO_STEPS = 2 * 4 * 64  # tokens of an inner step of both
 WARM = 3  # rounds before the first that counts
 PATIENCE = 120.0  # seconds for a round
-LOOK = 0.02  # seconds
+LOOK = 0.2  # seconds
 DRAWS = 1000
 Record = Mapping[str, Any]
 VALUES: dict[str, Callable[[Record], float]] = {  # seconds
     "inner_step": lambda r: r["seconds"]["inner"] / r["steps"],
     "round": lambda r: sum(r["seconds"].values()) / r["steps"] * r["usual"],
     "reduce": lambda r: r["seconds"]["reduce"],
+    "whole": lambda r: sum(r["seconds"].values()),
 }
 
 
@@ -53,16 +62,32 @@ def main(what: str, rounds: int, steps: int, cap: float) -> None:
     with tempfile.TemporaryDirectory(prefix="atoll-beside-") as folder:
         run = Run(Path(folder))
         try:
-            begin(run, steps, cap, every=2 if what == "checkpoint" else 1_000_000)
-            marked, more = (recovering if what == "recovery" else writing)(run, rounds)
-            result = summary(run, marked, steps)
+            if what == "recovery":
+                begin(run, steps, cap)
+                marked, more = recovering(run, rounds)
+            else:
+                begin_two(run, steps)
+                marked, more = writing(run, rounds)
+            result = summary(run, marked, steps, 64 if what == "recovery" else TWO_STEPS)
         finally:
             run.stop()
     print(json.dumps({"what": what, "steps": steps, **result, **more}))
 
 
-def begin(run: Run, steps: int, cap: float, every: int) -> None:
-    run.start(*MODEL, f"rounds.inner_steps={steps}", f"checkpoint.every={every}")
+def begin_two(run: Run, steps: int) -> None:
+    """Two nodes with a core each, that write something in every second round."""
+    run.start(*MODEL, *SMALL, f"rounds.inner_steps={steps}", "checkpoint.every=2")
+    cores, this = psutil.Process().cpu_affinity(), psutil.Process()
+    url = run.invite(2)
+    for name, core in zip(("one", "two"), (cores[0], cores[-1]), strict=True):
+        this.cpu_affinity([core])  # which it inherits
+        run.join(url, name)
+    psutil.Process(run.coordinator.pid).cpu_affinity([cores[-1]])
+    until("the first rounds", lambda: run.committed() >= WARM, PATIENCE)
+
+
+def begin(run: Run, steps: int, cap: float) -> None:
+    run.start(*MODEL, f"rounds.inner_steps={steps}")
     run.join(run.invite(1), "one", f"upload={cap:g}")
     this = psutil.Process()
     last = this.cpu_affinity()[-1:]
@@ -118,19 +143,22 @@ def joiner(run: Run, numel: int) -> Iterator[Callable[[str], int]]:
 
 def writing(run: Run, rounds: int) -> tuple[dict[int, bool], dict[str, Any]]:
     """Rounds, and whether something was written in them. A checkpoint of round k is written during round k + 1."""
-    began, written = run.committed(), set[int]()
+    began, written, size = run.committed(), set[int](), 0
     while run.committed() <= began + rounds:
-        written |= {int(p.name.split("-")[1].split(".")[0]) for p in run.folder.glob("one/outer/*/snapshot-*")}
+        found = list(run.folder.glob("one/outer/*/snapshot-*"))
+        written |= {int(path.name.split("-")[1].split(".")[0]) for path in found}
         time.sleep(LOOK)
-    return {k: k - 1 in written for k in range(began + 2, began + rounds + 1)}, {}
+    for path in (*found, *run.folder.glob("one/inner/*/moments-*/*")):
+        size = max(size, path.stat().st_size)
+    return {k: k - 1 in written for k in range(began + 2, began + rounds + 1)}, {"largest_file": size}
 
 
-def summary(run: Run, marked: Mapping[int, bool], steps: int) -> dict[str, Any]:
+def summary(run: Run, marked: Mapping[int, bool], steps: int, tokens_of_one: int) -> dict[str, Any]:
     until("the last record", lambda: len(run.rounds()) >= max(marked), PATIENCE)
     records = run.rounds()
     tokens = [0, *(r["tokens"] for r in records)]
     chosen = [
-        r | {"steps": (after - before) / 64, "usual": steps}
+        r | {"steps": (after - before) / tokens_of_one, "usual": steps}
         for r, before, after in zip(records, tokens, tokens[1:], strict=False)
         if r["round"] in marked
     ]
@@ -140,7 +168,25 @@ def summary(run: Run, marked: Mapping[int, bool], steps: int) -> dict[str, Any]:
         a, b = median(map(value, with_)), median(map(value, without))
         result |= {f"{name}_s_with": a, f"{name}_s_without": b, f"{name}_ratio": a / b}
         result[f"{name}_ratio_error"] = error(*(list(map(value, kind)) for kind in (with_, without)))
+        rng, logs = random.Random(0), [log(value(a) / value(b)) for a, b in pairs(chosen, marked)]
+        result[f"{name}_paired_ratio"] = exp(middle(logs)) if logs else None
+        spread = [exp(middle(rng.choices(logs, k=len(logs)))) for _ in range(DRAWS)] if logs else []
+        result[f"{name}_paired_ratio_error"] = stdev(spread) if spread else None
     return result
+
+
+def pairs(records: Sequence[Record], marked: Mapping[int, bool]) -> Iterator[tuple[Record, Record]]:
+    """Each round with it and the one after it, where that is one without."""
+    by_number = {r["round"]: r for r in records}
+    for k, on in marked.items():
+        if on and marked.get(k + 1) is False and k in by_number and k + 1 in by_number:
+            yield by_number[k], by_number[k + 1]
+
+
+def middle(values: Sequence[float]) -> float:
+    """The mean of the middle half."""
+    quarter = len(values) // 4
+    return mean(sorted(values)[quarter : len(values) - quarter])
 
 
 def error(a: list[float], b: list[float]) -> float:

@@ -19,7 +19,19 @@ import pytest
 
 from atoll.comm import exchange
 from atoll.comm.digest import digest, root
-from atoll.comm.exchange import Exchange, Forged, Forget, Free, Held, Merge, Orphans, Report, Send, Verdict
+from atoll.comm.exchange import (
+    Exchange,
+    Forged,
+    Forget,
+    Free,
+    Held,
+    Lacking,
+    Merge,
+    Orphans,
+    Report,
+    Send,
+    Verdict,
+)
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import NOBODY, Plan, PlanMember
 from atoll.comm.wire import Kind
@@ -630,9 +642,49 @@ def test_a_chunk_that_nobody_had_right_is_asked_for_again_under_the_next_plan() 
     while found := sends(x.sealed(0, b"forged", asked[-1]), Kind.WANT):
         asked.append(found[0][0])
     assert sorted(asked) == [B, C, D] and asked[0] != B
-    x.sealed(0, b"forged", B)
+    assert x.sealed(0, b"forged", B) == [Forged(0, B)], "that it is lacking was said"
     out = x.replan(plan_of(2, [1], since=(1,)))
     assert len(sends(out, Kind.WANT)) == 1
+
+
+def test_what_everybody_was_asked_for_in_vain_is_said_to_be_lacking_once_nothing_else_is_missing() -> None:
+    x = begun(A, [1, 2])
+    x.sealed(0, b"forged", B)
+    x.sealed(1, b"forged too", C)
+    out = x.prove([b"right", b"as sealed"])
+    asked = {c: [n for n, chunk in sends(out, Kind.WANT) if chunk == c] for c in range(2)}
+    while found := sends(out := x.lacked(asked[0][-1], 0), Kind.WANT):
+        asked[0].append(found[0][0])
+    assert out == [], "the other chunk may still come"
+    while found := sends(out := x.sealed(1, b"forged too", asked[1][-1]), Kind.WANT):
+        asked[1].append(found[0][0])
+    assert out == [Forged(1, asked[1][-1]), Lacking((0, 1))]
+    assert sorted(asked[0]) == sorted(asked[1]) == [B, C, D]
+    assert x.sealed(1, b"as sealed", C)[-1] == Lacking((0,)), "late, it is here after all"
+    assert x.sealed(0, b"right", C)[-1] == Held(root([b"right", b"as sealed"]), proven=True)
+
+
+def test_an_owner_that_sealed_what_it_does_not_have_says_so() -> None:
+    x = begun(B, [1])
+    for node in (A, C, D):
+        x.contribution(node, 0)
+    x.merged(0, 1, range(4), b"as sent")
+    asked = [node for node, _ in sends(x.prove([b"as sealed"]), Kind.WANT)]
+    while found := sends(out := x.sealed(0, b"as sent", asked[-1]), Kind.WANT):
+        asked.append(found[0][0])
+    assert sorted(asked) == [A, C, D] and out[-1] == Lacking((0,))
+
+
+def test_who_has_nobody_to_ask_lacks_the_chunk_at_once() -> None:
+    x = Exchange(A, 1, 1)
+    plan = plan_of(1, [0])
+    leaves = tuple(replace(m, leaf=m.node != A) for m in plan.members)
+    x.replan(replace(plan, members=leaves))
+    for node in (B, C, D):
+        x.contribution(node, 0)
+    x.merged(0, 1, range(4), b"as sent")
+    assert x.prove([b"as sealed"]) == [Forget(0), Lacking((0,))]
+    assert x.replan(replace(plan_of(2, [0], since=(1,)), members=leaves)) == [Lacking((0,))]
 
 
 def test_who_has_no_weight_contributes_nothing() -> None:

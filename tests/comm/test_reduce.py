@@ -97,6 +97,8 @@ class Heard:
         self.orphaned: dict[int, bytes] | None = None
         self.blamed: list[tuple[NodeId, str]] = []
         self.root, self.proven = b"", False
+        self.forgers: list[tuple[NodeId, int]] = []
+        self.lacks: tuple[int, ...] = ()
         self.changed = asyncio.Event()
 
     def sealed(self, plan: Plan, seal: Seal, more: bool) -> None:
@@ -113,6 +115,14 @@ class Heard:
 
     def held(self, plan: Plan, root: bytes, proven: bool) -> None:
         self.root, self.proven = root, proven
+        self.changed.set()
+
+    def forged(self, plan: Plan, node: NodeId, chunk: int) -> None:
+        self.forgers.append((node, chunk))
+        self.changed.set()
+
+    def lacking(self, plan: Plan, chunks: tuple[int, ...]) -> None:
+        self.lacks = chunks
         self.changed.set()
 
     async def until(self, condition: Callable[["Heard"], bool]) -> None:
@@ -827,9 +837,27 @@ def test_a_sealed_chunk_that_is_not_the_ledgers_comes_again_from_another_member(
                 victim.heard.root = b""
                 victim.reduction.prove(ledger)
                 assert await victim.holds_all() == expected and victim.heard.proven
-                ((node, sentence),) = victim.heard.blamed
-                assert node == name(2) and "chunk 4 as it sent it is not what the ledger says" in sentence
-                assert not members[1].heard.proven and not members[1].heard.blamed
+                assert victim.heard.forgers == [(name(2), 4)] and not victim.heard.blamed
+                assert not members[1].heard.proven and not members[1].heard.forgers
+
+    run(body())
+
+
+def test_a_sealed_chunk_that_everybody_has_otherwise_than_the_ledger_is_lacking_everywhere() -> None:
+    async def body() -> None:
+        async with fleet(3) as planes:
+            plan = plan_for(planes, owners=[2] * 10)
+            members = [Member(p, ENCODED[i], plan) for i, p in enumerate(planes)]
+            async with reducing(*members):
+                for member in members:
+                    await member.holds_all()
+                ledger = list(members[2].reduction.result.digests)
+                ledger[4] = digest(b"what nobody has")
+                for member in members:
+                    member.reduction.prove(ledger)
+                for member in members:
+                    await member.heard.until(lambda heard: heard.lacks == (4,))
+                    assert not member.heard.blamed
 
     run(body())
 

@@ -29,6 +29,9 @@ def test_every_report_becomes_its_event() -> None:
     assert event(ready=ready) == ev.BecameReady(ADA, 7, 4, 40, 36, 9, 2.5, 0.5)
     seals = pb.Seals(seals=[pb.Seal(chunk=3, digest=DIGEST, inputs=b"\x05")])
     assert event(seals=seals) == ev.Sealed(ADA, 7, MINE, ((3, DIGEST, b"\x05"),))
+    forged = pb.Forged(node_id="n2", chunk=5)
+    assert event(forged=forged) == ev.Forged(ADA, 7, NodeId("n2"), MINE, 5)
+    assert event(lacking=pb.Lacking(chunks=b"\x05\x01")) == ev.Lacking(ADA, 7, MINE, (0, 2, 8))
     orphans = pb.Orphans(here=[pb.Seal(chunk=3, digest=DIGEST)])
     assert event(orphans=orphans) == ev.Orphans(ADA, 7, MINE, ((3, DIGEST),))
     held = pb.Held(digest=DIGEST, bytes_up=1, bytes_down=2, rate_up=3.0, rate_down=4.0)
@@ -65,6 +68,7 @@ def test_every_report_becomes_its_event() -> None:
         {"evaluated": pb.Evaluated(round=1, loss=-math.inf)},
         {"unreachable": pb.Unreachable(node_id="ghost", reason="reset")},
         {"unreachable": pb.Unreachable(node_id="", reason="reset")},
+        {"forged": pb.Forged(node_id="ghost", chunk=0)},
         {"unreachable": pb.Unreachable(node_id="n-1", reason="reset")},
         {"unreachable": pb.Unreachable(node_id="n\u0663", reason="reset")},
     ],

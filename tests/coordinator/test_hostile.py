@@ -99,6 +99,8 @@ def hostile(rng: Random, state: State) -> pb.ReportRequest:
             pb.ReportRequest(fence=fence, held=held),
             pb.ReportRequest(fence=fence, evaluated=pb.Evaluated(round=about(state.committed), loss=1e6)),
             pb.ReportRequest(fence=fence, unreachable=lost),
+            pb.ReportRequest(fence=fence, forged=pb.Forged(node_id=lost.node_id, chunk=rng.choice(ODD))),
+            pb.ReportRequest(fence=fence, lacking=pb.Lacking(chunks=rng.choice([b"", b"\x02", b"\xff" * 40]))),
         ]
     )
 

@@ -406,6 +406,9 @@ def the_ledger_has_what_members_said(world: "World", state: State) -> None:
         for orphans in r.plan.orphans.values():
             right = orphans in truth.said and orphans.fence == r.plan.fence
             hold(right, f"{orphans.node} did not tell its orphans of {r.plan.fence}")
+        for node, chunks in r.plan.lacking.items():
+            said = node in here and ev.Lacking(node, here[node].life, r.plan.fence, chunks) in truth.said
+            hold(said, f"{node} did not say what it lacks of {r.plan.fence}")
 
 
 def attempts_continue(world: "World", state: State) -> None:

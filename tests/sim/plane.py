@@ -220,7 +220,10 @@ class Plane:
                 case exchange.Held(root_, proven):
                     self._tell_held(reduce, root_, proven)
                 case exchange.Forged(c, node):
-                    self.lost(reduce, node, f"chunk {c} is not what the ledger says")
+                    fence = reduce.plan.fence
+                    self.node.report(partial(ev.Forged, peer=node, fence=fence, chunk=c))
+                case exchange.Lacking(chunks):
+                    self.node.report(partial(ev.Lacking, fence=reduce.plan.fence, chunks=chunks))
                 case _:
                     assert_never(effect)
 

@@ -258,15 +258,15 @@ MUTATIONS = [
     Mutation(
         "a round commits before all hold it",
         C + "attempts.py",
-        "    if left and ledger.complete and all(n in r.held for n in left):\n        root = ledger.root\n",
+        "    if left and ledger.complete and all(n in r.held or n in plan_.lacking for n in left):\n",
         "    left = [n for n in left if n in r.held] or left\n"
-        "    if left and ledger.complete and all(n in r.held for n in left):\n        root = ledger.root\n",
+        "    if left and ledger.complete and all(n in r.held or n in plan_.lacking for n in left):\n",
     ),
     Mutation(
         "a round commits whatever its members hold",
         C + "attempts.py",
-        "        right = {n: h for n, h in r.held.items() if h.digest == root}\n",
-        "        right = r.held\n",
+        "        if all(n in r.held and r.held[n].digest == ledger.root for n in left):\n",
+        "        if all(n in r.held for n in left):\n",
     ),
     Mutation(
         "an attempt may take for ever",
@@ -343,16 +343,15 @@ MUTATIONS = [
     ),
     Mutation(
         "a lying member is not looked for",
-        C + "attempts.py",
-        "    longest = min(owners, key=lambda n: (state.members.here[n].life, order(n)))\n",
-        "    longest = members[0]\n",
-        12,
+        C + "disputes.py",
+        "    if layered or not r.settled.issuperset(members):",
+        "    if True:",
     ),
     Mutation(
         "who was told which bytes differ is told again for ever",
-        C + "attempts.py",
-        "            return with_round(state, held=right, wrong=r.wrong.union(wrong))",
-        "            return with_round(state, held=right)",
+        C + "disputes.py",
+        "        return with_round(state, held=right, wrong=r.wrong.union(wrong))",
+        "        return with_round(state, held=right)",
         4,
     ),
     Mutation(
