@@ -197,6 +197,8 @@ TREND = (
     (BEST, FP32),
     (INT4, FP32),
     (SPARSE, FP32_ADAMW),
+    (OVERLAPPED, BLOCKING),
+    (DROPPED, BEST),
 )
 COMPARED = tuple(dict.fromkeys(case for pair in TREND for case in pair))
 
