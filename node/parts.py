@@ -1,8 +1,8 @@
 """The parts of one chunk of the state, which several donors give together. Pure.
 
-The first stream asks for them from the front on, the others from the back, each for parts that nobody was asked for:
-as long as all answer none comes twice. Once each was asked for, one that came to help as parts were late asks for
-these, too.
+The first stream asks for them from the front on, the others from the back, each for parts that nobody was asked
+for: as long as all answer none comes twice. Once each was asked for, a stream that came because parts were late
+asks for these, too.
 """
 
 from collections import deque
