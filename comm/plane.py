@@ -16,6 +16,7 @@ import asyncio
 import errno
 import logging
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from enum import Enum
@@ -455,23 +456,26 @@ class Fetcher:
         self,
         round: Round,
         chunk: int,
-        start: int,
-        size: int,
+        parts: Callable[[], tuple[int, int] | None],
         take: Callable[[int, bytes], None],
         deadline: float = 60.0,
     ) -> None:
-        """Bytes `start` to `size` of a chunk's anchor and momentum, by calls `take(at, part)`, in order, as they
-        come. Raises as `fetch` does; what was taken before is what it is."""
+        """Parts of a chunk's anchor and momentum: from byte to byte as `parts` says next, until that is None; by
+        calls `take(at, part)`, in the same order, as they come. Raises as `fetch` does; what was taken before is
+        what it is."""
 
         async def ask(link: Link) -> None:
-            asked = at = start
-            while at < size:
-                while asked < size and asked - at < AHEAD:
-                    asked, begin = min(asked + PART, size), asked
-                    await wire.send(link, wire.part(Kind.GET_STATE, round, chunk, begin, asked))
-                end = min(at + PART, size)
-                take(at, await self._hear(link, Item.STATE, round, chunk, end - at, None))
-                at = end
+            under_way, ahead = deque[tuple[int, int]](), 0
+            while True:
+                while ahead < AHEAD and (part := parts()) is not None:
+                    await wire.send(link, wire.part(Kind.GET_STATE, round, chunk, *part))
+                    under_way.append(part)
+                    ahead += part[1] - part[0]
+                if not under_way:
+                    return
+                begin, end = under_way.popleft()
+                take(begin, await self._hear(link, Item.STATE, round, chunk, end - begin, None))
+                ahead -= end - begin
 
         await self._in_time(ask, f"state of round {round}, chunk {chunk}", deadline)
 

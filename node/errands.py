@@ -1,12 +1,13 @@
 """Which chunk a donor's stream fetches next. Pure.
 
 A free stream takes a chunk that nobody fetches; donors so get work as fast as they answer. When there is none
-left, it takes one that another donor is late with, if that is expected to save time; the first answer wins. A
-chunk is expected to take as long as its donor's last one; one that is late by some seconds, as many more.
+left, it helps another donor's stream with the chunk of which the most parts were asked of nobody. When there is no
+such chunk either, it takes one of which nothing came for longer than its own donor takes for all of one: what is
+late then comes twice, and the first answer wins.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from atoll.comm.ids import NodeId
@@ -19,28 +20,38 @@ class Errand:
     donor: NodeId
     chunk: int
     since: float  # seconds
+    late: bool = False  # others were asked for all of it before
+
+
+LATE = 2.0  # seconds at least without anything of a chunk: a busy machine may be silent for so long
 
 
 class Errands:
     def __init__(self, chunks: Iterable[int]) -> None:
         self._waiting = deque(chunks)
         self._under_way: dict[int, list[Errand]] = {}  # by chunk
-        self._typical: dict[NodeId, float] = {}  # seconds
+        self._typical: dict[NodeId, float] = {}  # seconds that its last chunk took
+        self._moved: dict[int, float] = {}  # by chunk: seconds; when something of it came
 
     @property
     def left(self) -> int:
         """Chunks that are not here."""
         return len(self._waiting) + len(self._under_way)
 
-    def take(self, donor: NodeId, now: float) -> Errand | None:
-        """What a free stream to this donor fetches; None: nothing now."""
+    def take(self, donor: NodeId, now: float, open_: Callable[[int], int]) -> Errand | None:
+        """What a free stream to this donor fetches; None: nothing now. `open_`: parts of a chunk under way that
+        nobody was asked for."""
+        late = False
         if self._waiting:
             chunk = self._waiting.popleft()
-        elif (late := self._latest(donor, now)) is not None:
-            chunk = late
+        elif (found := self._most(donor, open_)) is not None:
+            chunk = found
+        elif (found := self._latest(donor, now)) is not None:
+            chunk, late = found, True
         else:
             return None
-        errand = Errand(donor, chunk, now)
+        errand = Errand(donor, chunk, now, late)
+        self._moved[chunk] = now
         self._under_way.setdefault(chunk, []).append(errand)
         return errand
 
@@ -49,8 +60,13 @@ class Errands:
         the first."""
         if errand not in self._under_way.get(errand.chunk, ()):
             return None
-        self._typical[errand.donor] = now - errand.since
+        if len(self._under_way[errand.chunk]) == 1:
+            self._typical[errand.donor] = now - errand.since
         return [other for other in self._under_way.pop(errand.chunk) if other is not errand]
+
+    def moved(self, chunk: int, now: float) -> None:
+        """Something of the chunk came."""
+        self._moved[chunk] = now
 
     def drop(self, errand: Errand) -> None:
         """It came to nothing: the chunk is the next one, unless somebody else fetches it."""
@@ -65,14 +81,20 @@ class Errands:
         """What was here turned out to be of no use."""
         self._waiting.append(chunk)
 
+    def _most(self, donor: NodeId, open_: Callable[[int], int]) -> int | None:
+        """The chunk that others fetch with the most parts to ask for."""
+        of_others = [c for c, errands in self._under_way.items() if all(e.donor != donor for e in errands)]
+        found = max(of_others, key=open_, default=None) if donor in self._typical else None
+        return found if found is not None and open_(found) else None
+
     def _latest(self, donor: NodeId, now: float) -> int | None:
-        """The chunk that is longest to come, if this donor would have it sooner."""
+        """The chunk of which longest nothing came, if this donor would have it sooner."""
         mine = self._typical.get(donor)
         if mine is None:
             return None
-        worst, found = mine, None
+        worst, found = max(mine, LATE), None
         for chunk, errands in self._under_way.items():
-            rest = min(abs(self._typical.get(e.donor, 0.0) - (now - e.since)) for e in errands)
-            if rest > worst and all(e.donor != donor for e in errands):
-                worst, found = rest, chunk
+            silent = now - self._moved[chunk]
+            if silent > worst and all(e.donor != donor for e in errands):
+                worst, found = silent, chunk
         return found

@@ -138,6 +138,14 @@ class OuterState:
 
     def land(self, c: int, sum_: bytes, at: int, part: bytes) -> None:
         """Bytes of the chunk whose digest is `sum_`, from `at` on; an earlier daemon may have had those before."""
+        self._land(c, sum_, at, part)
+
+    def land_more(self, c: int, sum_: bytes, data: bytearray, end: int) -> None:
+        """What follows on it, up to `end`, came before."""
+        if 0 < (here := self._here(c, sum_)) < end:
+            self._land(c, sum_, here, bytes(data[here:end]))
+
+    def _land(self, c: int, sum_: bytes, at: int, part: bytes) -> None:
         if self.at[c] >= 0 or self._here(c, sum_) != at:
             return
         span, half = self.chunks.span(c), 4 * self.chunks.size(c)
@@ -148,13 +156,12 @@ class OuterState:
         momentum[rest : rest + len(part) - len(first)] = np.frombuffer(part, np.uint8, offset=len(first))
         self._landed[c] = int.from_bytes(sum_[:8], "little", signed=True), at + len(part)
 
-    def landed(self, c: int, sum_: bytes, into: bytearray) -> int:
-        """Copy what is here of the chunk whose digest is `sum_`; returns how many bytes that is."""
+    def landed(self, c: int, sum_: bytes) -> bytearray:
+        """What is here of the chunk whose digest is `sum_`."""
         if self.at[c] >= 0 or not (here := self._here(c, sum_)):
-            return 0
+            return bytearray()
         span = self.chunks.span(c)
-        into[:here] = (self.vectors.anchor[span].tobytes() + self.vectors.momentum[span].tobytes())[:here]
-        return here
+        return bytearray(self.vectors.anchor[span].tobytes() + self.vectors.momentum[span].tobytes())[:here]
 
     def _here(self, c: int, sum_: bytes) -> int:
         whose, size = self._landed[c]

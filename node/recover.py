@@ -23,10 +23,11 @@ from atoll.comm.codec import Malformed
 from atoll.comm.digest import SIZE, digest, root
 from atoll.comm.errors import Unreachable
 from atoll.comm.ids import NodeId, Round
-from atoll.comm.plane import DataPlane, Fetcher, Item, Missing, PeerLost
+from atoll.comm.plane import PART, DataPlane, Fetcher, Item, Missing, PeerLost
 from atoll.comm.streams import streams
 from atoll.node.errands import Errand, Errands
 from atoll.node.outer import OuterState
+from atoll.node.parts import Parts
 
 T = TypeVar("T")
 log = logging.getLogger("atoll.node")
@@ -190,6 +191,7 @@ class _Recovery:
         self._clock = asyncio.get_running_loop().time
         self._began = self._told = self._clock()
         self._progress = Standing(outer.chunks.count, names={d.node: d.name for d in donors})
+        self._parts: dict[int, Parts] = {}  # of chunks under way
         self._limits: dict[Errand, asyncio.Timeout] = {}  # to end an errand that is of no more use
         self._changed = asyncio.Event()  # set, and replaced, when a stream without work should look again
         self._from = outer.round
@@ -269,7 +271,7 @@ class _Recovery:
 
     async def _step(self, fetcher: Fetcher) -> None:
         """Fetch a chunk; or wait a moment for one to fetch."""
-        errand = self._errands.take(fetcher.node, self._clock())
+        errand = self._errands.take(fetcher.node, self._clock(), self._open)
         if errand is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK):
@@ -278,24 +280,27 @@ class _Recovery:
         try:
             async with asyncio.timeout(None) as limit:
                 self._limits[errand] = limit
-                work = await self._fetch(fetcher, errand.chunk)
-            rivals = self._errands.done(errand, self._clock())
+                work = await self._fetch(fetcher, errand)
+            rivals = self._errands.done(errand, self._clock()) if work is not None else None
         except TimeoutError:
-            rivals = None
+            work = rivals = None
         finally:
             del self._limits[errand]
             self._errands.drop(errand)
             self._wake()
-        if rivals is None:
-            return  # another donor was first
+        if work is None or rivals is None:
+            return  # another donor has the rest of it, or was first
         for rival in rivals:
             self._limits[rival].reschedule(self._clock())
         # What is here is used, even if the donor fails at another chunk meanwhile.
         await asyncio.shield(self._group.create_task(self._take(errand, work)))
 
-    async def _fetch(self, fetcher: Fetcher, c: int) -> Callable[[], None]:
-        """The bytes of chunk `c`; returns what brings the chunk to the round with them."""
-        outer, round_ = self._outer, self._round
+    def _open(self, c: int) -> int:
+        return self._parts[c].open if c in self._parts else 0
+
+    async def _fetch(self, fetcher: Fetcher, errand: Errand) -> Callable[[], None] | None:
+        """The bytes of a chunk; returns what brings the chunk to the round with them; None: others bring some."""
+        outer, round_, c = self._outer, self._round, errand.chunk
         sealed, whole = outer.sealing.size(outer.chunks.size(c), 1), 8 * outer.chunks.size(c)  # bytes
         fragment, i = outer.chunks.place(c)
         missed = outer.turns.rounds(fragment, outer.at[c], round_)
@@ -305,27 +310,45 @@ class _Recovery:
                 payloads = [await fetcher.fetch(*what) for what in ask]
                 self._credit(fetcher, sum(map(len, payloads)))
                 return lambda: self._bring_forward(c, payloads)
-        data = bytearray(whole)
-        here = outer.landed(c, self._wanted[c], data)  # of an earlier life
-        right = await self._get(fetcher, c, data, here)
+        if c not in self._parts:
+            self._parts[c] = Parts(whole, PART, outer.landed(c, self._wanted[c]))
+        parts = self._parts[c]
+        if not await self._get(fetcher, errand, parts):
+            return None
+        right = await self._right(c, parts)
         if not right:
             outer.unland(c)
-            right = here > 0 and await self._get(fetcher, c, data, 0)
+        if not right and (parts.earlier or parts.givers > 1):  # who gave the wrong bytes cannot be told
+            parts = self._parts[c] = Parts(whole, PART, alone=True)
+            right = await self._get(fetcher, errand, parts) and await self._right(c, parts)
+        self._parts.pop(c, None)
         if not right:
             outer.unland(c)
             raise PeerLost(fetcher.node, f"chunk {c} of round {round_} is not what the run's digest says")
-        return lambda: outer.put(c, round_, data)
+        return lambda: outer.put(c, round_, parts.data)
 
-    async def _get(self, fetcher: Fetcher, c: int, data: bytearray, start: int) -> bool:
-        """Complete `data` from `start` on; whether it is right."""
+    async def _get(self, fetcher: Fetcher, errand: Errand, parts: Parts) -> bool:
+        """Fetch parts of the chunk; whether all are here."""
+        c, outer, stream = errand.chunk, self._outer, parts.join()
 
         def take(at: int, part: bytes) -> None:
-            data[at : at + len(part)] = part
-            self._outer.land(c, self._wanted[c], at, part)
+            parts.came(stream, at, part)
+            outer.land(c, self._wanted[c], at, part)
+            outer.land_more(c, self._wanted[c], parts.data, parts.front)
             self._credit(fetcher, len(part))
+            self._errands.moved(c, self._clock())
 
-        await fetcher.fetch_state(self._round, c, start, len(data), take, DEADLINE)
-        return await self._compute(digest, data) == self._wanted[c]
+        def following() -> tuple[int, int] | None:
+            return parts.next(stream, errand.late)
+
+        try:
+            await fetcher.fetch_state(self._round, c, following, take, DEADLINE)
+        finally:
+            parts.leave(stream)
+        return parts.complete
+
+    async def _right(self, c: int, parts: Parts) -> bool:
+        return await self._compute(digest, parts.data) == self._wanted[c]
 
     def _sealed(self, c: int) -> Callable[[int], bool]:
         """Whether chunk `c` may have so many sealed bytes."""

@@ -1,14 +1,17 @@
 """What goes on beside training, and what that costs it: real nodes, rounds with and without it in turns.
 
-    python -m bench.beside recovery     a joiner fetches the state from one node over and over, two of four rounds
-    python -m bench.beside checkpoint   in every second round two nodes write outer state and moments
+    python -m bench.beside recovery     a joiner fetches the state from a node over and over, two of four rounds
+    python -m bench.beside checkpoint   two nodes write outer state and moments in one of four rounds
 
 Trainers have one thread. For recovery the node has both cores of the machine; coordinator, joiner and this process
-are confined to the last core, so a joiner takes nothing from the trainer but what serving it takes. For checkpoints
-each of two nodes has a core for daemon and trainer, so that whatever is written takes its time from training. A
-ratio is of rounds of one run, so that what else the machine does hits both: of medians; and, paired, of each round
-with it and its neighbour without, the mean over the middle half of these. A round lasts a second here, and minutes
-in training: what is written once a round weighs more here than there.
+are confined to the last core, so a joiner takes nothing from the trainer but what serving it takes; a ratio is of
+the medians of one run's rounds with and without, so that what else the machine does hits both.
+
+For checkpoints each of two nodes has one core for daemon and trainer, so that all that writing takes is taken from
+training. Of four rounds outer state and moments are written in the first; what the moments' thread has not done by
+its end is done in the second; the other two have nothing of it. Ratios are of the first, and of the second, to the
+mean of the last two, four by four: their mean over the middle half, and its standard error. A round lasts seconds
+here and minutes in training: what is written once weighs more here than there.
 """
 
 import json
@@ -20,7 +23,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import exp, log
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
@@ -34,21 +36,16 @@ MODEL = (
     *("model.seq_len=64", "inner.batch_size=1", "inner.warmup_tokens=0", "data.eval_every=1000000"),
     *("members.start=1", "members.minimum=1", "members.stall=600", "members.lease=60", "reduce.chunk=524288"),
 )
-SMALL = (
-    *("model.dim=192", "model.layers=2", "model.heads=4", "model.kv_heads=4", "model.ffn_dim=512"),
-    *("model.seq_len=64", "inner.batch_size=4", "members.start=2", "members.minimum=2"),
-)
-TWO_STEPS = 2 * 4 * 64  # tokens of an inner step of both
 WARM = 3  # rounds before the first that counts
 PATIENCE = 120.0  # seconds for a round
 LOOK = 0.2  # seconds
 DRAWS = 1000
+EVERY = 4  # rounds from one checkpoint to the next
 Record = Mapping[str, Any]
 VALUES: dict[str, Callable[[Record], float]] = {  # seconds
     "inner_step": lambda r: r["seconds"]["inner"] / r["steps"],
     "round": lambda r: sum(r["seconds"].values()) / r["steps"] * r["usual"],
     "reduce": lambda r: r["seconds"]["reduce"],
-    "whole": lambda r: sum(r["seconds"].values()),
 }
 
 
@@ -65,29 +62,17 @@ def main(what: str, rounds: int, steps: int, cap: float) -> None:
             if what == "recovery":
                 begin(run, steps, cap)
                 marked, more = recovering(run, rounds)
+                result = summary(run, marked, steps) | more
             else:
                 begin_two(run, steps)
-                marked, more = writing(run, rounds)
-            result = summary(run, marked, steps, 64 if what == "recovery" else TWO_STEPS)
+                result = writing(run, rounds)
         finally:
             run.stop()
-    print(json.dumps({"what": what, "steps": steps, **result, **more}))
-
-
-def begin_two(run: Run, steps: int) -> None:
-    """Two nodes with a core each, that write something in every second round."""
-    run.start(*MODEL, *SMALL, f"rounds.inner_steps={steps}", "checkpoint.every=2")
-    cores, this = psutil.Process().cpu_affinity(), psutil.Process()
-    url = run.invite(2)
-    for name, core in zip(("one", "two"), (cores[0], cores[-1]), strict=True):
-        this.cpu_affinity([core])  # which it inherits
-        run.join(url, name)
-    psutil.Process(run.coordinator.pid).cpu_affinity([cores[-1]])
-    until("the first rounds", lambda: run.committed() >= WARM, PATIENCE)
+    print(json.dumps({"what": what, "steps": steps, **result}))
 
 
 def begin(run: Run, steps: int, cap: float) -> None:
-    run.start(*MODEL, f"rounds.inner_steps={steps}")
+    run.start(*MODEL, f"rounds.inner_steps={steps}", "checkpoint.every=1000000")
     run.join(run.invite(1), "one", f"upload={cap:g}")
     this = psutil.Process()
     last = this.cpu_affinity()[-1:]
@@ -141,24 +126,56 @@ def joiner(run: Run, numel: int) -> Iterator[Callable[[str], int]]:
             process.kill()
 
 
-def writing(run: Run, rounds: int) -> tuple[dict[int, bool], dict[str, Any]]:
-    """Rounds, and whether something was written in them. A checkpoint of round k is written during round k + 1."""
-    began, written, size = run.committed(), set[int](), 0
+def begin_two(run: Run, steps: int) -> None:
+    two = ("members.start=2", "members.minimum=2", "rounds.ceiling=1")
+    run.start(*MODEL, *two, f"rounds.inner_steps={steps}", f"checkpoint.every={EVERY}")
+    this, url = psutil.Process(), run.invite(2)
+    cores = this.cpu_affinity()
+    for name, core in (("one", cores[0]), ("two", cores[-1])):
+        this.cpu_affinity([core])  # which it inherits
+        run.join(url, name)
+    psutil.Process(run.coordinator.pid).cpu_affinity([cores[-1]])
+    until("the first rounds", lambda: run.committed() >= WARM, PATIENCE)
+
+
+def writing(run: Run, rounds: int) -> dict[str, Any]:
+    """A snapshot of round k, and the moments, are written from round k + 1 on."""
+    began, written, files = run.committed(), set[int](), list[Path]()
     while run.committed() <= began + rounds:
-        found = list(run.folder.glob("one/outer/*/snapshot-*"))
-        written |= {int(path.name.split("-")[1].split(".")[0]) for path in found}
+        files = list(run.folder.glob("one/outer/*/snapshot-*.safetensors"))
+        written |= {int(path.name.split("-")[1].split(".")[0]) for path in files}
         time.sleep(LOOK)
-    for path in (*found, *run.folder.glob("one/inner/*/moments-*/*")):
-        size = max(size, path.stat().st_size)
-    return {k: k - 1 in written for k in range(began + 2, began + rounds + 1)}, {"largest_file": size}
+    lasted = {r["round"]: sum(r["seconds"].values()) for r in run.rounds()}
+    first = [k + 1 for k in sorted(written) if began < k and k + EVERY in lasted]
+    usual = {k: mean(lasted[k + i] for i in range(2, EVERY)) for k in first}
+    moments = [p.stat().st_size for p in run.folder.glob("one/inner/*/moments-*/*.distcp")]
+    size = max(path.stat().st_size for path in files) + max(moments)
+    result: dict[str, Any] = {"checkpoints": len(first), "bytes": size, "round_s_usual": median(usual.values())}
+    for i, name in enumerate(("first", "second")):
+        ratios = [lasted[k + i] / usual[k] for k in first]
+        result |= {f"{name}_ratio": middle(ratios), f"{name}_ratio_error": spread(ratios)}
+        result[f"{name}_s_more"] = middle([lasted[k + i] - usual[k] for k in first])
+    return result
 
 
-def summary(run: Run, marked: Mapping[int, bool], steps: int, tokens_of_one: int) -> dict[str, Any]:
+def middle(values: Sequence[float]) -> float:
+    """The mean of the middle half."""
+    quarter = len(values) // 4
+    return mean(sorted(values)[quarter : len(values) - quarter])
+
+
+def spread(values: Sequence[float]) -> float:
+    """The standard error of `middle`: its spread when the values are drawn anew."""
+    rng = random.Random(0)
+    return stdev(middle(rng.choices(values, k=len(values))) for _ in range(DRAWS))
+
+
+def summary(run: Run, marked: Mapping[int, bool], steps: int) -> dict[str, Any]:
     until("the last record", lambda: len(run.rounds()) >= max(marked), PATIENCE)
     records = run.rounds()
     tokens = [0, *(r["tokens"] for r in records)]
     chosen = [
-        r | {"steps": (after - before) / tokens_of_one, "usual": steps}
+        r | {"steps": (after - before) / 64, "usual": steps}
         for r, before, after in zip(records, tokens, tokens[1:], strict=False)
         if r["round"] in marked
     ]
@@ -168,25 +185,7 @@ def summary(run: Run, marked: Mapping[int, bool], steps: int, tokens_of_one: int
         a, b = median(map(value, with_)), median(map(value, without))
         result |= {f"{name}_s_with": a, f"{name}_s_without": b, f"{name}_ratio": a / b}
         result[f"{name}_ratio_error"] = error(*(list(map(value, kind)) for kind in (with_, without)))
-        rng, logs = random.Random(0), [log(value(a) / value(b)) for a, b in pairs(chosen, marked)]
-        result[f"{name}_paired_ratio"] = exp(middle(logs)) if logs else None
-        spread = [exp(middle(rng.choices(logs, k=len(logs)))) for _ in range(DRAWS)] if logs else []
-        result[f"{name}_paired_ratio_error"] = stdev(spread) if spread else None
     return result
-
-
-def pairs(records: Sequence[Record], marked: Mapping[int, bool]) -> Iterator[tuple[Record, Record]]:
-    """Each round with it and the one after it, where that is one without."""
-    by_number = {r["round"]: r for r in records}
-    for k, on in marked.items():
-        if on and marked.get(k + 1) is False and k in by_number and k + 1 in by_number:
-            yield by_number[k], by_number[k + 1]
-
-
-def middle(values: Sequence[float]) -> float:
-    """The mean of the middle half."""
-    quarter = len(values) // 4
-    return mean(sorted(values)[quarter : len(values) - quarter])
 
 
 def error(a: list[float], b: list[float]) -> float:

@@ -2,7 +2,7 @@ import asyncio
 import os
 import socket
 import tracemalloc
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -155,14 +155,20 @@ def test_a_peer_that_moved_on_is_missing_the_chunk_and_not_lost() -> None:
 def test_a_chunk_of_the_state_comes_in_parts_from_where_it_is_asked_for() -> None:
     async def body() -> None:
         async with two_planes() as (a, b), Fetcher(b, A, a.address) as fetcher:
-            for start in (0, 4, len(NOISE) - 4):
-                came: list[tuple[int, bytes]] = []
-                await fetcher.fetch_state(NEW, 0, start, len(NOISE), lambda *part, into=came: into.append(part))
-                assert b"".join(part for _, part in came) == NOISE[start:] and came[0][0] == start
+
+            def asking(*parts: tuple[int, int]) -> Callable[[], tuple[int, int] | None]:
+                left = iter(parts)
+                return lambda: next(left, None)
+
+            came: list[tuple[int, bytes]] = []
+            parts = asking((50_000, 100_000), (0, 4), (4, 50_000))
+            await fetcher.fetch_state(NEW, 0, parts, lambda *part: came.append(part))
+            assert came == [(50_000, NOISE[50_000:]), (0, NOISE[:4]), (4, NOISE[4:50_000])]
             with pytest.raises(PeerLost, match="a request for bytes 0 to 100004 of 100000"):
-                await fetcher.fetch_state(NEW, 0, 0, len(NOISE) + 4, lambda at, part: None)
+                await fetcher.fetch_state(NEW, 0, asking((0, len(NOISE) + 4)), lambda at, part: None)
             with pytest.raises(Missing):
-                await fetcher.fetch_state(OLD, 0, 0, len(NOISE), lambda at, part: None)
+                await fetcher.fetch_state(OLD, 0, asking((0, len(NOISE))), lambda at, part: None)
+            await fetcher.fetch_state(NEW, 0, asking(), lambda at, part: None)
             assert await fetcher.fetch(Item.SEALED, NEW, 0, len(SEALED)) == SEALED
 
     run(body())

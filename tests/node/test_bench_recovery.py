@@ -5,7 +5,6 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from atoll.comm.config import RunConfig
 from atoll.node.bench_recovery import recovery
 
 NUMEL = 2_000_000
@@ -32,7 +31,7 @@ def test_somebody_who_is_killed_half_way_costs_next_to_nothing(killed: str) -> N
     figures = json.loads(said.stdout)
     assert figures["killed"] == killed
     assert figures["bytes"] < (0.6 if killed == "receiver" else 1.1) * 8 * numel
-    assert 0 <= figures["twice"] * 8 * numel <= 2 * 8 * RunConfig().reduce.chunk, "more than a chunk for a stream"
+    assert 0 <= figures["twice"] <= 0.02, "more than is under way"
 
 
 def test_a_prefix_that_is_no_command_is_said() -> None:

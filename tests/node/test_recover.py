@@ -20,10 +20,12 @@ from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.octets import U8, Octets
 from atoll.comm.plane import DataPlane
 from atoll.comm.sealing import Gathered, Mean, mean_of
+from atoll.node import errands as errands_module
 from atoll.node.durable import Durable, Place
 from atoll.node.errands import Errands
 from atoll.node.keeper import how_far
 from atoll.node.outer import OuterState
+from atoll.node.parts import Parts
 from atoll.node.recover import LEAST, Donor, MovedOn, Standing, Target, recover
 from atoll.node.vectors import Vectors, clear_stale
 from atoll.outer_opt.nesterov import Nesterov
@@ -535,7 +537,7 @@ def test_of_a_chunk_that_was_coming_when_the_joiner_was_killed_the_rest_is_fetch
         os.close(joiner.outer.vectors.lock)  # as the system does for a killed process
         lacking = [c for c in range(chunks.count) if joiner.outer.at[c] < 0]
         sums = a.outer.digests(Round(0)) or ()
-        here = sum([joiner.outer.landed(c, sums[c], bytearray(1 << 21)) for c in lacking])
+        here = sum(len(joiner.outer.landed(c, sums[c])) for c in lacking)
         if damaged:
             joiner.outer.vectors.anchor[chunks.span(1)] += 1
         again = Peer(tmp_path / "joiner", "joiner", chunks)
@@ -555,26 +557,110 @@ def test_of_a_chunk_that_was_coming_when_the_joiner_was_killed_the_rest_is_fetch
 # Which chunk next
 
 
+def whole(_: int) -> int:
+    """Parts of a chunk that nobody was asked for: none."""
+    return 0
+
+
 def test_a_stream_takes_what_nobody_has_and_then_what_is_late() -> None:
     errands, a, b = Errands(range(3)), NodeId("a"), NodeId("b")
-    first = errands.take(a, 0.0)
-    late = errands.take(b, 0.0)
+    first = errands.take(a, 0.0, whole)
+    late = errands.take(b, 0.0, whole)
     assert first is not None and first.chunk == 0 and late is not None and late.chunk == 1
-    assert errands.done(first, 1.0) == []  # a takes a second for a chunk
-    third = errands.take(a, 1.0)
+    assert errands.done(first, 3.0) == []  # a takes three seconds for a chunk
+    third = errands.take(a, 3.0, whole)
     assert third is not None and third.chunk == 2
-    assert errands.take(a, 1.0) is None, "b may be done before a would be"
-    assert errands.done(third, 2.0) == []
-    stolen = errands.take(a, 2.0)
-    assert stolen is not None and stolen.chunk == 1
-    assert errands.done(stolen, 3.0) == [late] and errands.done(late, 3.0) is None
+    errands.moved(1, 2.0)
+    assert errands.done(third, 4.0) == []
+    assert errands.take(a, 4.0, whole) is None, "b may be done before a would be"
+    assert errands.take(a, 3.9, whole) is None, "a busy machine may be silent for two seconds"
+    stolen = errands.take(a, 4.1, whole)
+    assert stolen is not None and stolen.chunk == 1 and stolen.late
+    assert errands.done(stolen, 5.0) == [late] and errands.done(late, 5.0) is None
     assert errands.left == 0
+
+
+def test_a_stream_without_work_helps_with_the_chunk_of_which_the_most_parts_were_asked_of_nobody() -> None:
+    errands, a, b = Errands(range(4)), NodeId("a"), NodeId("b")
+    open_ = {0: 0, 1: 3, 2: 5, 3: 9}
+    first = errands.take(a, 0.0, open_.__getitem__)
+    others = [errands.take(b, 0.0, open_.__getitem__) for _ in range(2)]
+    assert first is not None and errands.take(NodeId("c"), 0.0, open_.__getitem__) is not None
+    assert errands.take(b, 0.1, open_.__getitem__) is None, "how fast b is is not known yet"
+    assert errands.done(first, 0.2) == []
+    helping = errands.take(a, 0.2, open_.__getitem__)
+    assert helping is not None and helping.chunk == 3 and not helping.late
+    again = errands.take(a, 0.2, open_.__getitem__)
+    assert again is not None and again.chunk == 2, "a has a stream at 3"
+    assert others[1] is not None and errands.done(again, 0.3) == [others[1]]
 
 
 def test_an_errand_that_came_to_nothing_is_another_donors() -> None:
     errands, a, b = Errands(range(1)), NodeId("a"), NodeId("b")
-    errand = errands.take(a, 0.0)
-    assert errand is not None and errands.take(b, 0.0) is None
+    errand = errands.take(a, 0.0, whole)
+    assert errand is not None and errands.take(b, 0.0, whole) is None
     errands.drop(errand)
-    again = errands.take(b, 0.0)
+    again = errands.take(b, 0.0, whole)
     assert again is not None and again.chunk == 0
+
+
+# The parts of a chunk
+
+
+def test_two_streams_meet_in_the_middle_and_nothing_comes_twice() -> None:
+    parts, chunk = Parts(10, 2), bytes(range(10))
+    first, second = parts.join(), parts.join()
+    asked = [
+        parts.next(first, False),
+        parts.next(second, False),
+        parts.next(first, False),
+        parts.next(second, False),
+    ]
+    assert asked == [(0, 2), (8, 10), (2, 4), (6, 8)] and parts.open == 1
+    parts.came(second, 8, chunk[8:10])
+    assert parts.front == 0
+    parts.came(first, 0, chunk[:2])
+    assert parts.front == 2 and parts.next(first, False) == (4, 6)
+    assert parts.next(first, False) is None and parts.next(second, False) is None
+    parts.came(second, 6, chunk[6:8])
+    parts.came(first, 2, chunk[2:4])
+    assert parts.front == 4 and not parts.complete
+    parts.came(first, 4, chunk[4:6])
+    assert parts.front == 10 and parts.complete and parts.data == chunk
+
+
+def test_what_one_was_asked_for_that_is_gone_others_are() -> None:
+    parts = Parts(10, 2, here=bytearray(b"ab"))
+    first, second = parts.join(), parts.join()
+    assert [parts.next(first, False) for _ in range(3)] == [(2, 4), (4, 6), (6, 8)]
+    assert parts.next(second, False) == (8, 10)
+    assert parts.next(second, True) == (2, 4), "it is late"
+    parts.came(first, 2, b"cd")
+    parts.leave(first)
+    assert parts.open == 2 and [parts.next(second, False) for _ in range(3)] == [(4, 6), (6, 8), None]
+
+
+def test_nobody_helps_where_it_must_be_known_who_gave_what() -> None:
+    parts = Parts(10, 2, alone=True)
+    assert parts.open == 0 and parts.next(parts.join(), False) == (0, 2)
+
+
+def test_donors_share_the_last_chunks_and_no_byte_comes_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(errands_module, "LATE", 60.0)  # so busy may the machine be
+    chunks = Chunks(3 << 18, 1 << 18)  # 2 MiB each, in parts of a quarter
+
+    @with_peers(tmp_path, "a", "b", chunks=chunks)
+    async def _(a: Peer, b: Peer) -> None:
+        for donor in (a, b):
+            donor.outer.vectors.momentum[:] = 0.1
+            donor.outer.vectors.anchor[:] = np.random.default_rng(0).standard_normal(chunks.numel, np.float32)
+            donor.outer.initialised(momentum=True)
+            sum_ = donor.outer.settle()
+        joiner = Peer(tmp_path / "joiner", "joiner", chunks)
+        await joiner.up()
+        standing = await bring(joiner, 0, sum_, a, b)
+        assert joiner.outer.settle() == sum_ and joiner.bits() == a.bits()
+        assert sum(standing.donors.values()) == 8 * chunks.numel
+        await joiner.down()
