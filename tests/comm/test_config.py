@@ -75,7 +75,7 @@ def test_tls_is_on_off_or_auto_though_yaml_takes_two_of_them_for_truths(word: st
         ("inner.warmup_tokens=2000000", "inner.decay_tokens"),
         ("inner.lr=inf", "inner.lr is inf"),
         ("inner.lr=-1", "inner.lr is -1"),
-        ("inner.min_lr=1", "inner.min_lr 1 is above inner.lr 0.008"),
+        ("inner.min_lr=1", "inner.min_lr 1 is above inner.lr 0.012"),
         ("members.reconnect=-5", "members.reconnect is -5"),
         ("checkpoint.remote_every=0", "checkpoint.remote_every is 0"),
         ("checkpoint.remote=s4://bucket/runs", "no store is known whose URLs begin with s4://"),
