@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from atoll.comm.codec import F32, PART, Codec, make
+from atoll.comm.codec import F32, Codec, make
 from atoll.comm.config import CodecName, ReduceConfig, ScaleName
 
 SAMPLE = 1 << 18  # elements of a vector whose mean is taken
@@ -34,7 +34,9 @@ class Figures:
 
 
 @click.command()
-@click.option("--chunk", default=PART, show_default=True, type=click.IntRange(1), help="Elements.")
+@click.option(
+    "--chunk", default=ReduceConfig().chunk // 4, show_default=True, type=click.IntRange(1), help="Elements."
+)
 @click.option("--block", default=ReduceConfig().block, show_default=True, type=click.IntRange(2))
 @click.option(
     "--scales",

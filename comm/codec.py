@@ -287,14 +287,22 @@ class Int8(_Integers):
         super().__init__(block, 127, scales)
 
     def mean(self, payloads: Sequence[Octets], weights: Sequence[float], out: F32) -> None:
-        if self.block % kernels.WIDE or out.size % self.block or not payloads:
+        if self.block % kernels.WIDE or not payloads:
             one_by_one(self, payloads, weights, out)
             return
         each, terms = np.array(weights, np.float32), [self._checked(payload, out.size) for payload in payloads]
         for parts in zip(*terms, strict=True):
+            to = out[parts[0][0]]
+            blocks, edge = (
+                to.size // self.block,
+                to.size // self.block * self.block,
+            )  # whole ones, and their elements
             addresses = np.array([values.__array_interface__["data"][0] for _, _, values in parts], np.intp)
-            scales: F32 = np.array([of_blocks for _, of_blocks, _ in parts])
-            kernels.mean_int8(addresses, self.block, scales, each, out[parts[0][0]])
+            scales: F32 = np.array([of_blocks[:blocks] for _, of_blocks, _ in parts])
+            kernels.mean_int8(addresses, self.block, scales, each, to[:edge])
+            to[edge:] = 0.0
+            for weight, (_, of_blocks, values) in zip(each, parts, strict=True):
+                kernels.add_int8(values[edge:], self.block, of_blocks[blocks:], weight, to[edge:])
 
     def _octets(self, numel: int) -> int:
         return numel

@@ -48,14 +48,17 @@ def pack_apart(payload: U8, apart: Apart) -> bytes:
     byte, the second one, and so on. Each begins a block, which has a code of its own."""
     if not apart.spans:
         return pack(payload.data)
+    ordered = _scratch(payload.size)
+    edge = payload.size - sum(span.stop - span.start for span in apart.spans)
+    np.concatenate([payload[:0], *(payload[span] for span in apart.around(payload.size))], out=ordered[:edge])
     numbers = np.concatenate([payload[span] for span in apart.spans]).reshape(-1, apart.width)
-    rest = np.concatenate([payload[:0], *(payload[span] for span in apart.around(payload.size))])
+    planes = ordered[edge:].reshape(apart.width, -1)
+    planes[:] = numbers.T
     stream = _compressor().compressobj(size=payload.size)
-    packed = bytearray(stream.compress(rest.data))
-    for plane in np.ascontiguousarray(numbers.T):
-        packed += stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
-        packed += stream.compress(plane.data)
-    return bytes(packed + stream.flush())
+    packed = [stream.compress(ordered[:edge].data)]
+    for plane in planes:
+        packed += stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK), stream.compress(plane.data)
+    return b"".join([*packed, stream.flush()])
 
 
 def unpack_apart(frame: bytes | bytearray | memoryview, expected_size: int, apart: Apart) -> U8:
@@ -98,6 +101,14 @@ def _compressor() -> zstandard.ZstdCompressor:
         _local.compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True)
     found: zstandard.ZstdCompressor = _local.compressor
     return found
+
+
+def _scratch(size: int) -> U8:
+    """Memory of this thread's own, (size,), until this is called again."""
+    if len(getattr(_local, "scratch", ())) < size:
+        _local.scratch = np.empty(size, np.uint8)
+    whole: U8 = _local.scratch
+    return whole[:size]
 
 
 def _size(content_size: int) -> str:

@@ -144,9 +144,9 @@ class RoundsConfig:
 @dataclass
 class ReduceConfig:
     codec: CodecName = CodecName.INT8
-    block: int = 64  # elements that share one scale: 1.6 % more bytes than 128 with int8, a tenth less error
+    block: int = 96  # elements that share one scale: 1 % less bytes than 64 with int8, a twentieth more error
     scales: ScaleName = ScaleName.FP16
-    chunk: int = 524_288  # elements of one chunk
+    chunk: int = 524_160  # elements of one chunk: a multiple of what the codecs have in one part
     zstd: bool = True  # pack what is sent wherever that saves more time than it takes
     levels: int = 2  # 1: also what crosses slow links between regions goes straight to its owner
 
@@ -329,8 +329,8 @@ def check(config: RunConfig) -> None:
         (config.reduce.levels in (1, 2), f"reduce.levels is {config.reduce.levels}: it must be 1 or 2"),
         (config.reduce.block % 2 == 0, f"reduce.block is {config.reduce.block}: it must be even"),
         (
-            config.reduce.chunk % config.reduce.block == 0,
-            f"reduce.chunk {config.reduce.chunk} is not a multiple of reduce.block {config.reduce.block}",
+            config.reduce.chunk >= config.reduce.block,
+            f"reduce.chunk {config.reduce.chunk} is less than one reduce.block of {config.reduce.block}",
         ),
         (config.inner.beta1 < 1, f"inner.beta1 is {config.inner.beta1}: it must be in [0, 1)"),
         (config.inner.beta2 < 1, f"inner.beta2 is {config.inner.beta2}: it must be in [0, 1)"),

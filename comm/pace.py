@@ -15,13 +15,21 @@ from collections import deque
 
 WINDOW = 0.25  # seconds over which a rate is measured
 RISE = 1.25  # times, each time that nothing speaks against it
+BEYOND = 1.1  # likewise, beyond what the link is known to carry
 NEAR_PACE = 0.93  # of the pace: so much is as fast as the node may
 ABOVE = 1.02  # times what the link carries: it is to be full
-DRAIN = 0.94  # likewise, while the queue is three times as long
+DRAIN = (
+    0.018  # less of it for each further time that the queue is as long; a longer one is a little in others' links
+)
+LEAST = 0.9  # likewise, at least
 LEAP = 1.1  # times what the link is known to carry: so much more may it carry now
 FALL = 0.85  # times at most, each time
 QUEUE = 0.015  # seconds of delay that are a queue; below, they are noise
 OF_TRIP = 0.2  # of the round trip: likewise
+BURST, SHORT = (
+    1 << 17,
+    0.06,
+)  # bytes that come to a slow peer's link at once; seconds of queue that they are at most
 MORE = 1.05  # times a node's part of a peer's link, whose senders do not all send at the same time
 
 
@@ -49,10 +57,10 @@ class Pace:
             return self.rate
         if queue > full:
             carries = max(known, min(carried, LEAP * known)) if known else carried
-            self.rate = max(carries * (ABOVE if queue < 3 * full else DRAIN), FALL * self.rate)
+            self.rate = max(carries * max(ABOVE - DRAIN * (queue / full - 1), LEAST), FALL * self.rate)
             self._judge_at = now + rtt
         elif self.rate and (sent - sent_then) / seconds > NEAR_PACE * self.rate:
-            self.rate *= RISE
+            self.rate *= BEYOND if 0 < known < self.rate else RISE
             self._judge_at = now + rtt + WINDOW / 2
         return self.rate
 
@@ -61,7 +69,8 @@ class Part:
     """How fast a node sends to a peer whose link is slower than its own, and carries what others send, too.
 
     Its part of the link is its own. While no queue is seen there, others leave theirs unused: a slow peer's chunks
-    come and go one by one, now to and from this node, now another. So the pace rises, up to the whole link.
+    come and go one by one, now to and from this node, now another. So the pace rises, up to the whole link; anew
+    each time that there is something to send, or all would begin with the whole link.
     """
 
     def __init__(self, whole: float, part: float) -> None:
@@ -71,6 +80,11 @@ class Part:
 
     def look(self, rtt: float, queue: float) -> float:
         """The pace until the next look; for `rtt` and `queue` see `Pace`, both of this peer."""
-        full = queue > max(QUEUE, OF_TRIP * rtt)
+        full = queue > max(QUEUE, OF_TRIP * rtt, min(BURST / self._whole, SHORT))
         self.rate = self._own if full else min(RISE * self.rate, self._whole)
+        return self.rate
+
+    def rest(self) -> float:
+        """Likewise, while there is nothing to send."""
+        self.rate = self._own
         return self.rate

@@ -375,15 +375,17 @@ class Peers:
                     elif self.near is not None and more:
                         inside = max(inside, path.burst)
             for peer in self._peers.values():
-                if peer.part is not None:
-                    rtt, now = delays.get(peer.node, (0.0, 0.0))
+                if peer.part is not None and peer.node in delays:
+                    rtt, now = delays[peer.node]
                     peer.pace.adjust(peer.part.look(rtt, now - rtt))
+                elif peer.part is not None:
+                    peer.pace.adjust(peer.part.rest())
             if delays:
                 rtt, queue = max(d[0] for d in delays.values()), min(now - rtt for rtt, now in delays.values())
                 self._pace.adjust(self._pacing.look(clock(), self._meter.up, total, rtt, queue, self.up))
             if looks % 2 == 0:
-                for known, carried in zip(self._known, (total, got), strict=True):
-                    known.add(clock(), carried)
+                self._known[0].add(clock(), total, self._meter.up)
+                self._known[1].add(clock(), got)
                 if self.near is not None:
                     outside.add(clock(), far)
                     self.inside, self.outside = inside or self.inside, outside.best or self.outside

@@ -22,10 +22,10 @@ class Rate:
     def __init__(self) -> None:
         self._peaks = [Peak(window) for window, _ in WINDOWS]
 
-    def add(self, now: float, total: int) -> None:
-        """The counter stands at `total`."""
+    def add(self, now: float, *totals: int) -> None:
+        """The counters stand at `totals`."""
         for peak in self._peaks:
-            peak.add(now, total)
+            peak.add(now, *totals)
 
     @property
     def best(self) -> float:
@@ -49,29 +49,33 @@ class Known:
         """Another reduce."""
         self._before, self._latest = max(KEPT * self._before, self._latest.best), Rate()
 
-    def add(self, now: float, total: int) -> None:
-        """The counter stands at `total`."""
-        self._latest.add(now, total)
+    def add(self, now: float, *totals: int) -> None:
+        """The counters stand at `totals`."""
+        self._latest.add(now, *totals)
 
 
 class Peak:
-    """The highest rate of a counter over any `window` seconds."""
+    """The highest rate of a counter over any `window` seconds; of several that count the same, of the slowest.
+    Bytes that fill a queue are sent faster than the link carries them, those that leave it are acknowledged faster
+    (the rate samples of BBR, Cardwell et al. 2016)."""
 
     def __init__(self, window: float) -> None:
         self.window = window
-        self._samples = deque[tuple[float, int]]()
+        self._samples = deque[tuple[float, tuple[int, ...]]]()
         self.rate = 0.0  # a second
 
-    def add(self, now: float, total: int) -> None:
-        """The counter stands at `total`. A link that has nothing to carry says nothing of what it can."""
-        if self._samples and total == self._samples[-1][1]:
+    def add(self, now: float, *totals: int) -> None:
+        """The counters stand at `totals`. A link that has nothing to carry, by the first one, says nothing of what
+        it can."""
+        if self._samples and totals[0] == self._samples[-1][1][0]:
             self._samples.clear()
-        self._samples.append((now, total))
+        self._samples.append((now, totals))
         while len(self._samples) > 2 and now - self._samples[1][0] >= self.window:
             self._samples.popleft()
         then, before = self._samples[0]
         if now - then >= self.window:
-            self.rate = max(self.rate, (total - before) / (now - then))
+            carried = min(total - was for total, was in zip(totals, before, strict=True))
+            self.rate = max(self.rate, carried / (now - then))
 
 
 def some(trips: Mapping[NodeId, float], most: int = MOST) -> dict[NodeId, float]:

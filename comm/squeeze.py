@@ -1,19 +1,22 @@
 """The zstandard stage of a node's links: used for as long as it saves more time than it takes.
 
 Encoded int8 values of a bell-shaped vector have 5 to 15 % less than eight bits of entropy. What that saves depends
-on the node's own link, what it costs on its processor; both are measured in passing.
+on the node's own link, what it costs on its processor; both are measured in passing. Of several costs the least
+counts: the first chunk of a thread takes ten times what others do, for memory that is new to it.
 """
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
 from atoll.comm import compress
 from atoll.comm.codec import Apart
+from atoll.comm.encoding import workers
 from atoll.comm.octets import U8
 from atoll.comm.wire import Kind
 
 TRY_AGAIN = 64  # chunks, after one that did not pay
+TRIES = 8  # chunks whose cost is known
 KEPT = 16  # packed chunks, for those that go to several peers
 NOTHING_APART = Apart()
 SMALLEST = 4096  # bytes that are worth a try
@@ -24,13 +27,13 @@ class Squeeze:
         self.on = True  # the run wants it
         self.rate = 0.0  # bytes a second that the node's link carries up; 0: not known
         self._saved = 0.04  # share of the bytes
-        self._cost = 1e-9  # seconds a byte
+        self._costs = deque([1e-9], TRIES)  # seconds a byte
         self._skipped = 0
         self._kept: OrderedDict[tuple[int, int], bytes] = OrderedDict()
 
     @property
     def pays(self) -> bool:
-        return self.rate > 0 and self._saved / self.rate > self._cost
+        return self.rate > 0 and self._saved / self.rate > min(self._costs)
 
     async def pack(
         self, kind: Kind, chunk: int, since: int, payload: U8, apart: Apart = NOTHING_APART
@@ -48,9 +51,9 @@ class Squeeze:
         shared = kind is Kind.SEALED  # with the other peers it goes to
         if shared and (kept := self._kept.get((chunk, since))) is not None:
             return kept
-        packed, seconds = await asyncio.to_thread(_timed, payload, apart)
+        packed, seconds = await asyncio.get_running_loop().run_in_executor(workers(), _timed, payload, apart)
         self._saved += (1 - len(packed) / payload.size - self._saved) / 8
-        self._cost += (seconds / payload.size - self._cost) / 8
+        self._costs.append(seconds / payload.size)
         if len(packed) >= payload.size:
             return None
         if shared:

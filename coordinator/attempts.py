@@ -148,7 +148,7 @@ def held(state: State, event: Held) -> State:
         if r.levels > 1:  # less crosses than could
             rates["outside"] = max(member.outside, event.outside)
         rtts = {n: seconds for n, seconds in (member.rtts | dict(event.rtts)).items() if n in here}
-        state = with_member(state, event.node, **rates, rtts=rtts)
+        state = with_member(state, event.node, **rates, measured=member.measured + 1, rtts=rtts)
     return with_round(state, held=r.held | {event.node: event})
 
 

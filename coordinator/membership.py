@@ -68,6 +68,7 @@ class Member:
     down: float = 0.0
     inside: float = 0.0  # the same, of what it sends to members of its region, and to others
     outside: float = 0.0
+    measured: int = 0  # reduces after which it told the above
     rtts: dict[NodeId, float] = field(default_factory=dict)  # seconds, to other members
     pin: Pin = NO_PIN  # of the certificate that its data plane shows
 

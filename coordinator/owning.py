@@ -6,11 +6,14 @@ from statistics import median
 
 from atoll.comm.ids import NodeId
 from atoll.comm.link import FAR
-from atoll.coordinator.membership import MemberState
+from atoll.coordinator.membership import Member, MemberState
 from atoll.coordinator.shares import NobodyReachable, Node, deal, plan_shares
 from atoll.coordinator.state import State
 
-ALIKE = 4.0  # near links whose rates differ from most by less than this factor: their machines were busy
+# Times that links' rates differ from the usual one at most, to be taken for the same:
+NEAR = 2.0  # of near links: their machines were busy
+NEW = 1.35  # of links in their first FEW reduces: how soon TCP found out what they carry was chance
+FEW = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ def owning(state: State, members: Sequence[NodeId], chunks: int) -> Owning:
     """For a reduce among `members`, of whom one at least is `reachable`, and the reducers."""
     nodes, here = (*members, *reducers(state)), state.members.here
     links = [Node(here[n].up, here[n].down, here[n].leaf, n in members) for n in nodes]
-    links = alike(links, [bool(here[n].rtts) and max(here[n].rtts.values()) < FAR for n in nodes])
+    links = alike(links, [noise(here[n]) for n in nodes])
     payload = state.chunks.numel * state.config.reduce.bytes_per_element
     try:
         planned = plan_shares(links, payload, chunks=chunks)
@@ -50,19 +53,25 @@ def owning(state: State, members: Sequence[NodeId], chunks: int) -> Owning:
     return Owning(nodes, planned.shares, planned.seconds if known else 0.0)
 
 
-def alike(links: Sequence[Node], near: Sequence[bool]) -> list[Node]:
-    """The links, with the rates of those that are near to all others (and faster than their machines) taken for
-    the same where they are not far apart: what they carried follows from who was busy with what, and would give
+def noise(member: Member) -> float:
+    """How many times the rates may differ that its link was seen to carry in one reduce and another."""
+    if member.rtts and max(member.rtts.values()) < FAR:  # it is faster than its machine
+        return NEAR
+    return NEW if member.measured < FEW else 1.0
+
+
+def alike(links: Sequence[Node], noise: Sequence[float]) -> list[Node]:
+    """The links, with rates that do not differ by more than their noise taken for the same: else chance would give
     another owner most of the chunks every few rounds."""
-    known = [link for link, here in zip(links, near, strict=True) if here and link.up and link.down]
+    known = [link for link, times in zip(links, noise, strict=True) if times > 1 and link.up and link.down]
     if not known:
         return list(links)
     up, down = median(link.up for link in known), median(link.down for link in known)
 
-    def usual(rate: float, most: float) -> bool:
-        return most / ALIKE < rate < most * ALIKE
+    def usual(link: Node, times: float) -> bool:
+        return all(most / times < rate < most * times for rate, most in ((link.up, up), (link.down, down)))
 
     return [
-        replace(link, up=up, down=down) if here and usual(link.up, up) and usual(link.down, down) else link
-        for link, here in zip(links, near, strict=True)
+        replace(link, up=up, down=down) if usual(link, times) else link
+        for link, times in zip(links, noise, strict=True)
     ]

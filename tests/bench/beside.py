@@ -34,7 +34,7 @@ from e2e.harness import Run, until
 MODEL = (
     *("model.dim=512", "model.layers=3", "model.heads=8", "model.kv_heads=8", "model.ffn_dim=1536"),
     *("model.seq_len=64", "inner.batch_size=1", "inner.warmup_tokens=0", "data.eval_every=1000000"),
-    *("members.start=1", "members.minimum=1", "members.stall=600", "members.lease=60", "reduce.chunk=524288"),
+    *("members.start=1", "members.minimum=1", "members.stall=600", "members.lease=60", "reduce.chunk=524160"),
 )
 WARM = 3  # rounds before the first that counts
 PATIENCE = 120.0  # seconds for a round

@@ -88,12 +88,12 @@ def test_the_config_names_the_codecs() -> None:
     assert isinstance(int4, Int4) and (int4.block, int4.scales) == (32, FP32)
 
 
-def test_a_run_needs_even_blocks_that_fill_its_chunks() -> None:
+def test_a_run_needs_even_blocks_and_chunks_of_one_at_least() -> None:
     check(RunConfig())
     with pytest.raises(ConfigError, match=r"reduce.block is 127: it must be even"):
         check(RunConfig(reduce=ReduceConfig(block=127, chunk=127 * 4)))
-    with pytest.raises(ConfigError, match=r"reduce.chunk 1000 is not a multiple of reduce.block 64"):
-        check(RunConfig(reduce=ReduceConfig(chunk=1000)))
+    with pytest.raises(ConfigError, match=r"reduce.chunk 95 is less than one reduce.block of 96"):
+        check(RunConfig(reduce=ReduceConfig(chunk=95)))
     for codec in (Int8, Int4):
         with pytest.raises(ValueError, match="a block of"):
             codec(-1)
@@ -353,7 +353,7 @@ def test_whatever_passes_the_check_decodes_to_finite_numbers(codec: Codec) -> No
 @pytest.mark.parametrize(
     ("codec", "of_normal", "of_student"),
     [
-        (make(CodecName.INT8, ReduceConfig().block), 0.0090, 0.025),
+        (make(CodecName.INT8, ReduceConfig().block), 0.0089, 0.025),
         (Int8(64, FP16), 0.0086, 0.016),
         (Int8(64, FP32), 0.0086, 0.016),
         (Int8(128, FP16), 0.0094, 0.020),
@@ -376,10 +376,10 @@ def test_the_error_of_a_mean_quantised_twice_is_small(
         assert np.linalg.norm(through(codec, mean) - exact) / np.linalg.norm(exact) < limit
 
 
-def test_the_default_costs_three_percent_over_a_byte_an_element() -> None:
+def test_the_default_costs_two_percent_over_a_byte_an_element() -> None:
     reduce = ReduceConfig()
     codec = make(reduce.codec, reduce.block, reduce.scales)
-    assert 1 < codec.size(reduce.chunk) / reduce.chunk < 1.0313
+    assert 1 < codec.size(reduce.chunk) / reduce.chunk < 1.021
 
 
 @every

@@ -68,7 +68,7 @@ def test_tls_is_on_off_or_auto_though_yaml_takes_two_of_them_for_truths(word: st
         ("rounds.inner_steps=0", "greater than 0"),
         ("outer.momentum=1", "must be in"),
         ("model.heads=3", "multiple"),
-        ("reduce.chunk=1000", "reduce.block"),
+        ("reduce.chunk=50", "reduce.block"),
         ("data.kind=text", "tokenizer.json"),
         ("data.kind=images", "images"),
         ("outer.lr", "key=value"),

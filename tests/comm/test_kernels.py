@@ -166,7 +166,7 @@ def codecs(*blocks: int) -> list[Codec]:
 @pytest.mark.parametrize("n", [0, 1, 2, 5, 6, 7, 127, 128, 129, 1000, 4096 + 77])
 def test_every_kernel_equals_the_reference_bit_for_bit(n: int) -> None:
     with np.errstate(over="ignore", under="ignore"):
-        for codec in codecs(1, 2, 6, 7, 64, 128, 256):
+        for codec in codecs(1, 2, 6, 7, 64, 96, 128, 256):
             for x in vectors(n):
                 verify(codec, x)
 
@@ -185,7 +185,7 @@ def battery() -> None:
                 verify(codec, x)
             for where, value in ((0, np.nan), (7, np.inf), (14, -np.inf)):
                 refused(codec, next(vectors(15)), where, value)
-        for block, n in ((32, 69), (128, 256)):
+        for block, n in ((32, 69), (96, 200), (128, 256)):
             verify(Int8(block, ScaleName.FP16), next(vectors(n)))
         for bits in (0x7F80, 0xFF80, 0x7FC0):
             with pytest.raises(Malformed):
@@ -279,10 +279,11 @@ def put_far(values: U8, scale: np.float32, out: F32, at: int) -> None:
 
 
 def sum_wide(addresses: NDArray[np.intp], scales: F32, weights: F32, out: F32, block: int, at: int) -> None:
-    out[at : at + 64] = 0
+    wide = kernels.WIDE
+    out[at : at + wide] = 0
     for address, scale, weight in zip(addresses, scales[:, block], weights, strict=True):
-        values = np.array((ctypes.c_int8 * 64).from_address(int(address) + at), np.float32)
-        out[at : at + 64] += weight * (values * scale)
+        values = np.array((ctypes.c_int8 * wide).from_address(int(address) + at), np.float32)
+        out[at : at + wide] += weight * (values * scale)
 
 
 def interpreted(source: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from atoll.comm.pace import MORE, QUEUE, Pace, Part
+from atoll.comm.pace import BEYOND, LEAST, MORE, QUEUE, RISE, Pace, Part
 
 LOOK = 0.05  # seconds
 
@@ -67,6 +67,30 @@ def test_queues_at_all_peers_do_not_make_a_node_slower_than_its_link_is_known_to
     assert sender.run(4.0, known=10e6) > 0.9 * 10e6
 
 
+def test_the_longer_the_queue_the_slower_and_never_much_slower_than_the_link() -> None:
+    rates = []
+    for queue in (0.02, 0.05, 0.1, 1.0):
+        pace, now, moved = Pace(), 0.0, 0
+        for _ in range(40):
+            now, moved = now + LOOK, moved + int(LOOK * 10e6)
+            pace.look(now, moved, moved, 0.05, queue, known=10e6)
+        rates.append(pace.rate)
+    assert rates == sorted(rates, reverse=True) and rates[0] > 10e6 > rates[1] > 9.7e6
+    assert rates[-1] == pytest.approx(LEAST * 10e6)
+
+
+def test_beyond_what_a_link_is_known_to_carry_the_pace_rises_in_small_steps() -> None:
+    steps = []
+    for known in (0.0, 9e6):
+        pace = Pace()
+        pace.rate, now, sent = 10e6, 0.0, 0
+        while pace.rate == 10e6:
+            now, sent = now + LOOK, sent + int(LOOK * 10e6)
+            pace.look(now, sent, sent, 0.05, 0.0, known)
+        steps.append(pace.rate / 10e6)
+    assert steps == [pytest.approx(RISE), pytest.approx(BEYOND)]
+
+
 def test_one_hiccup_costs_little() -> None:
     sender = Sender(100e6, 0.1)
     sender.run(3.0)
@@ -86,7 +110,22 @@ def test_a_slow_peer_is_sent_this_nodes_part_of_its_link_and_all_of_it_while_oth
     assert part.rate == pytest.approx(MORE * 1e6)
     rates = [part.look(0.05, 0.0) for _ in range(20)]
     assert rates == sorted(rates) and rates[-1] == 3e6
-    assert part.look(0.05, 2 * QUEUE) == pytest.approx(MORE * 1e6)  # the others are back
+    assert part.look(0.05, 0.05) == pytest.approx(MORE * 1e6)  # the others are back
+
+
+def test_a_burst_of_ones_own_is_no_queue_of_others() -> None:
+    slow, fast = Part(2.4e6, 1 / 3), Part(24e6, 1 / 3)
+    assert slow.look(0.05, 2 * QUEUE) > MORE * 0.8e6
+    assert fast.look(0.05, 2 * QUEUE) == pytest.approx(MORE * 8e6)
+    assert Part(1e5, 1.0).look(0.05, 0.1) == 1e5
+    assert Part(1e5, 0.5).look(0.05, 0.1) == pytest.approx(MORE * 5e4), "nor does a queue grow for ever"
+
+
+def test_whoever_has_had_nothing_for_a_slow_peer_begins_with_its_part_of_the_link() -> None:
+    part = Part(3e6, 1 / 3)
+    for _ in range(20):
+        part.look(0.05, 0.0)
+    assert part.rest() == pytest.approx(MORE * 1e6) == part.rate
 
 
 def test_who_alone_sends_to_a_slow_peer_sends_no_more_than_its_link_carries() -> None:

@@ -64,3 +64,17 @@ def test_of_many_round_trips_the_shortest_are_told_and_some_of_all_others() -> N
 
 def test_a_link_that_has_too_little_to_carry_has_no_rate() -> None:
     assert peak([(i / 10, 1000 * (i // 5)) for i in range(100)]) == 0
+
+
+def test_a_queue_that_fills_or_empties_is_no_rate_of_the_link() -> None:
+    link, queue, sent, acked, found = 1000, 0, 0, 0, Rate()
+    for i in range(100):
+        found.add(i / 10, acked, sent)
+        more = 150 if i % 40 < 20 else 40  # a tenth of a second: the link carries 100
+        moved = min(queue + more, link // 10)
+        queue, sent, acked = queue + more - moved, sent + more, acked + moved
+    assert found.best == pytest.approx(link, rel=0.001)
+    found = Rate()
+    for now, (acked, sent) in enumerate([(0, 2000), (1000, 3000), (2500, 3500), (4000, 4000), (5000, 5000)]):
+        found.add(now, acked, sent)
+    assert found.best <= 1000, "acknowledgements that were held up come faster than anything was sent"

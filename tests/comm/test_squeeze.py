@@ -9,22 +9,29 @@ from atoll.comm import compress
 from atoll.comm import squeeze as module
 from atoll.comm.codec import Apart
 from atoll.comm.octets import U8
-from atoll.comm.squeeze import KEPT, SMALLEST, TRY_AGAIN, Squeeze
+from atoll.comm.squeeze import KEPT, SMALLEST, TRIES, TRY_AGAIN, Squeeze
 from atoll.comm.wire import Kind
 
 ZEROS: U8 = np.zeros(1 << 16, np.uint8)
 NOISE: U8 = np.random.default_rng(0).integers(0, 256, 1 << 16, np.uint8)
+HALF: U8 = np.concatenate([ZEROS, NOISE])  # gets half as large
 SLOW, FAST = 1e5, 1e12  # bytes a second
 
 
 @pytest.fixture(autouse=True)
-def packed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def costs() -> list[float]:
+    """Of the next chunks, where it is another; seconds a byte."""
+    return []
+
+
+@pytest.fixture(autouse=True)
+def packed(monkeypatch: pytest.MonkeyPatch, costs: list[float]) -> list[int]:
     """What was packed, each byte in 2 ns of a processor."""
     sizes: list[int] = []
 
     def timed(payload: U8, apart: Apart) -> tuple[bytes, float]:
         sizes.append(payload.size)
-        return compress.pack_apart(payload, apart), 2e-9 * payload.size
+        return compress.pack_apart(payload, apart), (costs.pop() if costs else 2e-9) * payload.size
 
     monkeypatch.setattr(module, "_timed", timed)
     return sizes
@@ -118,5 +125,31 @@ def test_a_run_may_do_without(packed: list[int]) -> None:
         squeeze.on = False
         assert await squeeze.pack(Kind.CONTRIBUTION, 0, 1, ZEROS) is None
         assert not packed
+
+    run(body())
+
+
+def test_chunks_that_cost_much_because_memory_was_new_do_not_end_it(packed: list[int], costs: list[float]) -> None:
+    async def body() -> None:
+        squeeze = of(1e7)
+        costs.extend([50e-9] * (TRIES - 2))
+        for c in range(50):
+            await squeeze.pack(Kind.CONTRIBUTION, c, 1, HALF)
+        assert squeeze.pays and len(packed) == 50
+
+    run(body())
+
+
+def test_it_is_given_up_where_it_costs_more_than_it_saves_and_taken_up_again(
+    packed: list[int], costs: list[float]
+) -> None:
+    async def body() -> None:
+        squeeze = of(1e7)
+        costs.extend([500e-9] * TRIES)
+        for c in range(TRIES + TRY_AGAIN):
+            await squeeze.pack(Kind.CONTRIBUTION, c, 1, HALF)
+        assert not squeeze.pays and len(packed) == TRIES
+        await squeeze.pack(Kind.CONTRIBUTION, 0, 1, HALF)
+        assert squeeze.pays
 
     run(body())

@@ -4,12 +4,15 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import accumulate, product
 
 import pytest
 from scipy.optimize import linprog
 
-from atoll.coordinator.owning import alike
+from atoll.comm.ids import NodeId
+from atoll.coordinator.membership import Member, MemberState
+from atoll.coordinator.owning import FEW, NEAR, NEW, alike, noise
 from atoll.coordinator.shares import KEEP, NobodyReachable, Node, Regions, blend, deal, plan_shares, predict
 
 GBIT, MBIT = 125e6, 125e3  # bytes/s
@@ -244,11 +247,19 @@ def test_a_plan_without_regions_does_not_load_the_solver() -> None:
 
 
 def test_near_links_that_showed_less_than_others_because_their_machines_were_busy_own_as_much() -> None:
-    busy = [Node(rate * MBIT, rate * MBIT) for rate in (700, 2000, 3000, 1500)]
-    assert plan_shares(busy, 1e9).shares[0] == 0
-    assert plan_shares(alike(busy, [True] * 4), 1e9).shares == (0.25,) * 4
-    assert alike(busy, [False] * 4) == busy, "of far links it is what they carry"
+    busy = [Node(rate * MBIT, rate * MBIT) for rate in (1000, 2000, 3000, 1500)]
+    assert plan_shares(busy, 1e9).shares[0] < 0.1
+    assert plan_shares(alike(busy, [2.0] * 4), 1e9).shares == (0.25,) * 4
+    assert alike(busy, [1.0] * 4) == busy, "of links that are known it is what they carry"
     slow = [*busy[1:], Node(20 * MBIT, 20 * MBIT)]
-    assert plan_shares(alike(slow, [True] * 4), 1e9).shares[3] == 0
+    assert plan_shares(alike(slow, [2.0] * 4), 1e9).shares[3] == 0
     unknown = Node(0, 0)
-    assert alike([unknown, *busy[1:]], [True] * 4)[0] == unknown
+    assert alike([unknown, *busy[1:]], [2.0] * 4)[0] == unknown
+
+
+def test_rates_of_links_say_the_less_the_seldomer_they_were_measured_and_the_nearer_they_are() -> None:
+    member = Member(NodeId("n1"), 1, "", "", "", MemberState.ACTIVE, 0.0, 0.0)
+    far = replace(member, rtts={NodeId("n2"): 0.001, NodeId("n3"): 0.05})
+    assert noise(member) == noise(far) == NEW, "nobody knows where it is"
+    assert noise(replace(far, measured=FEW)) == 1.0
+    assert noise(replace(far, measured=FEW, rtts={NodeId("n2"): 0.001})) == NEAR

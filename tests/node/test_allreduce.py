@@ -120,7 +120,7 @@ def test_a_peer_that_cannot_start_is_a_sentence_with_the_logs(tmp_path: Path) ->
         ({"victim": 1, "peers": 1}, "--kill-peer"),
         ({"victim": 1, "iters": 1, "warmup": 0}, "--warmup"),
         ({"prefix": "ip netns 'exec"}, "--launch-prefix"),
-        ({"overrides": ("reduce.chunk=100",)}, "reduce.chunk"),
+        ({"overrides": ("reduce.chunk=50",)}, "reduce.chunk"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_starts(changes: dict[str, Any], names: str) -> None:
