@@ -396,7 +396,9 @@ class Exchange:
         out: list[Effect] = []
         self._ledger = list(ledger)
         for c, right in enumerate(ledger):
-            if self.digests[c] not in (None, right):
+            if self.digests[c] is None and c not in self._arrived:  # its owner may have given it up
+                out += self.pull(c) or self._in_vain(c)
+            elif self.digests[c] not in (None, right):
                 self.digests[c] = None
                 self._lacking += 1
                 self._mine.discard(c)

@@ -38,13 +38,15 @@ def forged(state: State, event: Forged, out: list[Effect]) -> State:
 
 
 def lacking(state: State, event: Lacking) -> State:
-    """A member that was told the digests got these chunks from nobody."""
+    """A member that was told the digests got these chunks from nobody. Now all are told: others may wait for one
+    that its owner has given up."""
     r, node = state.round, event.node
     chunks = tuple(c for c in event.chunks if c < len(r.ledger.owners))
     late = r.plan is None or r.plan.fence != event.fence or not r.ledger.complete
     if late or r.plan is None or node not in r.wrong or node not in r.ledger.members or not chunks:
         return state
-    return with_round(state, plan=replace(r.plan, lacking=r.plan.lacking | {node: chunks}))
+    plan = replace(r.plan, lacking=r.plan.lacking | {node: chunks})
+    return with_round(state, plan=plan, wrong=r.wrong.union(r.ledger.members))
 
 
 def resolve(state: State, members: list[NodeId], now: float, out: list[Effect]) -> State:

@@ -64,7 +64,8 @@ class RoundState:
     ledger: Ledger = Ledger()
     plan: Plan | None = None
     held: dict[NodeId, Held] = field(default_factory=dict)  # members that have every sealed chunk
-    wrong: frozenset[NodeId] = frozenset()  # members that said so and had others: they are told the digests
+    wrong: frozenset[NodeId] = frozenset()  # told the digests: members that said so and had others, and all that
+    # lack chunks then
     settled: frozenset[NodeId] = (
         frozenset()
     )  # members that held, or lacked, what the ledger says in an attempt before

@@ -7,11 +7,12 @@ Trainers have one thread. For recovery the node has both cores of the machine; c
 are confined to the last core, so a joiner takes nothing from the trainer but what serving it takes; a ratio is of
 the medians of one run's rounds with and without, so that what else the machine does hits both.
 
-For checkpoints each of two nodes has one core for daemon and trainer, so that all that writing takes is taken from
-training. Of four rounds outer state and moments are written in the first; what the moments' thread has not done by
-its end is done in the second; the other two have nothing of it. Ratios are of the first, and of the second, to the
-mean of the last two, four by four: their mean over the middle half, and its standard error. A round lasts seconds
-here and minutes in training: what is written once weighs more here than there.
+For checkpoints each of two nodes has one core for daemon and trainer, so that all that writing takes is taken
+from training; with --spare there is one node, and a core beside the trainer's. Of four rounds outer state and
+moments are written in the first; what the moments' thread has not done by its end is done in the second; the other
+two have nothing of it. Ratios are of the first, and of the second, to the mean of the last two, four by four: their
+mean over the middle half, and its standard error. A round lasts seconds here and minutes in training: what is
+written once weighs more here than there.
 """
 
 import json
@@ -53,8 +54,9 @@ VALUES: dict[str, Callable[[Record], float]] = {  # seconds
 @click.argument("what", type=click.Choice(["recovery", "checkpoint"]))
 @click.option("--rounds", default=16, show_default=True, help="Rounds that count.")
 @click.option("--steps", default=30, show_default=True, help="Inner steps of a round.")
+@click.option("--spare", is_flag=True, help="Checkpoints with a core to spare.")
 @click.option("--cap", default=100.0, show_default=True, help="Mbit/s that the node sends at most.")
-def main(what: str, rounds: int, steps: int, cap: float) -> None:
+def main(what: str, rounds: int, steps: int, spare: bool, cap: float) -> None:
     """Print, as JSON, what rounds and their inner steps take with and without it."""
     with tempfile.TemporaryDirectory(prefix="atoll-beside-") as folder:
         run = Run(Path(folder))
@@ -64,7 +66,7 @@ def main(what: str, rounds: int, steps: int, cap: float) -> None:
                 marked, more = recovering(run, rounds)
                 result = summary(run, marked, steps) | more
             else:
-                begin_two(run, steps)
+                begin_pinned(run, steps, spare)
                 result = writing(run, rounds)
         finally:
             run.stop()
@@ -126,15 +128,18 @@ def joiner(run: Run, numel: int) -> Iterator[Callable[[str], int]]:
             process.kill()
 
 
-def begin_two(run: Run, steps: int) -> None:
-    two = ("members.start=2", "members.minimum=2", "rounds.ceiling=1")
-    run.start(*MODEL, *two, f"rounds.inner_steps={steps}", f"checkpoint.every={EVERY}")
-    this, url = psutil.Process(), run.invite(2)
+def begin_pinned(run: Run, steps: int, spare: bool) -> None:
+    this = psutil.Process()
     cores = this.cpu_affinity()
-    for name, core in (("one", cores[0]), ("two", cores[-1])):
-        this.cpu_affinity([core])  # which it inherits
+    places = {"one": cores} if spare else {"one": cores[:1], "two": cores[-1:]}
+    members = (f"members.start={len(places)}", f"members.minimum={len(places)}", "rounds.ceiling=1")
+    run.start(*MODEL, *members, f"rounds.inner_steps={steps}", f"checkpoint.every={EVERY}")
+    url = run.invite(len(places))
+    for name, place in places.items():
+        this.cpu_affinity(place)  # which it inherits
         run.join(url, name)
-    psutil.Process(run.coordinator.pid).cpu_affinity([cores[-1]])
+    for process in (this, psutil.Process(run.coordinator.pid)):
+        process.cpu_affinity(cores[-1:])
     until("the first rounds", lambda: run.committed() >= WARM, PATIENCE)
 
 

@@ -675,6 +675,16 @@ def test_an_owner_that_sealed_what_it_does_not_have_says_so() -> None:
     assert sorted(asked) == [A, C, D] and out[-1] == Lacking((0,))
 
 
+def test_who_is_told_what_it_still_waits_for_asks_for_it_or_says_that_nobody_has_it() -> None:
+    x = begun(A, [1])
+    asked = [sends(x.pull(0), Kind.WANT)[0][0]]
+    while found := sends(x.lacked(asked[-1], 0), Kind.WANT):
+        asked.append(found[0][0])
+    assert x.prove([b"as sealed"]) == [Lacking((0,))], "all have said that they do not have it"
+    y = begun(A, [1])
+    assert len(sends(y.prove([b"as sealed"]), Kind.WANT)) == 1
+
+
 def test_who_has_nobody_to_ask_lacks_the_chunk_at_once() -> None:
     x = Exchange(A, 1, 1)
     plan = plan_of(1, [0])
