@@ -9,8 +9,8 @@ the medians of one run's rounds with and without, so that what else the machine 
 
 For checkpoints each of two nodes has one core for daemon and trainer, so that all that writing takes is taken
 from training; with --spare there is one node, and a core beside the trainer's. Of four rounds outer state and
-moments are written in the first; what the moments' thread has not done by its end is done in the second; the other
-two have nothing of it. Ratios are of the first, and of the second, to the mean of the last two, four by four: their
+moments are written in the first; what the moments' thread has not done by its end is done in the second; the
+other two have nothing of it. Ratios are of the first, and of the second, to the mean of the last two, four by four: their
 mean over the middle half, and its standard error. A round lasts seconds here and minutes in training: what is
 written once weighs more here than there.
 """
