@@ -9,10 +9,10 @@ the medians of one run's rounds with and without, so that what else the machine 
 
 For checkpoints each of two nodes has one core for daemon and trainer, so that all that writing takes is taken
 from training; with --spare there is one node, and a core beside the trainer's. Of four rounds outer state and
-moments are written in the first; what the moments' thread has not done by its end is done in the second; the
-other two have nothing of it. Ratios are of the first, and of the second, to the mean of the last two, four by four: their
-mean over the middle half, and its standard error. A round lasts seconds here and minutes in training: what is
-written once weighs more here than there.
+moments are written in the first; what the moments' thread has not done by its end is done in the second; the two
+others have nothing of it. Ratios are of the first, and of the second, to the mean of the last two, four by four:
+their mean over the middle half, and its standard error. A round lasts seconds here and minutes in training: what
+is written once weighs more here than there.
 """
 
 import json
@@ -35,7 +35,7 @@ from e2e.harness import Run, until
 MODEL = (
     *("model.dim=512", "model.layers=3", "model.heads=8", "model.kv_heads=8", "model.ffn_dim=1536"),
     *("model.seq_len=64", "inner.batch_size=1", "inner.warmup_tokens=0", "data.eval_every=1000000"),
-    *("members.start=1", "members.minimum=1", "members.stall=600", "members.lease=60", "reduce.chunk=524160"),
+    *("members.start=1", "members.minimum=1", "members.stall=600", "members.lease=60", "reduce.chunk=524288"),
 )
 WARM = 3  # rounds before the first that counts
 PATIENCE = 120.0  # seconds for a round
