@@ -15,7 +15,6 @@ from collections import deque
 
 WINDOW = 0.25  # seconds over which a rate is measured
 RISE = 1.25  # times, each time that nothing speaks against it
-BEYOND = 1.1  # likewise, beyond what the link is known to carry
 NEAR_PACE = 0.93  # of the pace: so much is as fast as the node may
 ABOVE = 1.02  # times what the link carries: it is to be full
 DRAIN = (
@@ -60,7 +59,7 @@ class Pace:
             self.rate = max(carries * max(ABOVE - DRAIN * (queue / full - 1), LEAST), FALL * self.rate)
             self._judge_at = now + rtt
         elif self.rate and (sent - sent_then) / seconds > NEAR_PACE * self.rate:
-            self.rate *= BEYOND if 0 < known < self.rate else RISE
+            self.rate *= RISE
             self._judge_at = now + rtt + WINDOW / 2
         return self.rate
 

@@ -136,6 +136,7 @@ class Figures:
     rx_bytes_killed: list[int | None]
     cpu_s: list[float]  # of each peer, in the measured part of the same iteration as tx_bytes
     rss_peak_mb: list[float]  # of each peer, its vectors included
+    beyond_mb: list[float]  # of each peer, without its vectors and what its process has before the first round
     vector_mb: float
     payload_mb: float  # of one encoded vector
 
@@ -628,6 +629,7 @@ def summarise(bench: Bench, course: Course) -> Figures:
         rx_bytes_killed=[lap.rx for lap in cut.values()],
         cpu_s=[lap.cpu for lap in whole.values()],
         rss_peak_mb=[at_hand.rss_peak / 1e6 for at_hand in last],
+        beyond_mb=[at_hand.beyond / 1e6 for at_hand in last],
         vector_mb=FP32 * bench.numel / 1e6,
         payload_mb=last[0].payload / 1e6,
     )

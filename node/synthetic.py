@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -109,6 +110,7 @@ class AtHand(msgspec.Struct, tag=True, frozen=True):
     bytes_up: int  # of the data plane, so far
     bytes_down: int
     rss_peak: int  # bytes
+    beyond: int  # bytes at the peak, without the flat vectors and what the process had before its first round
 
 
 class Begun(msgspec.Struct, tag=True, frozen=True):
@@ -258,6 +260,7 @@ class Peer(Daemon):
         super().__init__(invite, config, options)
         self._spec, self._say = spec, say
         self._mean = EarlyMean(spec.numel)
+        self._base: int | None = None  # bytes
         self._steps: asyncio.Queue[int] = asyncio.Queue()
         self.trainer = StandIn(spec, self._vectors, self._on_trainer, self._at_hand, say)
 
@@ -278,7 +281,17 @@ class Peer(Daemon):
         self._keeper.part.came = self._mean.came
         up, down = self._member.plane.bytes_up, self._member.plane.bytes_down
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        self._say(AtHand(round_, self._payload(), up, down, peak))
+        self._say(AtHand(round_, self._payload(), up, down, peak, self._beyond(peak)))
+
+    def _beyond(self, peak: int) -> int:
+        """Bytes at the peak, without the vectors that are shared with the trainer, and what there was before the
+        first round: the decoded mean is, and everything is loaded, but nothing encoded."""
+        if self._base is None:
+            import_module("atoll.comm.kernels")
+            now, shared = _resident()
+            self._base = now - shared
+            return 0
+        return peak - _resident()[1] - self._base
 
     async def _stepping(self, round_: int) -> None:
         assert self._keeper.part.reduction is not None
@@ -309,6 +322,13 @@ class Peer(Daemon):
                 case _:
                     break
         self.leave()
+
+
+def _resident() -> tuple[int, int]:
+    """Bytes of this process in memory, and how many of these are shared with others."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    rss, shared = (int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "RssShmem"))
+    return rss, shared
 
 
 async def live() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 TIMES = 5  # measured, after a warm-up
 BYTES_TOLERANCE = 3.0  # percent
-VECTORS = 4  # fp32 vectors of a peer: anchor, momentum, local and the decoded mean
+MEMORY, ENOUGH = 2.5, 50_000_000  # payloads of a peer; elements from which on they stand out from its process
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Outcome:
     rx: tuple[int, ...]
     payload: float  # bytes of one encoded vector
     levels: tuple[int, ...] = ()  # of each iteration's plan
-    memory: float = 0.0  # bytes that the largest peer had at most, without four fp32 vectors; 0: not told
+    memory: float = 0.0  # bytes at the largest peer's peak beyond its vectors and its process; 0: not told
 
 
 class Failed(Exception):
@@ -153,9 +153,7 @@ def outcome(told: Mapping[str, Any], killed: int = 0) -> Outcome:
             rx=tuple(told["rx_bytes"]),
             payload=float(told.get("payload_mb", 0)) * 1e6,
             levels=tuple(told.get("levels", ())),
-            memory=1e6 * (max(told["rss_peak_mb"]) - VECTORS * told["vector_mb"])
-            if "rss_peak_mb" in told
-            else 0.0,
+            memory=1e6 * max(told.get("beyond_mb", [0.0])),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise Failed(f"its JSON is not as documented: {error!r}") from None
@@ -215,10 +213,9 @@ def _error_and_bytes(m: Measured) -> list[Row]:
     if case.link is None:
         bars = (0.9, None) if case.peers == 4 else (None, None)
         found.append(Row("i", title, "%", tuple(100 * o.rel_err for o in m.outcomes), *bars))
-        if all(o.memory and o.payload for o in m.outcomes):
-            values = tuple(o.memory / o.payload for o in m.outcomes)
-            note = "the process without a vector included"
-            found.append(Row("m", f"memory beyond the flat vectors, {case.key}", "payloads", values, note=note))
+    if all(o.memory > 0 and o.payload for o in m.outcomes) and not case.kill:
+        values, bar = tuple(o.memory / o.payload for o in m.outcomes), MEMORY if case.numel >= ENOUGH else None
+        found.append(Row("m", f"memory beyond the flat vectors, {case.full_title}", "payloads", values, bar))
     if outcome.payload and not case.kill:
         over = tuple(bytes_over(o) for o in m.outcomes)
         found.append(Row("j", f"bytes over 2(N-1)/N of the payload, {case.key}", "%", over, BYTES_TOLERANCE))

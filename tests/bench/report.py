@@ -72,6 +72,7 @@ def page(machine: Machine, rows: Sequence[Row], plan: Plan, picture: str) -> str
         "  when all are committed. Not in the time: the outer step, and a node's look at the digests of its",
         "  state, which training hides as long as this node's trainer is not the last one.",
         "- The limit is 2(N-1)/N bytes an element, through the links, at one byte an element.",
+        "- m: memory at a peer's peak, without its vectors and what its process has before the first round.",
         "- k: the same members and links with flat plans, and with what the planner chooses, after three rounds",
         "  in which nodes learn their links; a note says in how many levels each iteration went.",
         "- g: the bars are c's median + 35 % + 1 s, and + 22 % + 0.3 s; 22 % is what the dead peer's part costs.",

@@ -88,10 +88,13 @@ def test_traffic_is_compared_with_the_formula() -> None:
 
 
 def test_memory_is_what_a_peer_has_beside_its_vectors_in_payloads() -> None:
-    told = outcome(TOLD | {"rss_peak_mb": [0.0025, 0.003], "vector_mb": 4e-4})
-    turn = Measured(BY_KEY["a"], (told,), ((1.0,),))
-    row = next(row for row in rows([turn], bars=True) if row.key == "m")
-    assert row.values == pytest.approx((14.0,)) and row.unit == "payloads"
+    told = outcome(TOLD | {"beyond_mb": [0.0002, 0.00026]})
+    bars = {}
+    for key in "af":
+        row = next(row for row in rows([Measured(BY_KEY[key], (told,), ((1.0,),))], bars=True) if row.key == "m")
+        assert row.values == pytest.approx((2.6,)) and row.unit == "payloads"
+        bars[key] = row.must
+    assert bars == {"a": None, "f": 2.5}, "of a small vector it says little"
 
 
 def test_a_ratio_is_the_median_of_the_turns_ratios() -> None:

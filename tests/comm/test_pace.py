@@ -2,7 +2,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from atoll.comm.pace import BEYOND, LEAST, MORE, QUEUE, RISE, Pace, Part
+from atoll.comm.pace import LEAST, MORE, QUEUE, Pace, Part
 
 LOOK = 0.05  # seconds
 
@@ -77,18 +77,6 @@ def test_the_longer_the_queue_the_slower_and_never_much_slower_than_the_link() -
         rates.append(pace.rate)
     assert rates == sorted(rates, reverse=True) and rates[0] > 10e6 > rates[1] > 9.7e6
     assert rates[-1] == pytest.approx(LEAST * 10e6)
-
-
-def test_beyond_what_a_link_is_known_to_carry_the_pace_rises_in_small_steps() -> None:
-    steps = []
-    for known in (0.0, 9e6):
-        pace = Pace()
-        pace.rate, now, sent = 10e6, 0.0, 0
-        while pace.rate == 10e6:
-            now, sent = now + LOOK, sent + int(LOOK * 10e6)
-            pace.look(now, sent, sent, 0.05, 0.0, known)
-        steps.append(pace.rate / 10e6)
-    assert steps == [pytest.approx(RISE), pytest.approx(BEYOND)]
 
 
 def test_one_hiccup_costs_little() -> None:

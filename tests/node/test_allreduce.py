@@ -110,6 +110,15 @@ def test_a_peer_that_cannot_start_is_a_sentence_with_the_logs(tmp_path: Path) ->
     assert "Traceback" not in err
 
 
+@pytest.mark.e2e
+def test_a_peer_holds_its_delta_what_is_sealed_and_half_as_much_of_others() -> None:
+    words = ["--peers", "3", "--numel", "25000000", "--iters", "1", "--warmup", "1", "--timeout", "40", "--json"]
+    command = [sys.executable, "-P", "-m", "atoll.comm.cli", "bench", "allreduce", *words]
+    told = json.loads(subprocess.run(command, stdout=subprocess.PIPE, timeout=90, check=True).stdout)
+    held = [beyond / told["payload_mb"] for beyond in told["beyond_mb"]]
+    assert 1.8 < min(held) and max(held) < 2.9, "of a larger vector less, as the process itself grows a little"
+
+
 # What is asked for
 
 
@@ -152,7 +161,7 @@ def test_i_stands_for_the_number_of_the_peer() -> None:
 
 
 def test_the_clock_runs_from_the_last_input_to_the_last_result_of_a_survivor() -> None:
-    before, after = AtHand(2, 100, 10, 10, 0), AtHand(3, 100, 50, 70, 0)
+    before, after = AtHand(2, 100, 10, 10, 0, 0), AtHand(3, 100, 50, 70, 0, 0)
     first = Lap(Begun(2, 1.0, 0.0), Decoded(2, 4.0, 0.25), before, after)
     last = Lap(Begun(2, 1.5, 0.0), Decoded(2, 3.0, 0.25), before, after)
     killed = Lap(Begun(2, 1.75, 0.0), None, before, None)
@@ -165,7 +174,7 @@ def test_the_clock_runs_from_the_last_input_to_the_last_result_of_a_survivor() -
 
 
 def test_a_peer_that_fetched_the_state_or_has_another_one_is_a_failure() -> None:
-    before, after = AtHand(1, 100, 0, 0, 0), AtHand(2, 100, 0, 0, 0)
+    before, after = AtHand(1, 100, 0, 0, 0, 0), AtHand(2, 100, 0, 0, 0, 0)
     whole = Lap(Begun(1, 1.0, 0.0), Decoded(1, 4.0, 0.25), before, after)
     fetched, killed = Lap(Begun(1, 1.0, 0.0), None, before, after), Lap(None, None, before, None)
     equal, other = {"round": 1, "digests_equal": True}, {"round": 1, "digests_equal": False}
