@@ -131,3 +131,13 @@ def test_steps_from_a_state_that_may_not_be_the_runs_are_not_reported() -> None:
     assert story.node.ready is not None and not story.reported
     story.view(0, 0)
     assert [r.ready.samples for r in story.reported] == [10]
+
+
+def test_what_was_held_when_the_session_ended_is_applied_if_it_was_committed() -> None:
+    story = Story()
+    story.begin()
+    story.ready(1, ahead=False)
+    story.reduced(1)
+    story.feed(machine.Rejoined())
+    (apply,) = story.view(1, 10, sealed=b"root 1", you="synced")
+    assert isinstance(apply, Apply)
