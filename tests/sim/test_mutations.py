@@ -554,13 +554,6 @@ MUTATIONS = [
         "carried = node.carried",
         4,
     ),
-    Mutation(
-        "a node that rejoins forgets what may be committed",
-        N + "machine.py",
-        "return replace(node, view=None, reducing=None, apart=node.held is not None)",
-        "return replace(node, view=None, reducing=None, held=None)",
-        404,
-    ),
     # Overlap
     Mutation(
         "the state moves under a trainer that is to take it",
