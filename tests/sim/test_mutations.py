@@ -192,7 +192,7 @@ MUTATIONS = [
         C + "ledger.py",
         "    for c in broken:\n        since[c] = attempt\n",
         "",
-        23,
+        140,
     ),
     Mutation(
         "a sum is of all that is there",
