@@ -25,22 +25,7 @@ def pack(data: bytes | bytearray | memoryview) -> bytes:
 
 def unpack(frame: bytes | bytearray | memoryview, expected_size: int) -> bytes:
     """The `expected_size` bytes in `frame`; `Malformed` if it is no frame of exactly that size."""
-    try:
-        declared = zstandard.get_frame_parameters(frame)
-        if declared.content_size != expected_size:
-            raise Malformed(
-                f"a compressed frame declares {_size(declared.content_size)}, expected {expected_size}"
-            )
-        if declared.window_size > max(MAX_WINDOW, expected_size) or declared.dict_id:
-            raise Malformed("a compressed frame asks for a larger window or a dictionary")
-        decompressor = zstandard.ZstdDecompressor(max_window_size=max(MAX_WINDOW, expected_size))
-        with decompressor.stream_reader(frame) as reader:
-            data = reader.read(expected_size + 1)
-    except zstandard.ZstdError as error:
-        raise Malformed(f"a compressed frame is broken: {error}") from None
-    if len(data) != expected_size:
-        raise Malformed(f"a compressed frame holds {len(data)} bytes or more, expected {expected_size}")
-    return data
+    return _unpacked(frame, expected_size).tobytes()
 
 
 def pack_apart(payload: U8, apart: Apart) -> bytes:
@@ -61,19 +46,18 @@ def pack_apart(payload: U8, apart: Apart) -> bytes:
     return b"".join([*packed, stream.flush()])
 
 
-def unpack_apart(frame: bytes | bytearray | memoryview, expected_size: int, apart: Apart) -> U8:
-    """What `pack_apart` packed; `Malformed` if that had another size."""
-    whole: U8 = np.frombuffer(unpack(frame, expected_size), np.uint8)
-    if not apart.spans:
-        return whole
-    payload, at = np.empty_like(whole), 0
+def unpack_apart(frame: bytes | bytearray | memoryview, payload: U8, apart: Apart) -> None:
+    """Write what `pack_apart` packed into all of `payload`; `Malformed` if that had another size."""
+    whole = _unpacked(frame, payload.size)
+    at = 0
     for span in apart.around(whole.size):
         payload[span] = whole[at : (at := at + span.stop - span.start)]
+    if not apart.spans:
+        return
     numbers, first = whole[at:].reshape(apart.width, -1).T, 0
     for span in apart.spans:
         count = (span.stop - span.start) // apart.width
         payload[span].reshape(-1, apart.width)[:] = numbers[first : (first := first + count)]
-    return payload
 
 
 def pack_floats(data: bytes | bytearray | memoryview) -> bytes:
@@ -93,6 +77,27 @@ def unpack_floats(packed: bytes, expected_size: int) -> bytes:
         floats[:, :3] = np.frombuffer(packed, np.uint8, low).reshape(3, numel).T
     floats[:, 3] = np.frombuffer(unpack(memoryview(packed)[low:], numel), np.uint8)
     return floats.tobytes()
+
+
+def _unpacked(frame: bytes | bytearray | memoryview, expected_size: int) -> U8:
+    """What is in `frame`, in this thread's scratch memory."""
+    try:
+        declared = zstandard.get_frame_parameters(frame)
+        if declared.content_size != expected_size:
+            raise Malformed(
+                f"a compressed frame declares {_size(declared.content_size)}, expected {expected_size}"
+            )
+        if declared.window_size > max(MAX_WINDOW, expected_size) or declared.dict_id:
+            raise Malformed("a compressed frame asks for a larger window or a dictionary")
+        decompressor = zstandard.ZstdDecompressor(max_window_size=max(MAX_WINDOW, expected_size))
+        data = _scratch(expected_size + 1)
+        with decompressor.stream_reader(frame) as reader:
+            size = reader.readinto(data.data)
+    except zstandard.ZstdError as error:
+        raise Malformed(f"a compressed frame is broken: {error}") from None
+    if size != expected_size:
+        raise Malformed(f"a compressed frame holds {size} bytes or more, expected {expected_size}")
+    return data[:size]
 
 
 def _compressor() -> zstandard.ZstdCompressor:

@@ -241,8 +241,7 @@ class Reduction:
             raise Broken(f"it sent {length} bytes of chunk {c}, expected {self._size(kind, c) or 'others'}")
         if await self._settled(node, header) is not Verdict.TAKE:
             return None
-        whole = kind is not Kind.PARTIAL and not header.packed
-        return self._buffer(length) if whole else np.empty(length, np.uint8)
+        return self._buffer(length)
 
     def arrived(self, node: NodeId, header: Header, payload: U8) -> None:
         if self._over:
@@ -320,7 +319,15 @@ class Reduction:
         return await self._peers.squeeze.pack(kind, c, since, payload, self._codec.apart(self._chunks.size(c)))
 
     def _unpacked(self, c: int, frame: U8, size: int) -> U8:
-        return compress.unpack_apart(frame.data, size, self._codec.apart(self._chunks.size(c)))
+        whole = self._buffer(size)
+        try:
+            compress.unpack_apart(frame.data, whole, self._codec.apart(self._chunks.size(c)))
+        except Malformed:
+            self._give_back(whole)
+            raise
+        finally:
+            self._give_back(frame)
+        return whole
 
     def _has(self, c: int) -> bool:
         return 0 <= c < self._chunks.count

@@ -17,7 +17,7 @@ from atoll.comm.wire import Kind
 
 TRY_AGAIN = 64  # chunks, after one that did not pay
 TRIES = 8  # chunks whose cost is known
-KEPT = 16  # packed chunks, for those that go to several peers
+KEPT = 3  # packed chunks, for those that go to several peers: these take them at about the same time
 NOTHING_APART = Apart()
 SMALLEST = 4096  # bytes that are worth a try
 

@@ -25,6 +25,8 @@ from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.overlap import Adopt, rebase
 from atoll.outer_opt.schedule import Schedule
 
+STEP = 1 << 16  # elements that are stepped at once: a rule works on each alone, and its scratch stays small
+
 
 class Flipped(Exception):
     """A chunk is not what it was when the state was settled."""
@@ -92,14 +94,17 @@ class OuterState:
         """Bring chunk `c` forward with the sealed bytes of the next round of its fragment, to that round. Raises
         `Malformed`; then nothing changed."""
         span, size = self.chunks.span(c), self.chunks.size(c)
-        delta, scratch = self._delta[:size], self._scratch[:size]
+        delta = self._delta[:size]
         length = self.sealing.decode(c, payload, delta)
         round_ = self.turns.next(self.chunks.place(c)[0], self.at[c])
         rule = self._schedule.at(self.turns.turn(round_), length)
         before = None if self.gap is None else self.vectors.anchor[span].copy()
         with self._turn:
             self._changes(c)
-            rule.step(self.vectors.anchor[span], self.vectors.momentum[span], delta, scratch)
+            anchor, momentum = self.vectors.anchor[span], self.vectors.momentum[span]
+            for i in range(0, size, STEP):
+                part, scratch = slice(i, i + STEP), self._scratch[: min(STEP, size - i)]
+                rule.step(anchor[part], momentum[part], delta[part], scratch)
             self.at[c] = round_
             self._noted[c] = round_ + 1
         self._moved(c, before)

@@ -140,9 +140,10 @@ _to_peer = msgspec.json.Decoder(ToPeer)
 # The deltas
 
 
-def tile(peer: int, round_: int, numel: int) -> F32:
-    """What a peer's delta of a round repeats: (min(TILE, numel),)."""
-    normal = np.random.default_rng((peer, round_)).standard_normal(min(TILE, numel), np.float32)
+def tile(peer: int, round_: int, numel: int, out: F32 | None = None) -> F32:
+    """What a peer's delta of a round repeats: (min(TILE, numel),), in `out` if that is given."""
+    normal = np.empty(min(TILE, numel), np.float32) if out is None else out
+    np.random.default_rng((peer, round_)).standard_normal(dtype=np.float32, out=normal)
     normal *= np.float32(SIGMA)
     return normal
 
@@ -190,6 +191,7 @@ class StandIn:
         self._on_message, self._at_hand, self._say = on_message, at_hand, say
         self._inbox: asyncio.Queue[ToTrainer] = asyncio.Queue()
         self._go: asyncio.Queue[int] = asyncio.Queue()
+        self._tile = np.empty(min(TILE, spec.numel), np.float32)  # not of the memory that a round takes
         self._order: Train | None = None  # that it has answered with `Reached`
 
     def send(self, message: ToTrainer) -> None:
@@ -214,7 +216,8 @@ class StandIn:
                 self._vectors().anchor[:] = 0.0
                 self._on_message(Initialised())
             case Train(round_):
-                vectors, repeated = self._vectors(), tile(self._spec.number, round_, self._spec.numel)
+                vectors = self._vectors()
+                repeated = tile(self._spec.number, round_, self._spec.numel, self._tile)
                 await asyncio.to_thread(write_local, vectors.anchor, vectors.local, repeated)
                 self._order = message
                 self._on_message(Reached(round_))

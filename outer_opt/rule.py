@@ -9,4 +9,5 @@ class Rule(Protocol):
     """`state_k = step(state_{k-1}, delta_k)`, with the coefficients of one round (`schedule`)."""
 
     def step(self, anchor: Array, momentum: Array, delta: Array, scratch: Array) -> None:
-        """Move `anchor` and `momentum` (n,) in place by the merged `delta` (n,); `scratch` (n,) is overwritten."""
+        """Move `anchor` and `momentum` (n,) in place by the merged `delta` (n,); `scratch` (n,) is overwritten.
+        Element by element: parts of a vector may be stepped one after another."""

@@ -915,8 +915,9 @@ def test_a_frame_that_none_should_send_ends_its_link_only(header: Header) -> Non
     run(body())
 
 
-def test_packed_frames_carry_the_same_bytes() -> None:
-    """Where the node's link is so slow that zstandard pays."""
+def test_packed_frames_carry_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the node's link is so slow that zstandard pays, and the path so long that it is tried."""
+    monkeypatch.setattr("atoll.comm.peers.FAR", 0.0)
     compressible = [np.where(np.arange(CHUNKS.numel) % 7 < 5, 0, x).astype(np.float32) for x in VECTORS]
 
     async def body() -> None:
@@ -935,6 +936,13 @@ def test_packed_frames_carry_the_same_bytes() -> None:
                 assert [b"".join(chunks) for chunks in held] == [mean.tobytes()] * 3
                 whole = 3 * 4 * 4 * CHUNKS.numel * 2 / 3 / 3  # what would have gone up without
                 assert all(plane.bytes_up < 0.8 * whole for plane in planes)
+                for member, plane in zip(members, planes, strict=True):
+                    buffers = plane.peers.buffers
+                    free = len(buffers)
+                    for chunk in member.reduction.result.chunks:
+                        buffers.give(chunk)
+                    assert len(buffers) == free + CHUNKS.count, "all of it is memory for the next round"
+                    assert free <= CHUNKS.count
 
     run(body())
 
