@@ -432,7 +432,8 @@ def _ready(node: Node, task: Task, done: Work, ahead: bool, out: list[Effect]) -
         return replace(node, task=None, carried=None)
     mean = (base.loss * base.samples + done.loss * done.samples) / total
     ready = replace(done, samples=total, loss=mean, fresh=base.fresh, lease=task.lease)
-    if node.view is not None and not _differs(node, node.view) and node.round == task.round - 1:
+    counted = node.view is not None and node.view.you == "active"  # else its state may yet be found to be another
+    if counted and node.round == task.round - 1:
         out.append(ReportReady(ready))  # else a later view asks for it, if it can be used
     rest = beyond(task.lease, total) if ahead else ()
     following = Task("ahead", task.round, rest[0][0]) if rest else None

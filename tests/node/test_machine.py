@@ -13,9 +13,11 @@ class Story:
 
     node: machine.Node = field(default_factory=lambda: machine.Node(in_turns=True))
     version: int = 0
+    reported: list[machine.ReportReady] = field(default_factory=list)
 
     def feed(self, event: Event) -> list[Effect]:
         self.node, effects = machine.step(self.node, event)
+        self.reported += [e for e in effects if isinstance(e, machine.ReportReady)]
         return effects
 
     def view(self, committed: int, first: int, **more: object) -> list[Effect]:
@@ -117,6 +119,18 @@ def test_work_that_waits_to_be_reported_is_not_once_the_node_has_dropped_it() ->
     story.view(0, 0, state_digest=b"the run's")
     story.feed(machine.TrainerReady(1, 5, 20, 2.0, 1.0))
     assert story.node.ready is not None and not machine.still_ready(story.node, work)
+
+
+def test_steps_from_a_state_that_may_not_be_the_runs_are_not_reported() -> None:
+    """The report could come late, and be taken for one of the steps from the right state."""
+    story = Story()
+    story.begin()
+    story.feed(machine.Rejoined())
+    story.view(0, 0, you="joining", state_digest=b"another")
+    story.ready(1, ahead=False)
+    assert story.node.ready is not None and not story.reported
+    story.view(0, 0)
+    assert [r.ready.samples for r in story.reported] == [10]
 
 
 def test_what_was_held_when_the_session_ended_is_applied_if_it_was_committed() -> None:

@@ -192,7 +192,7 @@ MUTATIONS = [
         C + "ledger.py",
         "    for c in broken:\n        since[c] = attempt\n",
         "",
-        140,
+        198,
     ),
     Mutation(
         "a sum is of all that is there",
@@ -332,7 +332,7 @@ MUTATIONS = [
         C + "ledger.py",
         "if entry.node == node and c is not None and c.front == front:",
         "if entry.node == node and c is not None:",
-        229,
+        11,
     ),
     Mutation(
         "what came too late for any chunk consumes",
@@ -443,21 +443,21 @@ MUTATIONS = [
         C + "lost.py",
         "return _void(state, past, now, out) if (late and heard) or all_back else state",
         "return state",
-        81,
+        33,
     ),
     Mutation(
         "tokens of a void round count",
         C + "lost.py",
         "tokens=past.tokens,\n        pending",
         "pending",
-        81,
+        33,
     ),
     Mutation(
         "a node does not know its state by another number",
         N + "machine.py",
         "    if 0 <= node.round < view.committed and node.digest == view.state_digest:",
         "    if False:",
-        81,
+        33,
     ),
     # The journal
     Mutation(
