@@ -17,18 +17,15 @@ WINDOW = 0.25  # seconds over which a rate is measured
 RISE = 1.25  # times, each time that nothing speaks against it
 NEAR_PACE = 0.93  # of the pace: so much is as fast as the node may
 ABOVE = 1.02  # times what the link carries: it is to be full
-DRAIN = (
-    0.018  # less of it for each further time that the queue is as long; a longer one is a little in others' links
-)
-LEAST = 0.9  # likewise, at least
+# Less of it for each further time that the queue is as long; a longer one is a little in others' links.
+DRAIN = 0.018
+LEAST = 0.9  # of it, at least
 LEAP = 1.1  # times what the link is known to carry: so much more may it carry now
 FALL = 0.85  # times at most, each time
 QUEUE = 0.015  # seconds of delay that are a queue; below, they are noise
 OF_TRIP = 0.2  # of the round trip: likewise
-BURST, SHORT = (
-    1 << 17,
-    0.06,
-)  # bytes that come to a slow peer's link at once; seconds of queue that they are at most
+BURST = 1 << 17  # bytes that come to a slow peer's link at once
+SHORT = 0.06  # seconds of queue that they are at most
 MORE = 1.05  # times a node's part of a peer's link, whose senders do not all send at the same time
 
 

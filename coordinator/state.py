@@ -66,9 +66,7 @@ class RoundState:
     held: dict[NodeId, Held] = field(default_factory=dict)  # members that have every sealed chunk
     wrong: frozenset[NodeId] = frozenset()  # told the digests: members that said so and had others, and all that
     # lack chunks then
-    settled: frozenset[NodeId] = (
-        frozenset()
-    )  # members that held, or lacked, what the ledger says in an attempt before
+    settled: frozenset[NodeId] = frozenset()  # who held, or lacked, what the ledger says in an attempt before
     sealed_at: float = 0.0  # seconds; when the last chunk was sealed
     levels: int = 1  # of its first attempt
     predictions: dict[str, float] = field(default_factory=dict)  # seconds, of the plans there were to choose from
