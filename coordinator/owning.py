@@ -12,8 +12,9 @@ from atoll.coordinator.state import State
 
 # Times that links' rates differ from the usual one at most, to be taken for the same:
 NEAR = 2.0  # of near links: their machines were busy
-NEW = 1.35  # of links in their first FEW reduces: how soon TCP found out what they carry was chance
+NEW = 1.6  # of links in their first FEW reduces: how soon TCP found out what they carry was chance
 FEW = 4
+USUAL = 1.2  # of others: losses, and what else their machines did
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def noise(member: Member) -> float:
     """How many times the rates may differ that its link was seen to carry in one reduce and another."""
     if member.rtts and max(member.rtts.values()) < FAR:  # it is faster than its machine
         return NEAR
-    return NEW if member.measured < FEW else 1.0
+    return NEW if member.measured < FEW else USUAL
 
 
 def alike(links: Sequence[Node], noise: Sequence[float]) -> list[Node]:

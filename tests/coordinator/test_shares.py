@@ -12,7 +12,7 @@ from scipy.optimize import linprog
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator.membership import Member, MemberState
-from atoll.coordinator.owning import FEW, NEAR, NEW, alike, noise
+from atoll.coordinator.owning import FEW, NEAR, NEW, USUAL, alike, noise
 from atoll.coordinator.shares import KEEP, NobodyReachable, Node, Regions, blend, deal, plan_shares, predict
 
 GBIT, MBIT = 125e6, 125e3  # bytes/s
@@ -261,5 +261,5 @@ def test_rates_of_links_say_the_less_the_seldomer_they_were_measured_and_the_nea
     member = Member(NodeId("n1"), 1, "", "", "", MemberState.ACTIVE, 0.0, 0.0)
     far = replace(member, rtts={NodeId("n2"): 0.001, NodeId("n3"): 0.05})
     assert noise(member) == noise(far) == NEW, "nobody knows where it is"
-    assert noise(replace(far, measured=FEW)) == 1.0
+    assert noise(replace(far, measured=FEW)) == USUAL
     assert noise(replace(far, measured=FEW, rtts={NodeId("n2"): 0.001})) == NEAR
