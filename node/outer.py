@@ -132,11 +132,11 @@ class OuterState:
         before = None if self.gap is None or self.at[c] < 0 else self.vectors.anchor[span].copy()
         with self._turn:
             self._changes(c)
-            self._landed[c] = 0
             self.vectors.anchor[span] = both[:size]
             self.vectors.momentum[span] = both[size:]
             self.at[c] = round_
             self._noted[c] = round_ + 1
+            self._landed[c] = 0  # not before: who is killed meanwhile has what came
         self._moved(c, before)
 
     # A chunk that comes in parts, in the place of one that is not here

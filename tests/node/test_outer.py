@@ -58,6 +58,34 @@ def test_a_chunk_that_changes_while_it_is_copied_for_a_peer_is_not_given(tmp_pat
     vectors.close()
 
 
+class Killed(BaseException):
+    """In the place of a signal."""
+
+
+class Deadly(np.ndarray[Any, np.dtype[np.float32]]):
+    """Whoever writes to it is killed."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise Killed
+
+
+def test_who_is_killed_while_it_takes_a_chunk_that_came_in_parts_has_it_still(tmp_path: Path) -> None:
+    vectors = Vectors.create(CHUNKS.numel, tmp_path, tmp_path / "shm")
+    deadly = replace(vectors, anchor=vectors.anchor.view(Deadly))
+    first, dying, next_ = (
+        OuterState(v, CHUNKS, mean_of(CODEC), Always(Nesterov(0.7, 0.9))) for v in (vectors, deadly, vectors)
+    )
+    data = np.random.default_rng(0).standard_normal(2 * CHUNKS.size(0), np.float32).tobytes()
+    first.land(0, digest(data), 0, data)
+    with pytest.raises(Killed):
+        dying.put(0, 1, data)
+    next_.resume()
+    assert next_.at[0] == -1 and next_.landed(0, digest(data)) == data
+    next_.put(0, 1, data)
+    assert next_.at[0] == 1 and not next_.landed(0, digest(data))
+    vectors.close()
+
+
 @pytest.mark.parametrize("take", [rebase, HALFWAY], ids=["rebase", "halfway"])
 def test_work_that_is_set_aside_takes_the_anchor_as_the_method_says(take: Adopt, tmp_path: Path) -> None:
     vectors, rng = Vectors.create(CHUNKS.numel, tmp_path, tmp_path / "shm"), np.random.default_rng(0)
