@@ -293,10 +293,8 @@ class Int8(_Integers):
         each, terms = np.array(weights, np.float32), [self._checked(payload, out.size) for payload in payloads]
         for parts in zip(*terms, strict=True):
             to = out[parts[0][0]]
-            blocks, edge = (
-                to.size // self.block,
-                to.size // self.block * self.block,
-            )  # whole ones, and their elements
+            blocks = to.size // self.block  # whole ones
+            edge = blocks * self.block
             addresses = np.array([values.__array_interface__["data"][0] for _, _, values in parts], np.intp)
             scales: F32 = np.array([of_blocks[:blocks] for _, of_blocks, _ in parts])
             kernels.mean_int8(addresses, self.block, scales, each, to[:edge])

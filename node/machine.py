@@ -64,7 +64,7 @@ class Node:
     digest: bytes = b""
     moving: bool = False  # the state is being applied to, or fetched
     ready: Work | None = None  # on the state it holds
-    carried: Work | None = None  # of rounds that left it out, rebased on the state it holds
+    carried: Work | None = None  # of rounds that left it out, brought to the state it holds
     reached: int = -1  # the round that has its inner steps here
     reducing: Attempt | None = None
     held: Attempt | None = None  # the last one of which every sealed chunk was here
@@ -261,7 +261,8 @@ class Apply:
 @dataclass(frozen=True, slots=True)
 class Recover:
     """Bring the state to the view's committed round with the peers' help. `differs`: it is of that round, and not
-    the run's. With `rebase` the local vector's distance from the anchor is kept."""
+    the run's. With `rebase` what was trained comes along, as
+    `outer.left_out` says."""
 
     view: pb.View
     differs: bool

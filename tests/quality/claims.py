@@ -40,12 +40,18 @@ UNEQUAL = {"speeds": (1.0, 1.0, 0.8, 0.5)}
 ALL_WAIT = varied(
     replace(BEST, together=0.0),
     "all-wait",
-    "speeds 1, 1, 0.8, 0.5, all wait, no data-parallel start",
+    "the same, all wait",
     *WAIT,
     **UNEQUAL,
 )
 ONE = ("rounds.quorum=0.0001", "rounds.grace=0.5", "overlap.delay=2")
-GRACE = varied(replace(BEST, together=0.0), "grace", "the same speeds, K=1 with grace", *ONE, **UNEQUAL)
+GRACE = varied(
+    replace(BEST, together=0.0),
+    "grace",
+    "speeds 1, 1, 0.8, 0.5, K=1 with grace, no data-parallel start",
+    *ONE,
+    **UNEQUAL,
+)
 # At the ceiling real nodes wait, and so have the tokens of the simulation.
 SIMULATED = replace(
     varied(BEST, "simulated", "the defaults, 300 steps", "rounds.ceiling=1"), steps=300, bf16=False
