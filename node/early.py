@@ -59,11 +59,10 @@ class EarlyMean:
             async with asyncio.timeout(AT_LEISURE):
                 await self._over.wait()
         while not self._over.is_set():
+            self._more.clear()
             chunks, self._came = self._came, {}
             await asyncio.to_thread(self._decode_each, chunks)
-            if not self._came:
-                self._more.clear()
-                await self._more.wait()
+            await self._more.wait()
 
     def _decode_each(self, chunks: dict[int, U8]) -> None:
         for c, payload in chunks.items():

@@ -1,11 +1,12 @@
 import asyncio
+import threading
 
 import numpy as np
 import pytest
 
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import Fp32
-from atoll.comm.octets import U8
+from atoll.comm.codec import F32, Fp32
+from atoll.comm.octets import U8, Octets
 from atoll.node import early
 
 CODEC, CHUNKS = Fp32(), Chunks(1000, 300)
@@ -38,5 +39,32 @@ def test_a_mean_is_that_of_the_rounds_last_chunks_whichever_came_before(
             mean.came(0, replaced[0])
             await asyncio.sleep(0)
             assert mean.decoded.tobytes() == exact, "the round is over"
+
+    asyncio.run(asyncio.wait_for(story(), 20))
+
+
+class Slow(Fp32):
+    def __init__(self) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def decode(self, payload: Octets, out: F32, far: bool = False) -> None:
+        self.begun.set()
+        assert self.may_end.wait(20)
+        super().decode(payload, out, far)
+
+
+def test_a_round_may_be_complete_while_its_last_chunk_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early, "AT_LEISURE", 0.0)
+
+    async def story() -> None:
+        mean, codec, (right, exact) = early.EarlyMean(1000), Slow(), sealed(1)
+        mean.begin(codec, CHUNKS)
+        mean.came(0, right[0])
+        await asyncio.to_thread(codec.begun.wait)
+        complete = asyncio.create_task(mean.complete(right))
+        await asyncio.sleep(0)
+        codec.may_end.set()
+        await complete
+        assert mean.decoded.tobytes() == exact
 
     asyncio.run(asyncio.wait_for(story(), 20))
