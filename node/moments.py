@@ -56,6 +56,7 @@ class Moments:
         self._group = dist.new_group(backend="gloo", timeout=LONG)  # the writing threads': training has its own
         self._thread = ThreadPoolExecutor(1, "moments", self._begin_thread)
         self._writing: Future[None] | None = None
+        self._stager = BlockingAsyncStager()  # memory that is fresh each time costs more than the copy itself
         self._copied = learner.may_step
         self._copied.set()
         self._newest: int | None = None
@@ -128,7 +129,10 @@ class Moments:
             return
         due = self._team.rank == 0 and (self._newest is None or round_ - self._newest >= self._every)
         busy = self._writing is not None and not self._writing.done()
-        lacking = resources.available() < sum(map(local_bytes, state.values())) + MARGIN
+        if state.keys() != (self._stager.state_dict_cache or {}).keys() and not busy:
+            self._stager = BlockingAsyncStager()
+        fresh = self._stager.state_dict_cache is None
+        lacking = fresh and resources.available() < sum(map(local_bytes, state.values())) + MARGIN
         wanted, busy_ranks, lacking_ranks = self._team.total(float(due), float(busy), float(lacking))
         if not wanted or busy_ranks:
             return
@@ -167,12 +171,16 @@ class Moments:
                 self._failed(round_, last_line(error))
         finally:
             self._copied.set()
+            if resources.available() < MARGIN:
+                self._stager = BlockingAsyncStager()
 
     def _copy(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """All ranks have one, or none."""
         copy: dict[str, Tensor] = {}
         with suppress(MemoryError, RuntimeError):
-            copy = BlockingAsyncStager().stage(state)
+            copy = self._stager.stage(state)
+            # What it makes itself when told to keep a copy is pinned, which takes a GPU.
+            self._stager.state_dict_cache, self._stager.cache_staged_state_dict = copy, True
         there = torch.tensor(float(bool(copy)))
         dist.all_reduce(there, dist.ReduceOp.MIN, self._group)
         if not there:
