@@ -51,7 +51,7 @@ def flip(path: Path) -> None:
 def test_a_node_comes_back_with_another_number_of_ranks_and_its_moments(
     optimizer: OptimizerName, off: float, tmp_path: Path
 ) -> None:
-    """Muon orthogonalises in bf16 where the processor multiplies it: to two digits. Without moments it is 0.4 off."""
+    """Muon orthogonalises in bf16 where the processor multiplies it: to two digits. Without moments: 0.4 off."""
     run, files = run_of(optimizer), MomentFiles(tmp_path / "moments")
 
     async def story() -> None:
