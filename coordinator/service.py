@@ -12,7 +12,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NoReturn
 
 import grpc
@@ -60,6 +60,7 @@ class Service:
         members = kernel.state.members
         self._secrets = {m.session: m.node for m in (*members.gone.values(), *members.here.values())}
         self._joining = asyncio.Lock()  # ids and lives are given one at a time
+        self._entering: asyncio.Task[None] | None = None  # the latest join, whose caller may be gone
         self._heartbeats, self._reports = Buckets(HEARTBEATS), Buckets(REPORTS)
         self._entrances, self._strangers = Buckets(ENTRANCES), Buckets(STRANGERS)
 
@@ -157,6 +158,9 @@ class Service:
     async def _admitted(self, request: pb.JoinRequest, address: str, pin: Pin, context: Context) -> Member:
         """The node as a member: one that was here before, or a new one in return for a token. A crash between
         the join and the use of the token leaves a token that is good for one node more, not one too few."""
+        async with self._in_time(context):
+            if self._entering is not None:
+                await asyncio.wait([self._entering])
         members = self._kernel.state.members
         before = self._holder(request.session)
         if before is None:
@@ -168,12 +172,18 @@ class Service:
         secret = secret or secrets.token_hex(16)
         name = edge.name(request.name) or node
         joined = ev.Joined(node, life, name, address, secret, request.leaf, request.role, pin)
-        await self._take(joined, context)
-        self._secrets[secret] = node
-        if before is None:
-            with suppress(Refused, JournalFull):
-                await asyncio.to_thread(self._journal.redeem_token, request.token, time.time())
+        async with self._in_time(context):
+            self._entering = asyncio.create_task(self._enter(joined, request.token if before is None else ""))
+            await asyncio.shield(self._entering)
         return self._kernel.state.members.here[node]
+
+    async def _enter(self, joined: ev.Joined, token: str) -> None:
+        """Goes on when who called is gone: by then it may be in the journal."""
+        await self._kernel.submit(joined)
+        self._secrets[joined.session] = joined.node
+        if token:
+            with suppress(Refused, JournalFull):
+                await asyncio.to_thread(self._journal.redeem_token, token, time.time())
 
     async def _check_token(self, token: str, context: Context) -> None:
         address = edge.host_of(context.peer())
@@ -219,11 +229,17 @@ class Service:
 
     async def _take(self, event: ev.Event, context: Context) -> None:
         """Have the event made durable, or say why not; the node then sends it again."""
+        async with self._in_time(context):
+            await self._kernel.submit(event)
+
+    @asynccontextmanager
+    async def _in_time(self, context: Context) -> AsyncIterator[None]:
+        """Wait for the journal here, but not too long."""
         if self._kernel.trouble:
             await self._abort(context, Code.UNAVAILABLE, self._kernel.trouble)
         try:
             async with asyncio.timeout(LONGEST):
-                await self._kernel.submit(event)
+                yield
         except TimeoutError:
             sentence = f"the journal took more than {LONGEST:g} s: it may have happened, say it again"
             await self._abort(context, Code.UNAVAILABLE, sentence)

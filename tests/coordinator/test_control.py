@@ -4,10 +4,11 @@ import asyncio
 import hashlib
 import json
 import math
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -274,6 +275,49 @@ def test_a_join_under_a_secret_of_the_nodes_own_can_be_repeated(tmp_path: Path) 
             again = await ada.join(secret)  # the answer to the first was lost: no second token, no second node
             assert (again.node_id, again.session) == ("n1", f"{secret}.2")
             assert "used up" in await refused(c.node().join(), Code.PERMISSION_DENIED)
+
+    asyncio.run(story())
+
+
+class Caller:
+    """The context of a call that is made without a socket."""
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:7"
+
+
+def test_a_join_whose_caller_is_gone_while_it_is_written_is_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            kernel_, metrics = c.kernel, c.plane.metrics
+            edge = service.Service(kernel_, c.plane.views, c.journal, metrics, "reef", b"key")
+            begun, may_end, append = threading.Event(), threading.Event(), c.journal.append
+
+            def slowly(*batch: Any) -> None:
+                begun.set()
+                assert may_end.wait(SOON)
+                append(*batch)
+
+            def join(secret: str) -> asyncio.Task[pb.JoinReply]:
+                fields: dict[str, Any] = {"token": c.token, "name": "a node", "address": ":7", "session": secret}
+                request = pb.JoinRequest(protocol=service.PROTOCOL, run="reef", **fields)
+                return asyncio.create_task(edge.Join(request, cast(Any, Caller())))
+
+            monkeypatch.setattr(c.journal, "append", slowly)
+            ada, bo = "a" * 32, "b" * 32
+            given_up = join(ada)
+            await asyncio.to_thread(begun.wait, SOON)
+            given_up.cancel()
+            await asyncio.wait([given_up])
+            other = join(bo)
+            await asyncio.sleep(0)  # it has begun
+            may_end.set()
+            reply = await asyncio.wait_for(other, SOON)
+            assert (reply.node_id, reply.session) == ("n2", f"{bo}.1")
+            again = await asyncio.wait_for(join(ada), SOON)
+            assert (again.node_id, again.session) == ("n1", f"{ada}.2")
 
     asyncio.run(story())
 
