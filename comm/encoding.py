@@ -23,14 +23,21 @@ class EncodedVector:
     """An encoded vector, of which the first `ready` chunks are there; nobody writes to those."""
 
     def __init__(self, chunks: Sequence[U8], ready: int = 0) -> None:
-        self.chunks, self.ready = chunks, ready
+        self.chunks, self.ready, self._ended = chunks, ready, False
         self._more = asyncio.Event()  # set, and replaced, whenever there are more
 
-    async def chunk(self, c: int) -> U8:
-        """Chunk `c`, as soon as it is there."""
+    async def chunk(self, c: int) -> U8 | None:
+        """Chunk `c`, as soon as it is there; None: it will never be."""
         while self.ready <= c:
+            if self._ended:
+                return None
             await self._more.wait()
         return self.chunks[c]
+
+    def end(self) -> None:
+        """No more chunks come."""
+        self._ended = True
+        self._more.set()
 
     def advance(self, ready: int) -> None:
         self.ready = ready

@@ -430,10 +430,10 @@ class Reduction:
         partial = isinstance(order, exchange.Sum)
         sealing = self._mean if partial else self._sealing
         size = sealing.size(self._chunks.size(c), len(terms))
+        if self._encoded is not None and await self._encoded.chunk(c) is None:
+            return  # this member's delta is of no more use, nor is its part in the reduce
         place = np.empty(self._size(Kind.PARTIAL, c), np.uint8) if partial else self._buffer(size)
         loop = asyncio.get_running_loop()
-        if self._encoded is not None:
-            await self._encoded.chunk(c)
         try:
             relays = set() if isinstance(order, exchange.Sum) else {relay for relay, _ in order.sums}
             told = {i: plan.members[i].norm for i, _, _ in terms if i not in relays}

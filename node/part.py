@@ -149,6 +149,8 @@ class Part:
         told to, as to move the anchor, after that."""
         if self._round.encoding is not None:
             self._round.encoding.cancel()
+        if self._round.encoded is not None:
+            self._round.encoded.end()
         self._round = buffers
 
     def _parameter(self, element: int) -> str:

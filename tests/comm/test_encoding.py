@@ -46,12 +46,13 @@ def test_a_chunk_can_be_had_before_the_last_one_is_encoded() -> None:
         running = asyncio.create_task(encoder.run(one_by_one))
         last = asyncio.create_task(encoder.encoded.chunk(CHUNKS.count - 1))
         first = await encoder.encoded.chunk(0)
-        assert first.tobytes() == (ANCHOR - LOCAL)[CHUNKS.span(0)].tobytes()
+        assert first is not None and first.tobytes() == (ANCHOR - LOCAL)[CHUNKS.span(0)].tobytes()
         assert encoder.encoded.ready < CHUNKS.count and not last.done()
         for _ in range(CHUNKS.count):
             gate.release()
         await running
-        assert (await last).tobytes() == (ANCHOR - LOCAL)[CHUNKS.span(CHUNKS.count - 1)].tobytes()
+        end, span = await last, CHUNKS.span(CHUNKS.count - 1)
+        assert end is not None and end.tobytes() == (ANCHOR - LOCAL)[span].tobytes()
 
     asyncio.run(body())
 

@@ -1,5 +1,7 @@
 import asyncio
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,9 +9,11 @@ import pytest
 from atoll.comm.chunks import Chunks
 from atoll.comm.codec import NonFinite, make
 from atoll.comm.config import CodecName
-from atoll.comm.ids import NodeId, Round, RunId
+from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
+from atoll.comm.plan import Plan, PlanMember
 from atoll.comm.plane import DataPlane
 from atoll.comm.sealing import mean_of
+from atoll.comm.wire import Kind
 from atoll.node.machine import Work
 from atoll.node.outer import OuterState
 from atoll.node.part import Part
@@ -18,6 +22,7 @@ from atoll.node.vectors import Vectors
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.schedule import Always
 
+ADA, BO = NodeId("ada"), NodeId("bo")
 CODEC, CHUNKS = make(CodecName.INT8, 64), Chunks(5000, 1024)
 LAYOUT = (("embed.weight", (20, 100)), ("norm.weight", (3000,)))
 
@@ -28,20 +33,28 @@ class Nothing:
     def digests(self, round: Round) -> None: ...
 
 
-@pytest.mark.parametrize(("element", "name"), [(0, "embed"), (1999, "embed"), (2000, "norm"), (4999, "norm")])
-def test_a_delta_that_is_not_finite_names_its_parameter(element: int, name: str, tmp_path: Path) -> None:
+Compute = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+@pytest.fixture
+def outer(tmp_path: Path) -> Iterator[OuterState]:
     vectors = Vectors.create(CHUNKS.numel, tmp_path, tmp_path / "shm")
-    outer = OuterState(vectors, CHUNKS, mean_of(CODEC), Always(Nesterov(0.7, 0.9)))
-    vectors.anchor[:] = 0.0
-    vectors.local[:] = 0.0
-    vectors.local[element] = np.nan
+    yield OuterState(vectors, CHUNKS, mean_of(CODEC), Always(Nesterov(0.7, 0.9)))
+    vectors.close()
+
+
+def part_of(outer: OuterState, compute: Compute = asyncio.to_thread) -> Part:
+    plane = DataPlane(RunId("run"), ADA, b"", Nothing())
+    tells = Reports.__new__(Reports)  # nothing is told
+    return Part(plane, outer, CODEC, [mean_of(CODEC)], LAYOUT, None, tells, compute, asyncio.create_task)
+
+
+@pytest.mark.parametrize(("element", "name"), [(0, "embed"), (1999, "embed"), (2000, "norm"), (4999, "norm")])
+def test_a_delta_that_is_not_finite_names_its_parameter(element: int, name: str, outer: OuterState) -> None:
+    outer.vectors.local[element] = np.nan
 
     async def body() -> None:
-        plane = DataPlane(RunId("run"), NodeId("ada"), b"", Nothing())
-        tells = Reports.__new__(Reports)  # nothing is told
-        part = Part(
-            plane, outer, CODEC, [mean_of(CODEC)], LAYOUT, None, tells, asyncio.to_thread, asyncio.create_task
-        )
+        part = part_of(outer)
         part.encode(Work(1, 0, 1))
         encoding = part._round.encoding
         assert encoding is not None
@@ -49,4 +62,23 @@ def test_a_delta_that_is_not_finite_names_its_parameter(element: int, name: str,
             await encoding
 
     asyncio.run(body())
-    vectors.close()
+
+
+def test_nobody_waits_for_chunks_of_a_delta_that_is_forgotten(outer: OuterState) -> None:
+    async def never(work: Callable[[], Any]) -> None:
+        await asyncio.Event().wait()
+
+    async def body() -> None:
+        part, work = part_of(outer, never), Work(1, 0, 1)
+        members = PlanMember(ADA, "", 1.0), PlanMember(BO, "", 1.0, leaf=True)
+        part.begin(Plan(Incarnation(1), Epoch(1), Round(1), 1, members, (1,) * CHUNKS.count), ADA, work)
+        await asyncio.sleep(0)
+        assert part.reduction is not None
+        link = asyncio.create_task(part.reduction.frame(BO, (Kind.CONTRIBUTION, 0, 1)))
+        await asyncio.sleep(0)
+        part.stop()
+        part.forget()
+        async with asyncio.timeout(20):
+            assert await link is None
+
+    asyncio.run(body())
