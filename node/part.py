@@ -103,8 +103,9 @@ class Part:
 
     async def norm(self, ready: Work) -> float | None:
         """The l2 norm of what the encoded delta says, once it is there; None: it is of no more use."""
-        encoded, encoding = self.encode(ready), self._round.encoding
-        assert encoding is not None
+        encoded, encoding = self._round.encoded, self._round.encoding
+        if encoded is None or encoding is None or self._round.encoded_for != (ready.round, ready.front):
+            return None
         await asyncio.wait([encoding])
         if encoding.cancelled() or encoding.exception() is not None or self._round.encoded is not encoded:
             return None

@@ -82,3 +82,16 @@ def test_nobody_waits_for_chunks_of_a_delta_that_is_forgotten(outer: OuterState)
             assert await link is None
 
     asyncio.run(body())
+
+
+def test_the_norm_of_a_delta_that_is_forgotten_is_not_looked_for(outer: OuterState) -> None:
+    async def body() -> None:
+        part, work = part_of(outer), Work(1, 0, 1)
+        part.encode(work)
+        part.forget()
+        assert await part.norm(work) is None
+        outer.vectors.local[:] = 1.0  # trained anew, from the front of the same lease
+        assert part.encode(work).ready == 0, "it is encoded already"
+        assert await part.norm(work) == pytest.approx(CHUNKS.numel**0.5)
+
+    asyncio.run(body())
