@@ -30,7 +30,7 @@ Which contributions these were is in the ledger. This file binds what decides (`
 
 import asyncio
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -141,6 +141,7 @@ class Reduction:
         self._partials: dict[int, U8] = {}  # means of this region, with the places of those who are in them
         self._replanned = asyncio.Event()
         self._merges: set[asyncio.Task[None]] = set()
+        self._readers = Counter[int]()  # by chunk: of these, who may read contributions to it in their threads
         self._progress: dict[NodeId, float] = {}  # when a peer's last chunk came, in the loop's seconds
         self._gaps = deque[float]((), 64)  # seconds from one chunk of a peer to its next
         self._pulled_at = self._planned_at = 0.0  # in the loop's seconds
@@ -387,6 +388,7 @@ class Reduction:
                 case exchange.Send(node, kind, c, since):
                     self._peers.peer(node).post((kind, c, since))
                 case exchange.Merge() | exchange.Sum():
+                    self._readers[effect.chunk] += 1
                     task = asyncio.create_task(self._merge(effect, self._terms(effect)))
                     self._merges.add(task)
                     task.add_done_callback(self._wound_up)
@@ -394,7 +396,9 @@ class Reduction:
                     self._outcome.sealed(self.plan, Seal(c, since, sum_, inputs), self._exchange.unsealed > 0)
                 case exchange.Free(c):
                     for key in [key for key in self._inbox if key[0] == c]:
-                        self._give_back(self._inbox.pop(key))
+                        payload = self._inbox.pop(key)
+                        if not self._readers[c]:  # else a merge that has become void may still read from it
+                            self._give_back(payload)
                     self._partials.pop(c, None)
                 case exchange.Forget(c):
                     self._sealed[c] = None
@@ -449,6 +453,8 @@ class Reduction:
                 sentence = f"its contribution to chunk {c} was refused: {refused.sentence}"
                 self.lost(plan.members[refused.place].node, sentence)
             return
+        finally:
+            self._readers[c] -= 1
         if partial:
             place[size:] = np.frombuffer(bitmap(order.inputs, len(plan.regions)), np.uint8)
             effects = self._exchange.summed(c, order.since, order.inputs)

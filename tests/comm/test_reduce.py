@@ -994,6 +994,45 @@ def test_a_plan_that_comes_before_a_merge_has_begun_makes_it_void() -> None:
     run(body())
 
 
+def test_what_a_void_merge_still_reads_is_not_used_again_before_it_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, may_end, merge = threading.Event(), threading.Event(), reduce_module.merge
+
+    def slowly(*work: Any) -> bytes:
+        begun.set()
+        assert may_end.wait(20)
+        return merge(*work)
+
+    monkeypatch.setattr(reduce_module, "merge", slowly)
+
+    async def body() -> None:
+        async with fleet(2) as planes:
+            peers, plan, heard = planes[0].peers, plan_for(planes, owners=[0] * 10), Heard()
+            reduction = Reduction(peers, name(0), ENCODED[0], CODEC, CHUNKS, plan, heard)
+            reduction.replan(plan)
+
+            def contribute(attempt: int) -> None:
+                fence = plan.fence._replace(attempt=attempt)
+                payload = peers.buffers.take(SIZE, SIZE)
+                payload[:] = ENCODED[1].chunks[0]
+                reduction.arrived(name(1), Header(Kind.CONTRIBUTION, fence, 0, SIZE, place=1), payload)
+
+            contribute(1)
+            await asyncio.to_thread(begun.wait, 20)
+            reduction.replan(plan_for(planes, owners=[0] * 10, attempt=2, since=(2, *[1] * 9)))
+            assert not len(peers.buffers)
+            contribute(2)
+            may_end.set()
+            while reduction._merges:
+                await asyncio.sleep(0)
+            assert reduction._fault is None and heard.seals[0][1].since == 2
+            assert reduction._exchange.digests[0] == digest(reference(0, (0, 1), (1.0, 1.0)))
+            assert len(peers.buffers), "what the one read that is not void is used again"
+
+    run(body())
+
+
 # Many rounds
 
 
