@@ -29,7 +29,7 @@ class Squeeze:
         self._saved = 0.04  # share of the bytes
         self._costs = deque([1e-9], TRIES)  # seconds a byte
         self._skipped = 0
-        self._kept: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, int], tuple[U8, bytes]] = OrderedDict()  # and what they are of
 
     @property
     def pays(self) -> bool:
@@ -49,15 +49,15 @@ class Squeeze:
             return None
         self._skipped = 0
         shared = kind is Kind.SEALED  # with the other peers it goes to
-        if shared and (kept := self._kept.get((chunk, since))) is not None:
-            return kept
+        if shared and (kept := self._kept.get((chunk, since))) is not None and kept[0] is payload:
+            return kept[1]
         packed, seconds = await asyncio.get_running_loop().run_in_executor(workers(), _timed, payload, apart)
         self._saved += (1 - len(packed) / payload.size - self._saved) / 8
         self._costs.append(seconds / payload.size)
         if len(packed) >= payload.size:
             return None
         if shared:
-            self._kept[chunk, since] = packed
+            self._kept[chunk, since] = payload, packed
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
         return packed

@@ -1,4 +1,5 @@
 import asyncio
+import threading
 from collections.abc import Coroutine
 from typing import Any
 
@@ -14,6 +15,7 @@ from atoll.comm.wire import Kind
 
 ZEROS: U8 = np.zeros(1 << 16, np.uint8)
 NOISE: U8 = np.random.default_rng(0).integers(0, 256, 1 << 16, np.uint8)
+ONES: U8 = np.ones(1 << 16, np.uint8)
 HALF: U8 = np.concatenate([ZEROS, NOISE])  # gets half as large
 SLOW, FAST = 1e5, 1e12  # bytes a second
 
@@ -105,6 +107,32 @@ def test_a_result_for_several_peers_is_packed_once_and_forgotten_with_its_round(
         squeeze.forget()
         await squeeze.pack(Kind.SEALED, 0, 1, ZEROS)
         assert len(packed) == 3
+
+    run(body())
+
+
+def test_a_chunk_is_never_sent_for_one_that_took_its_place_or_is_of_a_later_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slowly(payload: U8, apart: Apart) -> tuple[bytes, float]:
+        begun.set()
+        assert may_end.wait(20)
+        return compress.pack_apart(payload, apart), 1e-9
+
+    monkeypatch.setattr(module, "_timed", slowly)
+
+    async def body() -> None:
+        squeeze = of(SLOW)
+        late = asyncio.create_task(squeeze.pack(Kind.SEALED, 0, 1, ZEROS))
+        await asyncio.to_thread(begun.wait, 20)
+        squeeze.forget()
+        may_end.set()
+        await late
+        for other in (HALF, ONES):  # of the round that has begun, and what takes its place
+            frame = await squeeze.pack(Kind.SEALED, 0, 1, other)
+            assert frame is not None and compress.unpack(frame, other.size) == other.tobytes()
 
     run(body())
 
