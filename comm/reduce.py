@@ -163,6 +163,7 @@ class Reduction:
                 self._look(asyncio.get_running_loop().time())
         finally:
             self._over = True
+            self._replanned.set()  # no plan comes any more
             self._peers.end(self)
             for task in self._merges:
                 task.cancel()
@@ -344,10 +345,9 @@ class Reduction:
             return verdict
         with suppress(TimeoutError):
             async with asyncio.timeout(SLOW):
-                while (verdict := self._exchange.verdict(*ask)) is Verdict.HOLD:
+                while (verdict := self._exchange.verdict(*ask)) is Verdict.HOLD and not self._over:
                     await self._replanned.wait()
-                return verdict
-        return Verdict.DISCARD
+        return Verdict.DISCARD if verdict is Verdict.HOLD else verdict
 
     def _arrived_chunk(self, node: NodeId, header: Header, payload: U8) -> None:
         kind, c, since = header.kind, header.chunk, header.fence.attempt

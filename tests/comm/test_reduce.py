@@ -490,6 +490,20 @@ def test_members_may_learn_of_the_plan_one_after_another() -> None:
 # Two levels
 
 
+def test_a_frame_that_waits_for_a_plan_holds_its_link_up_no_longer_than_the_reduce_lasts() -> None:
+    async def body() -> None:
+        async with fleet(2) as planes:
+            member = Member(planes[0], ENCODED[0], plan := plan_for(planes))
+            early = Header(Kind.CONTRIBUTION, plan.fence._replace(attempt=2), 0, SIZE, place=1)
+            await asyncio.sleep(0)
+            waiting = asyncio.create_task(member.reduction.place(name(1), early))
+            await asyncio.sleep(0)
+            await member.stop()
+            assert await waiting is None
+
+    run(body(), reduce_module.SLOW / 2)
+
+
 def mean_of(terms: Sequence[tuple[bytes | F32, float]], c: int, codec: Codec = CODEC) -> bytes:
     """The encoded mean of encoded chunks or vectors' chunks with these weights, by reduce.py's docstring."""
     span, n = CHUNKS.span(c), CHUNKS.size(c)
