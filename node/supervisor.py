@@ -79,6 +79,8 @@ class Supervisor:
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out
             )
+        while not self._connected.empty():  # of one that connected when it was given up
+            self._connected.get_nowait().close()
         connecting = asyncio.create_task(self._connected.get())
         exited = asyncio.create_task(process.wait())
         try:

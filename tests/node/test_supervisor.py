@@ -1,0 +1,77 @@
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from atoll.comm.config import MembersConfig, RunConfig
+from atoll.node.channel import Hello, ToDaemon
+from atoll.node.config import NodeConfig, TrainerSpec
+from atoll.node.supervisor import Supervisor
+
+NOBODY = 1 << 30  # a process id that there is not
+
+
+class Process:
+    """A launcher that ends when it is told to."""
+
+    pid = NOBODY
+
+    def __init__(self) -> None:
+        self.over = asyncio.Event()
+
+    async def wait(self) -> int:
+        await self.over.wait()
+        return 0
+
+    def kill(self) -> None:
+        self.over.set()
+
+
+class Writer:
+    def __init__(self) -> None:
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def connection(*messages: ToDaemon) -> tuple[asyncio.StreamReader, Writer]:
+    """Of a trainer that says this and is gone."""
+    reader = asyncio.StreamReader()
+    for message in messages:
+        reader.feed_data(msgspec.json.encode(message) + b"\n")
+    reader.feed_eof()
+    return reader, Writer()
+
+
+def test_a_trainer_that_connects_when_it_was_given_up_is_not_taken_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        heard: list[ToDaemon] = []
+        spec = TrainerSpec(RunConfig(members=MembersConfig(stall=60.0)), NodeConfig(), "", "", "")
+        supervisor = Supervisor(spec, tmp_path, heard.append, lambda: None)
+        processes: asyncio.Queue[Process] = asyncio.Queue()
+
+        async def start(*command: str, **how: Any) -> Process:
+            processes.put_nowait(process := Process())
+            return process
+
+        def connect(to: tuple[asyncio.StreamReader, Writer]) -> Any:
+            return supervisor._accept(to[0], cast(Any, to[1]))
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+        first = asyncio.create_task(supervisor._live_once(tmp_path))
+        (await processes.get()).kill()
+        await first
+        await connect(late := connection())
+        second = asyncio.create_task(supervisor._live_once(tmp_path))
+        process = await processes.get()
+        await connect(connection(hello := Hello(NOBODY, 1, 1, ())))
+        process.kill()
+        await second
+        assert heard == [hello] and late[1].closed
+
+    asyncio.run(asyncio.wait_for(story(), 20))
