@@ -123,7 +123,8 @@ class Supervisor:
 async def _kill(process: asyncio.subprocess.Process) -> None:
     """End the launcher and its ranks. They go by themselves once the channel is closed; else they are made to."""
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), 3.0)
+        async with asyncio.timeout(3.0):  # wait_for may lose a cancellation
+            await process.wait()
     with contextlib.suppress(psutil.Error):
         ranks = psutil.Process(process.pid).children(recursive=True)
         for rank in ranks:

@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,7 +9,7 @@ import pytest
 from atoll.comm.config import MembersConfig, RunConfig
 from atoll.node.channel import Hello, ToDaemon
 from atoll.node.config import NodeConfig, TrainerSpec
-from atoll.node.supervisor import Supervisor
+from atoll.node.supervisor import Supervisor, _kill
 
 NOBODY = 1 << 30  # a process id that there is not
 
@@ -20,9 +21,13 @@ class Process:
 
     def __init__(self) -> None:
         self.over = asyncio.Event()
+        self.on_end: Callable[[], Any] | None = None
 
     async def wait(self) -> int:
         await self.over.wait()
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end()
         return 0
 
     def kill(self) -> None:
@@ -73,5 +78,18 @@ def test_a_trainer_that_connects_when_it_was_given_up_is_not_taken_for_the_next(
         process.kill()
         await second
         assert heard == [hello] and late[1].closed
+
+    asyncio.run(asyncio.wait_for(story(), 20))
+
+
+def test_a_node_that_stops_at_the_moment_in_which_its_trainer_ends_stops() -> None:
+    async def story() -> None:
+        process = Process()
+        ending = asyncio.create_task(_kill(cast(Any, process)))
+        process.on_end = ending.cancel
+        await asyncio.sleep(0)
+        process.kill()
+        with pytest.raises(asyncio.CancelledError):
+            await ending
 
     asyncio.run(asyncio.wait_for(story(), 20))
