@@ -360,8 +360,9 @@ class Durable:
         # Who else has this state on a disk may be gone when the power fails: each relies on its own.
         lost = self._reach((*self._log.rounds, *self._memory)) < round_
         if due or alone or lost or self._doubted or self._gap:
-            self._urgent, self._gap = alone or lost or self._doubted, False
-            self._snapping = asyncio.create_task(self._snap(self._place, tokens), name="snapshot")
+            doubted, self._doubted = self._doubted, False
+            self._urgent, self._gap = alone or lost or doubted, False
+            self._snapping = asyncio.create_task(self._snap(self._place, tokens, doubted), name="snapshot")
 
     def doubt(self) -> None:
         """The state was not the run's: nor may be what is on the disk. It stays until there is better."""
@@ -373,8 +374,7 @@ class Durable:
             if round_ > before and self._log is not None:
                 self._log.drop(round_)
 
-    async def _snap(self, place: Place, tokens: int) -> None:
-        doubted = self._doubted
+    async def _snap(self, place: Place, tokens: int, doubted: bool) -> None:
         try:
             loop = asyncio.get_running_loop()
             new = await loop.run_in_executor(self._slow, self._take, place, tokens)
@@ -384,13 +384,12 @@ class Durable:
                 gone = self._damaged | {s.path for s in old if s not in kept}
                 snapshots.remove(gone - {new.path})
                 self._snapshots, self._damaged = [new, *kept], set()
-            self._doubted = self._doubted and not doubted
             self._troubles.pop(NO_SNAPSHOT, None)
             self.on_snapshot()
             if self._log is not None:
                 await loop.run_in_executor(self._quick, self._tidy, self._log)
         except (Torn, Flipped, OSError) as error:
-            self._gap = True
+            self._gap, self._doubted = True, self._doubted or doubted
             if not self._closing:
                 self._say(NO_SNAPSHOT, str(error))
         finally:

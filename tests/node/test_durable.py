@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -381,6 +382,31 @@ def test_a_state_that_was_not_the_runs_goes_when_a_better_one_is_there(tmp_path:
         assert node.disk._snapshots
         await node.commit(2)
         assert [s.first for s in node.disk._snapshots] == [2]
+
+    run(body())
+
+
+def test_a_doubt_that_comes_while_a_better_state_is_written_is_kept(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path)
+        await node.initialise()
+        begun, may_end, copy = threading.Event(), threading.Event(), node.outer.copy
+
+        def slowly(c: int) -> Any:
+            begun.set()
+            assert may_end.wait(20)
+            return copy(c)
+
+        node.outer.copy = slowly  # type: ignore[method-assign]
+        node.disk.doubt()
+        node.disk.settled(0, 0)
+        await asyncio.to_thread(begun.wait, 20)
+        node.disk.doubt()
+        may_end.set()
+        for taken in (True, False):
+            await node.disk.quiet()
+            node.disk.settled(0, 0)
+            assert (node.disk._snapping is not None) == taken
 
     run(body())
 
