@@ -406,6 +406,12 @@ def tcp_info(sock: socket.socket) -> Path | None:
     return Path(rtt, smoothed / 1e6, there, received, quiet / 1e3, sent, resent, float(rate))
 
 
+def close_dialled(dialled: "asyncio.Future[Link]") -> None:
+    """Nobody wants the connection any more."""
+    if not dialled.cancelled() and dialled.exception() is None:
+        dialled.result().close()
+
+
 def reason(error: OSError) -> str:
     """What the system says, without its number."""
     if error.errno is not None and error.errno > 0:  # asyncio puts addresses into strerror

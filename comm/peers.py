@@ -9,7 +9,7 @@ say, the reduce that is under way.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
@@ -20,7 +20,7 @@ from atoll.comm import wire
 from atoll.comm.buffers import Buffers
 from atoll.comm.certificates import NO_PIN, Pin
 from atoll.comm.ids import NodeId, Round
-from atoll.comm.link import FAR, PIECE, Broken, Cap, Link, Meter
+from atoll.comm.link import FAR, PIECE, Broken, Cap, Link, Meter, close_dialled
 from atoll.comm.octets import U8
 from atoll.comm.pace import Pace, Part
 from atoll.comm.plan import PlanMember
@@ -443,8 +443,7 @@ class Peers:
                     self._lost(peer, f"it is a leaf and did not dial within {PATIENCE:g} s")
                 continue
             missing = (peer.wanted if primary else 1) - len(peer.links)
-            dials = (self._dial(peer.node, peer.address, peer.pin) for _ in range(missing))
-            for result in await asyncio.gather(*dials, return_exceptions=True):
+            for result in await self._dial_each(peer, missing):
                 if isinstance(result, Link):
                     self._dialled.add(task := asyncio.create_task(self.adopt(peer.node, result)))
                     task.add_done_callback(self._dialled.discard)
@@ -454,6 +453,15 @@ class Peers:
                 else:
                     raise result
             await asyncio.sleep(0)  # they are among the peer's links now
+
+    async def _dial_each(self, peer: Peer, count: int) -> Sequence[Link | BaseException]:
+        dials = [asyncio.ensure_future(self._dial(peer.node, peer.address, peer.pin)) for _ in range(count)]
+        try:
+            return await asyncio.gather(*dials, return_exceptions=True)
+        except asyncio.CancelledError:
+            for dialled in dials:
+                dialled.add_done_callback(close_dialled)
+            raise
 
     def _measure_path(self, peer: Peer, link: Link | None = None) -> None:
         """How large the pieces are: over a long path about what this node sends in `PIECE_TIME`."""

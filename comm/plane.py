@@ -29,7 +29,7 @@ from atoll.comm.codec import Malformed
 from atoll.comm.errors import PeerError, ResourceError
 from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.kept import PLACES, Kept
-from atoll.comm.link import FAR, PIECE, Broken, Cap, Closed, Link, Meter, Path, Reset, reason
+from atoll.comm.link import FAR, PIECE, Broken, Cap, Closed, Link, Meter, Path, Reset, close_dialled, reason
 from atoll.comm.octets import Octets, view
 from atoll.comm.offers import Offered, Offering, Offers
 from atoll.comm.peers import Peers
@@ -522,7 +522,7 @@ class Fetcher:
 
     def _hang_up(self) -> None:
         if self._dialling is not None:
-            self._dialling.add_done_callback(_close)
+            self._dialling.add_done_callback(close_dialled)
             self._dialling.cancel()
             self._dialling = None
         if self._offered is not None:
@@ -531,12 +531,6 @@ class Fetcher:
         if self._link is not None:
             self._link.close()
             self._link = None
-
-
-def _close(dialled: asyncio.Task[Link]) -> None:
-    """Nobody wants the connection any more."""
-    if not dialled.cancelled() and dialled.exception() is None:
-        dialled.result().close()
 
 
 async def _listen(listen: str) -> socket.socket:

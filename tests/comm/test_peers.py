@@ -313,6 +313,28 @@ def test_a_refusal_is_a_try_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     run(body())
 
 
+def test_a_link_that_was_dialled_when_the_dial_of_another_is_given_up_is_closed() -> None:
+    async def body() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        links = [Link(ours, Meter())]
+
+        async def dial(node: NodeId, address: str, pin: Pin) -> Link:
+            if not links:
+                await asyncio.Event().wait()
+            return links.pop()
+
+        link, peers, talk = links[0], Peers(dial, Meter(), streams=2), Notes()
+        peers.begin(talk)
+        peers.expect([PlanMember(B, "there:7", 1.0)], lambda _: True)
+        await until(lambda: not links)
+        peers.end(talk)
+        await until(lambda: link._closed)
+        theirs.close()
+
+    run(body())
+
+
 def test_links_stay_for_the_next_round() -> None:
     async def body() -> None:
         async with pair(streams=2) as (a, b):
