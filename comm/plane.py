@@ -485,8 +485,9 @@ class Fetcher:
         try:
             async with asyncio.timeout(deadline):
                 if self._link is None:
-                    dialling, self._dialling = self._dialling, None
-                    self._link = await (dialling or self._dial())
+                    self._dialling = self._dialling or asyncio.create_task(self._dial())
+                    self._link = await self._dialling
+                    self._dialling = None
                 await ask(self._link)
             answered = True
         except TimeoutError:

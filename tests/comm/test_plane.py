@@ -470,6 +470,20 @@ def test_a_peers_address_that_is_none_is_said_in_a_sentence(address: str) -> Non
     run(body())
 
 
+def test_a_connection_that_comes_when_nobody_waits_for_it_any_more_is_closed() -> None:
+    async def body() -> None:
+        async with two_planes() as (ada, bo):
+            fetcher = Fetcher(ada, bo.node, bo.address)
+            fetcher.dial()
+            assert (dialling := fetcher._dialling) is not None
+            fetching = asyncio.create_task(fetcher.fetch(Item.SEALED, Round(1), 0, 4))
+            dialling.add_done_callback(lambda _: fetching.cancel())  # before it has gone on
+            await asyncio.wait([fetching])
+            assert fetching.cancelled() and dialling.result()._closed
+
+    run(body())
+
+
 def test_nothing_is_left_open_after_close() -> None:
     async def body() -> None:
         before = len(os.listdir("/proc/self/fd"))
