@@ -45,7 +45,7 @@ class Offers:
     async def keep(self, node: NodeId, link: Link) -> None:
         """Let this node use it; returns when it is of no more use."""
         mine = [offered for offered in self._free if offered.node == node]
-        for old in mine[: len(mine) + 1 - MOST]:  # the leaf has probably given them up
+        for old in mine[: max(len(mine) + 1 - MOST, 0)]:  # the leaf has probably given them up
             self._free.remove(old)
             old.close()
         offered = Offered(node, link)

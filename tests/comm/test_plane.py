@@ -4,7 +4,7 @@ import socket
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,7 +13,7 @@ from atoll.comm.certificates import NO_PIN
 from atoll.comm.digest import digest
 from atoll.comm.errors import ResourceError
 from atoll.comm.ids import NodeId, Round, RunId
-from atoll.comm.link import Broken
+from atoll.comm.link import Broken, Link
 from atoll.comm.plane import DataPlane, Fetcher, Item, Missing, PeerLost
 from atoll.comm.wire import Kind
 
@@ -588,6 +588,25 @@ def test_an_offer_that_broke_is_one_less_and_is_made_again() -> None:
                         break
                     except PeerLost:
                         await asyncio.sleep(0.01)
+
+    run(body())
+
+
+def test_of_one_leafs_connections_the_latest_are_kept() -> None:
+    class Closes:
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    async def body() -> None:
+        kept, links = offers.Offers(), [Closes() for _ in range(offers.MOST + 1)]
+        keeping = [asyncio.create_task(kept.keep(A, cast(Link, link))) for link in links]
+        await asyncio.sleep(0)
+        assert [link.closed for link in links] == [True] + [False] * offers.MOST
+        for task in keeping:
+            task.cancel()
+        await asyncio.wait(keeping)
 
     run(body())
 
