@@ -79,6 +79,7 @@ class Daemon:
         self._member: Membership
         self._kept: Keeper | None = None  # from the trainer's first hello on
         self._trainer: Hello | None = None  # the one that is up
+        self._beginning: asyncio.Task[None] | None = None  # makes state_0
         self._restored = asyncio.Event()  # what is on the disk was loaded
 
     async def run(self) -> None:
@@ -193,7 +194,8 @@ class Daemon:
             case machine.Initialise():
                 self._pulse.at = time.monotonic()
                 if self._member.run.init_from:
-                    self._spawn(self._begin())
+                    if self._beginning is None or self._beginning.done():  # else the trainer died meanwhile
+                        self._beginning = self._spawn(self._begin())
                 else:
                     log.info("first member: initialises the model")
                     self._supervisor.send(Initialise(self._member.run.seed))

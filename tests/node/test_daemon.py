@@ -1,0 +1,34 @@
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from atoll.comm.config import RunConfig
+from atoll.comm.invite import Invite
+from atoll.node import machine
+from atoll.node.config import NodeConfig
+from atoll.node.daemon import Daemon
+from atoll.node.home import Options
+
+
+def test_a_trainer_that_dies_while_state_0_is_read_has_it_read_no_second_time() -> None:
+    async def story() -> None:
+        daemon = Daemon(Invite("there:7", "reef", "token"), NodeConfig(), Options(Path(), "", "", "ada", 0.0))
+        begun, read = 0, asyncio.Event()
+
+        async def begin(progress: Callable[[float], None]) -> None:
+            nonlocal begun
+            begun += 1
+            await read.wait()
+
+        daemon._member = cast(Any, SimpleNamespace(run=RunConfig(init_from="s3://a-slow-one")))
+        daemon._kept = cast(Any, SimpleNamespace(begin=begin))
+        async with asyncio.TaskGroup() as daemon._tasks:
+            for _ in range(2):  # the second time for a trainer that was started again
+                daemon._act(machine.Initialise())
+                await asyncio.sleep(0)
+            assert begun == 1
+            read.set()
+
+    asyncio.run(asyncio.wait_for(story(), 20))
