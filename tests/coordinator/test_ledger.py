@@ -160,3 +160,12 @@ def test_a_reducer_owns_chunks_and_contributes_nothing() -> None:
     ledger = book.reopen(contributed(A, C), (A, C), (B,), 4, turns(A, B, C))
     assert ledger.members == (A, C) and B in ledger.owners
     assert [e.contribution is None for e in ledger.entries] == [False, False, True]
+
+
+def test_a_lease_is_used_as_far_as_contributions_from_its_front_go() -> None:
+    ledger = sealed_by(opened(contributed(A, B), A, B), A, 0, inputs=(0, 1))
+    for again in (Contribution(30, 10, 2.0, 1.0, life=2), Contribution(90, 10, 2.0, 1.0, life=3, front=40)):
+        ledger = opened(book.contribute(book.withdraw(ledger, A), A, again), A, B)
+    assert [book.used(ledger, A, 0, sealed) for sealed in (True, False)] == [10, 30]
+    assert [book.used(ledger, A, 40, sealed) for sealed in (True, False)] == [0, 90]
+    assert [book.used(ledger, B, front, sealed=True) for front in (0, 40)] == [20, 0]
