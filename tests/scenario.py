@@ -11,7 +11,8 @@ layout NAME WORD            its trainer builds this model ("layout" is the run's
 state NAME... ROUND [WORD] [as=ROUND]     they hold that state; WORD: with other bytes than the others; as that one
 reached NAME...             they have taken the round's inner steps, and go on
 ready NAME... [steps=10] [samples=10] [front=0]    they stopped and can contribute (front: their lease's)
-seal NAME... [chunk=0] [word=w] [attempt=1] [round=1]    they sealed the chunks they own, or that one, or other bytes
+seal NAME... [chunk=0] [word=w] [attempt=1]        they sealed the chunks they own, or that one, or other bytes
+                            (round=1, with this and what follows: they speak of another round's reduce)
 orphans NAME... [here=0,2] [attempt=1]             of the chunks whose owner is gone they hold these
 held NAME... [word=w] [attempt=1]                  they have every sealed chunk, or other bytes
 regions NAME... / NAME...   these are near each other, those too; so they report from now on what they hold

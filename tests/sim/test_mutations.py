@@ -1,4 +1,4 @@
-"""The tests bite: every rule of the protocol that is taken out is noticed by some seed of the simulation, or, where
+"""The tests bite: every rule of the protocol that is taken out is noticed by some seed of the simulation or, where
 hardly any seed needs it, by a test of its own.
 
 Each mutation: its name; the file; the line as it is, and as it must not be; the seed to start at, to save time, or
