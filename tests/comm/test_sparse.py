@@ -33,7 +33,7 @@ def total(x: "np.ndarray") -> float:
 
 
 def packed(numbers: Sequence[int], bits: int) -> bytes:
-    whole = sum(int(n) << bits * i for i, n in enumerate(numbers))
+    whole = sum(n << bits * i for i, n in enumerate(numbers))
     return whole.to_bytes(-(-bits * len(numbers) // 8), "little")
 
 
@@ -58,7 +58,7 @@ def reference(x: F32) -> tuple[bytes, F32]:
     most = np.nextafter(np.finfo(np.float32).max / max(scales.max(), np.float32(1)), np.float32(0))
     levels = np.clip(np.array(means, np.float32), -most, most)
     q = np.split(kinds, np.cumsum([part.size for part in picked])[:-1])
-    values = b"".join(packed(p, 12) + packed(k, 2) for p, k in zip(places, q, strict=True))
+    values = b"".join(packed(p.tolist(), 12) + packed(k.tolist(), 2) for p, k in zip(places, q, strict=True))
     back = np.zeros_like(x)
     for g, (p, k) in enumerate(zip(places, q, strict=True)):
         back[g * GROUP + p] = levels[k] * scales[g]

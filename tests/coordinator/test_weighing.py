@@ -74,9 +74,20 @@ def test_late_work_counts_what_its_node_says_where_the_run_damps_it() -> None:
     assert scales(ledger, config(OuterConfig())) == [1.0, 1.0, 1.0]
 
 
-def test_a_reducer_has_no_weight() -> None:
-    ledger = opened(Ledger(), drawn(random.Random(0), 2), (NodeId("n9"),))
-    assert weights(ledger, config(OuterConfig(weights=WeightName.EQUAL))) == [1.0, 1.0, 0.0]
+@pytest.mark.parametrize("name", WeightName)
+def test_a_reducer_has_no_weight_and_changes_no_measure(name: WeightName) -> None:
+    found, run = (
+        drawn(random.Random(0), 2),
+        config(OuterConfig(weights=name, clip=True, damping=True, per_token=True)),
+    )
+    alone, beside = opened(Ledger(), found), opened(Ledger(), found, (NodeId("n9"),))
+    assert weights(beside, run) == [*weights(alone, run), 0.0] and scales(beside, run) == [
+        *scales(alone, run),
+        1.0,
+    ]
+    assert length(beside, run) == length(alone, run)
+    only = book.reopen(Ledger(), (), (NodeId("n9"),), 1, lambda chunks: (NodeId("n9"),))
+    assert (weights(only, run), scales(only, run), length(only, run)) == ([0.0], [1.0], 1.0)
 
 
 @pytest.mark.parametrize("name", WeightName)
