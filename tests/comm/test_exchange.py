@@ -707,6 +707,28 @@ def test_who_has_no_weight_contributes_nothing() -> None:
     assert x.verdict(C, 2, Kind.CONTRIBUTION, 0, 1) is Verdict.DISCARD
 
 
+def test_who_has_no_weight_merges_what_it_owns_and_waits_for_nothing_else() -> None:
+    x, plan = Exchange(C, 2, 1), plan_of(1, [2, 1])
+    members = (*plan.members[:2], replace(plan.members[2], weight=0.0), *plan.members[3:])
+    assert x.replan(replace(plan, members=members)) == []
+    assert (x.unsealed, x.lacking()) == (1, [])
+    assert contribute(x, 0, A, B, D) == [Merge(0, 1, (0, 1, 3))]
+    to_all = [Send(node, Kind.SEALED, 0, 1) for node in (A, B, D)]
+    assert x.merged(0, 1, (0, 1, 3), b"digest") == [Report(0, 1, b"digest", (0, 1, 3)), Free(0), *to_all]
+    assert (x.unsealed, x.awaiting()) == (0, [])
+
+
+def test_what_who_is_not_in_the_plan_says_after_a_break_is_answered_once_it_is() -> None:
+    none, e = bitmap([], 1), NodeId("e")
+    assert Exchange(A, 1, 1).resync(B, 1, none, none, none) == []
+    x = begun(A, [0])
+    contribute(x, 0, B, C, D)
+    x.merged(0, 1, range(4), b"digest")
+    assert x.resync(e, 2, none, none, none) == []
+    x.replan(entered(plan_of(2, [0], since=(1,), kept=1), e))
+    assert sends(x.resync(e, 2, none, none, none), Kind.SEALED) == [(e, 0)]
+
+
 def test_a_chunk_that_is_late_is_asked_for_at_one_after_another_and_at_nobody_twice() -> None:
     x = begun(A, [1])
     asked = [sends(x.pull(0), Kind.WANT)[0][0]]
