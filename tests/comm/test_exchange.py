@@ -785,6 +785,7 @@ def test_orphans_are_told_with_their_digests_and_fetched_from_their_new_owner() 
     orphaned = plan_of(2, [NOBODY, 2], gone="d", since=(2, 2), kept=1)
     assert Orphans(((0, b"digest"),)) in x.replan(orphaned)
     assert Orphans(()) in y.replan(orphaned)
+    assert y.awaiting() == [(C, "1 of its chunks")], "nobody is waited for with the orphan"
     adopted = plan_of(3, [0, 2], gone="d", since=(3, 2), kept=1)
     assert x.replan(adopted) == []
     assert sends(y.replan(adopted), Kind.WANT) == [(A, 0)]
