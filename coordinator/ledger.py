@@ -191,8 +191,8 @@ def adopt(ledger: Ledger, here: Mapping[NodeId, Mapping[int, bytes]], deal: Deal
         holders = [n for n, chunks in here.items() if chunks.get(c) == sealed[c].digest]
         since[c] = attempt
         if holders:
-            owners[c] = min(holders, key=lambda n: given[n])
-            given[owners[c] or holders[0]] += 1
+            owners[c] = owner = min(holders, key=lambda n: given[n])
+            given[owner] += 1
         else:
             del sealed[c]
             reopened.append(c)

@@ -12,6 +12,7 @@ state NAME... ROUND [WORD] [as=ROUND]     they hold that state; WORD: with other
 reached NAME...             they have taken the round's inner steps, and go on
 ready NAME... [steps=10] [samples=10] [front=0]    they stopped and can contribute (front: their lease's)
 seal NAME... [chunk=0] [word=w] [attempt=1]        they sealed the chunks they own, or that one, or other bytes
+                            (round=1, with this and what follows: they speak of another round's reduce)
 orphans NAME... [here=0,2] [attempt=1]             of the chunks whose owner is gone they hold these
 held NAME... [word=w] [attempt=1]                  they have every sealed chunk, or other bytes
 regions NAME... / NAME...   these are near each other, those too; so they report from now on what they hold
@@ -43,7 +44,7 @@ from typing import Protocol
 from atoll.comm.bits import bitmap
 from atoll.comm.config import InnerConfig, MembersConfig, ModelConfig, ReduceConfig, RoundsConfig, RunConfig
 from atoll.comm.digest import digest
-from atoll.comm.ids import NodeId
+from atoll.comm.ids import NodeId, Round
 from atoll.comm.plan import Fence
 from atoll.coordinator import events as ev
 from atoll.coordinator import leases as data
@@ -131,10 +132,11 @@ class Run:
         node = self.node(name)
         return node, self.member(node).life - self.lives_ago
 
-    def fence(self, attempt: str | None) -> Fence:
+    def fence(self, options: dict[str, str]) -> Fence:
         assert self.state.round.plan is not None, "no attempt is in force"
         fence = self.state.round.plan.fence
-        return fence if attempt is None else fence._replace(attempt=int(attempt))
+        attempt, round_ = int(options.get("attempt", fence.attempt)), int(options.get("round", fence.round))
+        return fence._replace(attempt=attempt, round=Round(round_))
 
     def do(self, verb: str, args: list[str]) -> None:
         self.passing = ""
@@ -227,7 +229,7 @@ class Run:
         """What a node says."""
         (node, life), r = self.who(name), self.state.round
         of_reduce = verb in ("seal", "orphans", "held", "lost", "forged", "lacking")
-        fence = self.fence(options.get("attempt")) if of_reduce else None
+        fence = self.fence(options) if of_reduce else None
         match verb:
             case "layout":
                 return ev.LayoutKnown(node, life, NUMEL, digest(rest[0].encode()))

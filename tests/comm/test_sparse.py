@@ -1,10 +1,12 @@
 """The sparse codec against a reference in plain numpy, its size, and bytes that no encoder writes."""
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import pytest
 from deltas import F32, deltas
 
-from atoll.comm.codec import Malformed, NonFinite, make
+from atoll.comm.codec import Bf16, Malformed, NonFinite, make
 from atoll.comm.config import CodecName, ReduceConfig
 from atoll.comm.sparse import GROUP, HEADER, Sparse
 from atoll.outer_opt.feedback import ErrorFeedback
@@ -23,6 +25,71 @@ def decoded(payload: np.ndarray, numel: int) -> F32:
     out = np.full(numel, np.nan, np.float32)
     CODEC.decode(payload, out)
     return out
+
+
+def total(x: "np.ndarray") -> float:
+    """Added up in fp64, one after the other."""
+    return float(np.cumsum(x, dtype=np.float64)[-1]) if x.size else 0.0
+
+
+def packed(numbers: Sequence[int], bits: int) -> bytes:
+    whole = sum(n << bits * i for i, n in enumerate(numbers))
+    return whole.to_bytes(-(-bits * len(numbers) // 8), "little")
+
+
+def reference(x: F32) -> tuple[bytes, F32]:
+    """The encoded bytes of `x`, and what they decode to."""
+    groups = [x[start : start + GROUP] for start in range(0, x.size, GROUP)]
+    places = [np.sort(np.argsort(-np.abs(part), kind="stable")[: -(-part.size // 64)]) for part in groups]
+    picked = [part[p].astype(np.float64) for part, p in zip(groups, places, strict=True)]
+    scales = np.array([total(np.abs(part)) / part.size for part in picked], np.float32)
+    halves = np.empty(2 * scales.size, np.uint8)
+    Bf16().encode(scales, halves)
+    Bf16().decode(halves, scales)
+    u = [part / s if s > 0 else 0 * part for part, s in zip(picked, scales.astype(np.float64), strict=True)]
+    all_, threshold = np.concatenate(u), 1.0
+    for _ in range(8):
+        kinds = 2 * (all_ < 0) + (np.abs(all_) > threshold)
+        sums, (a, b, c, d) = [total(all_[kinds == k]) for k in range(4)], np.bincount(kinds, minlength=4)
+        if a + c and b + d:
+            threshold = ((sums[0] - sums[2]) / (a + c) + (sums[1] - sums[3]) / (b + d)) / 2
+    kinds = 2 * (all_ < 0) + (np.abs(all_) > threshold)
+    means = [total(all_[kinds == k]) / max((kinds == k).sum(), 1) for k in range(4)]
+    most = np.nextafter(np.finfo(np.float32).max / max(scales.max(), np.float32(1)), np.float32(0))
+    levels = np.clip(np.array(means, np.float32), -most, most)
+    q = np.split(kinds, np.cumsum([part.size for part in picked])[:-1])
+    values = b"".join(packed(p.tolist(), 12) + packed(k.tolist(), 2) for p, k in zip(places, q, strict=True))
+    back = np.zeros_like(x)
+    for g, (p, k) in enumerate(zip(places, q, strict=True)):
+        back[g * GROUP + p] = levels[k] * scales[g]
+    return levels.tobytes() + halves.tobytes() + values, back
+
+
+def vectors(n: int) -> Iterator[F32]:
+    """Vectors that a wrong kernel has a hard time with."""
+    rng = np.random.default_rng(n)
+    normal = rng.standard_normal(n).astype(np.float32)
+    yield normal
+    yield np.abs(normal)
+    yield np.float32(10) + normal
+    yield rng.standard_t(2, n).astype(np.float32) * np.float32(1e-6)
+    yield normal * np.exp2(np.arange(n) // GROUP * 9).astype(np.float32)
+    yield rng.integers(-4, 5, n).astype(np.float32)  # of many equal ones the first
+    yield np.where(np.arange(n) % GROUP < 30, normal, 0).astype(np.float32)  # fewer than are sent
+    yield np.where(np.arange(n) < n // 2, 0, normal).astype(np.float32)
+    yield np.where(rng.random(n) < 0.5, 3e38, -3e38).astype(np.float32)
+    yield np.full(n, np.finfo(np.float32).max)
+    yield np.sort(normal)
+    yield -np.sort(np.abs(normal))
+    yield np.zeros(n, np.float32)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_its_bytes_are_those_of_the_reference(n: int) -> None:
+    for x in vectors(n):
+        payload, back = reference(x)
+        assert encoded(x).tobytes() == payload
+        assert decoded(np.frombuffer(payload, np.uint8), n).tobytes() == back.tobytes()
 
 
 def test_it_is_what_a_config_names() -> None:
@@ -140,8 +207,14 @@ def bad(change: str, numel: int = GROUP + 65) -> np.ndarray:
             payload[groups : groups + 3] = payload[groups + 3 : groups + 6]
         case "position beyond a short group":
             payload[-3] = 0xFF
+        case "position that comes twice":
+            payload[groups : groups + 3] = np.frombuffer(packed([7, 7], 12), np.uint8)
+        case "position at the end of a short group":
+            payload[-4:-1] = np.frombuffer(packed([3, 65], 12), np.uint8)
+        case "last position of a short group":  # which is a good one
+            payload[-4:-1] = np.frombuffer(packed([3, 64], 12), np.uint8)
         case "padding of values":
-            payload[-1] |= 0x80
+            payload[-1] |= 0x10
     return payload
 
 
@@ -156,6 +229,8 @@ def bad(change: str, numel: int = GROUP + 65) -> np.ndarray:
         "infinite scale",
         "positions that fall",
         "position beyond a short group",
+        "position that comes twice",
+        "position at the end of a short group",
         "padding of values",
     ],
 )
@@ -163,7 +238,16 @@ def test_bytes_that_no_encoder_writes_are_refused(change: str) -> None:
     payload = bad(change)
     with pytest.raises(Malformed):
         CODEC.check(payload, GROUP + 65)
-    CODEC.check(bad("nothing"), GROUP + 65)
+    for good in ("nothing", "last position of a short group"):
+        CODEC.check(bad(good), GROUP + 65)
+
+
+def test_bits_that_fill_up_the_last_position_are_zero() -> None:
+    payload = encoded(deltas(1, GROUP + 3 * 64 - 1)[0])
+    CODEC.check(payload, GROUP + 3 * 64 - 1)
+    payload[-2] |= 0x10
+    with pytest.raises(Malformed):
+        CODEC.check(payload, GROUP + 3 * 64 - 1)
 
 
 def test_random_bytes_are_refused_or_decode_to_finite_numbers() -> None:

@@ -134,8 +134,22 @@ def test_an_orphan_goes_to_who_holds_it_and_is_reopened_if_nobody_does() -> None
     ledger = opened(book.withdraw(ledger, C), A, B)
     ledger = book.adopt(ledger, {A: {2: digest(b"forged"), 5: digest(b"5")}, B: {}}, turns(B))
     assert ledger.owners[2] == B and 2 not in ledger.sealed  # what A holds is not what was sealed
-    assert ledger.owners[5] == A and 5 in ledger.kept
+    assert ledger.owners[5] == A and ledger.kept == (5,)
     assert ledger.since == (1, 1, 3, 1, 1, 3)
+
+
+def test_orphans_that_several_hold_go_to_one_after_another() -> None:
+    ledger = sealed_by(opened(contributed(A, B, C), A, B, C), C, 5, 2)
+    ledger = opened(book.withdraw(ledger, C), A, B)
+    assert ledger.kept == (2, 5)
+    here = {c: digest(b"%d" % c) for c in (2, 5)}
+    ledger = book.adopt(ledger, {A: here, B: here}, turns(A))
+    assert {ledger.owners[2], ledger.owners[5]} == {A, B} and ledger.kept == (2, 5)
+
+
+def test_a_first_attempt_without_relays_is_flat() -> None:
+    ledger = book.divide(opened(contributed(A, B), A, B), {A: 0, B: 1}, [])
+    assert ledger.regions == (0, 1) and ledger.layered == set()
 
 
 def test_who_comes_back_has_a_new_place_and_owns_nothing_of_before() -> None:
@@ -160,3 +174,29 @@ def test_a_reducer_owns_chunks_and_contributes_nothing() -> None:
     ledger = book.reopen(contributed(A, C), (A, C), (B,), 4, turns(A, B, C))
     assert ledger.members == (A, C) and B in ledger.owners
     assert [e.contribution is None for e in ledger.entries] == [False, False, True]
+
+
+def test_others_wait_for_owners_of_unsealed_chunks_and_for_relays_that_are_there() -> None:
+    ledger = book.reopen(contributed(A, B), (A, B), (C,), 2, turns(A, C))
+    assert ledger.workers == {A, C} and sealed_by(ledger, C, 1).workers == {A}
+    assert opened(sealed_by(ledger, C, 1), A, B).workers == {A}, "nobody owns an orphan"
+    ledger = book.divide(ledger, {A: 0, B: 1, C: 1}, [[A, A], [B, C]])
+    assert ledger.workers == {A, B, C} and sealed_by(sealed_by(ledger, A, 0), C, 1).workers == {A, B, C}
+    assert book.reopen(book.withdraw(ledger, B), (A,), (C,), 2, turns(A)).workers == {A, C}
+
+
+def test_a_reducer_that_comes_back_brings_nothing_that_could_be_in_a_regions_sum() -> None:
+    ledger = book.reopen(contributed(A, B), (A, B), (C,), 1, turns(A))
+    ledger = book.divide(ledger, {A: 0, B: 1, C: 1}, [[A], [B]])
+    for reducers in ((), (C,)):
+        ledger = book.reopen(ledger, (A, B), reducers, 1, turns(A))
+    assert ledger.layered == {0} and ledger.since == (1,)
+
+
+def test_a_lease_is_used_as_far_as_contributions_from_its_front_go() -> None:
+    ledger = sealed_by(opened(contributed(A, B), A, B), A, 0, inputs=(0, 1))
+    for again in (Contribution(30, 10, 2.0, 1.0, life=2), Contribution(90, 10, 2.0, 1.0, life=3, front=40)):
+        ledger = opened(book.contribute(book.withdraw(ledger, A), A, again), A, B)
+    assert [book.used(ledger, A, 0, sealed) for sealed in (True, False)] == [10, 30]
+    assert [book.used(ledger, A, 40, sealed) for sealed in (True, False)] == [0, 90]
+    assert [book.used(ledger, B, front, sealed=True) for front in (0, 40)] == [20, 0]

@@ -51,6 +51,14 @@ def test_weights_scales_and_length_are_those_of_simulations(name: WeightName, se
     assert set(scales(ledger, plain)) == {1.0} and length(ledger, plain) == 1.0
 
 
+@pytest.mark.parametrize("name", WeightName)
+def test_steps_that_were_committed_with_other_fragments_are_in_a_delta_as_well(name: WeightName) -> None:
+    found = [Contribution(40, 10, 2.0, 1.0), Contribution(8, 2, 2.0, 1.0, earlier=32)]
+    ledger, run = opened(Ledger(), found), config(OuterConfig(weights=name, per_token=True))
+    assert len(set(weights(ledger, run))) == 1
+    assert length(ledger, run) == 10 / run.rounds.inner_steps
+
+
 def test_a_delta_of_1000_times_the_others_norm_counts_a_thousandth() -> None:
     found = [Contribution(40, 10, 2.0, norm) for norm in (1.0, 1000.0, 1.0, 0.5)]
     assert scales(opened(Ledger(), found), config(OuterConfig(clip=True))) == [1.0, 0.001, 1.0, 1.0]
@@ -66,9 +74,20 @@ def test_late_work_counts_what_its_node_says_where_the_run_damps_it() -> None:
     assert scales(ledger, config(OuterConfig())) == [1.0, 1.0, 1.0]
 
 
-def test_a_reducer_has_no_weight() -> None:
-    ledger = opened(Ledger(), drawn(random.Random(0), 2), (NodeId("n9"),))
-    assert weights(ledger, config(OuterConfig(weights=WeightName.EQUAL))) == [1.0, 1.0, 0.0]
+@pytest.mark.parametrize("name", WeightName)
+def test_a_reducer_has_no_weight_and_changes_no_measure(name: WeightName) -> None:
+    found, run = (
+        drawn(random.Random(0), 2),
+        config(OuterConfig(weights=name, clip=True, damping=True, per_token=True)),
+    )
+    alone, beside = opened(Ledger(), found), opened(Ledger(), found, (NodeId("n9"),))
+    assert weights(beside, run) == [*weights(alone, run), 0.0] and scales(beside, run) == [
+        *scales(alone, run),
+        1.0,
+    ]
+    assert length(beside, run) == length(alone, run)
+    only = book.reopen(Ledger(), (), (NodeId("n9"),), 1, lambda chunks: (NodeId("n9"),))
+    assert (weights(only, run), scales(only, run), length(only, run)) == ([0.0], [1.0], 1.0)
 
 
 @pytest.mark.parametrize("name", WeightName)

@@ -141,3 +141,22 @@ def test_what_was_held_when_the_session_ended_is_applied_if_it_was_committed() -
     story.feed(machine.Rejoined())
     (apply,) = story.view(1, 10, sealed=b"root 1", you="synced")
     assert isinstance(apply, Apply)
+
+
+def test_who_holds_the_runs_state_by_an_older_number_gives_it_the_newer_one_and_fetches_nothing() -> None:
+    story = Story()
+    story.feed(machine.TrainerUp())
+    story.feed(machine.StateMoved(1, b"state 1"))
+    assert story.view(3, 0, state_digest=b"state 1") == [machine.Renumber(3)], "rounds 2 and 3 are void"
+    assert story.trains(story.feed(machine.StateMoved(3, b"state 1"))).order.round == 4
+
+
+def test_who_has_a_new_session_says_first_what_it_holds() -> None:
+    story = Story()
+    story.begin()
+    said = story.feed(machine.Rejoined())
+    assert said == [machine.ReportState(0, b"state 0"), machine.ReportLayout()]
+    story.view(1, 10)
+    story.feed(machine.TrainerReady(1, 5, 10, 2.0, 1.0))
+    assert story.node.moving
+    assert story.feed(machine.Rejoined()) == [machine.ReportLayout()], "it has no state while that moves"

@@ -1,8 +1,9 @@
-"""Run the simulation with one line of atoll changed, in this process:
+"""Run the simulation, or tests, with one line of atoll changed, in this process:
 
     python tests/sim/mutant.py FILE OLD NEW FIRST SEEDS
+    python tests/sim/mutant.py FILE OLD NEW TESTS
 
-Prints the first seed that notices, and what it says; exits 1 if none of them does.
+Prints the first seed that notices, and what it says, or the first test; exits 1 if none of them does.
 """
 
 import importlib.abc
@@ -14,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -52,12 +55,21 @@ class Finder(importlib.abc.MetaPathFinder):
         return importlib.util.spec_from_loader(name, self.loader) if name == self.module else None
 
 
-def main(file: str, old: str, new: str, first: str, seeds: str) -> int:
+def main(file: str, old: str, new: str, *by: str) -> int:
     module = "atoll." + file.removesuffix(".py").replace("/", ".")
     sys.meta_path.insert(0, Finder(module, Mutated(str(ROOT / file), mutate(file, old, new))))
+    return a_seed(*map(int, by)) if len(by) > 1 else a_test(*by)
+
+
+def a_test(tests: str) -> int:
+    code = pytest.main(["-x", "-q", "--tb=line", "-p", "no:cacheprovider", str(ROOT / tests)])
+    return 0 if code == pytest.ExitCode.TESTS_FAILED else 1
+
+
+def a_seed(first: int, seeds: int) -> int:
     from sim.world import World
 
-    for seed in range(int(first), int(first) + int(seeds)):
+    for seed in range(first, first + seeds):
         world = World(seed)
         try:
             world.run()

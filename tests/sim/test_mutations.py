@@ -1,6 +1,8 @@
-"""The simulation bites: every rule of the protocol that is taken out is noticed by some seed.
+"""The tests bite: every rule of the protocol that is taken out is noticed by some seed of the simulation or, where
+hardly any seed needs it, by a test of its own.
 
-Each mutation: its name; the file; the line as it is, and as it must not be; the seed to start at, to save time.
+Each mutation: its name; the file; the line as it is, and as it must not be; the seed to start at, to save time, or
+the tests.
 """
 
 import os
@@ -23,10 +25,12 @@ class Mutation:
     file: str
     old: str
     new: str
-    first: int = 0  # seed
+    by: int | str = 0  # the seed to start at; tests
 
 
 C, N, X = "coordinator/", "node/", "comm/exchange.py"
+SCENARIOS, LEDGER = "tests/coordinator/test_scenarios.py", "tests/coordinator/test_ledger.py"
+EXCHANGE, NODE = "tests/comm/test_exchange.py", "tests/node/test_machine.py"
 MUTATIONS = [
     # The ledger
     Mutation(
@@ -185,14 +189,14 @@ MUTATIONS = [
         C + "ledger.py",
         "        or any(entries[row[c]].gone for row in ledger.relays)\n",
         "",
-        23,
+        LEDGER,
     ),
     Mutation(
         "a chunk that lost a relay is flat for those who heard of it",
         C + "ledger.py",
         "    for c in broken:\n        since[c] = attempt\n",
         "",
-        198,
+        LEDGER,
     ),
     Mutation(
         "a sum is of all that is there",
@@ -214,7 +218,7 @@ MUTATIONS = [
         C + "rounds.py",
         "if event.round != r.number or node not in r.participants",
         "if node not in r.participants",
-        29,
+        SCENARIOS,
     ),
     Mutation(
         "a contribution from another lease counts",
@@ -298,7 +302,7 @@ MUTATIONS = [
         C + "attempts.py",
         "now: float, out: list[Effect]) -> State:\n    state = publish(state, out)\n    r, ledger",
         "now: float, out: list[Effect]) -> State:\n    publish(state, [])\n    r, ledger",
-        233,
+        SCENARIOS,
     ),
     Mutation(
         "a record is published twice",
@@ -339,7 +343,7 @@ MUTATIONS = [
         C + "attempts.py",
         "data.front(held_[n]), sealed=True)",
         "data.front(held_[n]), sealed=False)",
-        52,
+        SCENARIOS,
     ),
     Mutation(
         "a lying member is not looked for",
@@ -443,21 +447,21 @@ MUTATIONS = [
         C + "lost.py",
         "return _void(state, past, now, out) if (late and heard) or all_back else state",
         "return state",
-        33,
+        SCENARIOS,
     ),
     Mutation(
         "tokens of a void round count",
         C + "lost.py",
         "tokens=past.tokens,\n        pending",
         "pending",
-        33,
+        SCENARIOS,
     ),
     Mutation(
         "a node does not know its state by another number",
         N + "machine.py",
         "    if 0 <= node.round < view.committed and node.digest == view.state_digest:",
         "    if False:",
-        33,
+        NODE,
     ),
     # The journal
     Mutation(
@@ -531,7 +535,7 @@ MUTATIONS = [
         N + "machine.py",
         "            if node.round >= 0 and not node.moving:\n                out.append(ReportState",
         "            if False:\n                out.append(ReportState",
-        71,
+        NODE,
     ),
     Mutation(
         "a wrong state is kept",
@@ -625,7 +629,7 @@ MUTATIONS = [
         X,
         "            arrived -= again  # ",
         "            pass  # ",
-        22,
+        EXCHANGE,
     ),
     Mutation(
         "a contribution counts for whatever place its sender has now",
@@ -660,12 +664,60 @@ MUTATIONS = [
         "if not self._lacking and self._told != self.plan.attempt and",
         "if not self._lacking and self._told < 0 and",
     ),
+    Mutation(
+        "a life is taken for the one before",
+        X,
+        "self._here.get(node) != place:",
+        "node not in self._here:",
+        EXCHANGE,
+    ),
+    Mutation(
+        "what was held as its link broke is not sent again",
+        X,
+        "bit(here, c) or unheard:",
+        "bit(here, c) and not unheard:",
+        EXCHANGE,
+    ),
+    Mutation("a lost question is not asked again", X, "if asked[-1:] == [node]:\n", "if False:\n", EXCHANGE),
+    Mutation(
+        "what a skipped plan kept is taken for known", X, "self._mine if skipped else self", "self", EXCHANGE
+    ),
+    Mutation(
+        "a member that came back believes what was said of it before",
+        X,
+        "max(self._since[c], self._entered) > attempt",
+        "self._since[c] > attempt",
+        EXCHANGE,
+    ),
+    Mutation(
+        "after a refusal nobody looks whether all is there",
+        X,
+        "self._merge_if_complete(c, out)  # its",
+        "pass  #",
+        EXCHANGE,
+    ),
+    Mutation("a refused sum still counts", X, "self._partials[c].pop(place, (place,))", "(place,)", EXCHANGE),
+    Mutation(
+        "a lost chunk comes again from its relay only",
+        X,
+        "self._mine.add(c)\n            for",
+        "pass\n            for",
+        EXCHANGE,
+    ),
+    Mutation(
+        "relays get no sealed chunks",
+        X,
+        "self._contributes(place) or self.plan.relays_for(c, place)\n        return",
+        "self._contributes(place)\n        return",
+        EXCHANGE,
+    ),
 ]
 
 
 def run(mutation: Mutation) -> tuple[int, str]:
-    """Exit code and output of the seeds until one notices."""
-    args = [mutation.file, mutation.old, mutation.new, str(mutation.first), str(SEEDS)]
+    """Exit code and output of the seeds, or tests, until one notices."""
+    by = [mutation.by] if isinstance(mutation.by, str) else [str(mutation.by), str(SEEDS)]
+    args = [mutation.file, mutation.old, mutation.new, *by]
     env = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(MUTANT.parent.parent), os.environ.get("PYTHONPATH", "")]),
@@ -685,7 +737,7 @@ def verdicts() -> Iterator[dict[Mutation, Future[tuple[int, str]]]]:
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
-def test_a_seed_notices_that(mutation: Mutation, verdicts: dict[Mutation, Future[tuple[int, str]]]) -> None:
+def test_it_is_noticed_that(mutation: Mutation, verdicts: dict[Mutation, Future[tuple[int, str]]]) -> None:
     code, said = verdicts[mutation].result()
     print(said)
     assert code == 0, said

@@ -1,0 +1,63 @@
+"""A commit record says what was in the round, number by number."""
+
+from dataclasses import replace
+
+import pytest
+import scenario
+
+from atoll.comm.bits import bitmap
+from atoll.comm.digest import digest, root
+from atoll.comm.ids import NodeId
+from atoll.coordinator import events as ev
+
+ADA, BO, CY = NODES = (NodeId("n1"), NodeId("n2"), NodeId("n3"))
+DIGESTS = [digest(b"%d" % c) for c in range(4)]
+
+
+def run_of_three() -> scenario.Run:
+    run = scenario.Run()
+    outer = replace(run.config.outer, clip=True, damping=True)
+    run.config = replace(run.config, outer=outer)
+    run.state = replace(run.state, config=run.config)
+    run.do("begin", ["ada", "bo", "cy"])
+    return run
+
+
+def contribute(run: scenario.Run, node: NodeId, samples: int, loss: float, norm: float, damping: float) -> None:
+    front = run.state.leases.held[node][0][0]
+    run.feed(ev.BecameReady(node, 1, 1, front, samples, 10, loss, norm, damping))
+
+
+def seal(run: scenario.Run, c: int, *places: int) -> None:
+    owner = run.state.round.ledger.owners[c]
+    assert owner is not None
+    run.feed(ev.Sealed(owner, 1, run.fence({}), ((c, DIGESTS[c], bitmap(places, 3)),)))
+
+
+def test_of_a_round_with_contributions_of_all_kinds() -> None:
+    run = run_of_three()
+    run.do("wait", ["10"])
+    run.do("reached", ["ada", "bo", "cy"])
+    contribute(run, ADA, 10, 1.0, 3.0, 1.0)
+    run.do("wait", ["1"])
+    contribute(run, BO, 8, 2.0, 12.0, 1.0)
+    contribute(run, CY, 6, 4.0, 3.0, 0.5)
+    run.do("wait", ["2"])
+    for c, places in enumerate([(0, 1, 2), (0, 1), (0, 1), (0, 1, 2)]):
+        seal(run, c, *places)
+    run.do("wait", ["3"])
+    for i, node in enumerate(NODES, 1):
+        run.feed(ev.Held(node, 1, run.fence({}), root(DIGESTS), 10 * i, 100 * i, 1e3 * i, 1e4 * i))
+    record = run.state.pending
+    assert record is not None
+    assert record.contributors == {ADA: 10.0, BO: 8.0, CY: 3.0} and record.tokens == 21
+    assert record.train_loss == pytest.approx((10 * 1.0 + 8 * 2.0 + 3 * 4.0) / 21)
+    assert record.seconds == {"inner": 10.0, "collect": 1.0, "reduce": 2.0, "commit": 3.0}
+    assert (record.bytes_up, record.bytes_down) == ({ADA: 10, BO: 20, CY: 30}, {ADA: 100, BO: 200, CY: 300})
+    assert record.shares == {ADA: 0.5, BO: 0.25, CY: 0.25} and record.predicted == 0.0
+    assert record.rates == {ADA: (1e3, 1e4), BO: (2e3, 2e4), CY: (3e3, 3e4)}
+    assert record.norms == {ADA: 3.0, BO: 12.0, CY: 3.0} and record.scales == {BO: 0.25, CY: 0.5}
+    assert record.lacking == {1: (CY,), 2: (CY,)}
+    assert record.samples == {ADA: ((0, 10),), BO: ((20, 8),), CY: ((40, 6),)}
+    assert (record.members, record.attempts, record.sealed_digest) == (NODES, 1, root(DIGESTS).hex())
+    assert run.state.leases.held[CY][0] == (46, 14)
