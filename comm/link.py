@@ -28,7 +28,7 @@ LINGER = 1.0  # seconds for which last bytes may be on their way before the conn
 PIECE = 1 << 18  # bytes that a capped link moves at once
 LOOK = 0.25  # seconds after which who waits for a cap looks whether it has changed
 FAR = 0.005  # seconds of round trip from which on a path is a long one
-UNSENT = 1 << 15  # bytes that wait in the kernel of a long path's sender
+UNSENT, MOST_UNSENT = 1 << 15, 1 << 18  # bytes that wait in the kernel of a long path's sender
 TOGETHER = 1 << 17  # bytes that a waiting receiver is woken for at most: each time costs it 50 microseconds
 TLS_RECORDS = 1 << 17  # bytes read from the network at once under TLS
 TLS_RECORD = 1 << 14  # bytes in one record at most
@@ -235,9 +235,15 @@ class Link:
         """On a long path, keep little waiting in the kernel: what is urgent cannot overtake it. On a short one,
         the fewer calls the better."""
         path = self.path()
-        if path is not None and path.rtt > FAR and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        if path is not None and path.rtt > FAR:
+            self.let_wait(UNSENT)
+
+    def let_wait(self, size: int) -> None:
+        """About so many bytes may wait in the kernel: half of them are sent from one wake-up to the next."""
+        if self._inet and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             with suppress(OSError):
-                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
+                size = min(max(size, UNSENT), MOST_UNSENT)
+                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size)
 
     def use(self, congestion_control: str) -> None:
         """Choose one by name, where the kernel offers it."""

@@ -483,10 +483,12 @@ class Peers:
         lossy, rtt = is_lossy(sent, resent), min(path.rtt for path in paths)
         rate = min((rate for rate in (self.up, peer.down) if rate), default=0.0)
         busy = sum(p.tending is not None for p in self._peers.values())
-        peer.wanted = self.fixed or streams(rtt, rate, busy, lossy)
         if self._congestion or rtt > FAR:
             for link in peer.links:
                 link.use(self._congestion or LONG_PATH)
+                link.let_wait(peer.piece)
+        slowed = lossy and any(link.congestion_control != LONG_PATH for link in peer.links)
+        peer.wanted = self.fixed or streams(rtt, rate, busy, slowed)
 
     def _lost(self, peer: Peer, sentence: str) -> None:
         if not peer.links and self._talk is not None:

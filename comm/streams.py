@@ -1,7 +1,7 @@
 """How many TCP streams lead to one peer, and which congestion control they use. Pure.
 
 One stream cannot fill a long fat pipe: it grows by a segment each round trip after a loss, and its window is
-bounded. On a short path, and on a slow link, more of them are only in each other's way.
+bounded. On a short path, and on a slow link, more of them are only in each other's way; each costs processor time.
 
 BBR does not take a lost segment for a full queue, and keeps its window when a connection is idle, between two
 reduces or two chunks. That the streams of a node together send no more than its link carries, and those to a slow
@@ -11,6 +11,8 @@ peer no more than that one's does, is for `pace` to see to.
 from math import ceil
 
 MOST = 8
+FEW = 3  # are enough where a lost segment makes none of them slower and their windows are not too small
+WINDOW = 3e6  # bytes that a stream has under way at most: half of what Linux gives its receiver
 NEAR = 0.002  # seconds of round trip below which one stream is enough
 FAR = 0.03  # seconds of round trip
 FLIGHT = 1 << 17  # bytes that a stream may have under way without trouble
@@ -19,15 +21,18 @@ FAST = 10e6  # bytes a second
 LONG_PATH = "bbr"  # the congestion control of one
 
 
-def streams(rtt: float, rate: float, peers: int, lossy: bool) -> int:
+def streams(rtt: float, rate: float, peers: int, slowed: bool) -> int:
     """To each of so many peers over paths with a round trip of `rtt` seconds, of which a link with this `rate` in
-    bytes a second is the narrowest part; 0: not known yet."""
+    bytes a second is the narrowest part; 0: not known yet. `slowed`: the paths lose segments, and what is lost
+    makes a stream slower."""
     if rtt < NEAR:
         return 1
     if not rate:
         return 2 if rtt < FAR else 4
-    flights = rate * rtt / FLIGHT * (2 if lossy else 1)
-    return min(max(ceil(flights / max(peers, 1)), 1), MOST)
+    each = rate * rtt / max(peers, 1)
+    if slowed:
+        return min(max(ceil(2 * each / FLIGHT), 1), MOST)
+    return min(max(min(ceil(each / FLIGHT), FEW), ceil(each / WINDOW), 1), MOST)
 
 
 def is_lossy(sent: int, resent: int) -> bool:

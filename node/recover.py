@@ -267,7 +267,7 @@ class _Recovery:
         path = fetcher.path
         if path is None:
             return LEAST
-        return max(LEAST, streams(path.rtt, self._progress.rate, self._abreast, lossy=False))
+        return max(LEAST, streams(path.rtt, self._progress.rate, self._abreast, slowed=False))
 
     async def _step(self, fetcher: Fetcher) -> None:
         """Fetch a chunk; or wait a moment for one to fetch."""

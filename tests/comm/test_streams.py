@@ -1,31 +1,34 @@
 import pytest
 
-from atoll.comm.streams import MOST, alone, is_lossy, streams
+from atoll.comm.streams import FEW, MOST, alone, is_lossy, streams
 
 MBIT = 125e3  # bytes a second
 
 
 @pytest.mark.parametrize(("rtt", "count"), [(0.0, 1), (0.0019, 1), (0.002, 2), (0.0299, 2), (0.03, 4), (0.3, 4)])
 def test_before_anything_is_known_the_longer_the_path_the_more_streams(rtt: float, count: int) -> None:
-    assert streams(rtt, 0.0, 3, lossy=False) == count
+    assert streams(rtt, 0.0, 3, slowed=False) == count
 
 
 @pytest.mark.parametrize(
-    ("rate", "rtt", "lossy", "count"),
+    ("rate", "rtt", "slowed", "count"),
     [
         (20, 0.05, False, 1),
         (100, 0.05, False, 2),
         (100, 0.1, True, 7),
-        (1000, 0.1, False, MOST),
+        (1000, 0.1, False, FEW),
+        (1000, 0.1, True, MOST),
+        (1000, 0.3, False, 5),
+        (10_000, 0.1, False, MOST),
         (1000, 0.001, True, 1),
     ],
 )
-def test_the_more_is_under_way_the_more_streams(rate: float, rtt: float, lossy: bool, count: int) -> None:
-    assert streams(rtt, rate * MBIT, 3, lossy) == count
+def test_the_more_is_under_way_the_more_streams(rate: float, rtt: float, slowed: bool, count: int) -> None:
+    assert streams(rtt, rate * MBIT, 3, slowed) == count
 
 
 def test_many_peers_share_what_is_under_way() -> None:
-    assert streams(0.05, 100 * MBIT, 100, lossy=False) == 1
+    assert streams(0.05, 100 * MBIT, 100, slowed=False) == 1
 
 
 def test_a_path_that_loses_segments_is_known() -> None:
