@@ -717,6 +717,7 @@ def test_who_has_no_weight_merges_what_it_owns_and_waits_for_nothing_else() -> N
     to_all = [Send(node, Kind.SEALED, 0, 1) for node in (A, B, D)]
     assert x.merged(0, 1, (0, 1, 3), b"digest") == [Report(0, 1, b"digest", (0, 1, 3)), Free(0), *to_all]
     assert (x.unsealed, x.awaiting()) == (0, [])
+    assert Exchange(C, 2, 1).replan(replace(plan, members=members, kept=frozenset({1}))) == [], "nor asks for it"
 
 
 def test_what_who_is_not_in_the_plan_says_after_a_break_is_answered_once_it_is() -> None:
