@@ -705,6 +705,7 @@ def test_who_has_no_weight_contributes_nothing() -> None:
     x.replan(replace(plan, members=members))
     assert x.verdict(B, 1, Kind.CONTRIBUTION, 0, 1) is Verdict.TAKE
     assert x.verdict(C, 2, Kind.CONTRIBUTION, 0, 1) is Verdict.DISCARD
+    assert list(x.owing()) == [B, D]
 
 
 def test_who_has_no_weight_merges_what_it_owns_and_waits_for_nothing_else() -> None:
@@ -716,6 +717,7 @@ def test_who_has_no_weight_merges_what_it_owns_and_waits_for_nothing_else() -> N
     to_all = [Send(node, Kind.SEALED, 0, 1) for node in (A, B, D)]
     assert x.merged(0, 1, (0, 1, 3), b"digest") == [Report(0, 1, b"digest", (0, 1, 3)), Free(0), *to_all]
     assert (x.unsealed, x.awaiting()) == (0, [])
+    assert Exchange(C, 2, 1).replan(replace(plan, members=members, kept=frozenset({1}))) == [], "nor asks for it"
 
 
 def test_what_who_is_not_in_the_plan_says_after_a_break_is_answered_once_it_is() -> None:
@@ -899,6 +901,18 @@ def test_after_a_break_who_was_asked_last_is_asked_again() -> None:
     asked = [sends(x.pull(0), Kind.WANT)[0][0]]
     asked += [node for node, _ in sends(x.lacked(asked[0], 0), Kind.WANT)]
     assert [sends(x.resync(node, 1, none, none, none), Kind.WANT) for node in asked] == [[], [(asked[1], 0)]]
+    x.sealed(0, b"digest")
+    assert sends(x.resync(asked[1], 1, none, none, none), Kind.WANT) == [] == x.pull(0)
+
+
+def test_a_sealed_chunk_is_sent_again_to_who_has_only_what_was_sealed_before_it() -> None:
+    x, none, all_ = begun(A, [1]), bitmap([], 1), bitmap([0], 1)
+    x.replan(plan_of(2, [0], gone="d", since=(2,)))
+    x.contribution(B, 0)
+    x.contribution(C, 0)
+    x.merged(0, 2, range(3), b"digest")
+    assert sends(x.resync(B, 1, none, none, all_), Kind.SEALED) == [(B, 0)]
+    assert x.resync(B, 2, none, none, all_) == []
 
 
 # Two levels: a and b are a region, c and d another; a owns the chunks, c relays them.
@@ -1022,6 +1036,7 @@ def test_a_relay_without_weight_has_the_sealed_chunk_to_pass_on() -> None:
     x, plan = Exchange(A, 1, 8), levels()
     x.replan(replace(plan, members=(*plan.members[:2], replace(plan.members[2], weight=0.0), plan.members[3])))
     contribute(x, 0, B)
+    assert x.partial(C, 0, (2, 3)) is None, "it has nothing to bring itself"
     x.partial(C, 0, (3,))
     assert sends(x.merged(0, 1, (0, 1, 3), b"digest"), Kind.SEALED) == [(B, 0), (C, 0)]
 
@@ -1052,9 +1067,14 @@ def test_after_a_break_neither_what_was_summed_nor_a_sum_that_is_here_is_sent_ag
     assert sends(relay.resync(D, 1, *d.state(C)), Kind.SEALED) == [(D, 0)]
 
 
-def test_a_late_chunk_is_not_asked_for_in_other_regions() -> None:
+def test_a_late_chunk_in_two_levels_is_not_asked_for_in_other_regions() -> None:
     d, c = layered(D)[0], layered(C)[0]
     assert sends(d.pull(0), Kind.WANT) == [(C, 0)] and d.lacked(C, 0) == []
+    b = layered(B)[0]
+    assert sends(b.pull(0), Kind.WANT) == [(A, 0)] and b.lacked(A, 0) == []
+    flat = Exchange(D, 1, 1)
+    flat.replan(levels(flat=True))
+    assert len([c for _ in range(3) for c in flat.pull(0)]) == 3, "a flat one is asked for everywhere"
     assert d.awaiting() == [(C, "1 of its chunks")]
     assert c.awaiting() == [(D, "contributions")]
     assert layered(A)[0].awaiting() == [(B, "contributions"), (C, "region's sums")]

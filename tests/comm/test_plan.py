@@ -37,6 +37,11 @@ def test_a_sound_plan_passes_and_says_who_owns_what() -> None:
         (replace(PLAN, members=(A, replace(B, weight=float("nan")))), "weight of b is nan"),
         (replace(PLAN, members=(A, replace(B, weight=float("inf")))), "weight of b is inf"),
         (replace(PLAN, regions=(0, 1, 1)), "its regions are not those of its members"),
+        (replace(PLAN, regions=(0, -1)), "its regions are not those of its members"),
+        (replace(PLAN, length=0.0), "its length is 0.0"),
+        (replace(PLAN, length=float("inf")), "its length is inf"),
+        (replace(PLAN, members=(A, replace(B, scale=0.0))), "scale of b is 0.0"),
+        (replace(PLAN, members=(A, replace(B, scale=1.5))), "scale of b is 1.5"),
         (replace(TWO, relays=((0, 0, 0),)), "relays for 1 regions and members in 2"),
         (replace(TWO, relays=((0, 0, 0), (1, 1))), "does not have a relay for each of 3 chunks"),
         (replace(TWO, layered=frozenset({3})), "does not have a relay for each of 3 chunks"),
@@ -104,3 +109,8 @@ def test_of_a_lost_member_comes_nothing_and_to_a_reducer_only_contributions() ->
     assert gone.parts(0)[1] == pytest.approx(1)
     reducer = replace(PLAN, members=(A, B, replace(C, weight=0.0)), owners=(2, 2, 2))
     assert reducer.parts(2) == pytest.approx([1, 1, 0]) and reducer.parts(0) == pytest.approx([0, 0, 0.5])
+
+
+def test_in_two_levels_a_sealed_chunk_comes_from_one_and_sums_from_as_many_as_there_are_other_regions() -> None:
+    three = replace(TWO, members=(A, B, C), regions=(0, 1, 2), relays=((0, 0, 0), (1, 1, 1), (2, 2, 2)))
+    assert TWO.parts(0) == [1.0, 1.0] and three.parts(0) == [0.5, 0.5, 0.5]

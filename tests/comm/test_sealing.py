@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from deltas import F32, deltas
 
-from atoll.comm.codec import PART, Fp32, Malformed
+from atoll.comm.codec import PART, Bf16, Codec, Fp32, Int4, Int8, Malformed
 from atoll.comm.sealing import Encoded, Gathered, Mean, Refused, Sealing, Term, Timed, mean_of, room
 
 N, CODEC = 10, Fp32()
@@ -66,6 +66,20 @@ def test_a_merge_of_whole_chunks_has_them_whole() -> None:
         seen.clear()
         sealing = Encoded(CODEC, replace(Whole(CODEC), elementwise=elementwise))
         assert sealed(sealing, xs, shares) == mean(xs, shares).tobytes() and seen == sizes
+
+
+@pytest.mark.parametrize("codec", [CODEC, Bf16(), Int8(64), Int4(64)], ids=lambda c: type(c).__name__)
+def test_what_is_merged_in_parts_is_the_whole_mean_encoded(codec: Codec) -> None:
+    xs, shares, payloads = deltas(2, PART + 70), [0.5, 0.25], []
+    for x in xs:
+        codec.encode(x, payload := np.empty(codec.size(x.size), np.uint8))
+        payloads.append(payload)
+    out, expected = np.empty((2, codec.size(PART + 70)), np.uint8)
+    mean_of(codec).seal(0, list(zip((0, 1), payloads, shares, strict=True)), 1.0, PART + 70, out)
+    whole = np.empty(PART + 70, np.float32)
+    codec.mean(payloads, shares, whole)
+    codec.encode(whole, expected)
+    assert out.tobytes() == expected.tobytes()
 
 
 def test_bytes_fit_if_so_many_contributions_at_most_have_as_many() -> None:

@@ -14,9 +14,9 @@ ADA, BO, CY = NODES = (NodeId("n1"), NodeId("n2"), NodeId("n3"))
 DIGESTS = [digest(b"%d" % c) for c in range(4)]
 
 
-def run_of_three() -> scenario.Run:
+def run_of_three(feedback: float) -> scenario.Run:
     run = scenario.Run()
-    outer = replace(run.config.outer, clip=True, damping=True)
+    outer = replace(run.config.outer, clip=True, damping=True, feedback=feedback)
     run.config = replace(run.config, outer=outer)
     run.state = replace(run.state, config=run.config)
     run.do("begin", ["ada", "bo", "cy"])
@@ -34,8 +34,9 @@ def seal(run: scenario.Run, c: int, *places: int) -> None:
     run.feed(ev.Sealed(owner, 1, run.fence({}), ((c, DIGESTS[c], bitmap(places, 3)),)))
 
 
-def test_of_a_round_with_contributions_of_all_kinds() -> None:
-    run = run_of_three()
+@pytest.mark.parametrize("feedback", [0.0, 1.0])
+def test_of_a_round_with_contributions_of_all_kinds(feedback: float) -> None:
+    run = run_of_three(feedback)
     run.do("wait", ["10"])
     run.do("reached", ["ada", "bo", "cy"])
     contribute(run, ADA, 10, 1.0, 3.0, 1.0)
@@ -45,7 +46,9 @@ def test_of_a_round_with_contributions_of_all_kinds() -> None:
     run.do("wait", ["2"])
     for c, places in enumerate([(0, 1, 2), (0, 1), (0, 1), (0, 1, 2)]):
         seal(run, c, *places)
-    run.do("wait", ["3"])
+    run.do("wait", ["1"])
+    seal(run, 0, 0, 1, 2)  # again, which changes nothing
+    run.do("wait", ["2"])
     for i, node in enumerate(NODES, 1):
         run.feed(ev.Held(node, 1, run.fence({}), root(DIGESTS), 10 * i, 100 * i, 1e3 * i, 1e4 * i))
     record = run.state.pending
@@ -61,3 +64,6 @@ def test_of_a_round_with_contributions_of_all_kinds() -> None:
     assert record.samples == {ADA: ((0, 10),), BO: ((20, 8),), CY: ((40, 6),)}
     assert (record.members, record.attempts, record.sealed_digest) == (NODES, 1, root(DIGESTS).hex())
     assert run.state.leases.held[CY][0] == (46, 14)
+    assert (run.state.sealed, run.state.makers, run.state.digest) == (root(DIGESTS), NODES, b"")
+    out: dict[NodeId, list[int]] = {ADA: [], BO: [], CY: [1, 2]}
+    assert run.state.counted == ({n: (1, bitmap(cs, 4)) for n, cs in out.items()} if feedback else {})

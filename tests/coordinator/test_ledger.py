@@ -174,6 +174,8 @@ def test_a_reducer_owns_chunks_and_contributes_nothing() -> None:
     ledger = book.reopen(contributed(A, C), (A, C), (B,), 4, turns(A, B, C))
     assert ledger.members == (A, C) and B in ledger.owners
     assert [e.contribution is None for e in ledger.entries] == [False, False, True]
+    assert not sealed_by(ledger, A, 0, inputs=(2,)).sealed, "nothing is in it"
+    assert sealed_by(ledger, A, 0, inputs=(1, 2)).sealed and book.used(ledger, B, 0, sealed=False) == 0
 
 
 def test_others_wait_for_owners_of_unsealed_chunks_and_for_relays_that_are_there() -> None:
@@ -200,3 +202,5 @@ def test_a_lease_is_used_as_far_as_contributions_from_its_front_go() -> None:
     assert [book.used(ledger, A, 0, sealed) for sealed in (True, False)] == [10, 30]
     assert [book.used(ledger, A, 40, sealed) for sealed in (True, False)] == [0, 90]
     assert [book.used(ledger, B, front, sealed=True) for front in (0, 40)] == [20, 0]
+    both = sealed_by(ledger, B, 1, inputs=(1, 2))
+    assert book.included(both, Chunks(60, 10))[A] == (ledger.entries[2].contribution, 2 / 6), "the longest of both"
