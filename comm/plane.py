@@ -75,10 +75,10 @@ class Shelf(Protocol):
     async def sealed(self, round: Round, chunk: int) -> Octets | None:
         """The sealed bytes of a committed round's chunk."""
 
-    def state(self, round: Round, chunk: int) -> Octets | None:
+    async def state(self, round: Round, chunk: int) -> Octets | None:
         """The chunk's anchor, then its momentum, after `round`: fp32, little-endian."""
 
-    def digests(self, round: Round) -> Sequence[bytes] | None:
+    async def digests(self, round: Round) -> Sequence[bytes] | None:
         """The digest of each chunk of `state(round)`."""
 
 
@@ -336,9 +336,9 @@ class DataPlane:
             case Kind.GET_SEALED:
                 found = await self._shelf.sealed(round, chunk)
             case Kind.GET_STATE:
-                found = self._shelf.state(round, chunk)
+                found = await self._shelf.state(round, chunk)
             case Kind.GET_DIGESTS:
-                digests = self._shelf.digests(round)
+                digests = await self._shelf.digests(round)
                 found = None if digests is None else b"".join(digests)
             case _:
                 raise Broken(f"a frame of kind {request.kind.name} where a stream or a request begins")

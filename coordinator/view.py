@@ -143,7 +143,7 @@ def own(state: State, common: Shared, node: NodeId) -> Own:
         lease=state.leases.held.get(node, ()) if trains else (),
         planned=node in common.planned,
         donors=_sources(common, node) if lacks else (),
-        serve=common.serve if me.leaf and not lacks and me.role != REDUCER else (),
+        serve=common.serve if me.leaf and me.role != REDUCER and not _left_behind(me, state.committed) else (),
         keeps=me.role != REDUCER and (common.keepers is None or node in common.keepers),
         upload=common.uploaders.index(node) + 1 if node in common.uploaders else 0,
         counted=state.counted.get(node, (0, b"")),
@@ -191,10 +191,12 @@ def _donors(state: State) -> Donors:
 
 
 def _served(state: State) -> Donors:
-    """Who can be dialled, where only leaves have the state and some member lacks it: they pass it on."""
-    here, holders = state.members.here, set(state.holders)
-    lacking = any(_left_behind(m, state.committed) for n, m in here.items() if n not in holders)
-    if not state.committed or not state.held or not lacking or not all(here[n].leaf for n in holders):
+    """Who can be dialled, where only leaves have the state, or are about to apply the latest round to theirs, and
+    some member lacks it: they pass it on."""
+    here = state.members.here
+    lack = {n for n, m in here.items() if _left_behind(m, state.committed)}
+    have = [m for n, m in here.items() if n not in lack and m.role != REDUCER]
+    if not state.committed or not lack or not have or not all(m.leaf for m in have):
         return ()
     able = sorted((n for n, m in here.items() if not m.leaf and state.members.trusted(n)), key=order)
     return tuple((str(n), here[n].address, here[n].pin, here[n].name) for n in able[:DONORS])
@@ -202,8 +204,9 @@ def _served(state: State) -> Donors:
 
 def _left_behind(member: Member, committed: int) -> bool:
     """It lacks the state, and not only until it has applied the latest round."""
-    recovering = member.standing is MemberState.RECOVERING or member.state_round < committed - 1
-    return recovering and member.role != REDUCER
+    if member.state_round == committed or member.role == REDUCER:
+        return False
+    return member.standing is MemberState.RECOVERING or member.state_round < committed - 1
 
 
 def _keepers(state: State) -> frozenset[NodeId] | None:

@@ -46,13 +46,13 @@ from atoll.comm.config import CodecName, RunConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.invite import join_host_port
-from atoll.comm.octets import Octets
 from atoll.comm.plane import DataPlane
 from atoll.comm.sealing import mean_of
 from atoll.node.launch import die_with_parent
 from atoll.node.outer import OuterState
 from atoll.node.recover import Donor, Standing, Target, recover
 from atoll.node.resources import available
+from atoll.node.shelf import Shelf
 from atoll.node.vectors import Vectors, clear_stale
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.schedule import Always
@@ -233,24 +233,14 @@ def _hear(process: subprocess.Popen[bytes], kind: type[T], seconds: float, who: 
 # The processes
 
 
-class Shelf:
-    """An outer state alone."""
-
-    def __init__(self, outer: OuterState) -> None:
-        self.state, self.digests = outer.state, outer.digests
-
-    async def sealed(self, round: Round, chunk: int) -> Octets | None:
-        return None
-
-
 async def live(spec: Spec) -> None:
     config = RunConfig().reduce
     codec = make(CodecName.INT8, config.block)
     vectors = Vectors.create(spec.numel, Path(spec.folder), whose="bench" if spec.tell else "")
     outer = OuterState(vectors, Chunks(spec.numel, config.chunk), mean_of(codec), Always(Nesterov(0.7, 0.9)))
-    plane = await DataPlane.start(
-        spec.listen, RunId("bench"), NodeId(spec.name), bytes.fromhex(spec.key), Shelf(outer)
-    )
+    shelf = Shelf()
+    shelf.fill(outer)
+    plane = await DataPlane.start(spec.listen, RunId("bench"), NodeId(spec.name), bytes.fromhex(spec.key), shelf)
     try:
         if not spec.donors:
             rng = np.random.default_rng(1)

@@ -18,9 +18,8 @@ import psutil
 
 from atoll.comm.certificates import Pin
 from atoll.comm.errors import AtollError, Refused
-from atoll.comm.ids import NodeId, Round
+from atoll.comm.ids import NodeId
 from atoll.comm.invite import Invite
-from atoll.comm.octets import Octets
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node import local, machine
 from atoll.node.channel import (
@@ -47,6 +46,7 @@ from atoll.node.keeper import Keeper, how_far, on_disk
 from atoll.node.leases import beyond
 from atoll.node.membership import Membership
 from atoll.node.resources import check_compiler, check_memory
+from atoll.node.shelf import Shelf
 from atoll.node.supervisor import Supervisor
 
 log = logging.getLogger("atoll.node")
@@ -77,6 +77,7 @@ class Daemon:
         self._heartbeat = 0.0  # seconds between two
         self._tasks: asyncio.TaskGroup
         self._member: Membership
+        self._shelf = Shelf()
         self._kept: Keeper | None = None  # from the trainer's first hello on
         self._trainer: Hello | None = None  # the one that is up
         self._beginning: asyncio.Task[None] | None = None  # makes state_0
@@ -88,7 +89,7 @@ class Daemon:
 
     async def _story(self) -> None:
         """The story of a node, from join to good-bye."""
-        opened = Membership.opened(self._invite, self._config, self._options, _Shelf(self))
+        opened = Membership.opened(self._invite, self._config, self._options, self._shelf)
         try:
             async with opened as self._member:
                 try:
@@ -327,7 +328,7 @@ class Daemon:
         return self._kept
 
     def _make_keeper(self, hello: Hello) -> Keeper:
-        return Keeper(self._member, hello, self._events.put_nowait, self._spawn)
+        return Keeper(self._member, hello, self._shelf, self._events.put_nowait, self._spawn)
 
     async def _restore(self, keeper: Keeper) -> None:
         await keeper.restore()
@@ -384,22 +385,3 @@ async def live(invite: Invite, config: NodeConfig, options: Options) -> None:
 
 class _Over(Exception):
     """The run is finished, or the node was told to leave."""
-
-
-class _Shelf:
-    """What peers may fetch; empty until the trainer has told how large the model is."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
-
-    async def sealed(self, round: Round, chunk: int) -> Octets | None:
-        kept = self._daemon._kept
-        return None if kept is None else await kept.durable.sealed(round, chunk)
-
-    def state(self, round: Round, chunk: int) -> bytes | None:
-        kept = self._daemon._kept
-        return None if kept is None else kept.outer.state(round, chunk)
-
-    def digests(self, round: Round) -> Any:
-        kept = self._daemon._kept
-        return None if kept is None else kept.outer.digests(round)

@@ -41,6 +41,7 @@ from atoll.node.part import Part
 from atoll.node.recover import Donor, MovedOn, Standing, Target, recover
 from atoll.node.reports import Reports, plan_of
 from atoll.node.residual import Residual
+from atoll.node.shelf import Shelf
 from atoll.node.uploads import Uploads
 from atoll.node.vectors import Vectors
 
@@ -53,8 +54,8 @@ log = logging.getLogger("atoll.node")
 class Keeper:
     """Allocates the vectors that the trainer attaches. `restore` it, `close` it."""
 
-    def __init__(self, member: Membership, hello: Hello, emit: Emit, spawn: Spawn) -> None:
-        """`emit` hands the machine an event; `spawn` starts a task."""
+    def __init__(self, member: Membership, hello: Hello, shelf: Shelf, emit: Emit, spawn: Spawn) -> None:
+        """`shelf`: to be filled for peers; `emit` hands the machine an event; `spawn` starts a task."""
         self._member, self._run, self._config = member, member.run, member.config
         self._emit, self._spawn, self.hello = emit, spawn, hello
         self._worker = ThreadPoolExecutor(1, "arithmetic")
@@ -66,6 +67,8 @@ class Keeper:
         self.outer = OuterState(vectors, chunks, sealing, schedule, gap, left_out_of(self._run.outer))
         place = self._place(chunks.parts)
         self.durable = Durable(self.outer, member.plane.peers.buffers.give, place)
+        self._shelf = shelf
+        shelf.fill(self.outer, self.durable)
         self.uploads: Uploads | None = None  # where the run has a remote store
         self._residual: Residual | None = None  # with error feedback
         if (feedback := feedback_of(self._run.outer)) is not None:
@@ -152,7 +155,7 @@ class Keeper:
                 log.info(f"what the wire had left out after round {self._residual.at} is on this node's disk")
         self._tell_spoiled()
         if round_ >= 0:
-            digest_ = await self.compute(outer.settle)
+            digest_ = await self._settle()
             took = time.monotonic() - began
             log.info(f"the state of round {round_} is {where}: loaded in {took:.1f} s")
             self._emit(machine.StateMoved(round_, digest_))
@@ -272,9 +275,14 @@ class Keeper:
     async def _settled(self, alone: bool = False) -> None:
         """The state stands still again. `alone`: no peer had it before."""
         outer, view = self.outer, self._member.reports.view
-        digest_ = await self.compute(outer.settle)
+        digest_ = await self._settle()
         self.durable.settled(outer.round, view.tokens if view is not None else 0, alone)
         self._emit(machine.StateMoved(outer.round, digest_))
+
+    async def _settle(self) -> bytes:
+        digest_: bytes = await self.compute(self.outer.settle)
+        self._shelf.settled()
+        return digest_
 
     # The reduce
 

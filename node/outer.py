@@ -66,6 +66,11 @@ class OuterState:
         """The round the whole state stands at; -1 while its chunks differ or there is none."""
         return self.at[0] if len(set(self.at)) == 1 else -1
 
+    @property
+    def newest(self) -> int:
+        """The newest round that a chunk stands at."""
+        return max(self.at)
+
     def initialised(self, momentum: bool = False) -> None:
         """The anchor was written, by the trainer or from a file: this is state_0. `momentum`: it was, too."""
         with self._turn:
@@ -271,7 +276,7 @@ class OuterState:
         span = self.chunks.span(c)
         return digest(self.vectors.anchor[span], self.vectors.momentum[span])
 
-    # What peers may read (atoll.comm.plane.Shelf)
+    # What peers may read (atoll.node.shelf)
 
     def state(self, round: Round, chunk: int) -> bytes | None:
         if not self._still or self.round != round or not 0 <= chunk < self.chunks.count:

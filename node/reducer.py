@@ -149,8 +149,8 @@ class _Nothing:
     async def sealed(self, round: Round, chunk: int) -> Octets | None:
         return None
 
-    def state(self, round: Round, chunk: int) -> Octets | None:
+    async def state(self, round: Round, chunk: int) -> Octets | None:
         return None
 
-    def digests(self, round: Round) -> None:
+    async def digests(self, round: Round) -> None:
         return None

@@ -34,7 +34,7 @@ class Counter:
     async def sealed(self, round: Round, chunk: int) -> None:
         return None
 
-    def state(self, round: Round, number: int) -> Copy:
+    async def state(self, round: Round, number: int) -> Copy:
         self.found, self.alive = self.found + 1, self.alive + 1
         self.most = max(self.most, self.alive)
         copy = Copy(chunk(number))
@@ -44,7 +44,7 @@ class Counter:
     def _gone(self) -> None:
         self.alive -= 1
 
-    def digests(self, round: Round) -> Sequence[bytes]:
+    async def digests(self, round: Round) -> Sequence[bytes]:
         return []
 
 

@@ -27,8 +27,8 @@ NOISE = os.urandom(1 << 20)
 
 class Empty:
     async def sealed(self, round: Round, chunk: int) -> None: ...
-    def state(self, round: Round, chunk: int) -> None: ...
-    def digests(self, round: Round) -> None: ...
+    async def state(self, round: Round, chunk: int) -> None: ...
+    async def digests(self, round: Round) -> None: ...
 
 
 class Notes:
@@ -562,7 +562,7 @@ def test_a_piece_that_none_would_cut_is_refused(kind: Kind, length: int, offset:
 
 
 class Full(Empty):
-    def state(self, round: Round, chunk: int) -> bytes:  # type: ignore[override]
+    async def state(self, round: Round, chunk: int) -> bytes:  # type: ignore[override]
         return NOISE
 
 

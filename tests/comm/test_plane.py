@@ -28,12 +28,12 @@ class Books:
     async def sealed(self, round: Round, chunk: int) -> bytes | None:
         return SEALED if round == NEW else None
 
-    def state(self, round: Round, chunk: int) -> bytes | None:
+    async def state(self, round: Round, chunk: int) -> bytes | None:
         if chunk == 13:
             raise RuntimeError("a bug of the node's")
         return (NOISE, ZEROS)[chunk] if round == NEW else None
 
-    def digests(self, round: Round) -> Sequence[bytes] | None:
+    async def digests(self, round: Round) -> Sequence[bytes] | None:
         return [digest(NOISE), digest(ZEROS)] if round == NEW else None
 
 
@@ -43,10 +43,10 @@ class Nothing:
     async def sealed(self, round: Round, chunk: int) -> None:
         return None
 
-    def state(self, round: Round, chunk: int) -> None:
+    async def state(self, round: Round, chunk: int) -> None:
         return None
 
-    def digests(self, round: Round) -> None:
+    async def digests(self, round: Round) -> None:
         return None
 
 

@@ -28,10 +28,10 @@ class Books:
     async def sealed(self, round: Round, chunk: int) -> bytes | None:
         return SEALED
 
-    def state(self, round: Round, chunk: int) -> bytes | None:
+    async def state(self, round: Round, chunk: int) -> bytes | None:
         return None
 
-    def digests(self, round: Round) -> None:
+    async def digests(self, round: Round) -> None:
         return None
 
 

@@ -154,3 +154,27 @@ def test_where_only_leaves_have_the_state_they_dial_those_who_need_it_or_pass_it
     assert told(play.state, "n1") == told(play.state, "n2") == ([], [("n5", "d:1")])
     play.do("state", ["d", str(play.state.committed)])
     assert told(play.state, "n4") == ([("n5", "d:1")], []) and told(play.state, "n1") == ([], [])
+
+
+def test_leaves_go_on_offering_while_they_apply_the_next_round() -> None:
+    """Else they would dial anew with each round, and where rounds are short never be there when they are asked."""
+    play = Run()
+    for command in ("leaf a b c", "begin a b", "join c"):
+        play.do(command.split()[0], command.split()[1:])
+    play.feed(ev.Joined(NodeId("n4"), 1, "r", "r:1", "session of r", role="reducer"))
+    play.feed(ev.Connected(NodeId("n4"), 1))
+
+    def commit() -> None:
+        play.steps()
+        play.do("seal", ["r"])
+        play.do("reduce", [])
+
+    commit()
+    play.do("state", ["a", "b", "1"])
+    offered = told(play.state, "n1")
+    assert offered == told(play.state, "n2") == ([], [("n4", "r:1")])
+    commit()
+    assert play.state.committed == 2 and not play.state.held
+    assert told(play.state, "n3") == ([("n4", "r:1")], [])
+    for node in ("n1", "n2"):
+        assert told(play.state, node)[1] == offered[1]

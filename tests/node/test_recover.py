@@ -21,12 +21,14 @@ from atoll.comm.octets import U8, Octets
 from atoll.comm.plane import DataPlane
 from atoll.comm.sealing import Gathered, Mean, mean_of
 from atoll.node import errands as errands_module
+from atoll.node import shelf
 from atoll.node.durable import Durable, Place
 from atoll.node.errands import Errands
 from atoll.node.keeper import how_far
 from atoll.node.outer import OuterState
 from atoll.node.parts import Parts
 from atoll.node.recover import LEAST, Donor, MovedOn, Standing, Target, recover
+from atoll.node.shelf import Shelf
 from atoll.node.vectors import Vectors, clear_stale
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.schedule import Always
@@ -36,19 +38,17 @@ CODEC = make(CodecName.INT8, 256)
 KEY = b"k" * 32
 
 
-class Peer:
-    """A node's outer state, disk and data plane: the plane's shelf."""
+class Peer(Shelf):
+    """A node's outer state, disk and data plane, whose shelf it is."""
 
     def __init__(self, folder: Path, name: str, chunks: Chunks = CHUNKS, codec: Codec = CODEC) -> None:
+        super().__init__()
         self.name, self.chunks, self.codec = NodeId(name), chunks, codec
         vectors = Vectors.create(chunks.numel, folder, folder / "shm", name)
         self.outer = OuterState(vectors, chunks, mean_of(codec), Always(Nesterov(0.7, 0.9)))
         place = Place(folder / "disk", bytes(16), (("all", (chunks.numel,)),), 4)
         self.disk = Durable(self.outer, lambda buffer: None, place)
-        self.state, self.digests = self.outer.state, self.outer.digests
-
-    async def sealed(self, round: Round, chunk: int) -> Octets | None:
-        return await self.disk.sealed(round, chunk)
+        self.fill(self.outer, self.disk)
 
     async def up(self, rate: float = 0) -> None:
         """`rate`: bytes a second that it sends at most."""
@@ -82,7 +82,9 @@ class Peer:
         self.outer.pass_over(round_)
         self.disk.committed(round_, payloads, [digest(payload) for payload in payloads])
         await self.disk.quiet()
-        return self.outer.settle()
+        root = self.outer.settle()
+        self.settled()
+        return root
 
     def bits(self) -> bytes:
         return self.outer.vectors.anchor.tobytes() + self.outer.vectors.momentum.tobytes()
@@ -323,6 +325,42 @@ def test_a_node_whose_state_is_not_the_runs_fetches_what_differs(tmp_path: Path,
         assert asked == [1] and b.outer.settle() == sum_ and b.bits() == a.bits()
 
 
+def test_a_donor_that_has_not_applied_the_round_yet_answers_when_it_has(tmp_path: Path) -> None:
+    """As one may when the round was committed a moment ago; the next one may be committed before the next try."""
+
+    @with_peers(tmp_path, "a", "b", "joiner")
+    async def _(a: Peer, b: Peer, joiner: Peer) -> None:
+        for donor in (a, b):
+            donor.initialise()
+        sum_ = await a.commit(1)
+        asked, find = asyncio.Event(), b._at
+
+        async def told(round: Round) -> OuterState | None:
+            asked.set()
+            return await find(round)
+
+        b._at = told  # type: ignore[method-assign]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(bring(joiner, 1, sum_, b))
+            await asked.wait()
+            await b.commit(1)
+        assert joiner.bits() == b.bits()
+
+
+def test_who_is_asked_for_other_rounds_than_the_next_says_at_once_that_it_lacks_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shelf, "SOON", 3600.0)  # seconds
+
+    @with_peers(tmp_path, "a", "joiner")
+    async def _(a: Peer, joiner: Peer) -> None:
+        a.initialise()
+        await a.commit(1)
+        for k in (0, 3):
+            with pytest.raises(MovedOn):
+                await bring(joiner, k, bytes(16), a)
+
+
 def test_no_donor_is_told_at_once(tmp_path: Path) -> None:
     @with_peers(tmp_path, "b")
     async def _(b: Peer) -> None:
@@ -358,11 +396,11 @@ def served(peer: Peer) -> list[int]:
     asked: list[int] = []
     state = peer.state
 
-    def told(round: Round, chunk: int) -> bytes | None:
+    async def told(round: Round, chunk: int) -> Octets | None:
         asked.append(chunk)
-        return state(round, chunk)
+        return await state(round, chunk)
 
-    peer.state = told
+    peer.state = told  # type: ignore[method-assign]
     return asked
 
 
@@ -432,12 +470,12 @@ def test_a_donor_that_dies_half_way_costs_a_chunk_for_each_stream(tmp_path: Path
         asked, given = served(dying), served(a)
         state, dead = dying.state, []
 
-        def die(round: Round, chunk: int) -> bytes | None:
+        async def die(round: Round, chunk: int) -> Octets | None:
             if len(asked) == 1:
                 dead.append(asyncio.create_task(dying.plane.close()))
-            return state(round, chunk)
+            return await state(round, chunk)
 
-        dying.state = die
+        dying.state = die  # type: ignore[method-assign]
         await bring(joiner, 0, sum_, dying, a)
         assert dead and joiner.bits() == a.bits()
         assert len(asked) + len(given) <= CHUNKS.count + LEAST
