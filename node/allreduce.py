@@ -559,9 +559,9 @@ async def _ask(command: list[str], log: Path) -> str:
 
 
 def _tail(log: Path) -> str:
-    """The last line of a log, where an error says what it was."""
-    lines = log.read_text(errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+    """The last line of a log that has words, where an error says what it was."""
+    lines = (line.strip(" |+-") for line in reversed(log.read_text(errors="replace").split("\n")))
+    return next(filter(None, lines), "it said nothing")
 
 
 # Figures

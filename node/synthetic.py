@@ -28,7 +28,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -56,7 +56,9 @@ from atoll.node.config import NodeConfig
 from atoll.node.daemon import Daemon
 from atoll.node.early import EarlyMean
 from atoll.node.home import Options
-from atoll.node.keeper import Keeper
+from atoll.node.keeper import Emit, Keeper, Spawn
+from atoll.node.membership import Membership
+from atoll.node.shelf import Shelf
 from atoll.node.supervisor import Supervisor
 from atoll.node.vectors import Vectors
 
@@ -237,8 +239,16 @@ class StandIn:
 class Pauses(Keeper):
     """Says when it has looked at its state, and asks before it steps."""
 
-    def __init__(self, stepping: Callable[[int], Awaitable[None]], *whose: Any) -> None:
-        super().__init__(*whose)
+    def __init__(
+        self,
+        stepping: Callable[[int], Awaitable[None]],
+        member: Membership,
+        hello: Hello,
+        shelf: Shelf,
+        emit: Emit,
+        spawn: Spawn,
+    ) -> None:
+        super().__init__(member, hello, shelf, emit, spawn)
         self._stepping = stepping
         self.inspected = asyncio.Event()
 
@@ -272,7 +282,8 @@ class Peer(Daemon):
         return cast(Supervisor, self.trainer)
 
     def _make_keeper(self, hello: Hello) -> Keeper:
-        self._pauses = Pauses(self._stepping, self._member, hello, self._events.put_nowait, self._spawn)
+        emit, spawn = self._events.put_nowait, self._spawn
+        self._pauses = Pauses(self._stepping, self._member, hello, self._shelf, emit, spawn)
         return self._pauses
 
     def _vectors(self) -> Vectors:
