@@ -24,8 +24,10 @@ install: .venv/installed
 demo: .venv/installed
 	$(BIN)/atoll demo --out "$(OUT)"
 
+# What starts whole runs comes alone: these are about time, too.
 test: .venv/installed-dev
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not e2e and not chaos" -n logical --dist worksteal
+	$(BIN)/pytest -m "e2e and not chaos"
 
 # Real processes, killed and stopped many times; the power fails 50 times. It takes long.
 chaos: .venv/installed-dev

@@ -33,6 +33,9 @@ TINY = (
 )
 
 
+PACED = "trainer.step=stall:0.02"  # seconds: who starts has a processor for it while others train
+
+
 def until(what: str, look: Callable[[], Any], seconds: float = 90.0) -> Any:
     """What `look` finds, once it finds something."""
     deadline = time.monotonic() + seconds
@@ -87,7 +90,7 @@ class Run:
         url: str,
         name: str,
         *settings: str,
-        faults: str = "",
+        faults: str = PACED,
         through: tuple[str, ...] = (),
         program: str = "",
         host: str = "127.0.0.1",

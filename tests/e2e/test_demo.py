@@ -16,10 +16,10 @@ import wandb_log
 
 pytestmark = pytest.mark.e2e
 
-ROUNDS = 24
+ROUNDS = 18
 TINY = (
     "model.dim=64 model.layers=2 model.heads=2 model.kv_heads=2 model.ffn_dim=128 model.seq_len=64 "
-    "inner.optimizer=adamw inner.batch_size=4 rounds.inner_steps=100 reduce.chunk=4096"
+    "inner.optimizer=adamw inner.batch_size=4 rounds.inner_steps=60 reduce.chunk=4096"
 ).split()
 DEADLINE = 240.0  # seconds
 MARK = "ATOLL_TEST_DEMO"
