@@ -24,8 +24,8 @@ SPARSE = Case("sparse", "sparse, AdamW: 1 of 64 at 2 bits, feedback", BY_ADAMW[1
 COLD_SPARSE = varied(replace(SPARSE, together=0.0), "sparse-cold", "sparse, no data-parallel start")
 COLD = varied(replace(FP32, together=0.0), "fp32-cold", "fp32 wire, no data-parallel start")
 COLD_INT4 = varied(
-    *(replace(INT4, together=0.0), "int4-cold", "int4 with feedback, H=60, no data-parallel start"),
-    "rounds.inner_steps=60",
+    *(replace(INT4, together=0.0), "int4-cold", "int4 with feedback, H=53, no data-parallel start"),
+    *("rounds.inner_steps=53", "reduce.block=256"),
 )
 BLOCKING = Case("blocking", "H=50, blocking", ("inner.optimizer=muon", "overlap.delay=0"), method="overlapped")
 OVERLAPPED = varied(
@@ -156,7 +156,7 @@ CLAIMS = (
     Claim("the same, loss against all wait", GRACE, ALL_WAIT, loss, "%", 1.0),
     Claim("sparse: times fewer bytes than fp32 data parallelism", SPARSE, SPARSE, reduction, "x", 400, 4000, True),
     Claim(
-        "int4 and H=60: times fewer bytes than fp32 data parallelism",
+        "int4 in blocks of 256 and H=53: times fewer bytes than fp32 data parallelism",
         COLD_INT4,
         COLD,
         reduction,
