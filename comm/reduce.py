@@ -147,15 +147,16 @@ class Reduction:
         self._pulled_at = self._planned_at = 0.0  # in the loop's seconds
         self._reported: dict[NodeId, float] = {}  # when a peer was said to be lost
         self._fault: BaseException | None = None  # of this node's own
-        self._over = False
-        self._first = self.plan = plan
+        self._begun = self._over = False
+        self.plan = plan
         self._check(plan)
 
     async def run(self) -> None:
         """Take part until cancelled: the others may need what is here until the commit."""
         try:
+            self._begun = True
             self._peers.begin(self)
-            self.replan(self._first)
+            self.replan(self.plan)
             while True:
                 await asyncio.sleep(TICK)
                 if self._fault is not None:
@@ -170,9 +171,11 @@ class Reduction:
             self._inbox.clear()  # a merge may still read from these in its thread: they are not used again
 
     def replan(self, plan: Plan) -> None:
-        """Go on under this plan, the first or a newer one of the round."""
+        """Go on under this plan, the first or a newer one of the round; begin under it, if that is yet to come."""
         self._check(plan)
         self.plan = plan
+        if not self._begun:
+            return
         place = plan.index(self.me)
         me = plan.members[place]
         now = asyncio.get_running_loop().time()

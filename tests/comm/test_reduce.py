@@ -312,6 +312,21 @@ def test_a_contribution_beyond_the_norm_that_its_sender_told_is_refused_and_its_
     run(body())
 
 
+def test_a_plan_that_comes_before_the_reduce_has_begun_is_the_one_it_begins_under() -> None:
+    async def body() -> None:
+        async with fleet(3) as planes:
+            plan = plan_for(planes)
+            members = [Member(p, ENCODED[i], plan) for i, p in enumerate(planes[:2])]
+            async with reducing(*members):
+                for member in members:  # the third one was lost meanwhile
+                    member.reduction.replan(survive(plan, 2, {}))
+                expected = [reference(c, range(2), [1.0] * 2) for c in range(10)]
+                for member in members:
+                    assert await member.holds_all() == expected
+
+    run(body())
+
+
 def test_scales_are_part_of_the_reference() -> None:
     async def body() -> None:
         async with fleet(2) as planes:
