@@ -16,6 +16,7 @@ import asyncio
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -70,6 +71,7 @@ class Durable:
         self._at_work = -1  # the round that is being written
         self._snapping: asyncio.Task[None] | None = None
         self._gap = False  # a round could not be written
+        self._next: int | None = None  # tokens of an urgent snapshot that is to follow the one that is being taken
         self._urgent = False  # what is being written as a snapshot cannot be had from the rest of the disk
         self._doubted = False  # what is on the disk may be of a state that is not the run's
         self._closing = False
@@ -80,7 +82,7 @@ class Durable:
         self.on_snapshot: Callable[[], None] = lambda: None
         self._troubles: dict[str, str] = {}  # what does not work now, and why
         self._damaged: set[Path] = set()  # snapshots that changed on the disk
-        self._spoiled: list[str] = []  # files that changed on the disk, until that is told
+        self._spoiled = deque[str]()  # files that changed on the disk, until that is told
         if place is not None:
             self._open(place)
 
@@ -118,9 +120,10 @@ class Durable:
 
     async def quiet(self) -> None:
         """Wait until nothing is being written."""
-        for task in (self._writing, self._snapping):
-            if task is not None:
-                await asyncio.wait([task])
+        while at_work := [
+            task for task in (self._writing, self._snapping) if task is not None and not task.done()
+        ]:
+            await asyncio.wait(at_work)
 
     # What is there
 
@@ -146,8 +149,7 @@ class Durable:
 
     def spoiled(self) -> list[str]:
         """Names of the files that were found to have changed on the disk, since this was asked last."""
-        told, self._spoiled = self._spoiled, []
-        return told
+        return [self._spoiled.popleft() for _ in range(len(self._spoiled))]  # the worker may append meanwhile
 
     def _spoil(self, path: Path, why: str) -> None:
         log.warning(f"{path.name} changed on the disk ({why}): it is not used")
@@ -336,7 +338,8 @@ class Durable:
 
     def behind(self, round_: int) -> bool:
         """The disk cannot bring back the state of `round_` yet, but is being given what it lacks."""
-        at_work = self._writing is not None or (self._snapping is not None and self._urgent)
+        urgent = self._urgent or self._next is not None
+        at_work = self._writing is not None or (self._snapping is not None and urgent)
         return self.keeps and at_work and self.proven < round_
 
     async def caught_up(self, round_: int) -> None:
@@ -352,7 +355,10 @@ class Durable:
     def settled(self, round_: int, tokens: int, alone: bool = False) -> None:
         """The state stands still at `round_`, with so many tokens committed: take a snapshot if one is due.
         `alone`: no peer had this state before."""
-        if self._log is None or not self.keeps or self._snapping is not None or self._closing:
+        if self._log is None or not self.keeps or self._closing:
+            return
+        if self._snapping is not None:
+            self._next = tokens if alone else self._next
             return
         assert self._place is not None
         sound = self._sound
@@ -395,6 +401,9 @@ class Durable:
         finally:
             self._snapping = None
             self._changed.set()
+            if (tokens_ := self._next) is not None:
+                self._next = None
+                self.settled(self._outer.round, tokens_, alone=True)
 
     def _take(self, place: Place, tokens: int) -> Snapshot:
         """In the snapshot thread."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from atoll.comm.chunks import Chunks
 from atoll.comm.codec import make
@@ -499,6 +500,32 @@ def test_a_snapshot_is_given_up_when_the_node_stops(tmp_path: Path) -> None:
         node.begin()
         await node.disk.close()
         assert not list(node.folder.glob("*.new"))
+
+    run(body())
+
+
+def test_a_state_that_nobody_else_has_follows_the_snapshot_that_is_being_taken(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path)
+        copied, go, copy = threading.Event(), threading.Event(), node.outer.copy
+
+        def slowly(c: int) -> tuple[int, NDArray[np.float32], bytes]:
+            if c == 1:
+                copied.set()
+                assert go.wait(30)
+            return copy(c)
+
+        node.outer.copy = slowly  # type: ignore[method-assign]
+        node.begin()
+        await asyncio.to_thread(copied.wait)
+        node.outer.renumber(5)
+        node.outer.settle()
+        node.disk.settled(5, 10, alone=True)
+        assert node.disk.behind(5)
+        go.set()
+        await node.disk.quiet()
+        again = Node(tmp_path)
+        assert again.disk.restore() == 5 and again.state() == node.state()
 
     run(body())
 
