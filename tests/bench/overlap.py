@@ -31,11 +31,10 @@ from atoll.comm.methods import method_file
 Moment = tuple[float, str, float]  # seconds; what the run does; what share of the nodes' time since was training
 NODES = 2
 PAUSE = 0.08  # seconds of each inner step
-STEP = 0.103  # seconds of an inner step on two cores, about: it sets the cap, no more
+STEP = 0.107  # seconds of an inner step on two cores, about: it sets the cap, no more
 WARM = 1  # rounds before the first that counts, and the rest of the one then under way
 PATIENCE = 300.0  # seconds for a round, and before it for the state, which goes under the same cap
 LOOK = 0.05  # seconds
-CONTROL = 0.1  # seconds of an exchange in which nothing is sent, about
 MODEL = (
     *("model.dim=128", "model.layers=4", "model.heads=4", "model.kv_heads=4", "model.ffn_dim=344"),
     *("model.seq_len=16", "inner.batch_size=1", "inner.warmup_tokens=0", "inner.lr=1e-3", "inner.min_lr=1e-4"),
@@ -92,7 +91,7 @@ class Found:
 
 @click.command()
 @click.option("--only", default=",".join(way.name for way in WAYS), show_default=True, help="Which methods.")
-@click.option("--shares", default="0.5,0.8", show_default=True, help="Of a round's inner time, for its exchange.")
+@click.option("--shares", default="0.5,0.86", show_default=True, help="Of a round's inner time, for its exchange.")
 @click.option("--rounds", default=6, show_default=True, help="Rounds that count.")
 @click.option(
     "--figures", type=click.Path(path_type=Path), help="File that keeps them: what it has is not run again."
@@ -136,7 +135,7 @@ def capped(config: RunConfig, share: float) -> float:
     """Mbit/s with which an exchange takes this share of a round: of each element a node sends 2 (n - 1) / n."""
     elements = config.model.n_params / (config.fragments.count if config.fragments.stagger else 1)
     bytes_ = elements * config.reduce.bytes_per_element * 2 * (NODES - 1) / NODES
-    return 8e-6 * bytes_ / (share * config.round_steps * STEP - CONTROL)
+    return 8e-6 * bytes_ / (share * config.round_steps * STEP)
 
 
 def observed(run: Run, way: Way, asked: float, config: RunConfig, cap: float, rounds: int) -> Found:
