@@ -16,9 +16,18 @@ SECTIONS = ("model", "data", "inner", "outer", "fragments", "overlap", "rounds",
 
 def play(trial: Trial) -> dict[str, object]:
     """Its figures; `bench.cases.Failed` if it did not come to its end."""
-    rounds = int(trial.steps / trial.run.round_steps)
     with tempfile.TemporaryDirectory() as folder:
-        words = ("demo", "--json", "--no-chaos", "--nodes", str(NODES), "--rounds", str(rounds), "--out", folder)
+        words = (
+            "demo",
+            "--json",
+            "--no-chaos",
+            "--nodes",
+            str(NODES),
+            "--rounds",
+            str(rounds(trial)),
+            "--out",
+            folder,
+        )
         told = ask((*words, *settings(trial.run)), PATIENCE)
         records = [json.loads(line) for line in (Path(folder) / "rounds.jsonl").read_text().splitlines()]
     return {
@@ -28,11 +37,19 @@ def play(trial: Trial) -> dict[str, object]:
         "goodput": told["goodput"],
         "utilisation": told["goodput"],
         "bytes_per_node": told["bytes_per_node_per_round"] * told["rounds_committed"],
-        "fp32_allreduce_bytes": told["fp32_allreduce_bytes_per_step_equivalent"] * told["rounds_committed"],
+        "fp32_allreduce_bytes": told["fp32_allreduce_bytes_per_step_equivalent"]
+        * trial.steps
+        / trial.run.round_steps,
         "inner_steps_lost": 0,
         "wall_seconds": told["wall_s"],
         "curve": [(r["tokens"], 0.0, r["val_loss"]) for r in records if r["val_loss"] is not None],
     }
+
+
+def rounds(trial: Trial) -> int:
+    """That its inner steps make: of the first ones, which are data-parallel, each is a round."""
+    together = trial.run.rounds.data_parallel
+    return together + int((trial.steps - together) / trial.run.round_steps)
 
 
 def settings(run: RunConfig) -> Iterator[str]:
