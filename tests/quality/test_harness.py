@@ -11,7 +11,7 @@ from quality import picture
 from quality.__main__ import main
 from quality.cases import EIGHTH, Case, Trial, trial, varied
 from quality.claims import BEST, CLAIMED, CLAIMS, COMPARED, MUON, SMALL, SPARSER, TRIED, Claim, Verdict, loss
-from quality.real import rounds
+from quality.real import rounds as rounds_of
 from quality.report import Length, page, spread
 from quality.runs import Kept, missing, play
 
@@ -39,10 +39,10 @@ def test_every_case_is_a_run_that_its_config_allows() -> None:
     assert trial(BEST, 100, 1).run.rounds.data_parallel == 10
 
 
-def test_real_processes_take_as_many_rounds_as_the_simulation_of_the_same_steps() -> None:
+def test_real_processes_take_as_many_rounds_as_the_simulation_of_the_same_steps(tmp_path: Path) -> None:
     for together, steps in ((0.0, 8), (0.5, 16)):
         t = trial(replace(NOTHING, together=together), steps, 1)
-        assert rounds(t) == play(t)["rounds"]
+        assert rounds_of(t) == play(t, NodeConfig(), tmp_path, "here", lambda record: None)["rounds"]
 
 
 def test_a_finished_run_is_kept_and_a_line_that_was_cut_off_is_not(tmp_path: Path) -> None:
