@@ -1,7 +1,10 @@
+import random
+from pathlib import Path
+
 import numpy as np
 from blake3 import blake3
 
-from atoll.comm.digest import SIZE, digest, root
+from atoll.comm.digest import PIECE, SIZE, digest, digest_of_file, root
 
 
 def test_a_digest_is_blake3_of_the_bytes_cut_to_sixteen_whatever_buffer_holds_them() -> None:
@@ -13,6 +16,12 @@ def test_a_digest_is_blake3_of_the_bytes_cut_to_sixteen_whatever_buffer_holds_th
 
 def test_the_digest_of_nothing_is_that_of_the_papers_test_vectors() -> None:
     assert digest(b"").hex() == "af1349b9f5f9a1a6a0404dea36dcc949"
+
+
+def test_the_digest_of_a_file_is_that_of_all_its_bytes(tmp_path: Path) -> None:
+    data = random.Random(1).randbytes(2 * PIECE + 1)
+    (tmp_path / "file").write_bytes(data)
+    assert digest_of_file(tmp_path / "file") == digest(data)
 
 
 def test_one_flipped_bit_changes_the_digest() -> None:
