@@ -142,6 +142,7 @@ def vectors(n: int) -> Iterator[F32]:
         halves = random.integers(-2 * levels, 2 * levels + 1, n).astype(np.float32) * np.float32(0.5)
         halves[::6] = levels
         yield halves
+        yield halves * kernels.SMALL  # each block's scale is that
     yield normal * np.where(np.arange(n) < n // 2, 1e30, 1e-30).astype(np.float32)
     yield normal * np.float32(2.0**-105)
     yield np.where(random.random(n) < 0.5, LARGEST, -LARGEST).astype(np.float32)
@@ -237,6 +238,7 @@ MUTATIONS = [
     ("from_shares", "max(top, shares[b])", "shares[b]"),
     ("from_shares", "range(scales.size)", "range(scales.size - 1)"),
     ("_inverse", "scale >= SMALL", "scale > ZERO"),
+    ("_inverse", "scale >= SMALL", "scale > SMALL"),
     ("_inverse", "ONE / np.float32(scale * LIFT)", "ONE / scale"),
     ("_rounded", "np.float32(x * inverse) + ROUND", "np.trunc(np.float32(x * inverse)) + ROUND"),
     ("_rounded", "np.float32(x * inverse) + ROUND", "np.floor(np.float32(x * inverse) + HALF) + ROUND"),
