@@ -1011,7 +1011,8 @@ def test_a_plan_that_comes_before_a_merge_has_begun_makes_it_void() -> None:
         async with fleet(2) as planes:
             plan = plan_for(planes, owners=[0] * 10)
             reduction = Reduction(planes[0].peers, name(0), ENCODED[0], CODEC, CHUNKS, plan, heard := Heard())
-            reduction.replan(plan)
+            reducing = asyncio.create_task(reduction.run())
+            await asyncio.sleep(0)  # it has begun
             contribution = Header(Kind.CONTRIBUTION, plan.fence, 0, SIZE, place=1)
             reduction.arrived(name(1), contribution, ENCODED[1].chunks[0].copy())
             since = (2, *[1] * 9)
@@ -1019,6 +1020,8 @@ def test_a_plan_that_comes_before_a_merge_has_begun_makes_it_void() -> None:
             while reduction._merges:
                 await asyncio.sleep(0)
             assert reduction._fault is None and not heard.seals
+            reducing.cancel()
+            await asyncio.wait([reducing])
 
     run(body())
 
@@ -1039,7 +1042,8 @@ def test_what_a_void_merge_still_reads_is_not_used_again_before_it_is_done(
         async with fleet(2) as planes:
             peers, plan, heard = planes[0].peers, plan_for(planes, owners=[0] * 10), Heard()
             reduction = Reduction(peers, name(0), ENCODED[0], CODEC, CHUNKS, plan, heard)
-            reduction.replan(plan)
+            reducing = asyncio.create_task(reduction.run())
+            await asyncio.sleep(0)  # it has begun
 
             def contribute(attempt: int) -> None:
                 fence = plan.fence._replace(attempt=attempt)
@@ -1058,6 +1062,8 @@ def test_what_a_void_merge_still_reads_is_not_used_again_before_it_is_done(
             assert reduction._fault is None and heard.seals[0][1].since == 2
             assert reduction._exchange.digests[0] == digest(reference(0, (0, 1), (1.0, 1.0)))
             assert len(peers.buffers), "what the one read that is not void is used again"
+            reducing.cancel()
+            await asyncio.wait([reducing])
 
     run(body())
 
