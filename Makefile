@@ -31,7 +31,8 @@ test: .venv/installed-dev
 
 # Real processes, killed and stopped many times; the power fails 50 times. It takes long.
 chaos: .venv/installed-dev
-	ATOLL_CHAOS_TIMES=5 ATOLL_POWER_CUTS=50 ATOLL_SIM_SEEDS=2000 $(BIN)/pytest -s -m "chaos or not chaos" tests/e2e tests/sim tests/test_wan.py
+	ATOLL_CHAOS_TIMES=5 ATOLL_POWER_CUTS=50 $(BIN)/pytest -s -m "chaos or not chaos" tests/e2e tests/test_wan.py
+	ATOLL_SIM_SEEDS=2000 $(BIN)/pytest -n logical --dist worksteal -m "chaos or not chaos" tests/sim
 	ATOLL_CHURN_ROUNDS=2000 $(BIN)/pytest tests/comm/test_reduce.py -k leave_nothing_behind
 
 # docs/performance.md and docs/overlap.md: about 15 minutes. Emulated links need root; without it their rows say so.
