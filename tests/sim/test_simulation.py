@@ -1,7 +1,7 @@
 """The real machines under seeded faults: `World` makes the faults, `invariants` says what must hold.
 
-ATOLL_SIM_FIRST=K ATOLL_SIM_SEEDS=N runs the seeds K..K+N-1, with `-n logical` on all cores; ATOLL_SIM_TRACE=1 tells
-what happens.
+ATOLL_SIM_FIRST=K ATOLL_SIM_SEEDS=N runs the seeds K..K+N-1, with `-n logical` on all cores; ATOLL_SIM_TRACE=1
+tells what happens.
 """
 
 import os
