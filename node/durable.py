@@ -401,9 +401,9 @@ class Durable:
         finally:
             self._snapping = None
             self._changed.set()
-            if (tokens_ := self._next) is not None:
-                self._next = None
-                self.settled(self._outer.round, tokens_, alone=True)
+            following, self._next = self._next, None
+            if following is not None:
+                self.settled(self._outer.round, following, alone=True)
 
     def _take(self, place: Place, tokens: int) -> Snapshot:
         """In the snapshot thread."""

@@ -1,7 +1,7 @@
 """Whether trainers wait for the network: real nodes behind capped links, so slow that an exchange takes half of a
 round's inner time, and four fifths of it.
 
-    python -m bench.overlap [--only streaming] [--shares 0.5,0.8] [--out FOLDER]
+    python -m bench.overlap [--only streaming] [--shares 0.5,0.86] [--out FOLDER]
 
 Two daemons with a trainer each, over loopback. A trainer's inner step is mostly a pause (a fault that holds each
 step up), as if an accelerator of its own worked meanwhile: the trainers share this machine's cores, and what

@@ -517,7 +517,7 @@ def test_a_state_that_nobody_else_has_follows_the_snapshot_that_is_being_taken(t
 
         node.outer.copy = slowly  # type: ignore[method-assign]
         node.begin()
-        await asyncio.to_thread(copied.wait)
+        assert await asyncio.to_thread(copied.wait, 30)
         node.outer.renumber(5)
         node.outer.settle()
         node.disk.settled(5, 10, alone=True)

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -325,21 +325,24 @@ def test_a_node_whose_state_is_not_the_runs_fetches_what_differs(tmp_path: Path,
         assert asked == [1] and b.outer.settle() == sum_ and b.bits() == a.bits()
 
 
-def test_a_donor_that_has_not_applied_the_round_yet_answers_when_it_has(tmp_path: Path) -> None:
+def test_a_donor_that_has_not_applied_the_round_yet_answers_when_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As one may when the round was committed a moment ago; the next one may be committed before the next try."""
+    monkeypatch.setattr(shelf, "SOON", 3600.0)  # seconds
 
     @with_peers(tmp_path, "a", "b", "joiner")
     async def _(a: Peer, b: Peer, joiner: Peer) -> None:
         for donor in (a, b):
             donor.initialise()
         sum_ = await a.commit(1)
-        asked, find = asyncio.Event(), b._at
+        asked, digests = asyncio.Event(), b.digests
 
-        async def told(round: Round) -> OuterState | None:
+        async def told(round: Round) -> Sequence[bytes] | None:
             asked.set()
-            return await find(round)
+            return await digests(round)
 
-        b._at = told  # type: ignore[method-assign]
+        b.digests = told  # type: ignore[method-assign]
         async with asyncio.TaskGroup() as group:
             group.create_task(bring(joiner, 1, sum_, b))
             await asked.wait()

@@ -17,19 +17,11 @@ SECTIONS = ("model", "data", "inner", "outer", "fragments", "overlap", "rounds",
 def play(trial: Trial) -> dict[str, object]:
     """Its figures; `bench.cases.Failed` if it did not come to its end."""
     with tempfile.TemporaryDirectory() as folder:
-        words = (
-            "demo",
-            "--json",
-            "--no-chaos",
-            "--nodes",
-            str(NODES),
-            "--rounds",
-            str(rounds(trial)),
-            "--out",
-            folder,
-        )
-        told = ask((*words, *settings(trial.run)), PATIENCE)
+        words = ("demo", "--json", "--no-chaos", "--nodes", str(NODES), "--out", folder)
+        length = ("--rounds", str(rounds(trial)))
+        told = ask((*words, *length, *settings(trial.run)), PATIENCE)
         records = [json.loads(line) for line in (Path(folder) / "rounds.jsonl").read_text().splitlines()]
+    turns = trial.steps / trial.run.round_steps
     return {
         "val_loss": told["val_loss_last"],
         "tokens": told["tokens"],
@@ -37,9 +29,7 @@ def play(trial: Trial) -> dict[str, object]:
         "goodput": told["goodput"],
         "utilisation": told["goodput"],
         "bytes_per_node": told["bytes_per_node_per_round"] * told["rounds_committed"],
-        "fp32_allreduce_bytes": told["fp32_allreduce_bytes_per_step_equivalent"]
-        * trial.steps
-        / trial.run.round_steps,
+        "fp32_allreduce_bytes": told["fp32_allreduce_bytes_per_step_equivalent"] * turns,
         "inner_steps_lost": 0,
         "wall_seconds": told["wall_s"],
         "curve": [(r["tokens"], 0.0, r["val_loss"]) for r in records if r["val_loss"] is not None],
