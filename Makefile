@@ -26,8 +26,8 @@ demo: .venv/installed
 
 # What starts whole runs comes alone: these are about time, too.
 test: .venv/installed-dev
-	$(BIN)/pytest -m "not e2e and not chaos" -n logical --dist worksteal
-	$(BIN)/pytest -m "e2e and not chaos"
+	$(BIN)/pytest -m "not e2e and not chaos" -n logical --dist worksteal --durations 10
+	$(BIN)/pytest -m "e2e and not chaos" --durations 10
 
 # Real processes, killed and stopped many times; the power fails 50 times. It takes long.
 chaos: .venv/installed-dev
