@@ -13,7 +13,8 @@ import pytest
 
 from atoll.comm.chunks import Chunks
 from atoll.comm.errors import ConfigError
-from atoll.node.allreduce import Bench, Course, Lap, check, comparison, duration, shortfall
+from atoll.node.allreduce import check
+from atoll.node.allreduce_figures import Bench, Course, Lap, comparison, duration, shortfall
 from atoll.node.synthetic import SIGMA, TILE, AtHand, Begun, Compare, Decoded, relative_error, tile, write_local
 
 NUMEL, CHUNK = 200_000, 8192
