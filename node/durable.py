@@ -189,11 +189,12 @@ class Durable:
     def restore(self) -> int:
         """Bring the outer state to the newest round that the disk can; -1: it cannot, though chunks may be there.
         Blocks: for the thread that does the state's arithmetic."""
-        outer = self._outer
+        outer, proven = self._outer, self.proven
         if self._log is None:
             return -1
         for c in range(outer.chunks.count):
-            for snapshot in self._snapshots:
+            # A snapshot may have the chunk as of a round that did not reach the log: then from one before it.
+            for snapshot in sorted(self._snapshots, key=lambda s: s.at[c] > proven):
                 if (data := self._read(snapshot, c)) is not None:
                     outer.put(c, snapshot.at[c], data)
                     break

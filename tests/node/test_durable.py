@@ -145,6 +145,30 @@ def test_a_snapshot_during_which_the_next_round_is_applied_is_brought_forward_by
     run(body())
 
 
+def test_a_snapshot_whose_last_round_did_not_reach_the_disk_hides_no_state_before_it(tmp_path: Path) -> None:
+    """As after a power cut between the end of the snapshot's write and that of the round's."""
+
+    async def body() -> None:
+        node = Node(tmp_path, every=100)
+        await node.initialise()
+        await node.commit(1, 2)
+        before = node.state()
+
+        def copying(c: int) -> Any:
+            if c == 2:
+                for i, payload in enumerate(sealed(3)[0]):
+                    node.outer.apply(i, payload)
+            return node.outer.copy(c)
+
+        torn_ = snapshots.write(node.folder, RUN, LAYOUT, CHUNKS, 20, copying, lambda _: PLENTY)
+        assert (torn_.first, torn_.last) == (2, 3)
+        again = Node(tmp_path)
+        assert again.disk.proven == 2
+        assert again.disk.restore() == 2 and again.state() == before
+
+    run(body())
+
+
 async def in_loop(work: Callable[[int], Any], c: int) -> Any:
     return work(c)
 
