@@ -133,14 +133,8 @@ class Durable:
         return self._reach(self._log.rounds if self._log is not None else ())
 
     def _reach(self, rounds: Sequence[int]) -> int:
-        have, best = set(rounds), -1
-        for snapshot in self._sound:
-            reach = snapshot.first
-            while reach + 1 in have:
-                reach += 1
-            if reach >= snapshot.last:
-                best = max(best, reach)
-        return best
+        have = set(rounds)
+        return max((snapshot.reach(have) for snapshot in self._sound), default=-1)
 
     @property
     def _sound(self) -> list[Snapshot]:
@@ -319,7 +313,7 @@ class Durable:
 
     def _squeeze(self, log_: SealedLog) -> bool:
         """Give up what the newest state can do without; False: there is nothing."""
-        if self._drop_snapshot():
+        if self._drop_snapshot(log_):
             return True
         rounds = log_.rounds
         needed = self._snapshots[0].first if self._snapshots and self.keeps else max(rounds, default=0)
@@ -329,12 +323,20 @@ class Durable:
                 return True
         return False
 
-    def _drop_snapshot(self) -> bool:
-        """The oldest, unless it is the only one."""
+    def _drop_snapshot(self, log_: SealedLog) -> bool:
+        """What cannot be read as one; else the oldest but the one that proves the newest state."""
         with self._turn:
-            if len(self._snapshots) < 2:
+            path = next(iter(self._damaged - {s.path for s in self._snapshots}), None)
+            if path is None and len(self._snapshots) > 1:
+                have = set(log_.rounds)
+                best = max(self._sound, key=lambda s: s.reach(have), default=None)
+                worst = next(s for s in reversed(self._snapshots) if s is not best)
+                self._snapshots.remove(worst)
+                path = worst.path
+            if path is None:
                 return False
-            snapshots.remove([self._snapshots.pop().path])
+            self._damaged.discard(path)
+            snapshots.remove([path])
             return True
 
     def behind(self, round_: int) -> bool:

@@ -16,7 +16,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +74,13 @@ class Snapshot:
     @property
     def last(self) -> int:
         return max(self.at)
+
+    def reach(self, rounds: Container[int]) -> int:
+        """The newest state that it and the log of these rounds bring back; -1: none."""
+        reach = self.first
+        while reach + 1 in rounds:
+            reach += 1
+        return reach if reach >= self.last else -1
 
     def chunk(self, c: int, chunks: Chunks) -> bytes | None:
         """Anchor, then momentum; None: they are not as they were."""

@@ -211,6 +211,47 @@ def test_a_damaged_round_ends_the_tail_there(tmp_path: Path) -> None:
     run(body())
 
 
+def test_a_sound_snapshot_outlives_a_damaged_one_where_there_is_no_room_for_both(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path)
+        await node.initialise()
+        await node.commit(*range(1, 5))
+        flip(node.disk._snapshots[0].path, -3)
+        again = Node(tmp_path, limit=2.9 * WHOLE)
+        assert again.disk.restore() == 4 and again.disk.spoiled()
+
+        def power_fails(c: int) -> Any:
+            raise Torn("as if in the middle of it")
+
+        again.outer.copy = power_fails  # type: ignore[method-assign]
+        again.disk.settled(4, 0)
+        await again.disk.quiet()
+        third = Node(tmp_path)
+        assert third.disk.restore() == 4 and third.state() == node.state()
+
+    run(body())
+
+
+def test_a_snapshot_of_which_the_header_is_damaged_makes_room_for_the_next(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path)
+        await node.initialise()
+        await node.commit(*range(1, 5))
+        flip(node.disk._snapshots[0].path, 40)
+        size = sum(path.stat().st_size for path in node.folder.iterdir())
+
+        def room(folder: Path) -> int:
+            return size + WHOLE // 2 - sum(path.stat().st_size for path in folder.iterdir())
+
+        again = Node(tmp_path, room=room)
+        assert again.disk.restore() == 4
+        again.disk.settled(4, 0)
+        await again.disk.quiet()
+        assert not again.disk.trouble and [s.first for s in again.disk._snapshots] == [4, 0]
+
+    run(body())
+
+
 def flip(path: Path, at: int) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 4
