@@ -40,7 +40,7 @@ class SealedLog:
         """What is in `folder`; nothing is changed there. `run`: 16 bytes; `chunks` of the state, of which a
         round has those of its fragment."""
         self._folder, self._run, self._chunks, self._room = folder, run, chunks, room
-        found = (self._open(path) for path in sorted(folder.glob(f"{PREFIX}*")))
+        found = (self._open(path) for path in sorted(folder.glob(f"{PREFIX}*[0-9]")))  # an unfinished one is none
         self._rounds = {round_: index for round_, index in found if index is not None}
 
     def clear(self) -> list[Path]:

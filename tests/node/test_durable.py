@@ -271,6 +271,22 @@ def test_files_of_another_run_or_model_and_unfinished_ones_are_not_taken(tmp_pat
     run(body())
 
 
+def test_a_round_that_was_being_written_again_when_the_node_was_killed_is_still_there(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path, every=100)
+        await node.initialise()
+        await node.commit(1, 2)
+        whole = (node.folder / "sealed-000000000002").read_bytes()
+        unfinished = node.folder / "sealed-000000000002.new"
+        unfinished.write_bytes(whole[:-100].ljust(len(whole), b"\0"))  # its room is taken before it is filled
+        (node.folder / "sealed-000000000003.new").write_bytes(unfinished.read_bytes())
+        again = Node(tmp_path)
+        assert again.disk.restore() == 2 and again.state() == node.state()
+        assert not again.disk.spoiled() and not list(node.folder.glob("*.new"))
+
+    run(body())
+
+
 @pytest.mark.parametrize("name", ["sealed-000000000009", "snapshot-000000000007.safetensors.new"])
 def test_what_cannot_be_removed_does_not_hide_the_state_beside_it(tmp_path: Path, name: str) -> None:
     """As on a disk that has failed, and can only be read since."""
