@@ -40,6 +40,7 @@ log = logging.getLogger("atoll.node")
 PATIENCE = 5.0  # seconds that a contribution waits for the disk at most
 KEPT = 2  # snapshots
 NO_LOG, NO_SNAPSHOT = "the round is not kept on disk", "no snapshot was taken"
+OF_NO_USE = "what is of no use stays on the disk"
 MOST_LOG = 3.0  # snapshots' worth of log, whatever still needs it
 WAITING = 2  # committed rounds that wait in memory for the disk, at most
 
@@ -102,7 +103,7 @@ class Durable:
             for path in self._log.clear():
                 self._spoil(path, "its table is not this run's, or damaged")
         except OSError as error:  # a disk that can only be read has a state all the same
-            self._say("what is of no use stays on the disk", str(error))
+            self._say(OF_NO_USE, str(error))
         try:
             about.write(place.folder, place.about, place.room)
         except OSError as error:
@@ -208,7 +209,7 @@ class Durable:
         payloads = [self._log.read(round_, c - of.start) for c in late]
         if any(payload is None for payload in payloads):
             self._spoil(self._log.path(round_), "a chunk is not what was written")
-            self._log.drop(round_)
+            self._drop(round_)
             return False
         for c, payload in zip(late, payloads, strict=True):
             assert payload is not None  # and its digest says that it was committed
@@ -373,6 +374,14 @@ class Durable:
             self._urgent, self._gap = alone or lost or doubted, False
             self._snapping = asyncio.create_task(self._snap(self._place, tokens, doubted), name="snapshot")
 
+    def _drop(self, round_: int) -> None:
+        """A round that is not the state's."""
+        assert self._log is not None
+        try:
+            self._log.drop(round_)
+        except OSError as error:  # it does not count all the same
+            self._say(OF_NO_USE, str(error))
+
     def doubt(self) -> None:
         """The state was not the run's: nor may be what is on the disk. It stays until there is better."""
         self._doubted = True
@@ -380,8 +389,8 @@ class Durable:
     def renumbered(self, before: int) -> None:
         """The rounds after `before` are void."""
         for round_ in self._log.rounds if self._log is not None else ():
-            if round_ > before and self._log is not None:
-                self._log.drop(round_)
+            if round_ > before:
+                self._drop(round_)
 
     async def _snap(self, place: Place, tokens: int, doubted: bool) -> None:
         try:

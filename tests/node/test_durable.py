@@ -305,6 +305,25 @@ def test_what_cannot_be_removed_does_not_hide_the_state_beside_it(tmp_path: Path
     run(body())
 
 
+def test_a_round_that_is_of_no_use_and_cannot_be_removed_is_said(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path, every=100)
+        await node.initialise()
+        await node.commit(1)
+        before = node.state()
+        await node.commit(2, 3)
+        again = Node(tmp_path)
+        for round_ in (2, 3):
+            (path := again.folder / f"sealed-{round_:012d}").unlink()
+            path.mkdir()  # it cannot be read, and even root unlinks no folder
+        assert again.disk.restore() == 1 and again.state() == before
+        assert again.disk.trouble.startswith(durable.OF_NO_USE) and again.disk.proven == 1
+        again.disk.renumbered(1)
+        assert again.disk._log is not None and again.disk._log.rounds == (1,)
+
+    run(body())
+
+
 def test_a_full_disk_is_said_and_costs_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         have = [PLENTY]
