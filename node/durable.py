@@ -72,7 +72,8 @@ class Durable:
         self._at_work = -1  # the round that is being written
         self._snapping: asyncio.Task[None] | None = None
         self._gap = False  # a round could not be written
-        self._next: int | None = None  # tokens of an urgent snapshot that is to follow the one that is being taken
+        # (tokens, alone) of what was settled while a snapshot was being taken, and is to follow it
+        self._next: tuple[int, bool] | None = None
         self._urgent = False  # what is being written as a snapshot cannot be had from the rest of the disk
         self._doubted = False  # what is on the disk may be of a state that is not the run's
         self._closing = False
@@ -361,14 +362,15 @@ class Durable:
         `alone`: no peer had this state before."""
         if self._log is None or not self.keeps or self._closing:
             return
+        # Who else has this state on a disk may be gone when the power fails: each relies on its own.
+        lost = self._reach((*self._log.rounds, *self._memory)) < round_
         if self._snapping is not None:
-            self._next = tokens if alone else self._next
+            if alone or lost or self._doubted:
+                self._next = tokens, alone or (self._next is not None and self._next[1])
             return
         assert self._place is not None
         sound = self._sound
         due = not sound or bool(self._damaged) or round_ - sound[0].first >= self._place.every
-        # Who else has this state on a disk may be gone when the power fails: each relies on its own.
-        lost = self._reach((*self._log.rounds, *self._memory)) < round_
         if due or alone or lost or self._doubted or self._gap:
             doubted, self._doubted = self._doubted, False
             self._urgent, self._gap = alone or lost or doubted, False
@@ -415,7 +417,7 @@ class Durable:
             self._changed.set()
             following, self._next = self._next, None
             if following is not None:
-                self.settled(self._outer.round, following, alone=True)
+                self.settled(self._outer.round, *following)
 
     def _take(self, place: Place, tokens: int) -> Snapshot:
         """In the snapshot thread."""

@@ -630,6 +630,72 @@ def test_a_state_that_nobody_else_has_follows_the_snapshot_that_is_being_taken(t
     run(body())
 
 
+def test_a_state_that_was_fetched_while_a_snapshot_was_being_taken_follows_it(tmp_path: Path) -> None:
+    async def body() -> None:
+        (tmp_path / "other").mkdir()
+        node, other = Node(tmp_path), Node(tmp_path / "other", every=100)
+        await node.initialise()
+        await other.initialise()
+        await other.commit(*range(1, 9))
+        await node.commit(1, 2)
+        copied, go, copy = threading.Event(), threading.Event(), node.outer.copy
+
+        def slowly(c: int) -> tuple[int, NDArray[np.float32], bytes]:
+            if c == 1:
+                copied.set()
+                assert go.wait(30)
+            return copy(c)
+
+        node.outer.copy = slowly  # type: ignore[method-assign]
+        node.apply(3)
+        node.outer.settle()
+        node.disk.settled(3, 30)
+        assert await asyncio.to_thread(copied.wait, 30)
+        assert node.disk._writing is not None
+        await node.disk._writing
+        for c in range(CHUNKS.count):
+            node.outer.put(c, 8, other.outer.copy(c)[1].tobytes())
+        node.outer.settle()
+        node.disk.settled(8, 80)
+        assert node.disk.behind(8), "a contribution to the next round waits for it"
+        go.set()
+        await node.disk.quiet()
+        again = Node(tmp_path)
+        assert again.disk.restore() == 8 and again.state() == other.state()
+        assert again.disk._snapshots[0].tokens == 80
+
+    run(body())
+
+
+def test_what_takes_the_place_of_a_wrong_state_follows_the_snapshot_of_that(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path)
+        await node.initialise()
+        right = node.outer.copy(0)[1].tobytes()
+        copied, go, copy = threading.Event(), threading.Event(), node.outer.copy
+
+        def slowly(c: int) -> tuple[int, NDArray[np.float32], bytes]:
+            if c == 1:
+                copied.set()
+                assert go.wait(30)
+            return copy(c)
+
+        node.outer.put(0, 0, bytes(len(right)))  # which the run's digests tell
+        node.outer.copy = slowly  # type: ignore[method-assign]
+        node.disk.settled(0, 0, alone=True)
+        assert await asyncio.to_thread(copied.wait, 30)
+        node.disk.doubt()
+        node.outer.put(0, 0, right)
+        node.outer.settle()
+        node.disk.settled(0, 0)
+        go.set()
+        await node.disk.quiet()
+        again = Node(tmp_path)
+        assert again.disk.restore() == 0 and again.state() == node.state()
+
+    run(body())
+
+
 def test_a_snapshot_loads_with_safetensors_alone(tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 
