@@ -29,7 +29,7 @@ from atoll.node.snapshots import Layout, header_of
 FORMAT = "atoll checkpoint 1"
 MANIFEST, ANCHOR, MOMENTUM = "checkpoint.json", "model.safetensors", "momentum.safetensors"
 PREFIX = "round-"
-BLOCK = 8 << 20  # bytes that a store like S3 gets at once
+BLOCK = 8 << 20  # bytes that a store like S3 gets at once, at least
 MOST_BLOCKS = 9_000  # S3 takes 10,000 for a file
 LONGEST = 1 << 20  # bytes of a manifest
 F32 = NDArray[np.float32]
@@ -111,7 +111,8 @@ class Store:
         said = {"format": "pt", "run": facts.run, "run_id": facts.run_id, "round": str(facts.round)}
         header = header_of(said, facts.layout)
         with ExitStack() as opened:
-            files = {name: _File(self.fs, self._at(folder, name), opened) for name in (ANCHOR, MOMENTUM)}
+            size = len(header) + 4 * facts.chunks.numel
+            files = {name: _File(self.fs, self._at(folder, name), size, opened) for name in (ANCHOR, MOMENTUM)}
             for file in files.values():
                 file.write(header, allow)
             sums = []
@@ -173,8 +174,9 @@ class _File:
     """One that is written from its beginning to its end, and digested on the way. If it is left unfinished, a
     store like S3 shows nothing of it."""
 
-    def __init__(self, fs: Any, path: str, opened: ExitStack) -> None:
-        self._file = fs.open(path, "wb", block_size=BLOCK)
+    def __init__(self, fs: Any, path: str, size: int, opened: ExitStack) -> None:
+        """It will have `size` bytes."""
+        self._file = fs.open(path, "wb", block_size=max(BLOCK, size // MOST_BLOCKS + 1))
         opened.callback(self._discard)
         self._state, self.size, self._open = blake3(), 0, True
 

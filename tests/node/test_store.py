@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -16,6 +17,7 @@ from states import MARK, RUN, TINY, Node, filled
 from atoll.comm.config import CheckpointConfig
 from atoll.comm.errors import ResourceError
 from atoll.node import export, uploads
+from atoll.node import store as store_
 from atoll.node.beginning import Beginning
 from atoll.node.store import ANCHOR, MANIFEST, MOMENTUM, Facts, Piece, Store, folder_of, state_digest
 from atoll.node.uploads import Uploads
@@ -106,6 +108,26 @@ def test_the_newest_checkpoints_stay_and_what_was_not_finished_goes(url: str, tm
     left = {path.removeprefix(store.path + "/") for path in store.fs.find(store.path)}
     whole = {f"round-{k:012d}/{name}" for k in (3, 4) for name in (MANIFEST, ANCHOR, MOMENTUM)}
     assert whole <= left and {path.split("/")[0] for path in left - whole} <= {"round-000000000005"}
+
+
+def test_a_file_of_any_size_is_sent_in_no_more_blocks_than_a_store_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As 100 GB would be: S3 takes 10,000 blocks."""
+    monkeypatch.setattr(store_, "BLOCK", 64)
+    monkeypatch.setattr(store_, "MOST_BLOCKS", 5)
+    facts, pieces = state(filled(tmp_path / "node", 1))
+    store, blocks = Store(f"memory://{tmp_path.name}"), list[int]()
+    opened = store.fs.open
+
+    def opening(path: str, mode: str, **options: Any) -> Any:
+        if not path.endswith(MANIFEST):
+            blocks.append(options["block_size"])
+        return opened(path, mode, **options)
+
+    monkeypatch.setattr(store.fs, "open", opening)
+    files = store.write(facts, pieces(), lambda _: None).files.values()
+    assert all(64 * 5 < file.size <= 5 * block < 2 * file.size for file, block in zip(files, blocks, strict=True))
 
 
 async def free(_: int) -> None:
