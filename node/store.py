@@ -101,7 +101,17 @@ class Store:
         """Of which there are whole checkpoints, the newest first. Raises what the store does."""
         self.fs.invalidate_cache()  # others write there, too
         found = (re.search(rf"{PREFIX}(\d+)/{MANIFEST}$", path) for path in self.fs.glob(self._at("*", MANIFEST)))
-        return sorted((int(match[1]) for match in found if match), reverse=True)
+        whole = (int(match[1]) for match in found if match and self._has_end(match[0]))
+        return sorted(whole, reverse=True)
+
+    def _has_end(self, manifest: str) -> bool:
+        """Whoever wrote it was not cut short, as many stores allow."""
+        path = self._at(manifest)
+        try:
+            msgspec.json.decode(self.fs.cat_file(path) if self.fs.size(path) <= LONGEST else b"")
+        except (msgspec.DecodeError, FileNotFoundError):  # or it goes just now
+            return False
+        return True
 
     def write(self, facts: Facts, pieces: Iterable[Piece], allow: Callable[[int], None]) -> Manifest:
         """A checkpoint; `allow(size)` returns when so many bytes may be sent. Raises what the store does, or

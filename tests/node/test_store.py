@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,28 @@ def test_a_file_of_any_size_is_sent_in_no_more_blocks_than_a_store_takes(
     monkeypatch.setattr(store.fs, "open", opening)
     files = store.write(facts, pieces(), lambda _: None).files.values()
     assert all(64 * 5 < file.size <= 5 * block < 2 * file.size for file, block in zip(files, blocks, strict=True))
+
+
+def test_a_checkpoint_whose_manifest_was_cut_short_is_none_and_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts, pieces = state(filled(tmp_path / "node", 2))
+    store = Store(f"memory://{tmp_path.name}")
+    pipe = store.fs.pipe_file
+    store.write(replace(facts, round=1), pieces(), lambda _: None)
+
+    def breaks(path: str, data: bytes) -> None:
+        pipe(path, data[: parts.pop()])
+        raise ConnectionError("the line is dead")
+
+    parts = [0, 40]
+    while parts:
+        with monkeypatch.context() as patch, pytest.raises(ConnectionError):
+            patch.setattr(store.fs, "pipe_file", breaks)
+            store.write(facts, pieces(), lambda _: None)
+        assert store.rounds() == [1]
+    store.write(facts, pieces(), lambda _: None)
+    assert store.rounds() == [2, 1]
 
 
 async def free(_: int) -> None:
