@@ -39,16 +39,16 @@ def appearing(path: Path, size: int, room: Room = room, mode: int = 0o600) -> It
         finally:
             os.close(file)
         os.replace(new, path)
-        sync_folder(path.parent)
+        sync(path.parent)
     except BaseException:
         with suppress(OSError):
             new.unlink(missing_ok=True)
         raise
 
 
-def sync_folder(folder: Path) -> None:
-    """What was renamed in it, or removed from it, is on the disk."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """What was written to a file is on the disk; of a folder, what was renamed in it, or removed from it."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

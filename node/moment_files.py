@@ -17,7 +17,7 @@ import msgspec
 
 from atoll.comm.digest import digest, digest_of_file
 from atoll.comm.faults import hit
-from atoll.node.files import NEW, DiskFull, Room, appearing, room, sync_folder, write_all
+from atoll.node.files import NEW, DiskFull, Room, appearing, room, sync, write_all
 
 FORMAT = "atoll moments 1"
 PREFIX, MANIFEST = "moments-", "manifest.json"
@@ -87,7 +87,7 @@ class MomentFiles:
         hit("moments.written")
         shutil.rmtree(path, ignore_errors=True)  # the round was trained again
         os.replace(new, path)
-        sync_folder(self._folder)
+        sync(self._folder)
         self._keep(KEPT)
 
     def drop(self, round_: int) -> None:

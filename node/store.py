@@ -10,10 +10,12 @@ digests of the files and of the state. The calls block, for as long as the store
 Passwords and keys are the environment's (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL and so on), never in the URL.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,6 +26,7 @@ from numpy.typing import NDArray
 from atoll.comm.chunks import Chunks
 from atoll.comm.digest import SIZE, digest, root
 from atoll.comm.errors import ResourceError
+from atoll.node.files import NEW, sync
 from atoll.node.snapshots import Layout, header_of
 
 FORMAT = "atoll checkpoint 1"
@@ -90,7 +93,8 @@ class Store:
             self.fs, path = url_to_fs(url)
         except (ImportError, ValueError) as error:
             raise ResourceError(f"{url} cannot be used: {error}") from None
-        if not files and isinstance(self.fs, LocalFileSystem):
+        self._local = isinstance(self.fs, LocalFileSystem)
+        if not files and self._local:
             raise ResourceError(
                 f"{url} is among this machine's own files, which a run may read and write only where the node has "
                 "files=true"
@@ -135,6 +139,8 @@ class Store:
         for name, file in files.items():
             if (there := self.fs.size(self._at(folder, name))) != file.size:
                 raise OSError(f"{folder}/{name} has {there} bytes, {file.size} were written")
+            if self._local:
+                sync(Path(self._at(folder, name)))
         manifest = Manifest(
             FORMAT,
             facts.run,
@@ -147,8 +153,21 @@ class Store:
             {name: Written(file.size, file.sum) for name, file in files.items()},
             facts.chunks.fragments,
         )
-        self.fs.pipe_file(self._at(folder, MANIFEST), msgspec.json.format(msgspec.json.encode(manifest)))
+        self._end(folder, msgspec.json.format(msgspec.json.encode(manifest)))
         return manifest
+
+    def _end(self, folder: str, manifest: bytes) -> None:
+        """On a disk, too, all of it follows what it is of, though the power fails."""
+        path = self._at(folder, MANIFEST)
+        if not self._local:
+            self.fs.pipe_file(path, manifest)
+            return
+        (new := Path(path + NEW)).write_bytes(manifest)
+        sync(new)
+        os.replace(new, path)
+        with suppress(OSError):  # a share may not know what that is
+            sync(new.parent)
+            sync(new.parent.parent)
 
     def retain(self, count: int) -> list[int]:
         """Remove all but the newest checkpoints, and what was begun before the newest; returns the rounds of

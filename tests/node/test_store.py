@@ -153,6 +153,31 @@ def test_a_checkpoint_whose_manifest_was_cut_short_is_none_and_is_written_again(
     assert store.rounds() == [2, 1]
 
 
+def test_on_a_disk_a_checkpoint_is_there_only_when_all_of_it_would_outlive_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts, pieces = state(filled(tmp_path / "node", 1))
+    store, synced, sync = Store(f"file://{tmp_path}/store"), list[str](), os.fsync
+
+    def syncing(file: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
+        if fails_at and len(synced) == fails_at[0]:
+            raise OSError(5, "Input/output error")
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    fails_at = [1, 2, 3]
+    while fails_at:
+        with pytest.raises(OSError, match="Input/output"):
+            store.write(facts, pieces(), lambda _: None)
+        assert store.rounds() == []
+        synced.clear()
+        fails_at.pop(0)
+    store.write(facts, pieces(), lambda _: None)
+    assert store.rounds() == [1]
+    assert synced == [ANCHOR, MOMENTUM, f"{MANIFEST}.new", "round-000000000001", "store"]
+
+
 async def free(_: int) -> None:
     """The link has room."""
 
