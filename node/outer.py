@@ -98,12 +98,16 @@ class OuterState:
     def apply(self, c: int, payload: Octets) -> None:
         """Bring chunk `c` forward with the sealed bytes of the next round of its fragment, to that round. Raises
         `Malformed`; then nothing changed."""
+        before = None if self.gap is None else self.vectors.anchor[self.chunks.span(c)].copy()
+        self._step(c, payload)
+        self._moved(c, before)
+
+    def _step(self, c: int, payload: Octets) -> None:
         span, size = self.chunks.span(c), self.chunks.size(c)
         delta = self._delta[:size]
         length = self.sealing.decode(c, payload, delta)
         round_ = self.turns.next(self.chunks.place(c)[0], self.at[c])
         rule = self._schedule.at(self.turns.turn(round_), length)
-        before = None if self.gap is None else self.vectors.anchor[span].copy()
         with self._turn:
             self._changes(c)
             anchor, momentum = self.vectors.anchor[span], self.vectors.momentum[span]
@@ -112,7 +116,6 @@ class OuterState:
                 rule.step(anchor[part], momentum[part], delta[part], scratch)
             self.at[c] = round_
             self._noted[c] = round_ + 1
-        self._moved(c, before)
 
     def pass_over(self, round_: int, chunks: Iterable[int] | None = None) -> None:
         """Of these chunks, or all: what no round up to `round_` changes any more is as it is in `round_`, too."""
@@ -132,9 +135,14 @@ class OuterState:
 
     def put(self, c: int, round_: int, data: bytes | bytearray) -> None:
         """Take chunk `c` of state `round_` as a peer sent it: anchor, then momentum."""
+        unmoved = self.gap is None or self.at[c] < 0
+        before = None if unmoved else self.vectors.anchor[self.chunks.span(c)].copy()
+        self._replace(c, round_, data)
+        self._moved(c, before)
+
+    def _replace(self, c: int, round_: int, data: bytes | bytearray) -> None:
         span, size = self.chunks.span(c), self.chunks.size(c)
         both = np.frombuffer(data, np.float32)
-        before = None if self.gap is None or self.at[c] < 0 else self.vectors.anchor[span].copy()
         with self._turn:
             self._changes(c)
             self.vectors.anchor[span] = both[:size]
@@ -142,7 +150,6 @@ class OuterState:
             self.at[c] = round_
             self._noted[c] = round_ + 1
             self._landed[c] = 0  # not before: who is killed meanwhile has what came
-        self._moved(c, before)
 
     # A chunk that comes in parts, in the place of one that is not here
 
@@ -205,9 +212,9 @@ class OuterState:
         give what it was when it was settled."""
         at, p = self.at[c], self.chunks.place(c)[0]
         assert len(payloads) == len(self.turns.rounds(p, round_, at)), "these are of other rounds"
-        self.put(c, round_, data)
+        self._replace(c, round_, data)
         for payload in payloads:
-            self.apply(c, payload)
+            self._step(c, payload)
         with self._turn:
             self.at[c], self._noted[c], self._still = at, at + 1, True
             right = self.chunk_digest(c) == self._digests[c]

@@ -96,6 +96,17 @@ def test_rounds_taken_at_once_count_one_by_one_and_a_fetched_state_as_one(late: 
         node.close()
 
 
+def test_a_chunk_that_is_mended_has_not_moved(late: Late) -> None:
+    begun = late.outer.copy(0)[1].tobytes()
+    late.commit(1, owed=False)
+    second = late.commit(2, owed=True)
+    late.outer.vectors.anchor[5] += 1000.0
+    assert not late.outer.sound(0)
+    assert late.outer.remake(0, 0, begun, [sealed(round_, 0) for round_ in (1, 2)])
+    third = late.commit(3, owed=True)
+    assert late.gap.damping(NEXT) == pytest.approx(damping(second + third, third), rel=1e-6)
+
+
 def test_fragments_that_take_turns_have_a_gap_each() -> None:
     """Rounds 1 and 3 move the first one, 2 and 4 the second."""
     gap = Gap(Turns(2))
