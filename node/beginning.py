@@ -89,9 +89,8 @@ class Beginning:
         return self._checkpoint(store, folder, with_momentum)
 
     def _checkpoint(self, store: Store, folder: str, with_momentum: bool) -> Begun:
-        store = Store(store.fs.unstrip_protocol(folder))
         try:
-            manifest = store.manifest()
+            manifest = store.manifest(folder.removeprefix(store.path).strip("/"))
         except (ValueError, msgspec.MsgspecError) as error:
             raise _Wrong(f"{folder}/{MANIFEST} is damaged: {error}") from None
         assert manifest is not None

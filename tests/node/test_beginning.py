@@ -1,6 +1,7 @@
 """What a run can begin with is what it was, bit for bit, or is refused with a sentence."""
 
 import json
+import shutil
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -187,6 +188,17 @@ def test_a_file_that_is_no_safetensors_file_is_refused(data: bytes, why: str, tm
     assert snapshots.describe(path) is None
     with pytest.raises(ConfigError, match=why):
         loaded(str(path))
+
+
+@pytest.mark.parametrize("up", [0, 1], ids=["checkpoint", "run"])
+def test_a_checkpoint_within_another_file_comes_back(up: int, tmp_path: Path) -> None:
+    """Where the store is more than its protocol: an archive, or a server."""
+    node = filled(tmp_path / "node", 5)
+    folder = stored(node, f"file://{tmp_path}/store", 5)
+    archive = shutil.make_archive(str(tmp_path / "runs"), "zip", tmp_path / "store")
+    inside = [folder, *folder.parents][up].relative_to(tmp_path / "store")
+    begun, a, _ = loaded(f"zip://{inside}::file://{archive}")
+    assert begun.momentum and a.tobytes() == node.outer.vectors.anchor.tobytes()
 
 
 def test_what_cannot_be_read_or_is_ambiguous_says_what_to_do(tmp_path: Path) -> None:
