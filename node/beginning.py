@@ -126,7 +126,7 @@ class Beginning:
         """A file of a node's disk."""
         run, layout, chunks = told
         self._compare_tensors(dict(layout), dict(self.layout))
-        snapshot = next((s for s in snapshots.find(path.parent, run, layout, chunks) if s.path == path), None)
+        snapshot = snapshots.read(path, run, layout, chunks)
         if snapshot is None:
             raise _Wrong("its header is damaged")
         if snapshot.first != snapshot.last:

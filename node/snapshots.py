@@ -134,8 +134,26 @@ def write(
 
 def find(folder: Path, run: bytes, layout: Layout, chunks: Chunks) -> list[Snapshot]:
     """Those of this run and model in `folder`, the newest first."""
-    found = (_open(path, run, layout, chunks) for path in folder.glob(f"{PREFIX}*{SUFFIX}"))
+    found = (read(path, run, layout, chunks) for path in folder.glob(f"{PREFIX}*{SUFFIX}"))
     return sorted((s for s in found if s is not None), key=lambda s: s.first, reverse=True)
+
+
+def read(path: Path, run: bytes, layout: Layout, chunks: Chunks) -> Snapshot | None:
+    """None: it is of another run or model, or damaged."""
+    try:
+        size, text = _read_header(path)
+        metadata = json.loads(text)["__metadata__"]
+        table, tokens = str(metadata["chunks"]), int(metadata["tokens"])
+        if len(table) != ENTRY * chunks.count or digest(table.encode()).hex() != metadata["digest"]:
+            return None
+        parts = [table[i : i + ENTRY] for i in range(0, len(table), ENTRY)]
+        entries = [(int(part[:16], 16), bytes.fromhex(part[16:])) for part in parts]
+    except DAMAGED:
+        return None
+    start = 8 + len(text)
+    if _header(run, layout, chunks, tokens, entries)[8:] != text or size != start + 8 * chunks.numel:
+        return None  # another run's, another model's
+    return Snapshot(path, tokens, tuple(r for r, _ in entries), tuple(d for _, d in entries), start, size)
 
 
 def unread(folder: Path, found: Sequence[Snapshot]) -> list[Path]:
@@ -193,24 +211,6 @@ def header_of(metadata: dict[str, str], tensors: Layout) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text
-
-
-def _open(path: Path, run: bytes, layout: Layout, chunks: Chunks) -> Snapshot | None:
-    """None: it is of another run or model, or damaged."""
-    try:
-        size, text = _read_header(path)
-        metadata = json.loads(text)["__metadata__"]
-        table, tokens = str(metadata["chunks"]), int(metadata["tokens"])
-        if len(table) != ENTRY * chunks.count or digest(table.encode()).hex() != metadata["digest"]:
-            return None
-        parts = [table[i : i + ENTRY] for i in range(0, len(table), ENTRY)]
-        entries = [(int(part[:16], 16), bytes.fromhex(part[16:])) for part in parts]
-    except DAMAGED:
-        return None
-    start = 8 + len(text)
-    if _header(run, layout, chunks, tokens, entries)[8:] != text or size != start + 8 * chunks.numel:
-        return None  # another run's, another model's
-    return Snapshot(path, tokens, tuple(r for r, _ in entries), tuple(d for _, d in entries), start, size)
 
 
 def _read_header(path: Path) -> tuple[int, bytes]:

@@ -87,9 +87,11 @@ def test_weights_in_half_precision_are_widened_and_a_tied_head_may_be_there(
     assert loaded(str(out))[1].tobytes() == expected.numpy().tobytes()
 
 
-def test_a_snapshot_of_a_nodes_disk_comes_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["snapshot-000000000003.safetensors", "the-model-that-i-like.safetensors"])
+def test_a_snapshot_of_a_nodes_disk_comes_back(name: str, tmp_path: Path) -> None:
     node = filled(tmp_path / "node", 3)  # which takes one after the third round
     [path] = node.folder.glob("snapshot-*3.safetensors")
+    path = path.rename(tmp_path / name)
     begun, anchor, momentum = loaded(str(path))
     assert begun.momentum and "round 3" in begun.what
     assert anchor.tobytes() == node.outer.vectors.anchor.tobytes()
