@@ -176,7 +176,7 @@ class Keeper:
         """The anchor is state_0's."""
         self.durable.doubt()  # it may have one that was made before, and went with all others who had it
         await self.compute(lambda: self.outer.initialised(momentum))
-        await self._settled(alone=True)
+        await self._settled(0, alone=True)
 
     async def apply(self, view: pb.View) -> None:
         """Step by what the committed round has sealed, if all of it is here."""
@@ -201,7 +201,7 @@ class Keeper:
         await self.compute(work)
         self.durable.committed(view.committed, sealed.chunks, sealed.digests)
         self.part.forget()
-        await self._settled()
+        await self._settled(view.tokens)
 
     async def inspect(self, round_: int) -> None:
         """Look whether what the round exchanges of the state is what it was, and mend it."""
@@ -257,27 +257,26 @@ class Keeper:
             f"has the state of round {view.committed}: fetched {took.fetched} of {took.of} chunks, "
             f"{size / 1e6:.2f} MB in {seconds:.2f} s"
         )
-        await self._settled()
+        await self._settled(view.tokens)
 
     def _on_recovery(self, standing: Standing) -> None:
         self.recovering = standing
 
     async def renumber(self, round_: int) -> None:
         """The rounds after this node's, up to `round_`, are void."""
-        outer = self.outer
+        outer, view = self.outer, self._member.reports.view
         log.info(
             f"the rounds after {outer.round} up to {round_} are void: goes on from the state of {outer.round}"
         )
         self.durable.renumbered(outer.round)
         await self.compute(lambda: outer.renumber(round_))
-        await self._settled(alone=True)
+        await self._settled(view.tokens if view is not None else 0, alone=True)
 
-    async def _settled(self, alone: bool = False) -> None:
-        """The state stands still again. `alone`: no peer had it before."""
-        outer, view = self.outer, self._member.reports.view
+    async def _settled(self, tokens: int, alone: bool = False) -> None:
+        """The state stands still again, with so many tokens committed. `alone`: no peer had it before."""
         digest_ = await self._settle()
-        self.durable.settled(outer.round, view.tokens if view is not None else 0, alone)
-        self._emit(machine.StateMoved(outer.round, digest_))
+        self.durable.settled(self.outer.round, tokens, alone)
+        self._emit(machine.StateMoved(self.outer.round, digest_))
 
     async def _settle(self) -> bytes:
         digest_: bytes = await self.compute(self.outer.settle)

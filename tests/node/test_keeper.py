@@ -1,0 +1,53 @@
+"""What a node keeps of a run, while the coordinator and its peers go on."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from states import MARK, RUN, TINY, filled, layout_for
+
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.node import keeper as keeper_
+from atoll.node import machine
+from atoll.node.channel import Hello
+from atoll.node.config import NodeConfig
+from atoll.node.home import Options
+from atoll.node.keeper import Keeper
+from atoll.node.recover import Standing
+from atoll.node.shelf import Shelf
+
+
+def test_a_snapshot_of_a_fetched_state_tells_the_tokens_of_its_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    donor, told = filled(tmp_path / "donor", 3), list[machine.Event]()
+    view = pb.View(committed=3, tokens=30, state_digest=donor.outer.settle())
+    peers = SimpleNamespace(buffers=SimpleNamespace(give=lambda _: None))
+    member = SimpleNamespace(
+        run=RUN,
+        config=NodeConfig(),
+        options=Options(tmp_path / "node", "", "", "ada", 0.0),
+        plane=SimpleNamespace(bytes_down=0, peers=peers),
+        reports=SimpleNamespace(view=view, control=None),
+        mark=MARK,
+    )
+
+    async def recover(_: Any, outer: Any, *__: Any) -> Standing:
+        for c in range(outer.chunks.count):
+            outer.put(c, 3, donor.outer.copy(c)[1].tobytes())
+        member.reports.view = pb.View(committed=5, tokens=50)  # the others did not wait
+        return Standing(outer.chunks.count)
+
+    async def story() -> None:
+        hello = Hello(1, 1, donor.chunks.numel, tuple(layout_for(TINY)))
+        keeper = Keeper(cast(Any, member), hello, Shelf(), told.append, asyncio.create_task)
+        monkeypatch.setattr(keeper_, "recover", recover)
+        await keeper.recover(machine.Recover(view, differs=False, rebase=False))
+        await keeper.durable.quiet()
+        assert told == [machine.StateMoved(3, view.state_digest)]
+        assert [(s.first, s.tokens) for s in keeper.durable._snapshots] == [(3, 30)]
+        await keeper.close()
+
+    asyncio.run(asyncio.wait_for(story(), 20))
