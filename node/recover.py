@@ -312,6 +312,8 @@ class _Recovery:
                 return lambda: self._bring_forward(c, payloads)
         if c not in self._parts:
             self._parts[c] = Parts(whole, PART, outer.landed(c, self._wanted[c]))
+        elif self._parts[c].alone:  # whoever gives it is late, and to be known by what it gives
+            self._parts[c] = Parts(whole, PART, alone=True)
         parts = self._parts[c]
         if not await self._get(fetcher, errand, parts):
             return None

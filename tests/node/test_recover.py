@@ -6,7 +6,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,16 +18,17 @@ from atoll.comm.config import CodecName, RunConfig
 from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.octets import U8, Octets
-from atoll.comm.plane import DataPlane
+from atoll.comm.plane import DataPlane, PeerLost
 from atoll.comm.sealing import Gathered, Mean, mean_of
 from atoll.node import errands as errands_module
+from atoll.node import recover as recover_
 from atoll.node import shelf
 from atoll.node.durable import Durable, Place
-from atoll.node.errands import Errands
+from atoll.node.errands import Errand, Errands
 from atoll.node.keeper import how_far
 from atoll.node.outer import OuterState
 from atoll.node.parts import Parts
-from atoll.node.recover import LEAST, Donor, MovedOn, Standing, Target, recover
+from atoll.node.recover import LEAST, Donor, MovedOn, Standing, Target, _Recovery, recover
 from atoll.node.shelf import Shelf
 from atoll.node.vectors import Vectors, clear_stale
 from atoll.outer_opt.nesterov import Nesterov
@@ -593,6 +594,44 @@ def test_of_a_chunk_that_was_coming_when_the_joiner_was_killed_the_rest_is_fetch
         if not damaged:
             assert fetched < len(lacking) * (1 << 21) - here + 10_000
         await again.down()
+
+
+def test_who_gives_late_parts_of_what_another_gives_alone_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is known then who gave what: the one who lies is left out, not the one who is slow."""
+    monkeypatch.setattr(recover_, "PART", 1024)
+
+    @with_peers(tmp_path, "a", "joiner")
+    async def _(a: Peer, joiner: Peer) -> None:
+        a.initialise()
+        wanted, alone, may_end = list(a.outer.digests(Round(0)) or ()), asyncio.Event(), asyncio.Event()
+        right = a.outer.state(Round(0), 0) or b""
+
+        class Giver:
+            def __init__(self, name: str, data: bytes) -> None:
+                self.node, self.data = NodeId(name), data
+
+            async def fetch_state(self, round: Round, c: int, following: Any, take: Any, deadline: float) -> None:
+                while (part := following()) is not None:
+                    if self.node == "slow" and not may_end.is_set() and recovery._parts[0].alone:
+                        alone.set()
+                        await may_end.wait()
+                    take(part[0], self.data[slice(*part)])
+
+        slow, liar = Giver("slow", right), Giver("liar", bytes(len(right)))
+        with ThreadPoolExecutor(1) as worker:
+            recovery = _Recovery(joiner.plane, joiner.outer, Round(0), wanted, [], {}, worker, lambda _: None)
+            recovery._errands = Errands([0])
+            recovery._parts[0] = Parts(len(right), 1024, bytearray(1024))  # damaged, so that it is fetched alone
+            fetching = asyncio.create_task(recovery._fetch(cast(Any, slow), Errand(slow.node, 0, 0.0)))
+            await alone.wait()
+            with pytest.raises(PeerLost, match="liar"):
+                await recovery._fetch(cast(Any, liar), Errand(liar.node, 0, 0.0, late=True))
+            may_end.set()
+            assert (work := await fetching) is not None
+            work()
+        assert joiner.outer.copy(0)[1].tobytes() == right
 
 
 # Which chunk next
