@@ -237,14 +237,16 @@ def checkpoint_in(store: Store) -> str | None:
     if store.fs.exists(f"{store.path}/{MANIFEST}"):
         return store.path
     for depth in ("", "/*"):
-        found = [str(path) for path in store.fs.glob(f"{store.path}{depth}/{PREFIX}*/{MANIFEST}")]
-        runs = {path.rsplit("/", 2)[0] for path in found}
+        paths = (str(path) for path in store.fs.glob(f"{store.path}{depth}/{PREFIX}*/{MANIFEST}"))
+        matches = (re.search(rf"(?:^|([^/]+)/){PREFIX}(\d+)/{MANIFEST}$", path) for path in paths)
+        found = [match for match in matches if match]
+        runs = {match[1] for match in found}
         if len(runs) > 1:
-            names = some(sorted(run.rsplit("/", 1)[1] for run in runs))
+            names = some(sorted(runs))
             raise _Wrong(f"it has checkpoints of {len(runs)} runs: give the folder of one of {names}")
         if found:
-            newest = max(found, key=lambda path: int(re.sub(r"\D", "", path.rsplit("/", 2)[1])))
-            return newest.removesuffix(f"/{MANIFEST}")
+            newest = max(found, key=lambda match: int(match[2]))
+            return newest.string.removesuffix(f"/{MANIFEST}")
     return None
 
 

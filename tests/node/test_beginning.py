@@ -203,6 +203,17 @@ def test_a_checkpoint_within_another_file_comes_back(up: int, tmp_path: Path) ->
     assert begun.momentum and a.tobytes() == node.outer.vectors.anchor.tobytes()
 
 
+def test_the_newest_checkpoint_is_none_that_was_put_aside_under_another_name(tmp_path: Path) -> None:
+    node = filled(tmp_path / "node", 5)
+    older = stored(node, f"file://{tmp_path}/store", 4)
+    newest = stored(node, f"file://{tmp_path}/store", 5)
+    for name in (f"{older.name}-copy2", "round-best"):
+        shutil.copytree(older, older.with_name(name))
+    for folder in (newest.parent, newest.parent.parent):
+        assert "round 5" in loaded(str(folder))[0].what
+    assert "round 4" in loaded(str(older.with_name("round-best")))[0].what
+
+
 def test_what_cannot_be_read_or_is_ambiguous_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match=r"FileNotFoundError.*the first node to join has to read it"):
         loaded(f"{tmp_path}/absent.safetensors")
