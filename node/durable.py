@@ -31,7 +31,7 @@ from atoll.comm.ids import Round
 from atoll.comm.octets import U8, Octets
 from atoll.node import about, snapshots
 from atoll.node.about import About
-from atoll.node.files import DiskFull, Room, room
+from atoll.node.files import DiskFull, Room, make_folder, room
 from atoll.node.outer import Flipped, OuterState
 from atoll.node.sealed_log import SealedLog
 from atoll.node.snapshots import Layout, Snapshot, Torn
@@ -91,7 +91,7 @@ class Durable:
     def _open(self, place: Place) -> None:
         self._whole = snapshots.size_of(place.run, place.layout, self._outer.chunks)
         try:
-            place.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(place.folder)
             self._log = SealedLog(place.folder, place.run, self._outer.chunks, place.room)
             self._snapshots = snapshots.find(place.folder, place.run, place.layout, self._outer.chunks)
             for path in snapshots.unread(place.folder, self._snapshots):

@@ -55,6 +55,14 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def make_folder(path: Path) -> None:
+    """It and those above it are on the disk, as what will be in it."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        sync(path.parent)
+
+
 def clear_unfinished(folder: Path) -> None:
     """Remove what a process that was killed had not finished."""
     for new in folder.glob(f"*{NEW}"):

@@ -15,7 +15,7 @@ from atoll.comm.errors import ResourceError
 from atoll.comm.invite import Invite
 from atoll.comm.tls import Sessions
 from atoll.node import local
-from atoll.node.files import appearing, write_all
+from atoll.node.files import appearing, make_folder, write_all
 from atoll.node.vectors import clear_stale
 
 log = logging.getLogger("atoll.node")
@@ -36,7 +36,7 @@ def claimed(state_dir: Path) -> Iterator[None]:
     """Be the only daemon in this state directory while the context lasts; clear what a dead one left. Raises
     `ResourceError`."""
     try:
-        state_dir.mkdir(parents=True, exist_ok=True)
+        make_folder(state_dir)
         lock = os.open(state_dir / "lock", os.O_CREAT | os.O_RDWR, 0o600)
     except OSError as error:
         raise ResourceError(f"cannot use the state directory {state_dir}: {error.strerror}") from None

@@ -17,7 +17,7 @@ import msgspec
 
 from atoll.comm.digest import digest, digest_of_file
 from atoll.comm.faults import hit
-from atoll.node.files import NEW, DiskFull, Room, appearing, room, sync, write_all
+from atoll.node.files import NEW, DiskFull, Room, appearing, make_folder, room, sync, write_all
 
 FORMAT = "atoll moments 1"
 PREFIX, MANIFEST = "moments-", "manifest.json"
@@ -60,7 +60,7 @@ class MomentFiles:
     def begin(self, round_: int, size: int) -> Path:
         """An empty folder to write tensors of `size` bytes to. Raises `OSError`, `DiskFull` before anything is
         written."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         for left in self._folder.glob(f"{PREFIX}*{NEW}"):  # by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         need = int(size * SLACK)

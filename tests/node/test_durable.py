@@ -371,6 +371,26 @@ def test_a_folder_that_cannot_be_used_is_said(tmp_path: Path) -> None:
     run(body())
 
 
+def test_a_folder_that_is_new_is_on_the_disk_as_what_is_in_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, sync = set[str](), os.fsync
+
+    def syncing(file: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{file}"))
+        sync(file)
+
+    async def body() -> None:
+        node = Node(tmp_path / "node")
+        monkeypatch.setattr(os, "fsync", syncing)
+        folder = tmp_path / "state" / "outer" / "run"
+        node.disk = Durable(node.outer, node.given.append, Place(folder, RUN, LAYOUT, 3))
+        await node.initialise()
+        assert synced >= {str(path) for path in (folder, *folder.parents[:3])}
+
+    run(body())
+
+
 def test_the_files_stay_within_the_limit(tmp_path: Path) -> None:
     async def body() -> None:
         node = Node(tmp_path, limit=2.6 * WHOLE)
