@@ -139,6 +139,8 @@ class Keeper:
         self.durable.keeps = view.keeps
         if self.uploads is not None:
             self.uploads.turn = view.upload
+            if view.state_digest:
+                self.uploads.told(view.committed, view.state_digest)
 
     # The outer state
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.comm.config import CheckpointConfig
+from atoll.comm.digest import root
 from atoll.comm.errors import AtollError
 from atoll.node import export, snapshots
 from atoll.node.export import Kept, Lacking
@@ -30,11 +31,16 @@ from atoll.node.store import Facts, Piece, Store, folder_of
 log = logging.getLogger("atoll.node")
 HELD = "upload"  # folder, in the run's
 RETRY, MOST = 30.0, 1800.0  # seconds until the next try: at first, and at most
+KNOWN = 1000  # rounds
 SILENT = 300.0  # seconds without a word of the store, or a piece taken by it, after which a try is given up
 
 
 class _Closing(Exception):
     """The node stops, or has given this try up."""
+
+
+class Differs(AtollError):
+    """What the disk has is not the run's state."""
 
 
 class Silent(AtollError):
@@ -56,12 +62,19 @@ class Uploads:
     def __post_init__(self) -> None:
         self._new, self._idle = asyncio.Event(), asyncio.Event()
         self._closing = threading.Event()
+        self._known: dict[int, bytes] = {}  # digests of the run's newest states, by round
         self._heard = math.inf  # seconds; when the store answered last; inf: it is not its turn
         shutil.rmtree(self.folder / HELD, ignore_errors=True)  # of a daemon that was killed
 
     def taken(self) -> None:
         self._new.set()
         self._idle.clear()
+
+    def told(self, round_: int, digest: bytes) -> None:
+        """What the run's state of this round is."""
+        self._known[round_] = digest
+        if len(self._known) > KNOWN:
+            del self._known[min(self._known)]
 
     async def run(self) -> None:
         pause = RETRY
@@ -150,11 +163,20 @@ class Uploads:
             of = next(s for s in mine.snapshots if s.first <= round_)
             run = mine.about.run.name
             facts = Facts(run, mine.mark, round_, of.tokens, of.first, mine.chunks, mine.layout)
-            sent = store.write(facts, (Piece(*state[1:]) for state in export.states(mine, round_)), allow)
+            sent = store.write(facts, self._pieces(mine, round_), allow)
         self.newest = round_
         mega = sum(file.size for file in sent.files.values()) / 1e6
         log.info(f"sent the checkpoint of round {round_}, {mega:,.1f} MB, to {store.url}")
         store.retain(self.checkpoint.remote_keep)
+
+    def _pieces(self, mine: Kept, round_: int) -> Iterator[Piece]:
+        """Of the state; raises `Differs` behind the last if it was found not to be the run's meanwhile."""
+        sums = list[bytes]()
+        for _, anchor, momentum, sum_ in export.states(mine, round_):
+            sums.append(sum_)
+            yield Piece(anchor, momentum, sum_)
+        if root(sums) != self._known.get(round_, root(sums)):
+            raise Differs(f"the state of round {round_} on its disk is not the run's")
 
 
 @contextmanager

@@ -48,6 +48,10 @@ def test_a_snapshot_of_a_fetched_state_tells_the_tokens_of_its_round(
         await keeper.durable.quiet()
         assert told == [machine.StateMoved(3, view.state_digest)]
         assert [(s.first, s.tokens) for s in keeper.durable._snapshots] == [(3, 30)]
+        heard = list[Any]()
+        keeper.uploads = cast(Any, SimpleNamespace(told=lambda *what: heard.append(what)))
+        keeper.told(view)
+        assert heard == [(3, view.state_digest)], "what is sent to a store is compared with it"
         await keeper.close()
 
     asyncio.run(asyncio.wait_for(story(), 20))

@@ -245,6 +245,30 @@ def test_a_store_that_fails_is_a_sentence_and_is_tried_again(
     )
 
 
+def test_a_state_that_is_not_the_runs_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a node whose memory was wrong when it took its snapshot."""
+    monkeypatch.setattr(uploads, "RETRY", 0.01)
+    node = filled(tmp_path / "node", 2)
+    config = CheckpointConfig(remote=f"file://{tmp_path}/store", remote_every=1)
+    store = Store(folder_of(config.remote, RUN.name, MARK.hex()))
+
+    async def story() -> None:
+        sending = Uploads(node.folder, config, free, turn=1)
+        task = asyncio.create_task(sending.run())
+        sending.told(2, bytes(16))
+        sending.taken()
+        await sending.idle()
+        assert "the state of round 2 on its disk is not the run's" in sending.trouble and store.rounds() == []
+        sending.told(2, node.outer.settle())
+        async with asyncio.timeout(DEADLINE):
+            while sending.newest < 2 or sending.trouble:
+                await asyncio.sleep(0.01)
+        assert store.rounds() == [2]
+        task.cancel()
+
+    asyncio.run(story())
+
+
 def test_a_store_that_does_not_answer_is_a_sentence_and_is_tried_again_when_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
