@@ -408,7 +408,7 @@ class Durable:
             self.on_snapshot()
             if self._log is not None:
                 await loop.run_in_executor(self._quick, self._tidy, self._log)
-        except (Torn, Flipped, OSError) as error:
+        except (Torn, Flipped, OSError, MemoryError) as error:
             self._gap, self._doubted = True, self._doubted or doubted
             if not self._closing:
                 self._say(NO_SNAPSHOT, str(error))

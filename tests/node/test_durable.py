@@ -716,6 +716,28 @@ def test_what_takes_the_place_of_a_wrong_state_follows_the_snapshot_of_that(tmp_
     run(body())
 
 
+def test_a_machine_without_memory_for_a_snapshot_says_so_and_takes_it_later(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = Node(tmp_path)
+        await node.initialise()
+        copy = node.outer.copy
+
+        def fails(c: int) -> Any:
+            raise MemoryError("Unable to allocate 16 MiB")
+
+        node.outer.copy = fails  # type: ignore[method-assign]
+        node.disk.doubt()
+        node.disk.settled(0, 0)
+        await node.disk.quiet()
+        assert "Unable to allocate" in node.disk.trouble
+        node.outer.copy = copy  # type: ignore[method-assign]
+        node.disk.settled(0, 7)
+        await node.disk.quiet()
+        assert not node.disk.trouble and [s.tokens for s in node.disk._snapshots] == [7]
+
+    run(body())
+
+
 def test_a_snapshot_loads_with_safetensors_alone(tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 
