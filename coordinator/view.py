@@ -13,6 +13,7 @@ from atoll.comm.certificates import NO_PIN, Pin
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import NOBODY, Fence
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.coordinator import lost
 from atoll.coordinator.leases import Lease
 from atoll.coordinator.membership import REDUCER, Member, MemberState
 from atoll.coordinator.state import TRAINING, Phase, State, order
@@ -68,6 +69,7 @@ def shared(state: State, before: Shared | None = None, draining: bool = False) -
         epoch=state.epoch,
         phase=r.phase,
         has_state=state.held,
+        lost=lost.gone(state),
         committed=state.committed,
         state_digest=state.digest,
         sealed=state.sealed,

@@ -218,6 +218,8 @@ class Daemon:
                 self._spawn(self._keeper.apply(view))
             case machine.Recover():
                 self._spawn(self._keeper.recover(effect))
+            case machine.FallBack():
+                self._spawn(self._keeper.fall_back())
             case machine.Renumber(round_):
                 self._spawn(self._keeper.renumber(round_))
             case machine.ReportLayout():

@@ -182,13 +182,18 @@ class Durable:
         """The same, with the snapshot that is being written."""
         return self.size + (self._whole if self._snapping is not None else 0)
 
-    def restore(self) -> int:
+    def restore(self, whole: bool = True) -> int:
         """Bring the outer state to the newest round that the disk can; -1: it cannot, though chunks may be there.
+        Not `whole`: newer chunks, which an earlier daemon left in memory, stay.
         Blocks: for the thread that does the state's arithmetic."""
         outer, proven = self._outer, self.proven
         if self._log is None:
             return -1
+        if not whole:
+            outer.resume(proven)
         for c in range(outer.chunks.count):
+            if not whole and outer.at[c] > proven:
+                continue
             # A snapshot may have the chunk as of a round that did not reach the log: then from one before it.
             for snapshot in sorted(self._snapshots, key=lambda s: s.at[c] > proven):
                 if (data := self._read(snapshot, c)) is not None:

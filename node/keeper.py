@@ -85,6 +85,7 @@ class Keeper:
             self.compute,
             spawn,
         )
+        self._unwritten = False  # the state came from an earlier daemon's memory, and its disk had an older one
         self.recovering: Standing | None = None  # how far that is, while it is under way
         if self._run.checkpoint.remote and place is not None:
             self.uploads = self._begin_uploads(place)
@@ -137,6 +138,9 @@ class Keeper:
     def told(self, view: pb.View) -> None:
         """What the coordinator asks of this node's disk."""
         self.durable.keeps = view.keeps
+        if self._unwritten and view.committed == self.outer.round:
+            self._unwritten = False
+            self.durable.settled(view.committed, view.tokens)
         if self.uploads is not None:
             self.uploads.turn = view.upload
             if view.state_digest:
@@ -145,12 +149,13 @@ class Keeper:
     # The outer state
 
     async def restore(self) -> None:
-        """Begin with what an earlier life left on the disk."""
+        """Begin with what an earlier life left on the disk, or had fetched since."""
         outer, began = self.outer, time.monotonic()
-        round_, where = await self.compute(self.durable.restore), "on this node's disk"
-        if round_ < 0:
-            outer.resume()
-            round_, where = outer.round, "still in this node's memory"
+        await self.compute(partial(self.durable.restore, whole=False))
+        outer.resume()
+        round_, on_disk = outer.round, outer.round <= self.durable.proven
+        where = "on this node's disk" if on_disk else "still in this node's memory"
+        self._unwritten = not on_disk
         if self._residual is not None:
             self._residual.restore()
             if self._residual.at:
@@ -161,6 +166,15 @@ class Keeper:
             took = time.monotonic() - began
             log.info(f"the state of round {round_} is {where}: loaded in {took:.1f} s")
             self._emit(machine.StateMoved(round_, digest_))
+
+    async def fall_back(self) -> None:
+        """Take the state that the disk brings back, though newer chunks are here: nobody has their others now."""
+        round_ = await self.compute(self.durable.restore) if self.durable.proven >= 0 else -1
+        if round_ < 0:
+            self._emit(machine.MoveFailed(self.outer.round))
+            return
+        log.info(f"nobody has the newest state any more: goes back to that of round {round_}, on this node's disk")
+        self._emit(machine.StateMoved(round_, await self._settle()))
 
     async def begin(self, progress: Callable[[float], None]) -> None:
         """Make state_0 of what the run's config says. `progress` is told how much is done, 0 to 1."""

@@ -70,6 +70,7 @@ class Node:
     held: Attempt | None = None  # the last one of which every sealed chunk was here
     held_root: bytes = b""
     apart: bool = False  # that was in an earlier session
+    fell_back: bool = False  # it had what its disk brings back, since it fetched last
     evaluated: int = -1
     evaluating: bool = False  # in between, by a trainer that is ahead or was
     in_turns: bool = False  # fragments take turns; of no meaning else:
@@ -270,6 +271,12 @@ class Recover:
 
 
 @dataclass(frozen=True, slots=True)
+class FallBack:
+    """Take the state that the disk brings back, in the place of parts of a newer one that nobody has any more;
+    `MoveFailed` if it brings back none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Renumber:
     """The state is that of `round`, too: the rounds in between are void."""
 
@@ -320,6 +327,7 @@ Effect = (
     | StopReduce
     | Apply
     | Recover
+    | FallBack
     | Renumber
     | ReportLayout
     | ReportState
@@ -482,16 +490,19 @@ def _move(node: Node, view: pb.View, out: list[Effect]) -> Node:
     if node.round == view.committed:  # and differs
         out.append(Recover(view, differs=True, rebase=False))
         node = replace(node, kept=False, task=_of_no_use(node.task))
-        return replace(node, moving=True, round=-1, ready=None, carried=None, held=None)
+        return replace(node, moving=True, round=-1, ready=None, carried=None, held=None, fell_back=False)
     if node.round == view.committed - 1 and _holds(node, view):
         out.append(Apply(view))
         node = replace(node, kept=node.in_turns, applying=True, taken=node.ready)
         return replace(node, moving=True, ready=None, carried=None, held=None)
+    if view.lost and node.round < 0 and node.trainer_up and not node.fell_back:
+        out.append(FallBack())
+        return replace(node, moving=True, fell_back=True)
     if not view.has_state or not view.state_digest or not view.donors or not node.trainer_up:
         return node  # nobody has it yet, the others are still applying; or the vectors are not there yet
     rebase = node.ready is not None or node.carried is not None or node.kept
     out.append(Recover(view, differs=False, rebase=rebase))
-    return replace(node, moving=True, held=None, rebased=node.rebased or rebase)
+    return replace(node, moving=True, held=None, fell_back=False, rebased=node.rebased or rebase)
 
 
 def _holds(node: Node, view: pb.View) -> bool:

@@ -88,11 +88,12 @@ class OuterState:
             self._changed = set(range(self.chunks.count))
             self._all_at(-1)
 
-    def resume(self) -> None:
-        """Go on with the chunks that an earlier daemon left in the vectors, where there is nothing else: digests
-        tell whether they are right."""
+    def resume(self, after: int = -1) -> None:
+        """Go on with the chunks of rounds after `after` that an earlier daemon left in the vectors, where there is
+        nothing else: digests tell whether they are right."""
         with self._turn:
-            self.at = [int(noted) - 1 if at < 0 else at for at, noted in zip(self.at, self._noted, strict=True)]
+            left = (int(noted) - 1 for noted in self._noted)
+            self.at = [k if at < 0 and k > after else at for at, k in zip(self.at, left, strict=True)]
             self._changed = set(range(self.chunks.count))
 
     def apply(self, c: int, payload: Octets) -> None:

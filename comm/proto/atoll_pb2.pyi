@@ -976,6 +976,7 @@ class View(_message.Message):
     COUNTED_FIELD_NUMBER: _builtins.int
     LACKING_FIELD_NUMBER: _builtins.int
     SERVE_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     LEDGER_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     epoch: _builtins.int
@@ -1017,6 +1018,8 @@ class View(_message.Message):
     """the last committed round that has bytes of this node; 0: none. Only with error feedback"""
     lacking: _builtins.bytes
     """bitmap: the chunks of that round that have none"""
+    lost: _builtins.bool
+    """nobody here holds state_committed, or can make it: who has an earlier one on disk says so"""
     ledger: _builtins.bytes
     """digests of the plan's sealed chunks, 16 bytes each: this node told that it holds others"""
     @_builtins.property
@@ -1064,11 +1067,12 @@ class View(_message.Message):
         counted: _builtins.int = ...,
         lacking: _builtins.bytes = ...,
         serve: _abc.Iterable[Global___Donor] | None = ...,
+        lost: _builtins.bool = ...,
         ledger: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closing", b"closing", "committed", b"committed", "counted", b"counted", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "keeps", b"keeps", "lacking", b"lacking", "ledger", b"ledger", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "sealed", b"sealed", "serve", b"serve", "state_digest", b"state_digest", "tokens", b"tokens", "train", b"train", "upload", b"upload", "version", b"version", "you", b"you"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closing", b"closing", "committed", b"committed", "counted", b"counted", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "keeps", b"keeps", "lacking", b"lacking", "ledger", b"ledger", "lost", b"lost", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "sealed", b"sealed", "serve", b"serve", "state_digest", b"state_digest", "tokens", b"tokens", "train", b"train", "upload", b"upload", "version", b"version", "you", b"you"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

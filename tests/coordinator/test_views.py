@@ -156,6 +156,18 @@ def test_where_only_leaves_have_the_state_they_dial_those_who_need_it_or_pass_it
     assert told(play.state, "n4") == ([("n5", "d:1")], []) and told(play.state, "n1") == ([], [])
 
 
+def test_who_is_left_hears_that_nobody_has_the_state_any_more() -> None:
+    play = Run()
+    for command in ("join a b", "begin a b", "commit"):
+        play.do(command.split()[0], command.split()[1:])
+    play.do("join", ["c"])
+    c = NodeId("n3")
+    assert not view.view(play.state, c).lost
+    play.do("leave", ["a"])
+    play.do("leave", ["b"])
+    assert view.view(play.state, c).lost
+
+
 def test_leaves_go_on_offering_while_they_apply_the_next_round() -> None:
     """Else they would dial anew with each round, and where rounds are short never be there when they are asked."""
     play = Run()

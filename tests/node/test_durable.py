@@ -49,8 +49,10 @@ def sealed(round_: int) -> tuple[list[U8], list[bytes]]:
 class Node:
     """One life of a node's state, on a disk that outlives it."""
 
-    def __init__(self, folder: Path, **place: Any) -> None:
-        self.outer = OuterState(Vectors.create(NUMEL, folder, folder / "shm"), CHUNKS, mean_of(CODEC), RULE)
+    def __init__(self, folder: Path, left: Vectors | None = None, **place: Any) -> None:
+        """`left`: by an earlier life, in memory."""
+        vectors = left or Vectors.create(NUMEL, folder, folder / "shm")
+        self.outer = OuterState(vectors, CHUNKS, mean_of(CODEC), RULE)
         self.given: list[U8] = []
         self.folder = folder / "disk"
         given: dict[str, Any] = {"every": 3, "layout": LAYOUT, "run": RUN, "room": lambda _: PLENTY} | place
@@ -668,11 +670,11 @@ def test_a_state_that_was_fetched_while_a_snapshot_was_being_taken_follows_it(tm
 
         node.outer.copy = slowly  # type: ignore[method-assign]
         node.apply(3)
+        assert (writing := node.disk._writing) is not None
         node.outer.settle()
         node.disk.settled(3, 30)
         assert await asyncio.to_thread(copied.wait, 30)
-        assert node.disk._writing is not None
-        await node.disk._writing
+        await writing
         for c in range(CHUNKS.count):
             node.outer.put(c, 8, other.outer.copy(c)[1].tobytes())
         node.outer.settle()
@@ -767,6 +769,29 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(Torn):
         snapshots.write(tmp_path, RUN, LAYOUT, CHUNKS, 0, torn, lambda _: PLENTY)
     assert not list(tmp_path.iterdir())
+
+
+def test_who_is_killed_while_it_fetches_a_newer_state_keeps_what_has_come_or_goes_back(tmp_path: Path) -> None:
+    async def body() -> None:
+        donor, node = Node(tmp_path / "donor"), Node(tmp_path / "node")
+        await donor.initialise()
+        await donor.commit(*range(1, 6))
+        await node.initialise()
+        await node.commit(1, 2)
+        old = node.state()
+        for c in range(2):
+            node.outer.put(c, 5, donor.outer.copy(c)[1].tobytes())
+        again = Node(tmp_path / "node", node.outer.vectors)
+        assert again.disk.restore(whole=False) == -1
+        assert again.outer.at[:2] == [5, 5] and set(again.outer.at[2:]) == {2}
+        for c in range(2, CHUNKS.count):
+            again.outer.put(c, 5, donor.outer.copy(c)[1].tobytes())
+        assert again.outer.round == 5 and again.state() == donor.state()
+        third = Node(tmp_path / "node", node.outer.vectors)
+        assert third.disk.restore(whole=False) == 5 and third.state() == donor.state()
+        assert third.disk.restore() == 2 and third.state() == old, "nobody has the newer one any more"
+
+    run(body())
 
 
 def torn(c: int) -> Any:

@@ -151,6 +151,21 @@ def test_who_holds_the_runs_state_by_an_older_number_gives_it_the_newer_one_and_
     assert story.trains(story.feed(machine.StateMoved(3, b"state 1"))).order.round == 4
 
 
+def test_where_nobody_has_the_state_any_more_it_goes_back_once_to_what_its_disk_has() -> None:
+    story = Story()
+    story.feed(machine.TrainerUp())
+    assert [type(effect) for effect in story.view(5, 0)] == [machine.Recover]
+    gone = {"has_state": False, "you": "recovering"}
+    assert story.view(5, 0, **gone) == story.feed(machine.MoveFailed(-1)) == [], "the others are applying it"
+    assert story.view(5, 0, lost=True, **gone) == [machine.FallBack()]
+    assert story.feed(machine.MoveFailed(-1)) == [], "its disk has nothing, either"
+    assert story.view(5, 0, lost=True, **gone) == []
+    assert [type(effect) for effect in story.view(5, 0, you="recovering")] == [machine.Recover]
+    story.view(5, 0, lost=True, **gone)
+    assert story.feed(machine.MoveFailed(-1)) == [machine.FallBack()]
+    assert story.feed(machine.StateMoved(3, b"state 3")) == [machine.ReportState(3, b"state 3")]
+
+
 def test_who_has_a_new_session_says_first_what_it_holds() -> None:
     story = Story()
     story.begin()

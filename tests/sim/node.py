@@ -135,6 +135,8 @@ class Node(Process):
                 self.plane.cancel()
             case machine.Recover(_, differs, rebase):
                 self._recover(effect, differs, rebase)
+            case machine.FallBack():
+                self.later(self.world.apply_time, self._fall_back)
             case machine.Renumber(round_):
                 self.still = False
                 self.later(self.world.apply_time, self._renumber, round_)
@@ -216,6 +218,15 @@ class Node(Process):
             self.state, self.still, self.base = (round_, state), True, state
             self.world.restored(self, state)
             self.feed(machine.StateMoved(round_, state))
+
+    def _fall_back(self) -> None:
+        if self.host.disk is None or not self.host.disk.snapshots:
+            self.feed(machine.MoveFailed(self.state[0]))
+            return
+        round_, state = self.host.disk.state()
+        self.state, self.still, self.base = (round_, state), True, state
+        self.world.restored(self, state)
+        self.feed(machine.StateMoved(round_, state))
 
     def _initialised(self) -> None:
         self.drop_for_good()
