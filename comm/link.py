@@ -340,7 +340,10 @@ class _Tls:
 
     async def write(self, views: list[memoryview]) -> None:
         for piece in (piece for view in views for piece in _pieces(view, TLS_PIECE)):
-            self._session.write(piece)
+            try:
+                self._session.write(piece)
+            except ssl.SSLError as error:  # the read that broke it was the first to say so
+                raise Broken(f"the TLS session broke: {_said(error)}") from None
             if self._out.pending >= TLS_PIECE:
                 await self._flush()
         await self._flush()

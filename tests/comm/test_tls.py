@@ -234,6 +234,26 @@ def test_a_stranger_with_a_plain_socket_reads_nothing_and_costs_nothing(garbage:
     run(body())
 
 
+@pytest.mark.parametrize("garbage", [b"\x17\x03\x03\x00\x20" + bytes(32), b"GARBAGE GARBAGE GARBAGE"])
+def test_a_stranger_whose_session_breaks_costs_nobody_else_anything(garbage: bytes, tmp_path: Path) -> None:
+    """After the handshake, for which nobody needs a key. A session that is broken carries no last words either."""
+
+    async def body() -> None:
+        async with planes(tmp_path) as (a, b):
+            stranger = socket.create_connection(wire.parse_address(a.address))
+            stranger.setblocking(False)
+            link = Link(stranger, Meter())
+            await sessions(tmp_path, "s").dial(link, a.pin, 5)
+            await link.push([memoryview(garbage)])
+            with pytest.raises(Broken):
+                while True:
+                    await link.read(1, 5)
+            link.close()
+            assert await fetched(b, a.address, a.pin) == SEALED
+
+    run(body())
+
+
 def test_a_stranger_that_trickles_is_put_out_at_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
