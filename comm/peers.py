@@ -601,14 +601,17 @@ class Peers:
             talk.arrived(peer.node, whole, coming.place)
 
     async def _talk_of(self, round: Round) -> Talk | None:
-        """The reduce of this round, which may be about to begin here."""
+        """The reduce of this round, which may be about to begin here; None: it is over. `Broken` if it does not
+        begin in time: over another link the frame comes again."""
         if self._talk is not None and self._talk.round == round:
             return self._talk
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(PATIENCE):
                 while self._talk is None or self._talk.round < round:
                     await self._begun.wait()
-        return self._talk if self._talk is not None and self._talk.round == round else None
+        except TimeoutError:
+            raise Broken(f"round {round}, of which it sent a frame, did not begin here in time") from None
+        return self._talk if self._talk.round == round else None
 
     async def _skip(self, link: Link, length: int) -> None:
         if length > MOST:

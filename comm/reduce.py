@@ -32,7 +32,6 @@ import asyncio
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 from typing import Protocol, assert_never
@@ -342,14 +341,19 @@ class Reduction:
         return Fence(fence.incarnation, fence.epoch, fence.round, since)
 
     async def _settled(self, node: NodeId, header: Header) -> Verdict:
-        """What becomes of a frame, once this member has its sender's plan."""
+        """What becomes of a frame, once this member has its sender's plan. `Broken` if that does not come in time:
+        over another link the frame comes again."""
         ask = (node, header.place, header.kind, header.chunk, header.fence.attempt)
         if (verdict := self._exchange.verdict(*ask)) is not Verdict.HOLD:
             return verdict
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(SLOW):
                 while (verdict := self._exchange.verdict(*ask)) is Verdict.HOLD and not self._over:
                     await self._replanned.wait()
+        except TimeoutError:
+            raise Broken(
+                f"the plan under which it sent a frame {header.kind.name} did not come here in time"
+            ) from None
         return Verdict.DISCARD if verdict is Verdict.HOLD else verdict
 
     def _arrived_chunk(self, node: NodeId, header: Header, payload: U8) -> None:

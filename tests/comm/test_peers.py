@@ -376,18 +376,19 @@ def test_a_frame_of_a_round_to_come_waits_until_it_begins() -> None:
     run(body())
 
 
-def test_a_frame_of_a_round_that_never_begins_is_skipped_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_of_a_round_that_does_not_begin_in_time_breaks_its_link_and_the_sender_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.02)
+    monkeypatch.setattr(module, "AGAIN", (0.001,))
 
     async def body() -> None:
         async with pair() as (a, b):
             here, there = Notes(9, {0: b"zero"}), Notes(1)
             meet(a, b, here, there)
-            await until(lambda: bool(a.peers.links()))
             post(a, B, 0)
-            a.peers.peer(B).post((Kind.SEALED, 0, 2))
-            await until(lambda: not a.peers.peer(B)._then and b.bytes_down >= a.bytes_up)
-            assert not there.seen and len(b.peers.links()) == 1
+            await here.until(lambda: here.rejoined == [B])
+            assert not there.seen
 
     run(body())
 

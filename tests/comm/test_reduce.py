@@ -502,6 +502,37 @@ def test_members_may_learn_of_the_plan_one_after_another() -> None:
     run(body())
 
 
+@pytest.mark.parametrize("late", ["round", "plan"])
+def test_what_was_held_in_vain_comes_again(late: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator died that had told only some of a plan, and was away for longer than their frames are held."""
+    monkeypatch.setattr("atoll.comm.peers.PATIENCE", 0)
+    monkeypatch.setattr("atoll.comm.peers.AGAIN", (0.001,))
+    monkeypatch.setattr(reduce_module, "SLOW", 0)
+
+    async def given_up(plane: DataPlane) -> None:
+        while not (links := plane.peers.links()):
+            await asyncio.sleep(0)
+        while links[0] in plane.peers.links():
+            await asyncio.sleep(0)
+
+    async def body() -> None:
+        async with fleet(2) as planes:
+            plan = plan_for(planes, owners=[1] * 10)
+            early = Member(planes[0], ENCODED[0], plan)
+            if late == "plan":
+                other = Member(planes[1], ENCODED[1], replace(plan, attempt=0, owners=(0,) * 10))
+            await given_up(planes[1])
+            if late == "plan":
+                other.reduction.replan(plan)
+            else:
+                other = Member(planes[1], ENCODED[1], plan)
+            async with reducing(early, other):
+                for member in (early, other):
+                    assert await member.holds_all() == [reference(c, range(2), [1.0] * 2) for c in range(10)]
+
+    run(body())
+
+
 # Two levels
 
 
