@@ -128,10 +128,12 @@ class Link:
 
     async def push(self, rest: list[memoryview]) -> None:
         """Send these bytes as they are."""
+        may = 0  # bytes of the first buffer: the cap has let them through, and the kernel has not taken them yet
         while rest:
-            if capped := self._up.limits:
+            if (capped := self._up.limits) and not may:
                 rest = [piece for b in rest for piece in _pieces(b)]
-                await self._up.take(len(rest[0]))
+                may = len(rest[0])
+                await self._up.take(may)
             try:
                 sent = self._sock.sendmsg(rest[:1] if capped else rest)
             except (BlockingIOError, InterruptedError):
@@ -141,6 +143,7 @@ class Link:
                 raise Reset(f"the connection broke while sending: {reason(error)}") from None
             self._meter.up += sent
             self.moved += sent
+            may = max(may - sent, 0)
             while rest and sent >= len(rest[0]):
                 sent -= len(rest.pop(0))
             if sent:
