@@ -520,7 +520,7 @@ class Peers:
 
     async def _speak(self, peer: Peer, link: Link) -> None:
         while True:
-            found = await peer.next()
+            found, talk = await peer.next(), self._talk
             waiting = found.waiting if isinstance(found, Sending) else found
             try:
                 sending = found if isinstance(found, Sending) else await self._sending(peer, found)
@@ -536,7 +536,8 @@ class Peers:
                         await peer.pace.take(len(part))
                     await wire.send(link, header, part)
             except BaseException:
-                peer.give_back(waiting)
+                if self._talk is talk:  # else it would mean something of another round
+                    peer.give_back(waiting)
                 raise
 
     def _turn(self, size: int) -> float:
@@ -544,10 +545,10 @@ class Peers:
         return SHORTEST_TURN + (LONG_TURN * size / self.up if self.up else 0.0)
 
     async def _sending(self, peer: Peer, waiting: Waiting) -> Sending | None:
-        sending = None
+        sending, talk = None, self._talk
         try:
-            frame = await self._talk.frame(peer.node, waiting) if self._talk is not None else None
-            if frame is not None:
+            frame = await talk.frame(peer.node, waiting) if talk is not None else None
+            if frame is not None and self._talk is talk:
                 sending = Sending(waiting, *frame)
         finally:
             peer.share(waiting, sending)

@@ -228,6 +228,30 @@ def test_what_a_link_could_not_send_is_the_next_that_is_sent() -> None:
     run(body())
 
 
+def test_what_a_link_could_not_send_of_an_old_round_is_not_sent_of_the_next() -> None:
+    """A chunk would go where nobody waits for it; that one is merged, or is not here, would be believed."""
+
+    async def body() -> None:
+        async with pair() as (a, b):
+            late, here, there = Notes(1, {0: LARGE}), Notes(2, {0: b"zero", 1: b"one"}), Notes(2)
+            a.peers.begin(late)
+            expect(a, b, primary=True)
+            post(a, B, 0)
+            await until(lambda: a.bytes_up > 1 << 16)  # and there nobody reads it
+            a.peers.end(late)
+            a.peers.begin(here)
+            a.peers.links()[0][1].close()
+            await until(lambda: not a.peers.links())
+            expect(a, b, primary=True)
+            post(a, B, 1)
+            b.peers.begin(there)
+            await there.until(lambda: bool(there.came))
+            assert there.came == [(Kind.SEALED, 1, b"one")]
+            part(a, b, here, there)
+
+    run(body())
+
+
 def test_the_other_side_dials_when_nothing_comes_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TURN", 0.02)
 
