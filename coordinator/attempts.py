@@ -5,7 +5,7 @@ attempt goes on among the others with what is there; sealed chunks that nobody l
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from atoll.comm.bits import bit, bitmap
@@ -19,12 +19,11 @@ from atoll.coordinator.events import CommitRecord, Effect, Held, Note, Orphans, 
 from atoll.coordinator.levels import levels, told
 from atoll.coordinator.lost import remember
 from atoll.coordinator.membership import REDUCER, MemberState
-from atoll.coordinator.owning import owning, reducers
+from atoll.coordinator.owning import owning, reachable, reducers
 from atoll.coordinator.roster import publish
 from atoll.coordinator.rounds import MOST_MISSED
 from atoll.coordinator.shares import blend
 from atoll.coordinator.state import (
-    Pair,
     Phase,
     Plan,
     RoundState,
@@ -48,24 +47,32 @@ def able(state: State, now: float) -> tuple[NodeId, ...]:
     r, need = state.round, max(state.config.members.minimum, 1)
     ready = tuple(n for n in r.participants if n in r.ledger.contributions)
     trusted = tuple(n for n in ready if state.members.trusted(n))
-    members = _connected(trusted if len(trusted) >= need else ready, r.lost, need)
-    return members if len(members) >= need and now >= r.paused_until else ()
+    members = _connected(state, trusted if len(trusted) >= need else ready, need)
+    return members if len(members) >= need and reachable(state, members) and now >= r.paused_until else ()
 
 
-def _connected(members: tuple[NodeId, ...], lost: tuple[Pair, ...], need: int) -> tuple[NodeId, ...]:
+def _connected(state: State, members: tuple[NodeId, ...], need: int) -> tuple[NodeId, ...]:
     """Leave out whoever broke with one other member twice, or with two: worst first, of two alike the one that
-    joined last. If fewer than `need` would remain, nobody is."""
+    joined last; but not who alone can be dialled. If fewer than `need` would remain, nobody is."""
     left = members
-    while worst := _worst(left, lost):
+    while worst := _worst(state, left, _alone(state, left)):
         left = tuple(n for n in left if n != worst)
     return left if len(left) >= need else members
 
 
-def _worst(members: tuple[NodeId, ...], lost: tuple[Pair, ...]) -> NodeId | None:
-    times = Counter(pair for pair in lost if set(pair) <= set(members))
+def _alone(state: State, members: tuple[NodeId, ...]) -> set[NodeId]:
+    """Whom the others have to reach: the one that can be dialled, and reducers."""
+    only = set(reducers(state))
+    dialled = only.union(n for n in members if not state.members.here[n].leaf)
+    return dialled if len(dialled) == 1 else only
+
+
+def _worst(state: State, members: tuple[NodeId, ...], spared: Collection[NodeId] = ()) -> NodeId | None:
+    known = {*members, *reducers(state)}
+    times = Counter(pair for pair in state.round.lost if known.issuperset(pair))
     partners = Counter(n for pair in times for n in pair)
     bad = {n for pair, k in times.items() for n in pair if k > 1 or partners[n] > 1}
-    return max(bad, key=lambda n: (partners[n], order(n)), default=None)
+    return max(bad.difference(spared), key=lambda n: (partners[n], order(n)), default=None)
 
 
 def plan(state: State, members: tuple[NodeId, ...], now: float, out: list[Effect]) -> State:
@@ -173,7 +180,7 @@ def peer_lost(state: State, event: PeerLost, now: float, out: list[Effect]) -> S
         return remove(state, peer, MemberState.EVICTED, f"its connections broke ({event.reason})", out)
     state = with_round(state, lost=(*r.lost, pair))
     why = f"{name} could not reach {other}"
-    again = _worst(able(state, max(now, r.paused_until)), state.round.lost)
+    again = _worst(state, able(state, max(now, r.paused_until)))
     if again is None:
         return fail_attempt(state, why, now)
     pause = min(SLOWEST, 2.0 ** min(len(state.round.lost), 10) / 2)  # the run needs them both
@@ -202,7 +209,8 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
             n for n in members if n not in r.held and n not in plan_.lacking
         }
         late = sorted(slow, key=order)
-        if len(members) - len(late) >= max(state.config.members.minimum, 1):
+        others = [n for n in members if n not in slow]
+        if len(others) >= max(state.config.members.minimum, 1) and reachable(state, others):
             for node in late:
                 ledger = book.withdraw(ledger, node)
         ledger = book.flatten(ledger)

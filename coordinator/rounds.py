@@ -17,6 +17,7 @@ from atoll.coordinator import membership as who
 from atoll.coordinator.events import BecameReady, Effect, Note
 from atoll.coordinator.ledger import Contribution, contribute
 from atoll.coordinator.membership import MemberState
+from atoll.coordinator.owning import reachable
 from atoll.coordinator.state import (
     Phase,
     RoundState,
@@ -218,7 +219,7 @@ def collected(state: State, now: float, out: list[Effect]) -> tuple[NodeId, ...]
     able = tuple(n for n in trusted if n in contributions)
     n = len(r.participants)
     need = max(ceil(state.config.rounds.quorum * n), min(2, n))  # what one alone commits would die with it
-    if len(able) < max(need, state.config.members.minimum):
+    if len(able) < max(need, state.config.members.minimum) or not reachable(state, able):
         return ()
     if waited_for and now < max(collect_ends(state, waited_for), r.patient_until):
         return ()

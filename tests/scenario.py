@@ -5,6 +5,7 @@ begin NAME...               these nodes join and hold state 0: round 1 starts (o
 reducing NAME...            and after 10 s each contributes its ten steps: attempt 1 starts (only that is said)
 join NAME...                new nodes join, connect and tell their layout
 knock NAME...               nodes join, new ones or in their next life, and do no more than that
+leaf NAME...                nobody can dial these nodes, which are yet to join
 back NAME                   a node joins again under its id, in its next life; then as `join`
 return NAME ROUND [WORD]    as `back`, and first of all it says what state its disk has; ROUND -: none
 layout NAME WORD            its trainer builds this model ("layout" is the run's)
