@@ -187,6 +187,8 @@ def _reduce_if_due(state: State, now: float, out: list[Effect]) -> State:
     if len(state.round.participants) < state.config.members.minimum or not state.round.participants:
         return rounds.refill(state, now, out)
     if not reachable(state, state.round.participants):
+        if reachable(state, state.members.of(MemberState.SYNCED, MemberState.ACTIVE)):
+            return rounds.refill(state, now, out)
         return with_round(
             state,
             reason="no member can be dialled by the others, so nobody can reduce: have one join without --leaf, "
