@@ -29,9 +29,13 @@ class Owning:
 
 
 def reducers(state: State) -> tuple[NodeId, ...]:
-    """Members that only own chunks; without those that somebody could not reach in this round."""
+    """Members that only own chunks; without those that somebody could not reach in this round, unless the
+    participants have nobody else to dial."""
     here, lost = state.members.here, {n for pair in state.round.lost for n in pair}
-    return tuple(n for n, m in here.items() if m.state is MemberState.REDUCER and n not in lost)
+    all_ = tuple(n for n, m in here.items() if m.state is MemberState.REDUCER)
+    sound = tuple(n for n in all_ if n not in lost)
+    needed = not sound and all(here[n].leaf for n in state.round.participants)
+    return all_ if needed else sound
 
 
 def reachable(state: State, members: Sequence[NodeId]) -> bool:

@@ -5,7 +5,7 @@ begin NAME...               these nodes join and hold state 0: round 1 starts (o
 reducing NAME...            and after 10 s each contributes its ten steps: attempt 1 starts (only that is said)
 join NAME...                new nodes join, connect and tell their layout
 knock NAME...               nodes join, new ones or in their next life, and do no more than that
-leaf NAME...                nobody can dial these nodes, which are yet to join
+leaf NAME... / reducer NAME...     of nodes that are yet to join: nobody can dial them / they only own chunks
 back NAME                   a node joins again under its id, in its next life; then as `join`
 return NAME ROUND [WORD]    as `back`, and first of all it says what state its disk has; ROUND -: none
 layout NAME WORD            its trainer builds this model ("layout" is the run's)
@@ -81,7 +81,10 @@ class Run:
         self.config, self.state, self.now = CONFIG, State(CONFIG), 0.0
         self.journal: list[tuple[float, ev.Event]] = []
         self.quiet, self.hung, self.phases = set[NodeId](), set[NodeId](), dict[NodeId, str]()
-        self.leaves = set[str]()  # names of those that nobody can dial
+        self.leaves, self.reducers = (
+            set[str](),
+            set[str](),
+        )  # names of those that nobody can dial, and that have no trainer
         self.lives_ago = 0
         self.near: dict[NodeId, int] = {}  # regions
         self.said: list[str] = []
@@ -165,8 +168,8 @@ class Run:
             case "join":
                 for name in words:
                     self.join(name, NodeId(f"n{self.state.members.next_id}"), 1)
-            case "leaf":
-                self.leaves.update(words)
+            case "leaf" | "reducer":
+                (self.leaves if verb == "leaf" else self.reducers).update(words)
             case "knock":
                 for name in words:
                     known = [m for m in self.known if m.name == name]
@@ -317,8 +320,11 @@ class Run:
         self.quiet.discard(node)
         self.hung.discard(node)
         session = f"session of {name}"
-        self.feed(ev.Joined(node, life, name, f"{name}:1", session, leaf=name in self.leaves))
+        role = membership.REDUCER if name in self.reducers else ""
+        self.feed(ev.Joined(node, life, name, f"{name}:1", session, leaf=name in self.leaves, role=role))
         self.feed(ev.Connected(node, life))
+        if role:
+            return
         if disk:
             self.feed(self.event("state", name, disk, {}))
         self.feed(ev.LayoutKnown(node, life, NUMEL, digest(b"layout")))
