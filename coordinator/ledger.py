@@ -93,8 +93,9 @@ class Ledger:
 
     @property
     def workers(self) -> set[NodeId]:
-        """Members that others wait for beside the contributors: owners of unsealed chunks, and relays."""
-        owners = {owner for c in self.unsealed if (owner := self.owners[c]) is not None}
+        """Members that others wait for beside the contributors: owners, who may have sealed what nobody else has
+        yet, and relays."""
+        owners = {owner for owner in self.owners if owner is not None}
         relays = (self.entries[row[c]] for row in self.relays for c in self.layered)
         return owners | {relay.node for relay in relays if not relay.gone}
 

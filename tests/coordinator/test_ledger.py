@@ -178,9 +178,9 @@ def test_a_reducer_owns_chunks_and_contributes_nothing() -> None:
     assert sealed_by(ledger, A, 0, inputs=(1, 2)).sealed and book.used(ledger, B, 0, sealed=False) == 0
 
 
-def test_others_wait_for_owners_of_unsealed_chunks_and_for_relays_that_are_there() -> None:
+def test_others_wait_for_owners_of_whatever_is_not_an_orphan_and_for_relays_that_are_there() -> None:
     ledger = book.reopen(contributed(A, B), (A, B), (C,), 2, turns(A, C))
-    assert ledger.workers == {A, C} and sealed_by(ledger, C, 1).workers == {A}
+    assert ledger.workers == {A, C} == sealed_by(ledger, C, 1).workers
     assert opened(sealed_by(ledger, C, 1), A, B).workers == {A}, "nobody owns an orphan"
     ledger = book.divide(ledger, {A: 0, B: 1, C: 1}, [[A, A], [B, C]])
     assert ledger.workers == {A, B, C} and sealed_by(sealed_by(ledger, A, 0), C, 1).workers == {A, B, C}
