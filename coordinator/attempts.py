@@ -202,7 +202,7 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
             return disputes.resolve(state, left, now, out)
     if ledger.orphans and all(n in plan_.orphans for n in left) and not gone:
         return _adopt(state, now)
-    if gone := gone or [n for n in ledger.workers if n not in state.members.here]:
+    if gone := gone or sorted(ledger.gone, key=order):
         return fail_attempt(state, f"{state.names(gone)} {'is' if len(gone) == 1 else 'are'} gone", now)
     if now - plan_.opened_at > state.config.rounds.reduce_timeout:
         slow = {o for c in ledger.unsealed if (o := ledger.owners[c])} or {
@@ -211,7 +211,7 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
         late = sorted(slow, key=order)
         others = [n for n in members if n not in slow]
         if len(others) >= max(state.config.members.minimum, 1) and reachable(state, others):
-            for node in late:
+            for node in slow.intersection(members):
                 ledger = book.withdraw(ledger, node)
         ledger = book.flatten(ledger)
         return fail_attempt(with_round(state, ledger=ledger), f"{state.names(late)} did not finish in time", now)

@@ -96,8 +96,12 @@ class Ledger:
         """Members that others wait for beside the contributors: owners, who may have sealed what nobody else has
         yet, and relays."""
         owners = {owner for owner in self.owners if owner is not None}
-        relays = (self.entries[row[c]] for row in self.relays for c in self.layered)
-        return owners | {relay.node for relay in relays if not relay.gone}
+        return owners | {self.entries[row[c]].node for row in self.relays for c in self.layered}
+
+    @property
+    def gone(self) -> set[NodeId]:
+        """Of these, those that take part no more."""
+        return self.workers - {e.node for e in self.entries if not e.gone}
 
     @property
     def newest(self) -> int:
@@ -113,8 +117,11 @@ def contribute(ledger: Ledger, node: NodeId, contribution: Contribution) -> Ledg
 
 
 def withdraw(ledger: Ledger, node: NodeId) -> Ledger:
-    """The member is gone or has lost what it encoded; it takes no part in the next attempt."""
-    return replace(ledger, contributions={n: c for n, c in ledger.contributions.items() if n != node})
+    """The member is gone or has lost what it encoded; it takes no part in the next attempt. One that only owns
+    chunks has lost what it was sent."""
+    entries = (replace(e, gone=True) if e.node == node and e.contribution is None else e for e in ledger.entries)
+    contributions = {n: c for n, c in ledger.contributions.items() if n != node}
+    return replace(ledger, contributions=contributions, entries=tuple(entries))
 
 
 def reopen(

@@ -233,7 +233,7 @@ def drop_from_round(state: State, node: NodeId) -> State:
         reached=r.reached - {node},
         held={n: h for n, h in r.held.items() if n != node},
         settled=r.settled - {node},
-        ledger=withdraw(r.ledger, node) if node in r.ledger.contributions else r.ledger,
+        ledger=withdraw(r.ledger, node),
         evaluator=None if r.evaluator == node else r.evaluator,
     )
 
