@@ -78,7 +78,7 @@ def _worst(state: State, members: tuple[NodeId, ...], spared: Collection[NodeId]
 def plan(state: State, members: tuple[NodeId, ...], now: float, out: list[Effect]) -> State:
     """Put the next attempt in force: it continues the one before without those that were lost."""
     r, chunks = state.round, state.chunks.count
-    planned = owning(state, members, chunks)
+    planned = owning(state, members, reducers(state), chunks)
     split = None if r.ledger.owners else levels(state, members, planned)
     owners = split.owners if split is not None else ()
     ledger = book.reopen(r.ledger, members, reducers(state), chunks, lambda n: owners or planned.deal(n))
@@ -200,10 +200,10 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
             return _commit(state, left, now, out)
         if not ledger.orphans and not gone:
             return disputes.resolve(state, left, now, out)
-    if ledger.orphans and all(n in plan_.orphans for n in left) and not gone:
-        return _adopt(state, now)
     if gone := gone or sorted(ledger.gone, key=order):
         return fail_attempt(state, f"{state.names(gone)} {'is' if len(gone) == 1 else 'are'} gone", now)
+    if ledger.orphans and all(n in plan_.orphans for n in left):
+        return _adopt(state, now)
     if now - plan_.opened_at > state.config.rounds.reduce_timeout:
         slow = {o for c in ledger.unsealed if (o := ledger.owners[c])} or {
             n for n in members if n not in r.held and n not in plan_.lacking
@@ -220,12 +220,13 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
 
 def _adopt(state: State, now: float) -> State:
     """All members told which orphans they hold: holders own them now. Those of nobody, and those of leaves alone,
-    which the others cannot ask, are reduced again."""
+    which the others cannot ask, are reduced again, by those who have a place in the attempt."""
     r, ledger = state.round, state.round.ledger
     assert r.plan is not None
     leaves = {n for n in ledger.members if state.members.here[n].leaf}
     here = {n: dict(r.plan.orphans[n].here) for n in ledger.members if n not in leaves}
-    deal_ = owning(state, ledger.members, len(ledger.owners)).deal
+    helpers = [e.node for e in ledger.entries if e.contribution is None and not e.gone]
+    deal_ = owning(state, ledger.members, helpers, len(ledger.owners)).deal
     return _put_in_force(state, book.adopt(ledger, here, deal_), r.plan.predicted, now)
 
 

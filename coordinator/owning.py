@@ -44,9 +44,9 @@ def reachable(state: State, members: Sequence[NodeId]) -> bool:
     return any(n in here and not here[n].leaf for n in (*members, *reducers(state)))
 
 
-def owning(state: State, members: Sequence[NodeId], chunks: int) -> Owning:
-    """For a reduce among `members`, of whom one at least is `reachable`, and the reducers."""
-    nodes, here = (*members, *reducers(state)), state.members.here
+def owning(state: State, members: Sequence[NodeId], helpers: Sequence[NodeId], chunks: int) -> Owning:
+    """For a reduce among `members` and these reducers, of whom the others can dial one at least."""
+    nodes, here = (*members, *helpers), state.members.here
     links = [Node(here[n].up, here[n].down, here[n].leaf, n in members) for n in nodes]
     links = alike(links, [noise(here[n]) for n in nodes])
     payload = state.chunks.numel * state.config.reduce.bytes_per_element

@@ -7,7 +7,7 @@ import scenario
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator.levels import Levels, levels
-from atoll.coordinator.owning import owning
+from atoll.coordinator.owning import owning, reducers
 from atoll.coordinator.state import State
 from atoll.coordinator.view import view
 from atoll.node.reports import plan_of
@@ -30,7 +30,7 @@ def told(
 
 def chosen(state: State) -> Levels | None:
     members = tuple(state.members.here)
-    return levels(state, members, owning(state, members, 4))
+    return levels(state, members, owning(state, members, reducers(state), 4))
 
 
 def test_members_that_are_near_each_other_or_unknown_are_one_region() -> None:
