@@ -129,8 +129,8 @@ MUTATIONS = [
     Mutation(
         "orphans are given away before all told what they hold",
         C + "attempts.py",
-        "if ledger.orphans and all(n in plan_.orphans for n in left) and not gone:",
-        "if ledger.orphans and set(plan_.orphans) == set(ledger.members[:1]) and not gone:",
+        "if ledger.orphans and all(n in plan_.orphans for n in left):",
+        "if ledger.orphans and set(plan_.orphans) == set(ledger.members[:1]):",
     ),
     Mutation(
         "what members told of the orphans of an earlier attempt counts",
@@ -178,8 +178,8 @@ MUTATIONS = [
     Mutation(
         "the contribution of a lost member stays",
         C + "ledger.py",
-        "return replace(ledger, contributions={n: c for n, c in ledger.contributions.items() if n != node})",
-        "return ledger",
+        "contributions = {n: c for n, c in ledger.contributions.items() if n != node}",
+        "contributions = ledger.contributions",
     ),
     # Two levels
     Mutation(
@@ -233,7 +233,7 @@ MUTATIONS = [
     Mutation(
         "the round does not wait for a quorum",
         C + "rounds.py",
-        "if len(able) < max(need, state.config.members.minimum):",
+        "if len(able) < max(need, state.config.members.minimum) or not reachable(state, able):",
         "if not able:",
         10,
     ),
@@ -252,7 +252,7 @@ MUTATIONS = [
     Mutation(
         "an attempt may have too few members",
         C + "attempts.py",
-        "return members if len(members) >= need and now >= r.paused_until else ()",
+        "return members if len(members) >= need and reachable(state, members) and now >= r.paused_until else ()",
         "return members if now >= r.paused_until else ()",
         4,
     ),
