@@ -249,6 +249,7 @@ class Peers:
     def begin(self, talk: Talk) -> None:
         """From now on frames belong to this reduce."""
         self._talk = talk
+        self._peers = {node: peer for node, peer in self._peers.items() if peer.links or peer.tending is not None}
         for peer in self._peers.values():
             peer.clear()
             peer.broke = False

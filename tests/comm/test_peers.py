@@ -467,6 +467,25 @@ def test_links_to_members_that_are_gone_are_closed() -> None:
     run(body())
 
 
+def test_of_nodes_that_are_gone_nothing_is_kept_from_round_to_round() -> None:
+    """A run of months meets thousands."""
+
+    async def body() -> None:
+        async with pair() as (a, b):
+            for number in range(1, 4):
+                here, there = Notes(number), Notes(number)
+                meet(a, b, here, there)
+                gone = PlanMember(NodeId(f"gone {number}"), "127.0.0.1:1", 1.0)
+                a.peers.expect([PlanMember(B, b.address, 1.0), gone], lambda _: True)
+                await until(lambda: bool(a.peers.links()))
+                part(a, b, here, there)
+            a.peers.begin(here)
+            assert set(a.peers._peers) == {B}
+            a.peers.end(here)
+
+    run(body())
+
+
 def test_it_is_known_when_bytes_last_came_and_how_far_a_peer_is() -> None:
     async def body() -> None:
         async with pair() as (a, b):
