@@ -19,7 +19,7 @@ from atoll.coordinator.observed import Vitals
 DIGEST = 16  # bytes
 MOST_LOSS = 1e6  # nats a token; sums of it stay finite
 MOST_NORM = 1e30
-MOST_RATE = 1e15  # bytes a second
+LEAST_RATE, MOST_RATE = 1.0, 1e15  # bytes a second; what is less says nothing of a link
 MOST_TRIP = 3600.0  # seconds
 MOST_TRIPS = 256  # members whose round trips are kept of one
 MOST_PLACES = 2048  # bytes of a bitmap of members
@@ -65,13 +65,13 @@ def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:
             return ev.Orphans(node, life, fence, here)
         case "held":
             h = request.held
-            up = _within("rate_up", h.rate_up, 0, MOST_RATE)
-            down = _within("rate_down", h.rate_down, 0, MOST_RATE)
+            up = _rate("rate_up", h.rate_up)
+            down = _rate("rate_down", h.rate_down)
             rtts = tuple(
                 (_node(t.node_id), _within("a round trip", t.seconds, 0, MOST_TRIP)) for t in h.round_trips
             )
-            inside = _within("rate_inside", h.rate_inside, 0, MOST_RATE)
-            outside = _within("rate_outside", h.rate_outside, 0, MOST_RATE)
+            inside = _rate("rate_inside", h.rate_inside)
+            outside = _rate("rate_outside", h.rate_outside)
             rates = up, down, rtts[:MOST_TRIPS], inside, outside
             return ev.Held(node, life, fence, _digest(h.digest), h.bytes_up, h.bytes_down, *rates, h.proven)
         case "evaluated":
@@ -156,6 +156,11 @@ def _digest(sent: bytes) -> bytes:
     if len(sent) != DIGEST:
         raise ValueError(f"a digest has {len(sent)} bytes, it must have {DIGEST}")
     return sent
+
+
+def _rate(what: str, value: float) -> float:
+    """Bytes a second; 0: not known."""
+    return value if _within(what, value, 0, MOST_RATE) >= LEAST_RATE else 0.0
 
 
 def _within(what: str, value: float, low: float, high: float) -> float:

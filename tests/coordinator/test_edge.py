@@ -45,6 +45,12 @@ def test_every_report_becomes_its_event() -> None:
     assert event(leave=pb.Leave(reason="bye")) == ev.Leaving(ADA, 7, "bye")
 
 
+def test_a_rate_that_no_link_has_is_not_known() -> None:
+    """Its share of all links would be too small for a number, and divided by."""
+    held = pb.Held(digest=DIGEST, rate_up=5e-324, rate_down=0.9, rate_inside=1e-300, rate_outside=1e-9)
+    assert event(held=held) == event(held=pb.Held(digest=DIGEST))
+
+
 @pytest.mark.parametrize(
     "report",
     [
