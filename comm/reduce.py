@@ -370,8 +370,8 @@ class Reduction:
             if kind is Kind.SEALED:
                 self._sealing.check(whole, self._chunks.size(c))
         except Malformed as error:
-            self.lost(node, f"chunk {c} as it sent it was refused: {error}")
-            return
+            self.lost(node, sentence := f"chunk {c} as it sent it was refused: {error}")
+            raise Broken(sentence) from None  # if it was right when it was sent, it comes again over another link
         if kind is Kind.SEALED:
             taken = self._exchange.sealed(c, sum_ := digest(whole), node)
             if self._exchange.digests[c] == sum_:

@@ -18,11 +18,11 @@ import numpy as np
 import psutil
 import pytest
 
+from atoll.comm import compress, wire
 from atoll.comm import reduce as reduce_module
-from atoll.comm import wire
 from atoll.comm.certificates import own
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import F32, Codec, Malformed, make
+from atoll.comm.codec import F32, Apart, Codec, Malformed, make
 from atoll.comm.config import CodecName
 from atoll.comm.digest import digest, root
 from atoll.comm.encoding import DeltaEncoder, EncodedVector, encoded_norm
@@ -971,6 +971,32 @@ def test_a_frame_that_none_should_send_ends_its_link_only(header: Header) -> Non
                 link.close()
                 for member in members:
                     assert await member.holds_all() == [reference(c, range(2), [1.0] * 2) for c in range(10)]
+
+    run(body())
+
+
+def test_what_was_spoiled_on_its_way_comes_again_over_another_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.comm.peers.FAR", 0.0)
+    spoiled, right = list[int](), compress.unpack_apart
+
+    def unpack(frame: memoryview, payload: U8, apart: Apart) -> None:
+        if len(spoiled) < 2:
+            spoiled.append(payload.size)
+            raise Malformed("a bit of it changed on the way")
+        right(frame, payload, apart)
+
+    monkeypatch.setattr(compress, "unpack_apart", unpack)
+
+    async def body() -> None:
+        async with fleet(2) as planes:
+            plan = plan_for(planes, owners=[0] * 10)
+            planes[1].peers._known[0]._before = 1000.0
+            codec = make(CodecName.FP32, 1)
+            encoded = [encode(np.zeros(CHUNKS.numel, np.float32), codec) for _ in planes]
+            members = [Member(p, encoded[i], plan, codec) for i, p in enumerate(planes)]
+            async with reducing(*members):
+                assert [len(await member.holds_all()) for member in members] == [10, 10]
+                assert len(spoiled) == 2 and members[0].heard.blamed
 
     run(body())
 
