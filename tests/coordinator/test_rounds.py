@@ -29,7 +29,7 @@ from atoll.coordinator import leases as data
 from atoll.coordinator import membership
 from atoll.coordinator.core import decode, encode
 from atoll.coordinator.machine import step
-from atoll.coordinator.membership import Member, MemberState
+from atoll.coordinator.membership import REDUCER, Member, MemberState
 from atoll.coordinator.state import Phase, State
 from atoll.coordinator.view import view
 
@@ -74,6 +74,8 @@ class Fuzz:
         self.journal: list[tuple[float, ev.Event]] = []
         self.fences: list[Fence] = []
         self.consumed: set[int] = set()
+        self.kinds = self.rng.choice([("",), ("", "", "leaf"), ("", REDUCER), ("", "leaf", "leaf", REDUCER)])
+        self.kind: dict[NodeId, str] = {}
         self.feed(ev.Started(1))
 
     def feed(self, event: ev.Event) -> None:
@@ -91,6 +93,8 @@ class Fuzz:
         assert (r.plan is not None) == (r.phase is Phase.REDUCING)
         if r.plan is not None:
             assert set(r.ledger.members) <= set(r.ledger.contributions)
+            owners = {o: state.members.here[o] for o in r.ledger.owners if o in state.members.here}
+            assert not any(m.leaf for m in owners.values()), "nobody could send it what it owns"
             if r.plan.fence not in self.fences[-1:]:
                 assert all(fence < r.plan.fence for fence in self.fences)
                 self.fences.append(r.plan.fence)
@@ -122,11 +126,15 @@ class Fuzz:
         self.state = replayed
         self.feed(ev.Started(self.state.incarnation + 1))
 
-    def join(self, node: NodeId, life: int) -> None:
-        self.feed(ev.Joined(node, life, str(node), f"{node}:1", f"session of {node}"))
+    def join(self, node: NodeId, life: int, kind: str | None = None) -> None:
+        """Of another kind than it had before nobody comes back."""
+        kind = self.kind.setdefault(node, self.rng.choice(self.kinds) if kind is None else kind)
+        told = f"{node}:1", f"session of {node}", kind == "leaf", REDUCER if kind == REDUCER else ""
+        self.feed(ev.Joined(node, life, str(node), *told))
         if self.rng.random() < 0.9:
             self.feed(ev.Connected(node, life))
-            self.feed(ev.LayoutKnown(node, life, 40, LAYOUT))
+            if kind != REDUCER:
+                self.feed(ev.LayoutKnown(node, life, 40, LAYOUT))
 
     def anything(self) -> None:
         """One event, most of them such as they might come."""
@@ -184,8 +192,8 @@ class Fuzz:
         for node, m in list(members.gone.items())[-6:]:
             if m.state is MemberState.EVICTED and len(self.state.members.here) < 6:
                 self.join(node, m.life + 1)
-        while len(self.state.members.here) < 4:
-            self.join(NodeId(f"n{self.state.members.next_id}"), 1)
+        while sum(m.role != REDUCER and not m.leaf for m in self.state.members.here.values()) < 4:
+            self.join(NodeId(f"n{self.state.members.next_id}"), 1, "")
         for node in list(self.state.members.here):
             if node in self.state.members.here:
                 for answer in answers(view(self.state, node), self.state, node):
@@ -198,9 +206,11 @@ def answers(v: pb.View, state: State, node: NodeId) -> list[ev.Event]:
     r, m = state.round, state.members.here[node]
     life, lease = m.life, state.leases.held.get(node, ())
     said: list[ev.Event] = [] if m.connected else [ev.Connected(node, life)]
+    if m.role == REDUCER:
+        return said + sealed(v, state, node)
     said += [ev.LayoutKnown(node, life, 40, LAYOUT)] if m.standing is MemberState.JOINING else []
     if v.initialise:
-        said.append(ev.StateAt(node, life, 0, digest(b"state 0 of " + node.encode())))
+        said.append(ev.StateAt(node, life, 0, v.state_digest or digest(b"state 0 of " + node.encode())))
     elif m.state_round != v.committed and (v.committed or v.has_state):
         said.append(ev.StateAt(node, life, v.committed, v.state_digest or digest(b"state %d" % v.committed)))
     if v.evaluate:
@@ -209,16 +219,23 @@ def answers(v: pb.View, state: State, node: NodeId) -> list[ev.Event]:
         said += [] if v.reached else [ev.Reached(node, life, v.train.round)]
         said += [ev.BecameReady(node, life, r.number, data.front(lease), 1, 1, 1.0, 1.0)] if v.closing else []
     if v.HasField("plan") and r.plan is not None:
-        alive = bitmap((i for i, m in enumerate(v.plan.members) if not m.gone), len(v.plan.members))
-        for since in set(v.plan.since):
-            seals = tuple((c, digest(b"%d" % c), alive) for c in range(4))
-            said.append(ev.Sealed(node, life, r.plan.fence._replace(attempt=since), seals))
+        said += sealed(v, state, node)
         if NOBODY in v.plan.owners:
             here = tuple((c, digest(b"%d" % c)) for c in r.ledger.orphans if c % 2)
             said.append(ev.Orphans(node, life, r.plan.fence, here))
         elif r.ledger.complete:
             said.append(ev.Held(node, life, r.plan.fence, r.ledger.root, 1, 1))
     return said
+
+
+def sealed(v: pb.View, state: State, node: NodeId) -> list[ev.Event]:
+    """All that it owns, as if it owned everything: who does not is not heard."""
+    if not v.HasField("plan") or state.round.plan is None:
+        return []
+    life, fence = state.members.here[node].life, state.round.plan.fence
+    alive = bitmap((i for i, m in enumerate(v.plan.members) if not m.gone and m.weight), len(v.plan.members))
+    seals = tuple((c, digest(b"%d" % c), alive) for c in range(4))
+    return [ev.Sealed(node, life, fence._replace(attempt=since), seals) for since in set(v.plan.since)]
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS))
