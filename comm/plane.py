@@ -16,22 +16,19 @@ import asyncio
 import errno
 import logging
 import socket
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from enum import Enum
-from types import TracebackType
 from typing import Protocol, Self
 
 from atoll.comm import compress, wire
 from atoll.comm.certificates import NO_PIN, Pin
-from atoll.comm.codec import Malformed
-from atoll.comm.errors import PeerError, ResourceError
+from atoll.comm.errors import ResourceError
+from atoll.comm.fetcher import Fetcher, Item
 from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.kept import PLACES, Kept
-from atoll.comm.link import FAR, PIECE, Broken, Cap, Closed, Link, Meter, Path, Reset, close_dialled, reason
+from atoll.comm.link import FAR, PIECE, Broken, Cap, Closed, Link, Meter, Reset, reason
 from atoll.comm.octets import Octets, view
-from atoll.comm.offers import Offered, Offering, Offers
+from atoll.comm.offers import Offering, Offers
 from atoll.comm.peers import Peers
 from atoll.comm.streams import alone, is_lossy
 from atoll.comm.tls import Sessions
@@ -42,30 +39,8 @@ log = logging.getLogger("atoll.plane")
 IDLE = 60.0  # seconds between two requests on one connection
 MAX_LINKS = 1024  # accepted connections
 MAX_STRANGERS = 256  # of these, that have not proved the run's key yet
-PART = 1 << 18  # bytes of a state's chunk that are asked for at once, and kept if the rest does not come
 FAST = 60e6  # bytes a second: a path that carries more is done sooner with what is not packed
-AHEAD = 1 << 20  # bytes that are asked for before they are awaited: a round trip's worth
 LONGEST = 1 << 28  # bytes of an answer that is passed on
-
-
-class PeerLost(PeerError):
-    """`node` broke the protocol or its connection; `sentence` says how."""
-
-    def __init__(self, node: NodeId, sentence: str) -> None:
-        super().__init__(f"{node}: {sentence}")
-        self.node, self.sentence = node, sentence
-
-
-class Missing(PeerError):
-    """The peer is well but does not have what was asked for: ask another, or for a newer round."""
-
-
-class Item(Enum):
-    """What can be fetched."""
-
-    SEALED = Kind.GET_SEALED
-    STATE = Kind.GET_STATE
-    DIGESTS = Kind.GET_DIGESTS
 
 
 class Shelf(Protocol):
@@ -384,154 +359,6 @@ class DataPlane:
             await source.read_into(piece)
             await sink.write(piece)
             left -= len(piece)
-
-
-class Fetcher:
-    """One connection to `node` for many chunks, dialled at the first one, and again after a failure; where there
-    is no address, one that a leaf opened, which has the chunks.
-
-    One `fetch` at a time; use several fetchers for several chunks at once.
-    """
-
-    def __init__(self, plane: DataPlane, node: NodeId, address: str, pin: Pin = NO_PIN) -> None:
-        self._plane, self.node, self.address, self._pin = plane, node, address, pin
-        self._link: Link | None = None
-        self._dialling: asyncio.Task[Link] | None = None
-        self._offered: Offered | None = None  # whose link it is
-
-    def dial(self) -> None:
-        """Connect now, in the background. What goes wrong with that is told by the first `fetch`."""
-        if self.address and self._link is None and self._dialling is None:
-            self._dialling = asyncio.create_task(self._dial())
-
-    async def _dial(self) -> Link:
-        if self.address:
-            return await self._plane.dial(self.node, self.address, self._pin)
-        self._offered = self._plane.offers.take()
-        if self._offered is None:
-            raise Broken("no leaf has dialled this node yet to offer what it has")
-        return self._offered.link
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._offered is not None:
-            self._plane.offers.give_back(self._offered)
-            self._link = self._offered = None
-        self._hang_up()
-
-    async def fetch(
-        self,
-        item: Item,
-        round: Round,
-        chunk: int,
-        size: int,
-        deadline: float = 60.0,
-        fits: Callable[[int], bool] | None = None,
-    ) -> bytes:
-        """`size` bytes (of digests: 16 for each chunk), or so many as `fits` says it may have, within `deadline`
-        seconds. Compare their digest yourself.
-
-        `Missing` if the peer does not have them; `PeerLost` if it fails, or answers anything else.
-        """
-        data, missing = b"", None
-
-        async def ask(link: Link) -> None:
-            nonlocal data, missing
-            await wire.send(link, wire.unfenced(item.value, round, chunk))
-            try:
-                data = await self._hear(link, item, round, chunk, size, fits)
-            except Missing as error:  # which is an answer
-                missing = error
-
-        await self._in_time(ask, f"{item.name.lower()} of round {round}, chunk {chunk}", deadline)
-        if missing is not None:
-            raise missing
-        return data
-
-    async def fetch_state(
-        self,
-        round: Round,
-        chunk: int,
-        parts: Callable[[], tuple[int, int] | None],
-        take: Callable[[int, bytes], None],
-        deadline: float = 60.0,
-    ) -> None:
-        """Parts of a chunk's anchor and momentum: from byte to byte as `parts` says next, until that is None; by
-        calls `take(at, part)`, in the same order, as they come. Raises as `fetch` does; what was taken before is
-        what it is."""
-
-        async def ask(link: Link) -> None:
-            under_way, ahead = deque[tuple[int, int]](), 0
-            while True:
-                while ahead < AHEAD and (part := parts()) is not None:
-                    await wire.send(link, wire.part(Kind.GET_STATE, round, chunk, *part))
-                    under_way.append(part)
-                    ahead += part[1] - part[0]
-                if not under_way:
-                    return
-                begin, end = under_way.popleft()
-                take(begin, await self._hear(link, Item.STATE, round, chunk, end - begin, None))
-                ahead -= end - begin
-
-        await self._in_time(ask, f"state of round {round}, chunk {chunk}", deadline)
-
-    async def _in_time(self, ask: Callable[[Link], Awaitable[None]], what: str, deadline: float) -> None:
-        what = f"{what} from {self.address}"
-        answered = False
-        try:
-            async with asyncio.timeout(deadline):
-                if self._link is None:
-                    self._dialling = self._dialling or asyncio.create_task(self._dial())
-                    self._link = await self._dialling
-                    self._dialling = None
-                await ask(self._link)
-            answered = True
-        except TimeoutError:
-            raise PeerLost(self.node, f"it did not answer within {deadline:g} s ({what})") from None
-        except (Broken, Malformed) as error:
-            raise PeerLost(self.node, f"{error} ({what})") from None
-        finally:
-            if not answered:  # what comes next on this connection could be the rest of this answer
-                self._hang_up()
-
-    async def _hear(
-        self, link: Link, item: Item, round: Round, chunk: int, size: int, fits: Callable[[int], bool] | None
-    ) -> bytes:
-        answer = await wire.receive(link, None)
-        match answer.kind:
-            case Kind.DATA if not answer.packed and (fits(answer.length) if fits else answer.length == size):
-                return await link.read(answer.length)
-            case Kind.DATA if answer.length < size and answer.packed and item is Item.STATE:
-                return compress.unpack_floats(await link.read(answer.length), size)
-            case Kind.DATA:
-                raise Broken(f"it offers {answer.length} bytes where {size} were expected")
-            case Kind.MISSING if answer.length == 0:
-                raise Missing(f"{self.node} does not have {item.name.lower()} of round {round}, chunk {chunk}")
-            case Kind.REFUSED:
-                raise Broken(f"it refused: {await wire.sentence(link, answer)}")
-            case _:
-                raise Broken(f"it answered with a frame of kind {answer.kind.name}")
-
-    @property
-    def path(self) -> Path | None:
-        """None while there is no connection, or where the system does not tell."""
-        return self._link.path() if self._link is not None else None
-
-    def _hang_up(self) -> None:
-        if self._dialling is not None:
-            self._dialling.add_done_callback(close_dialled)
-            self._dialling.cancel()
-            self._dialling = None
-        if self._offered is not None:
-            self._offered.close()
-            self._offered = None
-        if self._link is not None:
-            self._link.close()
-            self._link = None
 
 
 async def _listen(listen: str) -> socket.socket:

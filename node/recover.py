@@ -22,8 +22,9 @@ from atoll.comm.certificates import NO_PIN, Pin
 from atoll.comm.codec import Malformed
 from atoll.comm.digest import SIZE, digest, root
 from atoll.comm.errors import Unreachable
+from atoll.comm.fetcher import PART, Fetcher, Item, Missing, PeerLost
 from atoll.comm.ids import NodeId, Round
-from atoll.comm.plane import PART, DataPlane, Fetcher, Item, Missing, PeerLost
+from atoll.comm.plane import DataPlane
 from atoll.comm.streams import streams
 from atoll.node.errands import Errand, Errands
 from atoll.node.outer import OuterState

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from atoll.comm import kept, plane, wire
+from atoll.comm import fetcher, kept, plane, wire
 from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.link import Link
 from atoll.comm.plane import DataPlane
 from atoll.comm.wire import Kind
 
 A, B, NOW = NodeId("a"), NodeId("b"), Round(7)
-SIZE = 3 * plane.PART
+SIZE = 3 * fetcher.PART
 
 
 def chunk(number: int) -> bytes:
@@ -67,7 +67,7 @@ async def a_donor(
 async def begin(a: DataPlane, b: DataPlane, number: int) -> Link:
     """Ask for the first part of a chunk."""
     link = await b.dial(A, a.address)
-    await wire.send(link, wire.part(Kind.GET_STATE, NOW, number, 0, plane.PART))
+    await wire.send(link, wire.part(Kind.GET_STATE, NOW, number, 0, fetcher.PART))
     return link
 
 
@@ -99,7 +99,7 @@ def test_all_who_join_at_once_are_served_by_a_donor_that_keeps_few_chunks_in_mem
                     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                     served |= {waiting.pop(task): task.result() for task in done}
                 for number, first in served.items():
-                    await wire.send(links[number], wire.part(Kind.GET_STATE, NOW, number, plane.PART, SIZE))
+                    await wire.send(links[number], wire.part(Kind.GET_STATE, NOW, number, fetcher.PART, SIZE))
                     assert first + await answer(links[number]) == chunk(number)
             assert (shelf.found, shelf.most) == (12, 3)
 
@@ -118,13 +118,13 @@ def test_who_comes_when_all_places_are_taken_waits_until_one_has_its_chunk(
                 if number < 2:
                     await answer(links[number])
             late = asyncio.create_task(answer(links[2]))
-            await wire.send(links[0], wire.part(Kind.GET_STATE, NOW, 0, plane.PART, SIZE))
-            assert await answer(links[0]) == chunk(0)[plane.PART :]
-            assert await late == chunk(2)[: plane.PART]
+            await wire.send(links[0], wire.part(Kind.GET_STATE, NOW, 0, fetcher.PART, SIZE))
+            assert await answer(links[0]) == chunk(0)[fetcher.PART :]
+            assert await late == chunk(2)[: fetcher.PART]
             links[1].close()  # which gives its place up, too
             links.append(await begin(a, b, 3))
             opened.callback(links[3].close)
-            assert await answer(links[3]) == chunk(3)[: plane.PART]
+            assert await answer(links[3]) == chunk(3)[: fetcher.PART]
             assert (shelf.found, shelf.most) == (4, 2)
 
     run(body())
@@ -136,11 +136,11 @@ def test_who_dawdles_loses_its_place_and_goes_on_where_it_was(limit: str, monkey
         async with a_donor(1, monkeypatch) as (a, shelf, b):
             monkeypatch.setattr(kept, limit, 0.0)
             first = await begin(a, b, 1)
-            assert await answer(first) == chunk(1)[: plane.PART]
+            assert await answer(first) == chunk(1)[: fetcher.PART]
             second = await begin(a, b, 2)
-            assert await answer(second) == chunk(2)[: plane.PART]
-            await wire.send(first, wire.part(Kind.GET_STATE, NOW, 1, plane.PART, SIZE))
-            assert await answer(first) == chunk(1)[plane.PART :]
+            assert await answer(second) == chunk(2)[: fetcher.PART]
+            await wire.send(first, wire.part(Kind.GET_STATE, NOW, 1, fetcher.PART, SIZE))
+            assert await answer(first) == chunk(1)[fetcher.PART :]
             assert shelf.found == 3
             first.close()
             second.close()

@@ -12,9 +12,10 @@ from atoll.comm import compress, offers, plane, wire
 from atoll.comm.certificates import NO_PIN
 from atoll.comm.digest import digest
 from atoll.comm.errors import ResourceError
+from atoll.comm.fetcher import Fetcher, Item, Missing, PeerLost
 from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.link import Broken, Link
-from atoll.comm.plane import DataPlane, Fetcher, Item, Missing, PeerLost
+from atoll.comm.plane import DataPlane
 from atoll.comm.wire import Kind
 
 RUN, A, B, KEY = RunId("run"), NodeId("a"), NodeId("b"), b"k" * 32

@@ -13,11 +13,12 @@ import pytest
 
 from atoll.comm import wire
 from atoll.comm.certificates import NO_PIN, own
+from atoll.comm.fetcher import Fetcher, Item, PeerLost
 from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.link import Broken, Link, Meter
 from atoll.comm.peers import Peers
 from atoll.comm.plan import PlanMember
-from atoll.comm.plane import DataPlane, Fetcher, Item, PeerLost
+from atoll.comm.plane import DataPlane
 from atoll.comm.tls import Sessions
 
 RUN, A, B, KEY = RunId("run"), NodeId("a"), NodeId("b"), b"k" * 32

@@ -16,9 +16,10 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.codec import Codec, make
 from atoll.comm.config import CodecName, RunConfig
 from atoll.comm.digest import digest
+from atoll.comm.fetcher import PeerLost
 from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.octets import U8, Octets
-from atoll.comm.plane import DataPlane, PeerLost
+from atoll.comm.plane import DataPlane
 from atoll.comm.sealing import Gathered, Mean, mean_of
 from atoll.node import errands as errands_module
 from atoll.node import recover as recover_
