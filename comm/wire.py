@@ -86,6 +86,7 @@ from atoll.comm.plan import Fence
 
 MAGIC = b"ATOL"
 VERSION = 6
+PROTOCOL = 200 + VERSION  # of the control plane: who could not talk to peers is refused by the coordinator
 GREETING = struct.Struct("<4sB3x16s")
 HELLO = struct.Struct("<4sBBBB")
 HEADER = struct.Struct("<BBHIQQQIIII")

@@ -89,7 +89,7 @@ def snapshot(kernel: Kernel, run: str) -> dict[str, Any]:
         "run_id": run,
         "incarnation": state.incarnation,
         "epoch": state.epoch,
-        "round": state.round.number,
+        "round": state.committed if state.round.phase is Phase.FINISHED else state.round.number,
         "rounds_total": state.config.rounds.total,
         "committed": state.committed,
         "phase": state.round.phase,

@@ -16,7 +16,7 @@ import secrets
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -95,6 +95,8 @@ class Journal:
                 if not lock:
                     raise ConfigError(f"{directory} holds no run yet: start the coordinator on it first")
                 _create(path)
+            if lock:
+                _hide(path)
             _inspect(path)
             self._db = sqlite3.connect(path, PATIENCE, isolation_level=None, check_same_thread=False)
             opened.callback(self._db.close)
@@ -262,6 +264,7 @@ def _create(path: Path) -> None:
     new = path.with_name(path.name + ".new")
     for leftover in path.parent.glob(new.name + "*"):
         leftover.unlink()
+    new.touch(0o600)
     with closing(sqlite3.connect(new, PATIENCE, isolation_level=None)) as db:
         db.executescript(SCHEMA)
     os.replace(new, path)
@@ -270,6 +273,13 @@ def _create(path: Path) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def _hide(path: Path) -> None:
+    """The run's key and the nodes' sessions are in it. What SQLite writes beside it has the same mode."""
+    for file in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        with suppress(FileNotFoundError):
+            file.chmod(0o600)
 
 
 def _inspect(path: Path) -> None:

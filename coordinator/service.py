@@ -23,6 +23,7 @@ from atoll.comm.errors import AtollError, ConfigError, Refused
 from atoll.comm.ids import NodeId
 from atoll.comm.outer_config import MergeName
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.wire import PROTOCOL
 from atoll.coordinator import edge
 from atoll.coordinator import events as ev
 from atoll.coordinator.journal import Journal, JournalFull
@@ -33,7 +34,6 @@ from atoll.coordinator.metrics import Metrics
 from atoll.coordinator.views import Views
 
 NAME = "atoll.v1.Coordinator"
-PROTOCOL = 2
 BEATS = 7  # heartbeats in a lease: a member that misses three of them is suspected
 LONGEST = 30.0  # seconds that a call may wait for the journal
 HEARTBEATS = Rate(20, 40)  # of one node

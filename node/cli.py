@@ -108,13 +108,12 @@ def status(state_dir: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(said))
         return
+    if away := said.pop("coordinator_away_s"):
+        click.echo(f"the coordinator has not answered for {away:,.0f} s; what it told before that:")
     for key, value in said.items():
-        if value not in ("", None) and key != "recovery":
-            click.echo(
-                f"{key.replace('_', ' '):>14}  {value:,.2f}"
-                if isinstance(value, float)
-                else f"{key.replace('_', ' '):>14}  {value}"
-            )
+        if value not in ("", None, -1) and key != "recovery":
+            label = "state of round" if key == "round" else key.replace("_", " ")
+            click.echo(f"{label:>16}  {value:,.2f}" if isinstance(value, float) else f"{label:>16}  {value}")
 
 
 @node.command()

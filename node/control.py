@@ -24,11 +24,11 @@ from atoll.comm.errors import Refused, Unreachable
 from atoll.comm.invite import Invite
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as rpc
+from atoll.comm.wire import PROTOCOL
 from atoll.node import secure
 
 log = logging.getLogger("atoll.node")
 T = TypeVar("T")
-PROTOCOL = 2
 DEADLINE = 10.0  # seconds for one call
 BACKOFF = 2.0  # seconds between two tries at most; with what gRPC adds, less than the coordinator waits
 BEHIND = 3.0  # seconds that a stream may be behind the newest view
@@ -247,6 +247,11 @@ class Control:
                     ) from None
                 await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), left))
                 pause = min(pause * 2, BACKOFF)
+
+    @property
+    def away(self) -> float:
+        """Seconds for which the coordinator has not answered; 0: it does."""
+        return 0.0 if self._away_since is None else time.monotonic() - self._away_since
 
     def _missed(self, why: str) -> None:
         """Say once that the coordinator does not answer."""

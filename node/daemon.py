@@ -45,7 +45,7 @@ from atoll.node.home import Options, claimed, on_signals
 from atoll.node.keeper import Keeper, how_far, on_disk
 from atoll.node.leases import beyond
 from atoll.node.membership import Membership
-from atoll.node.resources import check_compiler, check_memory
+from atoll.node.resources import check_compiler, check_congestion, check_memory
 from atoll.node.shelf import Shelf
 from atoll.node.supervisor import Supervisor
 
@@ -110,6 +110,7 @@ class Daemon:
         """That this machine can do what the run asks of it."""
         run = self._member.run
         check_source(run, self._config)
+        check_congestion(self._config.congestion)
         check_memory(run, self._config.device == "cuda")
         if self._config.compile:
             check_compiler()
@@ -369,6 +370,8 @@ class Daemon:
             "loss": self._pulse.loss,
             "recovering": self._recovering,
             "recovery": how_far(kept.recovering) if kept is not None else None,
+            "recovery_trouble": kept.stranded if kept is not None else "",
+            "coordinator_away_s": self._member.control.away,
             "run_phase": view.phase if view is not None else "",
             "run_reason": view.reason if view is not None else "",
             "bytes_up": self._member.plane.bytes_up,

@@ -38,7 +38,7 @@ from atoll.node.mend import mend
 from atoll.node.method import adopt_of, feedback_of, left_out_of, schedule_of, sealing_of
 from atoll.node.outer import OuterState
 from atoll.node.part import Part
-from atoll.node.recover import Donor, MovedOn, Standing, Target, recover
+from atoll.node.recover import Donor, MovedOn, Standing, Stranded, Target, recover
 from atoll.node.reports import Reports, plan_of
 from atoll.node.residual import Residual
 from atoll.node.shelf import Shelf
@@ -47,6 +47,8 @@ from atoll.node.vectors import Vectors
 
 Emit = Callable[[machine.Event], None]
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+SOON, SELDOM = 0.2, 3.0  # seconds between two tries to recover: at least, and where nobody answers
 
 log = logging.getLogger("atoll.node")
 
@@ -86,6 +88,7 @@ class Keeper:
             spawn,
         )
         self._unwritten = False  # the state came from an earlier daemon's memory, and its disk had an older one
+        self.stranded, self._pause = "", SOON  # why it cannot recover, and seconds until it tries again
         self.recovering: Standing | None = None  # how far that is, while it is under way
         if self._run.checkpoint.remote and place is not None:
             self.uploads = self._begin_uploads(place)
@@ -93,7 +96,8 @@ class Keeper:
     @property
     def trouble(self) -> str:
         """What does not work, in words that may be shown to others: of this machine's disk they name no folder."""
-        troubles = list(self.durable.troubles)
+        troubles = [self.stranded] if self.stranded else []
+        troubles += self.durable.troubles
         if self.uploads is not None and self.uploads.trouble:
             troubles.append(f"it can send no checkpoint to the remote store: {self.uploads.trouble}")
         return "; ".join(troubles)
@@ -259,12 +263,12 @@ class Keeper:
         try:
             took = await recover(plane, outer, target, self._worker, self._on_recovery)
         except MovedOn as moved:
-            log.info(f"recovering: {moved}; trying again")
-            await asyncio.sleep(0.2)  # the next view may name other donors
+            await asyncio.sleep(self._again(moved))  # the next view may name other donors
             self._emit(machine.MoveFailed(outer.round))
             return
         finally:
             self.recovering = None
+        self.stranded, self._pause = "", SOON
         size, seconds = plane.bytes_down - before, time.monotonic() - started
         for round_, chunks in took.sealed.items():
             payloads = [np.frombuffer(chunk.payload, np.uint8) for chunk in chunks]
@@ -274,6 +278,18 @@ class Keeper:
             f"{size / 1e6:.2f} MB in {seconds:.2f} s"
         )
         await self._settled(view.tokens)
+
+    def _again(self, moved: MovedOn) -> float:
+        """Says that a recovery failed, once for as long as it fails for the same reason; returns after how many
+        seconds to try again."""
+        if not isinstance(moved, Stranded):
+            log.info(f"recovering: {moved}; trying again")
+            self.stranded, self._pause = "", SOON
+            return SOON
+        if str(moved) != self.stranded:
+            log.warning(f"recovering: {moved}; trying again until somebody does")
+        self.stranded, self._pause = str(moved), min(2 * self._pause, SELDOM)
+        return self._pause
 
     def _on_recovery(self, standing: Standing) -> None:
         self.recovering = standing

@@ -49,6 +49,10 @@ class MovedOn(Unreachable):
     """No donor holds the round any more, or none answers; a newer view tells what to fetch."""
 
 
+class Stranded(MovedOn):
+    """None of them answers: the same as long as the view names the same ones."""
+
+
 @dataclass(frozen=True, slots=True)
 class Donor:
     node: NodeId
@@ -113,7 +117,8 @@ async def recover(
     worker: Executor,
     on_progress: Callable[[Standing], None],
 ) -> Standing:
-    """Make `outer` the state of `target.round`; returns what that took. Raises `MovedOn`.
+    """Make `outer` the state of `target.round`; returns what that took. Raises `MovedOn`; `Stranded` where that
+    will not pass with the round.
 
     `worker` is the one thread that may touch `outer`'s arithmetic.
     """
@@ -137,8 +142,8 @@ def _line(plane: DataPlane, donor: Donor) -> Fetcher:
 
 async def _digest_list(lines: Lines, outer: OuterState, target: Target) -> tuple[list[bytes], list[Donor]]:
     """The chunks' digests as the run's digest proves them, and the donors that may have them."""
-    waiting = deque(target.donors)
-    asked: dict[asyncio.Task[list[bytes] | None], Donor] = {}
+    waiting, failures = deque(target.donors), dict[Donor, Exception]()
+    asked: dict[asyncio.Task[list[bytes]], Donor] = {}
     try:
         while waiting or asked:
             if waiting:
@@ -147,28 +152,32 @@ async def _digest_list(lines: Lines, outer: OuterState, target: Target) -> tuple
             done, _ = await asyncio.wait(asked, timeout=SILENT if waiting else None, return_when=FIRST_COMPLETED)
             for task in done:
                 donor = asked.pop(task)
-                if (digests := task.result()) is not None:
-                    return digests, [donor, *waiting, *asked.values()]
+                try:
+                    digests = task.result()
+                except (PeerLost, Missing) as error:
+                    failures[donor] = error
+                    continue
+                for other, failure in failures.items():
+                    log.warning(f"recovering without {other.node}: {failure}")
+                return digests, [donor, *waiting, *asked.values()]
     finally:
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
-    raise MovedOn(f"no donor has the state of round {target.round}")
+    why = "; ".join(str(failure).partition(" (digests")[0] for failure in failures.values())
+    if all(isinstance(failure, PeerLost) for failure in failures.values()):
+        raise Stranded(f"nobody gives it the state: {why}")
+    raise MovedOn(f"no donor has the state of round {target.round} any more: {why}")
 
 
-async def _digests_of(donor: Fetcher, outer: OuterState, target: Target) -> list[bytes] | None:
-    """What it says the chunks' digests are; None: nothing, or not what the run's digest proves."""
+async def _digests_of(donor: Fetcher, outer: OuterState, target: Target) -> list[bytes]:
+    """What it says the chunks' digests are, if the run's digest proves that."""
     size = SIZE * outer.chunks.count
-    try:
-        packed = await donor.fetch(Item.DIGESTS, target.round, 0, size)
-    except (PeerLost, Missing) as error:
-        log.warning(f"recovering without {donor.node}: {error}")
-        return None
+    packed = await donor.fetch(Item.DIGESTS, target.round, 0, size)
     digests = [packed[k : k + SIZE] for k in range(0, size, SIZE)]
-    if root(digests) == target.digest:
-        return digests
-    log.warning(f"recovering without {donor.node}: its state is not the run's")
-    return None
+    if root(digests) != target.digest:
+        raise PeerLost(donor.node, "its state is not the run's")
+    return digests
 
 
 class _Recovery:

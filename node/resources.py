@@ -1,12 +1,14 @@
 """Can this machine take part? Asked before anything is started, answered with a sentence."""
 
 import shutil
+import socket
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from atoll.comm.config import RunConfig
-from atoll.comm.errors import ResourceError
+from atoll.comm.errors import ConfigError, ResourceError
 
 BYTES_PER_PARAM = 16 + 12 + 3  # parameters, gradients, two Adam moments; three flat vectors; encoded buffers
 BASE = 600 << 20  # bytes of a trainer and a daemon that hold no model yet
@@ -25,6 +27,23 @@ def check_memory(run: RunConfig, on_gpu: bool) -> None:
             f"the run's model of {params:,} parameters needs about {need / 1e9:.1f} GB of memory on this machine, "
             f"{have / 1e9:.1f} GB are available: free some, or use a larger machine"
         )
+
+
+def check_congestion(name: str) -> None:
+    """That TCP can be told to use it; empty: it is not to be told. Raises `ConfigError`."""
+    if not name or not hasattr(socket, "TCP_CONGESTION"):
+        return
+    with socket.socket() as sock:
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+        except OSError:
+            raise ConfigError(f"congestion={name}: this machine's kernel offers {_offered()}") from None
+
+
+def _offered() -> str:
+    with suppress(OSError):
+        return ", ".join(Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split())
+    return "others"
 
 
 def check_compiler() -> None:

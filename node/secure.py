@@ -24,7 +24,10 @@ async def channel(invite: Invite, options: list[tuple[str, int]]) -> grpc.aio.Ch
         return grpc.aio.insecure_channel(invite.address, options=options)
     shown = await _certificate(invite.address)
     if shown is None:
-        raise Refused(f"the coordinator at {invite.address} does not speak TLS and the join URL has a pin: {ASK}")
+        raise Refused(
+            f"the coordinator at {invite.address} does not speak TLS and the join URL has a pin: "
+            f"is the port right (its page has another)? Else {ASK}"
+        )
     if pin_of(shown) != invite.pin:
         raise Refused(
             f"what answers at {invite.address} shows another certificate than the join URL's: another coordinator "

@@ -21,6 +21,7 @@ from atoll.comm.digest import root
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as rpc
+from atoll.comm.wire import PROTOCOL
 from atoll.coordinator import events as ev
 from atoll.coordinator import kernel, service
 from atoll.coordinator.control import ControlPlane
@@ -53,7 +54,7 @@ class Node:
 
     async def join(self, session: str = "", **changes: Any) -> pb.JoinReply:
         fields: dict[str, Any] = {
-            "protocol": service.PROTOCOL,
+            "protocol": PROTOCOL,
             "run": "reef",
             "token": self.token,
             "name": "ada",
@@ -302,7 +303,7 @@ def test_a_join_whose_caller_is_gone_while_it_is_written_is_no_others(
 
             def join(secret: str) -> asyncio.Task[pb.JoinReply]:
                 fields: dict[str, Any] = {"token": c.token, "name": "a node", "address": ":7", "session": secret}
-                request = pb.JoinRequest(protocol=service.PROTOCOL, run="reef", **fields)
+                request = pb.JoinRequest(protocol=PROTOCOL, run="reef", **fields)
                 return asyncio.create_task(edge.Join(request, cast(Any, Caller())))
 
             monkeypatch.setattr(c.journal, "append", slowly)

@@ -125,6 +125,19 @@ def test_a_snapshot_stands_for_the_events_before_it(tmp_path: Path) -> None:
     assert reopened(tmp_path) == (Snapshot(4.0, b"three too"), [], [record(1)], [note(1), note(2)])
 
 
+def test_only_its_owner_reads_the_runs_key_in_it(tmp_path: Path) -> None:
+    def modes() -> set[int]:
+        return {path.stat().st_mode & 0o777 for path in tmp_path.glob("journal.sqlite*")}
+
+    journal = Journal(tmp_path)
+    journal.set_meta("key", "secret")
+    assert modes() == {0o600}
+    journal.close()
+    (tmp_path / "journal.sqlite").chmod(0o644)  # as an earlier version left it
+    Journal(tmp_path).close()
+    assert modes() == {0o600}
+
+
 def test_the_files_stay_small_over_a_long_run(tmp_path: Path) -> None:
     body = random.Random(0).randbytes(100_000)
     largest = 0

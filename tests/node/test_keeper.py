@@ -15,8 +15,19 @@ from atoll.node.channel import Hello
 from atoll.node.config import NodeConfig
 from atoll.node.home import Options
 from atoll.node.keeper import Keeper
-from atoll.node.recover import Standing
+from atoll.node.recover import MovedOn, Standing, Stranded
 from atoll.node.shelf import Shelf
+
+
+def test_a_recovery_that_nobody_answers_is_tried_less_and_less_often_and_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    keeper = cast(Any, SimpleNamespace(stranded="", _pause=keeper_.SOON))
+    caplog.set_level("INFO", "atoll.node")
+    pauses = [Keeper._again(keeper, Stranded("nobody gives it the state: n1: refused")) for _ in range(6)]
+    assert pauses[0] < pauses[1] < pauses[2] < pauses[-1] == keeper_.SELDOM and len(caplog.messages) == 1
+    assert "n1: refused" in keeper.stranded
+    assert Keeper._again(keeper, MovedOn("the round is over")) == keeper_.SOON and not keeper.stranded
 
 
 def test_a_snapshot_of_a_fetched_state_tells_the_tokens_of_its_round(

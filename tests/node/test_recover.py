@@ -29,7 +29,7 @@ from atoll.node.errands import Errand, Errands
 from atoll.node.keeper import how_far
 from atoll.node.outer import OuterState
 from atoll.node.parts import Parts
-from atoll.node.recover import LEAST, Donor, MovedOn, Standing, Target, _Recovery, recover
+from atoll.node.recover import LEAST, Donor, MovedOn, Standing, Stranded, Target, _Recovery, recover
 from atoll.node.shelf import Shelf
 from atoll.node.vectors import Vectors, clear_stale
 from atoll.outer_opt.nesterov import Nesterov
@@ -364,6 +364,23 @@ def test_who_is_asked_for_other_rounds_than_the_next_says_at_once_that_it_lacks_
         for k in (0, 3):
             with pytest.raises(MovedOn):
                 await bring(joiner, k, bytes(16), a)
+
+
+def test_that_no_donor_answers_is_told_with_the_reasons_and_not_as_if_the_round_had_passed(tmp_path: Path) -> None:
+    @with_peers(tmp_path, "a", "joiner")
+    async def _(a: Peer, joiner: Peer) -> None:
+        donors = Donor(NodeId("b"), "127.0.0.1:1"), Donor(NodeId("c"), "no address")
+        with ThreadPoolExecutor(1) as worker:
+            for round_ in (1, 2):
+                target = Target(Round(round_), b"d" * 16, donors)
+                with pytest.raises(Stranded, match="b: no connection to 127.0.0.1:1: .*refused") as failed:
+                    await recover(joiner.plane, joiner.outer, target, worker, lambda _: None)
+                assert "c: " in str(failed.value) and "round" not in str(failed.value)
+        a.initialise()
+        await a.commit(1)
+        with pytest.raises(MovedOn) as moved:
+            await bring(joiner, 3, bytes(16), a)
+        assert not isinstance(moved.value, Stranded)
 
 
 def test_no_donor_is_told_at_once(tmp_path: Path) -> None:
