@@ -326,11 +326,16 @@ def check(config: RunConfig) -> None:
         ((m.dim // m.heads) % 2 == 0, f"model.dim / model.heads is {m.dim / m.heads:g}: rotary needs it even"),
         (m.heads % m.kv_heads == 0, f"model.heads {m.heads} is not a multiple of model.kv_heads {m.kv_heads}"),
         (config.data.val_every >= 2, f"data.val_every is {config.data.val_every}: it must be 2 or more"),
+        (0 <= config.seed < 1 << 63, f"seed is {config.seed}: it must be in 0 ... 2^63 - 1"),
         (config.reduce.levels in (1, 2), f"reduce.levels is {config.reduce.levels}: it must be 1 or 2"),
         (config.reduce.block % 2 == 0, f"reduce.block is {config.reduce.block}: it must be even"),
         (
             config.reduce.chunk >= config.reduce.block,
             f"reduce.chunk {config.reduce.chunk} is less than one reduce.block of {config.reduce.block}",
+        ),
+        (
+            config.reduce.chunk <= 1 << 31,
+            f"reduce.chunk is {config.reduce.chunk}: it must be 2^31 elements or fewer",
         ),
         (config.inner.beta1 < 1, f"inner.beta1 is {config.inner.beta1}: it must be in [0, 1)"),
         (config.inner.beta2 < 1, f"inner.beta2 is {config.inner.beta2}: it must be in [0, 1)"),
