@@ -6,10 +6,10 @@ from elsewhere is never given to OmegaConf, whose `${...}` would be resolved.
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
@@ -241,24 +241,23 @@ def load_dataclass(schema: type[T], path: Path | None, overrides: tuple[str, ...
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    for override in overrides:
-        if "=" not in override:
-            raise ConfigError(f"override {override!r} has no '=': write key=value, for example outer.lr=0.5")
     source = "the overrides"
     try:
         merged = OmegaConf.structured(schema)
         for file in (path, over):
             if file is not None:
                 path, source = file, str(file)
-                merged = OmegaConf.merge(merged, _switches(OmegaConf.load(file)))
+                merged = OmegaConf.merge(merged, _fitted(schema, OmegaConf.load(file), source))
         source = "the overrides"
-        merged = OmegaConf.merge(merged, _switches(OmegaConf.from_dotlist(list(overrides))))
+        merged = OmegaConf.merge(merged, _fitted(schema, _dotlist(overrides), source))
         loaded = OmegaConf.to_object(merged)
     except TypeError:
         raise ConfigError(f"{source} does not hold keys and values: write a YAML mapping") from None
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None) or "?"
         reason = str(error.msg or error).splitlines()[0] if hasattr(error, "msg") else str(error).splitlines()[0]
+        # OmegaConf lists the members' names; what is written are their values.
+        reason = re.sub(r"expected one of \[.*\]", lambda found: found[0].lower(), reason)
         raise ConfigError(f"config key {key!r} in {source}: {reason}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the config file {path}: {error}") from None
@@ -268,13 +267,41 @@ def load_dataclass(schema: type[T], path: Path | None, overrides: tuple[str, ...
     return loaded
 
 
-def _switches(found: Any) -> Any:
-    """YAML takes a bare on or off for true or false; `security.tls` has them as words."""
-    from omegaconf import DictConfig
+def _dotlist(overrides: tuple[str, ...]) -> Any:
+    """What the overrides say; the one that cannot be read is named."""
+    from omegaconf import OmegaConf
+    from yaml import YAMLError
 
-    security = found.get("security") if isinstance(found, DictConfig) else None
-    if isinstance(security, DictConfig) and isinstance(security.get("tls"), bool):
-        security["tls"] = "on" if security["tls"] else "off"
+    said = OmegaConf.create()
+    for override in overrides:
+        if "=" not in override:
+            raise ConfigError(f"override {override!r} has no '=': write key=value, for example outer.lr=0.5")
+        try:
+            said.merge_with_dotlist([override])
+        except YAMLError as error:
+            reason = getattr(error, "problem", None) or error
+            raise ConfigError(f"override {override!r} is not valid YAML behind the '=': {reason}") from None
+    return said
+
+
+def _fitted(schema: type[Any], found: Any, source: str, above: str = "") -> Any:
+    """`found` with words where the schema has words: YAML takes a bare on or off for true or false. A value in
+    the place of a section is refused."""
+    from omegaconf import DictConfig, OmegaConf
+
+    for key, kind in get_type_hints(schema).items() if isinstance(found, DictConfig) else ():
+        if key not in found or OmegaConf.is_interpolation(found, key) or not isinstance(kind, type):
+            continue
+        value = found.get(key)
+        if is_dataclass(kind):
+            if not isinstance(value, DictConfig):
+                example = f"{above}{key}.{fields(kind)[0].name}=..."
+                raise ConfigError(
+                    f"config key '{above}{key}' in {source} is a section: set one of its keys, as in {example}"
+                )
+            _fitted(kind, value, source, f"{above}{key}.")
+        elif isinstance(value, bool) and issubclass(kind, StrEnum):
+            found[key] = "on" if value else "off"
     return found
 
 

@@ -100,6 +100,10 @@ def test_tls_is_on_off_or_auto_though_yaml_takes_two_of_them_for_truths(word: st
         ("checkpoint.copies=-1", "every node"),
         ("model.layers=99999999999999999999", "no machine can hold"),
         ("security.tls=perhaps", "security.tls"),
+        ("inner.lr=[1", r"override 'inner.lr=\[1' is not valid YAML"),
+        ("rounds=5", "'rounds' in the overrides is a section: set one of its keys, as in rounds.inner_steps=..."),
+        ("data=~/texts", "as in data.kind=..."),
+        ("wandb.mode=off", r"'off', expected one of \[online, offline, disabled, auto\]"),
     ],
 )
 def test_what_is_wrong_is_named(override: str, sentence: str) -> None:
@@ -111,6 +115,13 @@ def test_a_file_that_is_no_yaml_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("a: [1,\nb: }")
     with pytest.raises(ConfigError, match="not valid YAML"):
         load_run(tmp_path / "bad.yaml")
+
+
+@pytest.mark.parametrize("text", ["rounds: 5", "rounds:", "rounds: [total, 5]"])
+def test_a_value_in_the_place_of_a_section_is_named_with_its_file(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="'rounds' in .*run.yaml is a section: set one of its keys"):
+        load_run(tmp_path / "run.yaml")
 
 
 def test_interpolation_from_the_wire_is_refused() -> None:
