@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import uvicorn
+from msgspec import to_builtins
 
 from atoll.comm.certificates import NO_PIN, Pin, own
 from atoll.comm.config import RunConfig, TlsMode, from_json, to_json
@@ -24,6 +26,7 @@ from atoll.coordinator.tracker import Tracker
 
 log = logging.getLogger("atoll.coordinator")
 PAGE = 50  # commit records that are read at a time
+FEW = 5  # keys that differ which are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +108,23 @@ def _same_run(journal: Journal, config: RunConfig) -> None:
     if found is None:
         journal.set_meta("config", to_json(config).decode())
         journal.set_meta("run", config.name)
-    elif from_json(found.encode()) != config:
+    elif differing := _differing(to_builtins(from_json(found.encode())), to_builtins(config)):
+        more = f", and {len(differing) - FEW} keys more" if len(differing) > FEW else ""
         raise ConfigError(
-            "the state directory belongs to a run with another config: "
+            f"the state directory belongs to a run with another config ({', '.join(differing[:FEW])}{more}): "
             "start with the file and overrides that it began with, or give another --state-dir"
         )
+
+
+def _differing(kept: dict[str, Any], given: dict[str, Any], above: str = "") -> list[str]:
+    """The keys whose values differ, with both."""
+    found = list[str]()
+    for key, value in kept.items():
+        if isinstance(value, dict):
+            found += _differing(value, given[key], f"{above}{key}.")
+        elif value != given[key]:
+            found.append(f"{above}{key} is {value!r} there and {given[key]!r} here")
+    return found
 
 
 def encrypted(config: RunConfig, options: Options) -> bool:

@@ -41,9 +41,13 @@ def test_a_state_directory_of_the_same_run_may_be_older_than_a_key_of_its_config
     with closing(Journal(tmp_path)) as journal:
         journal.set_meta("config", msgspec.json.encode(older).decode())
         _same_run(journal, config)
-        for other in (
-            RunConfig(name="reef", outer=OuterConfig(lr=0.1)),
-            RunConfig(name="reef", security=SecurityConfig(TlsMode.ON)),
+        for other, differs in (
+            (RunConfig(name="reef", outer=OuterConfig(lr=0.1)), "outer.lr is 0.9 there and 0.1 here"),
+            (
+                RunConfig(name="reef", security=SecurityConfig(TlsMode.ON)),
+                "security.tls is 'auto' there and 'on' here",
+            ),
+            (RunConfig(name="sea", seed=1), "name is 'reef' there and 'sea' here, seed is 0 there and 1 here"),
         ):
-            with pytest.raises(ConfigError, match="another config"):
+            with pytest.raises(ConfigError, match=rf"another config \({differs}\): start with"):
                 _same_run(journal, other)
