@@ -10,6 +10,7 @@ are over all members and rounds. Coordinator and members share the machine: the 
 
 import multiprocessing
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -66,7 +67,13 @@ class Figures:
 @click.command()
 @click.option("--members", default=1000, show_default=True, type=click.IntRange(1, 10_000))
 @click.option("--rounds", default=1, show_default=True, type=click.IntRange(min=1))
-@click.option("--period", default=56.0, show_default=True, help="Seconds that a round's inner steps take.")
+@click.option(
+    "--period",
+    default=56.0,
+    show_default=True,
+    type=click.FloatRange(0.0, 1e6, min_open=True),
+    help="Seconds that a round's inner steps take.",
+)
 @click.option("--processes", default=2, show_default=True, type=click.IntRange(1, 64), help="For the members.")
 @click.option("--json", "as_json", is_flag=True)
 def coordinator(members: int, rounds: int, period: float, processes: int, as_json: bool) -> None:
@@ -213,9 +220,11 @@ def _load(tasks: list[Task]) -> Iterator[tuple[list[SpawnProcess], "multiprocess
     fresh = multiprocessing.get_context("spawn")  # gRPC does not survive a fork
     words: multiprocessing.Queue[object] = fresh.Queue()
     loads = [fresh.Process(target=simulate, args=(task, words.put), daemon=True) for task in tasks]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # they inherit it: Ctrl-C is for this process
     for load in loads:
         load.start()
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         yield loads, words
     finally:
         for load in loads:
