@@ -29,7 +29,7 @@ from atoll.comm.config import CodecName, RunConfig, load_run
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.node.allreduce_figures import FP32, Bench, Course, Figures, shortfall, summarise
 from atoll.node.allreduce_peers import measure, write_run
-from atoll.node.resources import available
+from atoll.node.resources import available, check_host
 
 BASE = 150 << 20  # bytes of a peer without a vector
 VECTORS = 4  # fp32 vectors of a peer: anchor, momentum, local and the decoded mean
@@ -98,10 +98,12 @@ def allreduce(as_json: bool, **options: Any) -> None:
     if course.laps:
         figures = summarise(bench, course)
         click.echo(msgspec.json.encode(figures).decode()) if as_json else _table(figures)
-    if trouble is not None:
+    if trouble is not None and any(log.stat().st_size for log in folder.glob("*.log")):
         click.echo(f"the logs of all processes are in {folder}", err=True)
         raise trouble
     shutil.rmtree(folder, ignore_errors=True)
+    if trouble is not None:
+        raise trouble
 
 
 def check(bench: Bench) -> RunConfig:
@@ -116,6 +118,8 @@ def check(bench: Bench) -> RunConfig:
         bench.through(1)
     except ValueError as error:
         raise ConfigError(f"--launch-prefix is {bench.prefix!r}: {error}") from None
+    if not bench.prefix:  # behind one, addresses are others
+        check_host(bench.host, range(1, bench.peers + 2))
     with tempfile.TemporaryDirectory() as folder:
         config = load_run(write_run(bench, Path(folder)), bench.overrides)
     encoded = FP32 if config.reduce.codec is CodecName.FP32 else 2

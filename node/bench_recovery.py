@@ -51,7 +51,7 @@ from atoll.comm.sealing import mean_of
 from atoll.node.launch import die_with_parent
 from atoll.node.outer import OuterState
 from atoll.node.recover import Donor, Standing, Target, recover
-from atoll.node.resources import available
+from atoll.node.resources import available, check_host
 from atoll.node.shelf import Shelf
 from atoll.node.vectors import Vectors, clear_stale
 from atoll.outer_opt.nesterov import Nesterov
@@ -136,6 +136,8 @@ def recovery(
             f"{donors + 1} processes with {numel:,} elements need about {need / 1e9:.1f} GB of memory, "
             f"{have / 1e9:.1f} GB are available: take fewer of either"
         )
+    if not prefix:  # behind one, addresses are others
+        check_host(host, range(1, donors + 2))
     patience = COME_UP * (1 + numel / 10e6)
     key = secrets.token_hex(32)
     with ExitStack() as stack:

@@ -2,6 +2,7 @@
 
 import shutil
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,6 +45,20 @@ def _offered() -> str:
     with suppress(OSError):
         return ", ".join(Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split())
     return "others"
+
+
+def check_host(host: str, numbers: Iterable[int]) -> None:
+    """Raise `ResourceError` if this machine cannot listen on --host, where {i} stands for each of the numbers."""
+    for number in numbers:
+        there = host.replace("{i}", str(number))
+        try:
+            with socket.socket(socket.AF_INET6 if ":" in there else socket.AF_INET) as probe:
+                probe.bind((there, 0))
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ResourceError(
+                f"--host is {there!r}: nothing can listen there ({reason}), give an address of this machine"
+            ) from None
 
 
 def check_compiler() -> None:

@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from click.testing import CliRunner
 
 from atoll.comm.chunks import Chunks
-from atoll.comm.errors import ConfigError
-from atoll.node.allreduce import check
+from atoll.comm.errors import ConfigError, ResourceError
+from atoll.node.allreduce import allreduce, check
 from atoll.node.allreduce_figures import Bench, Course, Lap, comparison, duration, shortfall
 from atoll.node.synthetic import SIGMA, TILE, AtHand, Begun, Compare, Decoded, relative_error, tile, write_local
 
@@ -103,7 +105,7 @@ def test_an_interrupted_bench_leaves_nothing_behind(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 def test_a_peer_that_cannot_start_is_a_sentence_with_the_logs(tmp_path: Path) -> None:
-    process = start(tmp_path, "--peers", "2", "--host", "192.0.2.{i}")  # of no interface
+    process = start(tmp_path, "--peers", "2", "--launch-prefix", "env", "--host", "192.0.2.{i}")  # of no interface
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert out == ""
@@ -136,6 +138,24 @@ def test_a_peer_holds_its_delta_what_is_sealed_and_half_as_much_of_others() -> N
 def test_what_cannot_be_measured_is_refused_before_anything_starts(changes: dict[str, Any], names: str) -> None:
     with pytest.raises(ConfigError, match=names):
         check(bench(**changes))
+
+
+def test_a_host_of_another_machine_is_named_unless_a_prefix_leads_there() -> None:
+    with pytest.raises(ResourceError, match="--host is '192.0.2.1': nothing can listen there"):
+        check(bench(host="192.0.2.{i}"))
+    with pytest.raises(ResourceError, match="--host is '::bad'"):
+        check(bench(host="::bad"))
+    check(bench(host="192.0.2.{i}", prefix="ip netns exec wan{i}"))
+    check(bench(host="127.0.0.{i}"))
+
+
+def test_a_bench_that_started_nothing_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    said = CliRunner().invoke(allreduce, ["--numel", "1000", "--launch-prefix", "no-such-thing"])
+    assert isinstance(said.exception, ConfigError) and "no-such-thing" in str(said.exception)
+    assert "logs" not in said.output and not list(tmp_path.iterdir())
 
 
 def test_the_run_waits_for_nothing_but_the_reduce() -> None:

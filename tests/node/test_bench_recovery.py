@@ -5,6 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from atoll.comm.errors import ResourceError
 from atoll.node.bench_recovery import recovery
 
 NUMEL = 2_000_000
@@ -37,3 +38,8 @@ def test_somebody_who_is_killed_half_way_costs_next_to_nothing(killed: str) -> N
 def test_a_prefix_that_is_no_command_is_said() -> None:
     said = CliRunner().invoke(recovery, ["--donors", "1", "--numel", "1000", "--launch-prefix", "no-such-thing"])
     assert said.exit_code and "no-such-thing" in str(said.exception)
+
+
+def test_a_host_of_another_machine_is_said() -> None:
+    said = CliRunner().invoke(recovery, ["--donors", "1", "--numel", "1000", "--host", "192.0.2.{i}"])
+    assert isinstance(said.exception, ResourceError) and "--host is '192.0.2.1'" in str(said.exception)
