@@ -83,19 +83,25 @@ def simulate(
 
     node = NodeConfig(data=data, model=model, compile=compile, bf16=bf16)
     check(node)
+    report.prepare(out)
     outcomes, baseline_of = list[Outcome](), dict[str, str]()
+    settings = {"conditions": asdict(conditions), "runs": {label: asdict(run) for label, run in runs.items()}}
+
+    def keep(outcome: Outcome) -> None:
+        """Write what there is so far: an interrupted comparison leaves the runs that were finished."""
+        outcomes.append(outcome)
+        report.write(out, outcomes, report.summary(outcomes, baseline_of), settings)
+
     with _progress(conditions, as_json) as follow:
         source = open_source(base, node, out / "cache")
         for label, run in runs.items():
             optimizer = f"data-parallel-{run.inner.optimizer}"
             if baseline and optimizer not in {outcome.label for outcome in outcomes}:
                 same = replace(run, rounds=base.rounds)
-                outcomes.append(data_parallel(optimizer, same, node, conditions, source, follow(optimizer, run)))
+                keep(data_parallel(optimizer, same, node, conditions, source, follow(optimizer, run)))
             baseline_of[label] = optimizer
-            outcomes.append(local_updates(label, run, node, conditions, source, follow(label, run)))
+            keep(local_updates(label, run, node, conditions, source, follow(label, run)))
     rows = report.summary(outcomes, baseline_of)
-    settings = {"conditions": asdict(conditions), "runs": {label: asdict(run) for label, run in runs.items()}}
-    report.write(out, outcomes, rows, settings)
     if as_json:
         click.echo(json.dumps({"runs": rows}))
     else:

@@ -3,14 +3,18 @@
 import csv
 import json
 import math
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from atoll.comm.errors import ResourceError
 from atoll.node.simulate.play import Outcome
 
 FIELDS = ("fragment", "round", "time", "tokens", "members", "bytes_sent", "train_loss", "val_loss")
+ROOM = 1 << 16  # bytes that the folder must take before anything is trained
 
 
 def summary(outcomes: Sequence[Outcome], baseline_of: dict[str, str]) -> list[dict[str, Any]]:
@@ -27,19 +31,36 @@ def summary(outcomes: Sequence[Outcome], baseline_of: dict[str, str]) -> list[di
     return rows
 
 
+def prepare(folder: Path) -> None:
+    """Make the folder, and see that it takes files; raise `ResourceError` if not."""
+    with _in_sentences(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(ROOM))
+
+
 def write(folder: Path, outcomes: Sequence[Outcome], rows: Sequence[dict[str, Any]], settings: Any) -> None:
     """`LABEL.jsonl` and `curves.csv` with every round, `summary.json`, `comparison.png`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "curves.csv").open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(("method", *FIELDS))
-        for outcome in outcomes:
-            records = [asdict(record) for record in outcome.records]
-            table.writerows((outcome.label, *(record[key] for key in FIELDS)) for record in records)
-            lines = "".join(json.dumps(record) + "\n" for record in records)
-            (folder / f"{outcome.label}.jsonl").write_text(lines)
-    (folder / "summary.json").write_text(json.dumps({"runs": rows, "settings": settings}, indent=2) + "\n")
-    picture(folder / "comparison.png", outcomes)
+    with _in_sentences(folder):
+        with (folder / "curves.csv").open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(("method", *FIELDS))
+            for outcome in outcomes:
+                records = [asdict(record) for record in outcome.records]
+                table.writerows((outcome.label, *(record[key] for key in FIELDS)) for record in records)
+                lines = "".join(json.dumps(record) + "\n" for record in records)
+                (folder / f"{outcome.label}.jsonl").write_text(lines)
+        (folder / "summary.json").write_text(json.dumps({"runs": rows, "settings": settings}, indent=2) + "\n")
+        picture(folder / "comparison.png", outcomes)
+
+
+@contextmanager
+def _in_sentences(folder: Path) -> Iterator[None]:
+    """A folder that is read-only, full or no folder is no fault of the program."""
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(f"--out {folder} cannot be used ({error}): give another --out") from None
 
 
 def picture(path: Path, outcomes: Sequence[Outcome]) -> None:

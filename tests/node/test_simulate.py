@@ -22,13 +22,14 @@ from atoll.comm.config import (
     RunConfig,
     load_run,
 )
-from atoll.comm.errors import ConfigError
+from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.methods import SHIPPED, check_real, method_file, simulated_only
 from atoll.comm.outer_config import FragmentsConfig, LeftOutName, OuterConfig, OverlapConfig, TakeName
 from atoll.node.config import NodeConfig
 from atoll.node.data import Source, open_source
 from atoll.node.method import method_of
 from atoll.node.schedule import learning_rate
+from atoll.node.simulate import play
 from atoll.node.simulate.cli import simulate
 from atoll.node.simulate.conditions import Conditions
 from atoll.node.simulate.exchange import Contribution, Replicated
@@ -336,6 +337,45 @@ def test_the_command_compares_methods_and_leaves_files(tmp_path: Path) -> None:
     assert len((out / "diloco.jsonl").read_text().splitlines()) == 3
     assert (out / "curves.csv").read_text().startswith("method,fragment,round")
     assert json.loads((out / "summary.json").read_text())["settings"]["runs"]["sparse"]["seed"] == 3
+
+
+def short(tmp_path: Path, *arguments: str) -> list[str]:
+    """The command, for a run of one step of two nodes."""
+    (tmp_path / "run.yaml").write_text(
+        "model: {dim: 32, layers: 2, heads: 2, kv_heads: 1, ffn_dim: 48, seq_len: 32}\ninner: {batch_size: 2}\n"
+    )
+    options = ["--nodes", "2", "--steps", "1", "--no-baseline", "--out", str(tmp_path / "out"), "--json"]
+    return [str(tmp_path / "run.yaml"), *options, *arguments]
+
+
+def test_a_folder_that_cannot_be_used_is_named_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(play, "local_updates", None)
+    (tmp_path / "out").touch()
+    under = ("--out", str(tmp_path / "out" / "sim"))
+    with pytest.raises(ResourceError, match="out/sim cannot be used .*Not a directory.*: give another --out"):
+        CliRunner().invoke(simulate, short(tmp_path, *under), catch_exceptions=False)
+
+
+def test_results_that_cannot_be_written_are_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "out" / "curves.csv").mkdir(parents=True)
+    with pytest.raises(ResourceError, match="out cannot be used .*curves.csv.*: give another --out"):
+        CliRunner().invoke(simulate, short(tmp_path), catch_exceptions=False)
+
+
+def test_an_interrupted_comparison_leaves_the_runs_that_were_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(label: str, *others: Any) -> Outcome:
+        if label == "sparse":
+            raise KeyboardInterrupt
+        return local_updates(label, *others)
+
+    monkeypatch.setattr(play, "local_updates", interrupted)
+    CliRunner().invoke(simulate, short(tmp_path, "--method", "diloco", "--method", "sparse"))
+    assert {path.stem for path in (tmp_path / "out").glob("*.jsonl")} == {"diloco"}
+    assert "\ndiloco," in (tmp_path / "out" / "curves.csv").read_text()
 
 
 @pytest.mark.parametrize(
