@@ -12,6 +12,8 @@ from atoll.comm.config import RunConfig
 from atoll.comm.errors import ConfigError, ResourceError
 
 BYTES_PER_PARAM = 16 + 12 + 3  # parameters, gradients, two Adam moments; three flat vectors; encoded buffers
+BYTES_SIMULATED = 16 + 8  # parameters, gradients, two moments; what was sent, and as the others decode it
+BYTES_SHARED = 16  # anchor and momentum; the parameters of the start and of who evaluates
 BASE = 600 << 20  # bytes of a trainer and a daemon that hold no model yet
 
 
@@ -21,12 +23,24 @@ def check_memory(run: RunConfig, on_gpu: bool) -> None:
     each = 15 if on_gpu else BYTES_PER_PARAM
     each += 4 if run.overlap.delay else 0  # what was handed over, once more
     each += 8 if run.outer.feedback else 0  # what was not sent, and a copy of it on its way to the disk
-    need = params * each + BASE
-    have = available()
-    if need > have:
+    _demand(
+        params * each + BASE, f"the run's model of {params:,} parameters", "free some, or use a larger machine"
+    )
+
+
+def check_simulation(run: RunConfig, nodes: int) -> None:
+    """Raise `ResourceError` if the models of so many nodes cannot fit into this one process."""
+    params = run.model.n_params
+    each = BYTES_SIMULATED + (8 if run.outer.feedback else 0)  # what was not sent, and what was offered
+    who = f"simulating {nodes} nodes with a model of {params:,} parameters"
+    _demand(params * (nodes * each + BYTES_SHARED) + BASE, who, "take fewer nodes, or a smaller model")
+
+
+def _demand(need: int, who: str, otherwise: str) -> None:
+    if need > (have := available()):
         raise ResourceError(
-            f"the run's model of {params:,} parameters needs about {need / 1e9:.1f} GB of memory on this machine, "
-            f"{have / 1e9:.1f} GB are available: free some, or use a larger machine"
+            f"{who} needs about {need / 1e9:.1f} GB of memory on this machine, "
+            f"{have / 1e9:.1f} GB are available: {otherwise}"
         )
 
 

@@ -78,11 +78,15 @@ def simulate(
     conditions.check()
     from atoll.node.config import NodeConfig, check
     from atoll.node.data import open_source
+    from atoll.node.resources import check_simulation
     from atoll.node.simulate import report
     from atoll.node.simulate.play import Outcome, data_parallel, local_updates
 
     node = NodeConfig(data=data, model=model, compile=compile, bf16=bf16)
     check(node)
+    if not model:
+        for run in runs.values():
+            check_simulation(run, nodes)
     report.prepare(out)
     outcomes, baseline_of = list[Outcome](), dict[str, str]()
     settings = {"conditions": asdict(conditions), "runs": {label: asdict(run) for label, run in runs.items()}}

@@ -378,6 +378,12 @@ def test_an_interrupted_comparison_leaves_the_runs_that_were_finished(
     assert "\ndiloco," in (tmp_path / "out" / "curves.csv").read_text()
 
 
+def test_a_fleet_too_large_for_memory_is_refused_before_anything_is_allocated(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match="simulating 2 nodes with a model of .* GB are available"):
+        CliRunner().invoke(simulate, short(tmp_path, "model.dim=1000000"), catch_exceptions=False)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
