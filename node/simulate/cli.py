@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from atoll.comm.config import load_run
+from atoll.comm.config import DataKind, load_run
 from atoll.comm.errors import ConfigError
 from atoll.comm.methods import method_file
 from atoll.node.simulate.conditions import Conditions
@@ -84,6 +84,10 @@ def simulate(
 
     node = NodeConfig(data=data, model=model, compile=compile, bf16=bf16)
     check(node)
+    if base.data.kind is not DataKind.STDLIB and not data:
+        raise ConfigError(
+            f"this run trains on your own text, data.kind={base.data.kind}: give its folder, --data FOLDER"
+        )
     if not model:
         for run in runs.values():
             check_simulation(run, nodes)
