@@ -194,11 +194,13 @@ def choose_device(node: NodeConfig, team: Team) -> torch.device:
     if node.device is Device.CPU or (node.device is Device.AUTO and not torch.cuda.is_available()):
         return torch.device("cpu")
     count = torch.cuda.device_count()
-    if team.size > count:
+    if not count:
         raise ResourceError(
-            f"ranks={team.size} but this machine has {count} CUDA devices: set ranks={max(count, 1)}"
-            + ("" if count else " and device=cpu, or install a CUDA build of torch")
+            "device=cuda but this machine has no CUDA device: set device=cpu, or install a CUDA build of torch"
         )
+    if team.size > count:
+        devices = f"{count} CUDA device{'s' if count > 1 else ''}"
+        raise ResourceError(f"ranks={team.size} but this machine has {devices}: set ranks={count}")
     torch.cuda.set_device(team.rank)
     return torch.device("cuda", team.rank)
 

@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 from trainers import DEADLINE, FAR, Node, launched, order, small
 
 from atoll.comm.config import DataConfig, DataKind, InnerConfig, OptimizerName, RoundsConfig, RunConfig
+from atoll.comm.errors import ResourceError
 from atoll.comm.outer_config import FragmentsConfig, OverlapConfig, TakeName
 from atoll.node import channel
-from atoll.node.inner import Course
+from atoll.node.config import Device, NodeConfig
+from atoll.node.inner import Course, Team
 from atoll.node.layout import stretches
 from atoll.node.leases import beyond, samples
+from atoll.node.trainer import choose_device
 
 
 def watch(pids: list[int]) -> list[int]:
@@ -87,6 +90,20 @@ def test_other_optimizers_do_the_same_on_one_rank_and_on_two(
         assert np.linalg.norm(one - two) < off * np.linalg.norm(one)
 
     asyncio.run(both())
+
+
+@pytest.mark.parametrize(
+    ("count", "ranks", "sentence"),
+    [
+        (0, 1, "device=cuda but this machine has no CUDA device: set device=cpu, or install"),
+        (1, 2, "ranks=2 but this machine has 1 CUDA device: set ranks=1$"),
+        (2, 4, "ranks=4 but this machine has 2 CUDA devices: set ranks=2$"),
+    ],
+)
+def test_what_cuda_lacks_is_said(count: int, ranks: int, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    with pytest.raises(ResourceError, match=sentence):
+        choose_device(NodeConfig(device=Device.CUDA, ranks=ranks), Team(0, ranks))
 
 
 def test_training_lowers_the_loss_of_the_anchor(tmp_path: Path) -> None:
