@@ -251,7 +251,8 @@ def sentence(record: CommitRecord) -> str:
         return record.reason
     loss = "" if record.val_loss is None else f", validation loss {record.val_loss:.3f}"
     seconds = sum(record.seconds.values())
+    who = f"{len(record.contributors)} contributor{'s' if len(record.contributors) != 1 else ''}"
     return (
-        f"round {record.round} committed: {len(record.contributors)} contributors, train loss "
+        f"round {record.round} committed: {who}, train loss "
         f"{record.train_loss:.3f}{loss}, {record.tokens:,} tokens, {seconds:.1f} s"
     )

@@ -1,5 +1,6 @@
 """When a demo kills and joins nodes, and which folders it writes to."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from atoll.comm.ids import NodeId
 from atoll.coordinator import demo
 from atoll.coordinator.demo import Chaos
 from atoll.coordinator.events import CommitRecord
+from atoll.coordinator.kernel import sentence
 from atoll.coordinator.report import Mark, MarkKind, Story
 
 
@@ -136,3 +138,10 @@ def test_marks_belong_to_the_round_that_was_being_trained() -> None:
     story.marks.append(Mark(MarkKind.KILLED, "cy", story.run["round"]))
     assert story.names(MarkKind.KILLED) == {"cy"}
     assert story.names(MarkKind.JOINED) == set()
+
+
+def test_a_commit_of_one_node_is_told_in_the_singular() -> None:
+    alone = record(1, 4.0)
+    assert "round 1 committed: 1 contributor, train loss" in sentence(alone)
+    both = replace(alone, contributors={NodeId("n1"): 1.0, NodeId("n2"): 1.0})
+    assert "2 contributors, train loss" in sentence(both)
