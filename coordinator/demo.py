@@ -64,7 +64,7 @@ def demo(
     """Train a small model with real processes on this machine; kill one node, let another join.
 
     key=value OVERRIDES change the run's config. Leaves report.json, loss.png, rounds.jsonl, wandb/ and the logs
-    in --out; a folder that holds an earlier demo is used again.
+    in --out. What an earlier demo left there is replaced: it is deleted when this one starts.
     """
     asked = _overrides(nodes, rounds, overrides)
     config = load_run(RUN_YAML, asked)
