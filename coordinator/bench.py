@@ -40,6 +40,7 @@ SETTINGS = (
     "members.reconnect=20",
     f"reduce.chunk={NUMEL}",
     "rounds.total=0",
+    "members.minimum=1",
     "wandb.mode=disabled",
 )
 PATIENCE = 120.0  # seconds without a word from the members, beyond a round's inner steps
