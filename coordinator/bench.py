@@ -191,7 +191,8 @@ def _coordinator(folder: Path, members: int) -> Iterator[subprocess.Popen[bytes]
     command = [sys.executable, "-P", "-m", "atoll.comm.cli", "coordinator", "start", str(RUN_YAML)]
     command += ["--state-dir", str(folder), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([*command, f"members.start={members}", *SETTINGS], stdout=log, stderr=log)
+        command += [f"members.start={members}", *SETTINGS]
+        process = subprocess.Popen(command, stdout=log, stderr=log, process_group=0)  # Ctrl-C is for the bench
     try:
         yield process
     except BenchFailed:
