@@ -268,7 +268,6 @@ class Keeper:
             return
         finally:
             self.recovering = None
-        self.stranded, self._pause = "", SOON
         size, seconds = plane.bytes_down - before, time.monotonic() - started
         for round_, chunks in took.sealed.items():
             payloads = [np.frombuffer(chunk.payload, np.uint8) for chunk in chunks]
@@ -312,6 +311,7 @@ class Keeper:
 
     async def _settle(self) -> bytes:
         digest_: bytes = await self.compute(self.outer.settle)
+        self.stranded, self._pause = "", SOON  # however the state came
         self._shelf.settled()
         return digest_
 

@@ -55,7 +55,9 @@ def test_a_snapshot_of_a_fetched_state_tells_the_tokens_of_its_round(
         hello = Hello(1, 1, donor.chunks.numel, tuple(layout_for(TINY)))
         keeper = Keeper(cast(Any, member), hello, Shelf(), told.append, asyncio.create_task)
         monkeypatch.setattr(keeper_, "recover", recover)
+        keeper.stranded = "nobody gives it the state"
         await keeper.recover(machine.Recover(view, differs=False, rebase=False))
+        assert not keeper.stranded
         await keeper.durable.quiet()
         assert told == [machine.StateMoved(3, view.state_digest)]
         assert [(s.first, s.tokens) for s in keeper.durable._snapshots] == [(3, 30)]
