@@ -1,8 +1,13 @@
 """Memory that is used again: the kernel clears what it gives anew, which can take longer than encoding."""
 
+import threading
+
 import numpy as np
 
+from atoll.comm.codec import F32
 from atoll.comm.octets import U8
+
+_thread = threading.local()
 
 
 class Buffers:
@@ -14,10 +19,10 @@ class Buffers:
 
     def take(self, size: int, largest: int) -> U8:
         """`size` bytes, of a buffer that has place for `largest`; what is in it is anything."""
-        if largest != self._size:
+        if largest > self._size:
             self._size = largest
             self._free.clear()
-        whole = self._free.pop() if self._free else np.empty(largest, np.uint8)
+        whole = self._free.pop() if self._free else np.empty(self._size, np.uint8)
         return whole[:size]
 
     def give(self, part: U8) -> None:
@@ -27,3 +32,11 @@ class Buffers:
 
     def __len__(self) -> int:
         return len(self._free)
+
+
+def room(size: int) -> F32:
+    """Memory of this thread's own, (size,); what is in it is anything, until this is called again."""
+    if len(getattr(_thread, "room", ())) < size:
+        _thread.room = np.empty(size, np.float32)
+    whole: F32 = _thread.room
+    return whole[:size]

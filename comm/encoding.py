@@ -5,25 +5,30 @@ way already. It is the same for every attempt of the round.
 import asyncio
 import math
 import os
-import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import cache
 
 import numpy as np
 
+from atoll.comm.buffers import Buffers, room
 from atoll.comm.chunks import Chunks
 from atoll.comm.codec import F32, Codec, NonFinite
 from atoll.comm.octets import U8
 
 AT_ONCE = 8  # chunks that a thread encodes before others may have them
+Compute = Callable[[Callable[[], None]], Awaitable[None]]  # calls a function in another thread
 
 
 class EncodedVector:
-    """An encoded vector, of which the first `ready` chunks are there; nobody writes to those."""
+    """An encoded vector, of which the first `ready` chunks were made; nobody writes to those. One that is of no
+    more use may be let go of: if it is wanted after all, it is made again."""
 
-    def __init__(self, chunks: Sequence[U8], ready: int = 0) -> None:
-        self.chunks, self.ready, self._ended = chunks, ready, False
+    def __init__(
+        self, chunks: Sequence[U8 | None], ready: int = 0, again: Callable[[int], Awaitable[U8]] | None = None
+    ) -> None:
+        """`again` makes a chunk anew, the same bytes; None: all stay here."""
+        self._chunks, self.ready, self._again, self._ended = list(chunks), ready, again, False
         self._more = asyncio.Event()  # set, and replaced, whenever there are more
 
     async def chunk(self, c: int) -> U8 | None:
@@ -32,17 +37,36 @@ class EncodedVector:
             if self._ended:
                 return None
             await self._more.wait()
-        return self.chunks[c]
+        if self._chunks[c] is None and self._again is not None and not self._ended:
+            self._chunks[c] = await self._again(c)
+        return self._chunks[c]
+
+    def let_go(self, c: int) -> U8 | None:
+        """Chunk `c` is of no more use for now; its memory, which others may still read from. None: it stays."""
+        if self._again is None or self.ready <= c:
+            return None
+        payload, self._chunks[c] = self._chunks[c], None
+        return payload
+
+    @property
+    def whole(self) -> tuple[U8, ...]:
+        """All chunks, while none was let go of."""
+        found = tuple(payload for payload in self._chunks if payload is not None)
+        if self.ready < len(self._chunks) or len(found) < len(self._chunks):
+            raise RuntimeError("not every encoded chunk is here")
+        return found
+
+    def put(self, first: int, payloads: Sequence[U8]) -> None:
+        """The next chunks are there, of which this is the first."""
+        self._chunks[first : first + len(payloads)] = payloads
+        self.ready = first + len(payloads)
+        self._more.set()
+        self._more = asyncio.Event()
 
     def end(self) -> None:
         """No more chunks come."""
         self._ended = True
         self._more.set()
-
-    def advance(self, ready: int) -> None:
-        self.ready = ready
-        self._more.set()
-        self._more = asyncio.Event()
 
 
 @cache
@@ -55,21 +79,13 @@ def threads() -> int:
     return max(1, min(8, len(os.sched_getaffinity(0)) // 2))
 
 
-def encoded_size(codec: Codec, chunks: Chunks) -> int:
-    """Bytes of an encoded vector."""
-    return sum(codec.size(chunks.size(c)) for c in range(chunks.count))
-
-
 def encoded_norm(codec: Codec, chunks: Chunks, payloads: Sequence[U8]) -> float:
     """The l2 norm of what an encoded vector decodes to; not to be called in one of the `workers`."""
-    here = threading.local()
 
     def square(c: int) -> float:
-        if not hasattr(here, "decoded"):
-            here.decoded = np.empty(chunks.largest, np.float32)
-        part: F32 = here.decoded[: chunks.size(c)]
-        codec.decode(payloads[c], part)
-        return squared_norm(part)
+        decoded = room(chunks.size(c))
+        codec.decode(payloads[c], decoded)
+        return squared_norm(decoded)
 
     return math.sqrt(sum(workers().map(square, range(chunks.count))))
 
@@ -82,8 +98,8 @@ def squared_norm(x: F32) -> float:
 class DeltaEncoder:
     """Encodes `anchor - local`, both (numel,) fp32, which do not change meanwhile.
 
-    `into`: memory to use, of `encoded_size`. `offer` changes a part of that difference in place before it is
-    encoded; several threads call it.
+    `buffers`: memory to use. `offer` changes a part of that difference in place before it is encoded; several
+    threads call it. `keep`: no chunk is let go of.
     """
 
     def __init__(
@@ -92,8 +108,9 @@ class DeltaEncoder:
         local: F32,
         codec: Codec,
         chunks: Chunks,
-        into: U8 | None = None,
+        buffers: Buffers | None = None,
         offer: Callable[[slice, F32], None] | None = None,
+        keep: bool = False,
     ) -> None:
         if anchor.shape != (chunks.numel,) or local.shape != (chunks.numel,):
             raise ValueError(f"vectors of shapes {anchor.shape} and {local.shape} for {chunks.numel} elements")
@@ -103,45 +120,48 @@ class DeltaEncoder:
         )  # of a map each slice costs ten times that
         self._codec, self._chunks = codec, chunks
         self._offer = offer
-        buffer = np.empty(encoded_size(codec, chunks), np.uint8) if into is None else into
-        ends = np.cumsum([codec.size(chunks.size(c)) for c in range(chunks.count)])
-        self._parts = [buffer[end - codec.size(chunks.size(c)) : end] for c, end in enumerate(ends)]
-        shown = [part.view() for part in self._parts]
-        for part in shown:
+        self._buffers = Buffers() if buffers is None else buffers
+        self._largest = codec.size(chunks.largest)
+        self.encoded = EncodedVector([None] * chunks.count, again=None if keep else self._again)
+        self._threads = threads()
+
+    async def run(self, compute: Compute) -> None:
+        """Encode it all. `NonFinite` says which element is NaN or infinite."""
+        self._compute = compute
+        while (first := self.encoded.ready) < self._chunks.count:
+            several = range(first, min(first + AT_ONCE * self._threads, self._chunks.count))
+            self.encoded.put(first, await self._encoded(several))
+
+    async def _again(self, c: int) -> U8:
+        return (await self._encoded(range(c, c + 1)))[0]
+
+    async def _encoded(self, several: range) -> list[U8]:
+        """These chunks, by all workers."""
+        sizes = [self._codec.size(self._chunks.size(c)) for c in several]
+        parts = [self._buffers.take(size, self._largest) for size in sizes]
+        await self._compute(lambda: self._encode_each(several, parts))
+        for part in parts:
             part.flags.writeable = False
-        self.encoded = EncodedVector(shown)
-        largest = max(e.stop - e.start for e, _ in codec.parts(chunks.largest))
-        self._scratch = [np.empty(largest, np.float32) for _ in range(threads())]
-        self._at_once = AT_ONCE * len(self._scratch)
+        return parts
 
-    async def run(self, compute: Callable[[Callable[[], int]], Awaitable[int]]) -> None:
-        """Encode it all; `compute` calls a function in another thread."""
-        while self.encoded.ready < self._chunks.count:
-            self.encoded.advance(await compute(self.step))
-
-    def step(self) -> int:
-        """Encode the next few chunks with all workers; returns how many chunks are encoded now. `NonFinite` says
-        which element is NaN or infinite."""
-        first = self.encoded.ready
-        stop = min(first + self._at_once, self._chunks.count)
-        shares = [range(first + i, stop, len(self._scratch)) for i in range(len(self._scratch))]
+    def _encode_each(self, several: range, parts: Sequence[U8]) -> None:
+        shares = [slice(i, None, self._threads) for i in range(min(self._threads, len(several)))]
         if len(shares) == 1:
-            self._encode(shares[0], self._scratch[0])
+            self._encode(several, parts)
         else:
-            list(workers().map(self._encode, shares, self._scratch))
-        return stop
+            list(workers().map(self._encode, [several[s] for s in shares], [parts[s] for s in shares]))
 
-    def _encode(self, chunks: range, scratch: F32) -> None:
-        for c in chunks:
+    def _encode(self, several: range, parts: Sequence[U8]) -> None:
+        for c, payload in zip(several, parts, strict=True):
             first = self._chunks.span(c).start
             with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what comes of it
                 for elements, octets in self._codec.parts(self._chunks.size(c)):
                     part = slice(first + elements.start, first + elements.stop)
-                    delta = scratch[: part.stop - part.start]
+                    delta = room(part.stop - part.start)
                     np.subtract(self._anchor[part], self._local[part], out=delta)
                     if self._offer is not None:
                         self._offer(part, delta)
                     try:
-                        self._codec.encode(delta, self._parts[c][octets])
+                        self._codec.encode(delta, payload[octets])
                     except NonFinite as error:
                         raise NonFinite("the delta holds NaN or infinity", part.start + error.element) from None

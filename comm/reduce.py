@@ -40,6 +40,7 @@ import numpy as np
 
 from atoll.comm import compress, exchange
 from atoll.comm.bits import bitmap, places
+from atoll.comm.buffers import room
 from atoll.comm.chunks import Chunks
 from atoll.comm.codec import Codec, Malformed
 from atoll.comm.digest import digest, root
@@ -50,7 +51,7 @@ from atoll.comm.link import Broken
 from atoll.comm.octets import U8, Octets
 from atoll.comm.peers import Peers, Waiting
 from atoll.comm.plan import BadPlan, Fence, Plan, PlanMember
-from atoll.comm.sealing import Refused, Sealing, Term, mean_of, room
+from atoll.comm.sealing import Refused, Sealing, Term, mean_of
 from atoll.comm.wire import Header, Kind
 
 TICK = 0.3  # seconds between two looks at the clock
@@ -63,6 +64,7 @@ PULLS = 4  # sealed chunks of one late owner that others are asked for at once
 # What a RESYNC is for, in place of its chunk. Of what is on its way, only what was lost with a link is sent again.
 TELL, TELL_AND_ASK, PING, PONG = range(4)
 ROUNDED = 1 + 1e-9  # what two sums of squares may differ by
+OWN = np.empty(0, np.uint8)  # in the place of this member's own contribution
 WINDOW = 0.5  # of an encoded vector: contributions that an owner holds at once at most
 
 
@@ -141,12 +143,14 @@ class Reduction:
         self._replanned = asyncio.Event()
         self._merges: set[asyncio.Task[None]] = set()
         self._readers = Counter[int]()  # by chunk: of these, who may read contributions to it in their threads
+        self._sent = Counter[int]()  # by chunk: how often this member's own was sent, or begun to be
         self._progress: dict[NodeId, float] = {}  # when a peer's last chunk came, in the loop's seconds
         self._gaps = deque[float]((), 64)  # seconds from one chunk of a peer to its next
         self._pulled_at = self._planned_at = 0.0  # in the loop's seconds
         self._reported: dict[NodeId, float] = {}  # when a peer was said to be lost
         self._fault: BaseException | None = None  # of this node's own
         self._begun = self._over = False
+        self._only_plan = True
         self.plan = plan
         self._check(plan)
 
@@ -172,6 +176,7 @@ class Reduction:
     def replan(self, plan: Plan) -> None:
         """Go on under this plan, the first or a newer one of the round; begin under it, if that is yet to come."""
         self._check(plan)
+        self._only_plan = self._only_plan and plan is self.plan
         self.plan = plan
         if not self._begun:
             return
@@ -276,6 +281,7 @@ class Reduction:
         payload: U8 | None = None
         match kind:
             case Kind.CONTRIBUTION:
+                self._sent[c] += 1
                 payload = await self._encoded.chunk(c) if self._encoded is not None else None
             case Kind.PARTIAL:
                 payload = self._partials.get(c)
@@ -375,8 +381,7 @@ class Reduction:
         if kind is Kind.SEALED:
             taken = self._exchange.sealed(c, sum_ := digest(whole), node)
             if self._exchange.digests[c] == sum_:
-                self._sealed[c] = whole
-                self._came(c, whole)
+                self._is_sealed(c, whole)
             self._do(taken)
         elif kind is Kind.PARTIAL:
             mean, listed = whole[: self._sizes[c]], places(whole[self._sizes[c] :].tobytes())
@@ -421,7 +426,8 @@ class Reduction:
                     assert_never(effect)
 
     def _terms(self, order: exchange.Merge | exchange.Sum) -> list[Term]:
-        """What is to be summed, taken at once: a newer plan may free the contributions before the merge begins."""
+        """What is to be summed, taken at once: a newer plan may free the contributions before the merge begins.
+        This member's own is yet to be put in."""
         c, plan = order.chunk, self.plan
         total = sum(plan.members[i].weight for i in order.inputs)
         sums = dict(order.sums) if isinstance(order, exchange.Merge) else {}
@@ -431,7 +437,7 @@ class Reduction:
         for i, listed in sorted((direct | sums).items()):
             mine = plan.members[i].node == self.me and (c, i) not in self._inbox
             assert self._encoded is not None or not mine
-            payload = self._encoded.chunks[c] if mine and self._encoded is not None else self._inbox[c, i]
+            payload = OWN if mine else self._inbox[c, i]
             share = sum(plan.members[k].weight for k in listed) / total
             terms.append((i, payload, share * (plan.members[i].scale if i in direct else 1.0)))
         return terms
@@ -441,8 +447,10 @@ class Reduction:
         partial = isinstance(order, exchange.Sum)
         sealing = self._mean if partial else self._sealing
         size = sealing.size(self._chunks.size(c), len(terms))
-        if self._encoded is not None and await self._encoded.chunk(c) is None:
-            return  # this member's delta is of no more use, nor is its part in the reduce
+        if self._encoded is not None:
+            if (own := await self._encoded.chunk(c)) is None:
+                return  # this member's delta is of no more use, nor is its part in the reduce
+            terms = [(i, own if payload is OWN else payload, share) for i, payload, share in terms]
         place = np.empty(self._size(Kind.PARTIAL, c), np.uint8) if partial else self._buffer(size)
         loop = asyncio.get_running_loop()
         try:
@@ -471,11 +479,19 @@ class Reduction:
             return
         effects = self._exchange.merged(c, order.since, order.inputs, sum_)
         if effects:
-            self._sealed[c] = place
-            self._came(c, place)
+            self._is_sealed(c, place)
         else:
             self._give_back(place)  # the chunk has another owner now
         self._do(effects)
+
+    def _is_sealed(self, c: int, payload: U8) -> None:
+        """Its sealed bytes are here. This member's own are of no more use then, unless the chunk starts anew."""
+        self._sealed[c] = payload
+        self._came(c, payload)
+        own = self._encoded.let_go(c) if self._encoded is not None else None
+        # If it may have been sealed without them, they may still be on their way, or being read.
+        if own is not None and self._only_plan and self._sent[c] <= 1 and not self._readers[c]:
+            self._give_back(own)
 
     def _wound_up(self, task: "asyncio.Task[None]") -> None:
         self._merges.discard(task)
@@ -496,8 +512,12 @@ class Reduction:
     def _look(self, now: float) -> None:
         """See who is late."""
         owed = dict(self._exchange.awaiting())
-        owing = set(self._exchange.owing())
         late = late_after(self._gaps)
+        patience = max(SLOW, 3 * late)
+        # Whom a relay waits for it names itself, and before that.
+        due = dict.fromkeys(self._exchange.summing(), 2 * patience) | dict.fromkeys(
+            self._exchange.owing(), patience
+        )
         for node in owed.keys() & self._progress.keys():
             heard, came = self._peers.heard(node), max(self._progress[node], self._planned_at)
             if heard is None:
@@ -507,7 +527,7 @@ class Reduction:
                 self.lost(node, f"it has been silent for {now - heard:.0f} s")
             elif now - heard > ASK:
                 self._peers.peer(node).post((Kind.RESYNC, PING, 0))
-            if node in owing and now - came > max(SLOW, 3 * late):
+            if now - came > due.get(node, math.inf):
                 self.lost(node, f"its {owed[node]} did not come for {now - came:.0f} s")
         if now - self._pulled_at > max(late, IMPATIENT):
             self._pulled_at = now

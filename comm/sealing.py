@@ -16,13 +16,13 @@ Gathered bytes, of k contributions in plan order, all numbers little-endian:
     k size(numel)   what each contributor encoded, `size` being the codec's
 """
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from atoll.comm.buffers import room
 from atoll.comm.codec import F32, Codec, Malformed, NonFinite, Octets
 from atoll.comm.octets import U8, view
 
@@ -199,17 +199,6 @@ class Timed:
 def mean_of(codec: Codec) -> Encoded:
     """The plain weighted mean."""
     return Encoded(codec, Mean(codec))
-
-
-def room(size: int) -> F32:
-    """Memory of this thread's own, (size,); what is in it is anything, until this is called again."""
-    if len(getattr(_thread, "room", ())) < size:
-        _thread.room = np.empty(size, np.float32)
-    whole: F32 = _thread.room
-    return whole[:size]
-
-
-_thread = threading.local()
 
 
 def _refuse_malformed(codec: Codec, place: int, payload: Octets, numel: int) -> None:

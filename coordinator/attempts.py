@@ -38,6 +38,7 @@ from atoll.coordinator.state import (
 from atoll.coordinator.weighing import clips, scales
 
 OUTSIZED = 0.1  # of a delta's scale, below which it is said
+IDLE = "it did not finish in time: it is to own chunks again when it has joined anew, or nobody else can"
 SLOWEST = 30.0  # seconds; the longest pause between attempts that have no better prospect than the last
 
 
@@ -190,7 +191,7 @@ def peer_lost(state: State, event: PeerLost, now: float, out: list[Effect]) -> S
 
 def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
     """REDUCING: the attempt is over when all is held, or when it cannot end."""
-    r = state.round
+    r, here = state.round, state.members.here
     plan_, members, ledger = r.plan, r.ledger.members, r.ledger
     assert plan_ is not None
     gone = [n for n in members if n not in ledger.contributions]
@@ -209,6 +210,8 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
             n for n in members if n not in r.held and n not in plan_.lacking
         }
         late = sorted(slow, key=order)
+        idle = {n: {"late": True, "reason": IDLE} for n in late if n in here and here[n].role == REDUCER}
+        state = replace(state, members=who.update_each(state.members, idle))
         others = [n for n in members if n not in slow]
         if len(others) >= max(state.config.members.minimum, 1) and reachable(state, others):
             for node in slow.intersection(members):

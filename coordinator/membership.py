@@ -64,6 +64,7 @@ class Member:
     reason: str = ""
     leaf: bool = False  # nobody can dial it
     role: str = ""  # "reducer": owns chunks, has no trainer
+    late: bool = False  # a reducer that did not finish in time: it owns chunks again if nobody else can be dialled
     up: float = 0.0  # bytes a second that its link carries; 0: not known
     down: float = 0.0
     inside: float = 0.0  # the same, of what it sends to members of its region, and to others

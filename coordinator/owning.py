@@ -29,11 +29,11 @@ class Owning:
 
 
 def reducers(state: State) -> tuple[NodeId, ...]:
-    """Members that only own chunks; without those that somebody could not reach in this round, unless the
-    participants have nobody else to dial."""
+    """Members that only own chunks; without those that somebody could not reach in this round, or that were late
+    in any, unless the participants have nobody else to dial."""
     here, lost = state.members.here, {n for pair in state.round.lost for n in pair}
     all_ = tuple(n for n, m in here.items() if m.state is MemberState.REDUCER)
-    sound = tuple(n for n in all_ if n not in lost)
+    sound = tuple(n for n in all_ if n not in lost and not here[n].late)
     needed = not sound and all(here[n].leaf for n in state.round.participants)
     return all_ if needed else sound
 

@@ -262,7 +262,7 @@ class Durable:
             self._writing = asyncio.create_task(self._write(self._log), name="sealed log")
 
     def make_room(self) -> None:
-        """A reduce begins, and needs memory."""
+        """A delta is about to be encoded, and needs memory."""
         if self._log is None or NO_LOG in self._troubles:
             for round_ in set(self._memory) - {self._at_work}:
                 self._forget(round_)

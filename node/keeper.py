@@ -327,6 +327,7 @@ class Keeper:
 
     def ready(self, ready: machine.Work, still: Callable[[], bool]) -> None:
         """Encode what this node brings to a round, and say that it is ready, if `still` says so by then."""
+        self.durable.make_room()
         self.part.encode(ready)
         if self._run.outer.clip or self.durable.behind(ready.round - 1):
             self._spawn(self._report_in_time(ready, still))
@@ -354,8 +355,7 @@ class Keeper:
 
     def reduce(self, wire: pb.Plan, me: NodeId, ready: machine.Work) -> None:
         """Take part under this plan."""
-        if self.part.begin(plan_of(wire), me, ready):
-            self.durable.make_room()
+        self.part.begin(plan_of(wire), me, ready)
 
     def held(self, plan: Plan, root: bytes, proven: bool) -> None:
         """Every sealed chunk is here; `proven`: and is the ledger's."""

@@ -17,12 +17,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from atoll.comm.chunks import Chunks
 from atoll.comm.codec import F32, Codec, NonFinite
 from atoll.comm.digest import SIZE
-from atoll.comm.encoding import DeltaEncoder, EncodedVector, encoded_norm, encoded_size
+from atoll.comm.encoding import DeltaEncoder, EncodedVector, encoded_norm
 from atoll.comm.errors import AtollError
 from atoll.comm.ids import NodeId
 from atoll.comm.octets import U8
@@ -46,6 +44,7 @@ class RoundBuffers:
     encoded: EncodedVector | None = None  # or being encoded
     encoded_for: tuple[int, int] = (-1, -1)  # (round, front of the lease)
     encoding: asyncio.Task[None] | None = None
+    norm: float | None = None  # l2, of what it says; None: not known yet
     up: int = 0  # the data plane's counters when the round's first attempt began
     down: int = 0
 
@@ -78,7 +77,6 @@ class Part:
         self._sealings = sealings
         self._residual, self._outcome, self._compute, self._spawn = residual, outcome, compute, spawn
         self._round = RoundBuffers()
-        self._space: U8 | None = None  # to encode into
         self._reducing: Reducing | None = None
         self._plan: Plan  # the latest one
         self.came: Callable[[int, U8], None] | None = None  # is told of sealed chunks before the commit
@@ -91,12 +89,11 @@ class Part:
         if self._round.encoded is None or self._round.encoded_for != key:
             vectors, within = self._outer.vectors, self._within(ready.round)
             anchor, local, chunks = vectors.anchor[within], vectors.local[within], self._chunks(ready.round)
-            if self._space is None:
-                every = (self._outer.chunks.alone(p) for p in range(self._outer.chunks.parts))
-                self._space = np.empty(max(encoded_size(self._codec, one) for one in every), np.uint8)
             offer = None if self._residual is None else _behind(within.start, self._residual.offer)
-            encoder = DeltaEncoder(anchor, local, self._codec, chunks, self._space, offer)
-            self._new_round(RoundBuffers(encoder.encoded, key, None, self._plane.bytes_up, self._plane.bytes_down))
+            buffers, keep = self._plane.peers.buffers, self._residual is not None
+            encoder = DeltaEncoder(anchor, local, self._codec, chunks, buffers, offer, keep)
+            up, down = self._plane.bytes_up, self._plane.bytes_down
+            self._new_round(RoundBuffers(encoder.encoded, key, up=up, down=down))
             self._round.encoding = self._spawn(self._encode(encoder, within.start))
         assert self._round.encoded is not None
         return self._round.encoded
@@ -109,9 +106,13 @@ class Part:
         await asyncio.wait([encoding])
         if encoding.cancelled() or encoding.exception() is not None or self._round.encoded is not encoded:
             return None
-        chunks = self._chunks(ready.round)
-        norm: float = await self._compute(lambda: encoded_norm(self._codec, chunks, encoded.chunks))
-        return norm if self._round.encoded is encoded else None
+        if self._round.norm is None:  # before the reduce: later there are chunks that are let go of
+            chunks, payloads = self._chunks(ready.round), encoded.whole
+            norm: float = await self._compute(lambda: encoded_norm(self._codec, chunks, payloads))
+            if self._round.encoded is not encoded:
+                return None
+            self._round.norm = norm if self._round.norm is None else self._round.norm
+        return self._round.norm
 
     def forget(self) -> None:
         """What was encoded is of no more use: the local vector is about to change, or the anchor is."""
@@ -168,16 +169,15 @@ class Part:
     def reduction(self) -> Reduction | None:
         return self._reducing.reduction if self._reducing is not None else None
 
-    def begin(self, plan: Plan, me: NodeId, ready: Work) -> bool:
-        """Take part, or go on; returns whether it is a round's first plan."""
+    def begin(self, plan: Plan, me: NodeId, ready: Work) -> None:
+        """Take part, or go on."""
         self._plan = plan
         if self._reducing is not None and self._reducing.round == plan.round:
             self._follow(plan)
-            return False
+            return
         self.stop()
         reducing = self._reducing = Reducing(plan.round)
         reducing.task = self._spawn(self._reduce(reducing, me, ready))
-        return True
 
     def stop(self) -> None:
         """The reduce is over for this node."""
@@ -227,7 +227,7 @@ class Part:
 
         def work() -> None:
             if encoded is not None:
-                residual.commit(counted, encoded.chunks, lacking)
+                residual.commit(counted, encoded.whole, lacking)
             else:
                 residual.heard(counted)
             residual.save()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from atoll.comm import encoding
+from atoll.comm.buffers import Buffers
 from atoll.comm.chunks import Chunks
 from atoll.comm.codec import F32, Codec, NonFinite, make
 from atoll.comm.config import CodecName
@@ -28,10 +29,10 @@ def test_it_is_anchor_minus_local_and_cannot_be_written_to() -> None:
     kept = ANCHOR.tobytes(), LOCAL.tobytes()
     encoded = encode(codec=FP32)
     assert encoded.ready == CHUNKS.count
-    assert b"".join(chunk.tobytes() for chunk in encoded.chunks) == (ANCHOR - LOCAL).tobytes()
+    assert b"".join(chunk.tobytes() for chunk in encoded.whole) == (ANCHOR - LOCAL).tobytes()
     assert (ANCHOR.tobytes(), LOCAL.tobytes()) == kept
     with pytest.raises(ValueError, match="read-only"):
-        encoded.chunks[0][0] = 1
+        encoded.whole[0][0] = 1
 
 
 def test_a_chunk_can_be_had_before_the_last_one_is_encoded() -> None:
@@ -39,9 +40,9 @@ def test_a_chunk_can_be_had_before_the_last_one_is_encoded() -> None:
         encoder = DeltaEncoder(ANCHOR, LOCAL, FP32, CHUNKS)
         gate = asyncio.Semaphore(1)
 
-        async def one_by_one(work: Callable[[], int]) -> int:
+        async def one_by_one(work: Callable[[], None]) -> None:
             await gate.acquire()
-            return work()
+            work()
 
         running = asyncio.create_task(encoder.run(one_by_one))
         last = asyncio.create_task(encoder.encoded.chunk(CHUNKS.count - 1))
@@ -63,7 +64,7 @@ def test_how_many_threads_encode_makes_no_difference(monkeypatch: pytest.MonkeyP
         with ThreadPoolExecutor(n) as pool:
             monkeypatch.setattr(encoding, "threads", lambda n=n: n)
             monkeypatch.setattr(encoding, "workers", lambda pool=pool: pool)
-            found.append([chunk.tobytes() for chunk in encode().chunks])
+            found.append([chunk.tobytes() for chunk in encode().whole])
     assert found[0] == found[1]
 
 
@@ -74,9 +75,9 @@ def test_its_norm_is_that_of_what_it_decodes_to_however_many_threads_there_are(
     for n in (1, 3):
         with ThreadPoolExecutor(n) as pool:
             monkeypatch.setattr(encoding, "workers", lambda pool=pool: pool)
-            found.append(encoded_norm(INT8, CHUNKS, encoded.chunks))
+            found.append(encoded_norm(INT8, CHUNKS, encoded.whole))
     decoded = np.empty(CHUNKS.numel, np.float32)
-    for c, payload in enumerate(encoded.chunks):
+    for c, payload in enumerate(encoded.whole):
         INT8.decode(payload, decoded[CHUNKS.span(c)])
     assert found[0] == found[1] == pytest.approx(float(np.linalg.norm(decoded.astype(np.float64))))
 
@@ -94,3 +95,32 @@ def test_a_delta_that_is_not_finite_names_its_element(bad: float, element: int) 
 def test_vectors_of_another_length_are_refused() -> None:
     with pytest.raises(ValueError, match="for 20000 elements"):
         DeltaEncoder(ANCHOR[1:], LOCAL, INT8, CHUNKS)
+
+
+def test_a_chunk_that_is_let_go_of_is_made_again_with_the_same_bytes_unless_nobody_wants_it() -> None:
+    async def body() -> None:
+        buffers = Buffers()
+        encoder = DeltaEncoder(ANCHOR, LOCAL, INT8, CHUNKS, buffers)
+        await encoder.run(asyncio.to_thread)
+        encoded, before = encoder.encoded, [payload.tobytes() for payload in encoder.encoded.whole]
+        for c in (0, 7, CHUNKS.count - 1):
+            assert (payload := encoded.let_go(c)) is not None and payload.tobytes() == before[c]
+            assert encoded.let_go(c) is None
+            buffers.give(payload)
+        assert len(buffers) == 3
+        with pytest.raises(RuntimeError, match="not every"):
+            _ = encoded.whole
+        for c in (0, 7):
+            assert (payload := await encoded.chunk(c)) is not None and payload.tobytes() == before[c]
+        assert len(buffers) == 1
+        encoded.end()
+        assert await encoded.chunk(CHUNKS.count - 1) is None
+
+    asyncio.run(body())
+
+
+def test_a_chunk_that_is_kept_or_not_there_yet_is_not_let_go_of() -> None:
+    kept, begun = (DeltaEncoder(ANCHOR, LOCAL, INT8, CHUNKS, keep=keep) for keep in (True, False))
+    asyncio.run(kept.run(asyncio.to_thread))
+    assert kept.encoded.let_go(0) is None and len(kept.encoded.whole) == CHUNKS.count
+    assert begun.encoded.let_go(0) is None

@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from encoders import at_once
 
 from atoll.comm import compress, wire
 from atoll.comm import reduce as reduce_module
+from atoll.comm.buffers import Buffers
 from atoll.comm.certificates import own
 from atoll.comm.chunks import Chunks
 from atoll.comm.codec import F32, Apart, Codec, Malformed, make
@@ -48,11 +50,22 @@ class Empty:
     async def digests(self, round: Round) -> None: ...
 
 
-def encode(x: F32, codec: Codec = CODEC) -> EncodedVector:
-    encoder = DeltaEncoder(np.asarray(x), np.zeros_like(x), codec, CHUNKS)
-    while encoder.encoded.ready < CHUNKS.count:
-        encoder.encoded.advance(encoder.step())
-    return encoder.encoded
+def encode(x: F32, codec: Codec = CODEC) -> tuple[U8, ...]:
+    return at_once(DeltaEncoder(np.asarray(x), np.zeros_like(x), codec, CHUNKS)).whole
+
+
+def brought(payloads: Sequence[U8], buffers: Buffers) -> EncodedVector:
+    """An encoded vector in memory that is used again, as a node's is."""
+
+    def copy(c: int) -> U8:
+        part = buffers.take(payloads[c].size, payloads[0].size)
+        part[:] = payloads[c]
+        return part
+
+    async def again(c: int) -> U8:
+        return copy(c)
+
+    return EncodedVector([copy(c) for c in range(len(payloads))], len(payloads), again)
 
 
 ENCODED = [encode(x) for x in VECTORS]
@@ -86,7 +99,7 @@ def gathered(c: int, inputs: Sequence[int], weights: Sequence[float]) -> bytes:
     """The sealed bytes of a chunk of sparse vectors, as sealing.py's docstring defines them."""
     shares = [weight / sum(weights) for weight in weights]
     head = struct.pack(f"<I{len(inputs)}d", len(inputs), *shares)
-    return head + b"".join(SPARSE[i].chunks[c].tobytes() for i in inputs)
+    return head + b"".join(SPARSE[i][c].tobytes() for i in inputs)
 
 
 class Heard:
@@ -137,7 +150,7 @@ class Member:
     def __init__(
         self,
         plane: DataPlane,
-        encoded: EncodedVector | None,
+        encoded: Sequence[U8] | None,
         plan: Plan,
         codec: Codec = CODEC,
         sealing: Sealing | None = None,
@@ -145,7 +158,8 @@ class Member:
         self.plane, self.heard = plane, Heard()
         self.came: dict[int, U8] = {}  # the latest of each sealed chunk
         terms = codec, CHUNKS, plan, self.heard, sealing, self.came.__setitem__
-        self.reduction = Reduction(plane.peers, plane.node, encoded, *terms)
+        self.brings = None if encoded is None else brought(encoded, plane.peers.buffers)
+        self.reduction = Reduction(plane.peers, plane.node, self.brings, *terms)
         self.task = asyncio.create_task(self.reduction.run())
 
     async def holds_all(self) -> list[bytes]:
@@ -288,7 +302,7 @@ def test_a_delta_of_1000_times_the_norm_is_scaled_by_its_owner_and_divided_by_th
 
 
 def test_a_contribution_beyond_the_norm_that_its_sender_told_is_refused_and_its_sender_named() -> None:
-    told = [encoded_norm(CODEC, CHUNKS, ENCODED[i].chunks) for i in range(3)]
+    told = [encoded_norm(CODEC, CHUNKS, ENCODED[i]) for i in range(3)]
 
     async def body() -> None:
         async with fleet(3) as planes:
@@ -380,7 +394,7 @@ def test_sparse_deltas_are_gathered_and_everybody_merges_them_alike() -> None:
             by_hand[:] = 0.0
             for i, weight in enumerate(weights[:3]):
                 x = np.empty_like(by_hand)
-                FEW.decode(SPARSE[i].chunks[c], x)
+                FEW.decode(SPARSE[i][c], x)
                 by_hand += np.float32(weight / 6.0) * x
             assert merged.tobytes() == by_hand.tobytes()
 
@@ -450,7 +464,7 @@ def test_each_byte_crosses_twice_less_the_own_share() -> None:
             async with reducing(*members):
                 for member in members:
                     await member.holds_all()
-                payload = sum(chunk.size for chunk in ENCODED[0].chunks)
+                payload = sum(chunk.size for chunk in ENCODED[0])
                 for plane in planes:
                     assert payload <= plane.bytes_up <= payload + 20 * wire.HEADER.size + 200
 
@@ -473,15 +487,28 @@ def test_what_an_owner_holds_of_others_is_bounded_and_freed() -> None:
     run(body())
 
 
-def test_inputs_are_not_written_to() -> None:
+def test_what_a_member_brought_makes_room_for_what_is_sealed_and_is_made_again_for_a_chunk_that_starts_anew() -> (
+    None
+):
     async def body() -> None:
-        before = [[chunk.tobytes() for chunk in encoded.chunks] for encoded in ENCODED]
         async with fleet(3) as planes:
-            members = [Member(p, ENCODED[i], plan_for(planes)) for i, p in enumerate(planes)]
+            plan, expected = plan_for(planes), [reference(c, range(3), [1.0] * 3) for c in range(10)]
+            members = [Member(p, ENCODED[i], plan) for i, p in enumerate(planes)]
             async with reducing(*members):
                 for member in members:
-                    await member.holds_all()
-        assert [[chunk.tobytes() for chunk in encoded.chunks] for encoded in ENCODED] == before
+                    assert await member.holds_all() == expected
+                    assert member.brings is not None and not any(p is not None for p in member.brings._chunks)
+                    assert len(member.plane.peers.buffers) >= 1
+                    member.heard.root = b""
+                anew = replace(
+                    plan_for(planes, owners=[2, *plan.owners[1:]], attempt=2, since=(2, *[1] * 9)),
+                    kept=frozenset(range(1, 10)),
+                )
+                for member in members:
+                    member.reduction.replan(anew)
+                    assert member.reduction._sealed[0] is None
+                for member in members:
+                    assert await member.holds_all() == expected
 
     run(body())
 
@@ -623,7 +650,7 @@ def test_a_chunk_crosses_between_regions_once_each_way() -> None:
             async with reducing(*members):
                 for member in members:
                     await member.holds_all()
-                payload = sum(chunk.size for chunk in ENCODED[0].chunks)
+                payload = sum(chunk.size for chunk in ENCODED[0])
                 far = (link.moved for i in range(3) for n, link in planes[i].peers.links() if n > name(2))
                 assert 2 * payload <= sum(far) <= 2 * payload + 9 * 40 * wire.HEADER.size
 
@@ -691,7 +718,7 @@ def test_a_relay_that_claims_others_than_its_region_is_named() -> None:
                 link = await linked(planes[2], planes[0])
                 size = CODEC.size(CHUNKS.size(0))
                 header = Header(Kind.PARTIAL, plan.fence, 0, size + 1, place=2)
-                await wire.send(link, header, ENCODED[2].chunks[0].tobytes() + bytes([0b1110]))
+                await wire.send(link, header, ENCODED[2][0].tobytes() + bytes([0b1110]))
                 await member.heard.until(lambda heard: any("claims" in s for _, s in heard.blamed))
                 node, sentence = member.heard.blamed[-1]
                 assert node == name(2) and "region's mean of chunk 0 was refused" in sentence
@@ -847,8 +874,8 @@ def test_a_contributor_of_malformed_bytes_is_named_and_the_others_go_on_without_
     async def body() -> None:
         async with fleet(3) as planes:
             plan = plan_for(planes, owners=[0] * 10)
-            poison = tuple(np.full_like(chunk, 0xFF) for chunk in ENCODED[2].chunks)
-            inputs = [ENCODED[0], ENCODED[1], EncodedVector(poison, len(poison))]
+            poison = tuple(np.full_like(chunk, 0xFF) for chunk in ENCODED[2])
+            inputs = [ENCODED[0], ENCODED[1], poison]
             members = [Member(p, inputs[i], plan) for i, p in enumerate(planes)]
             async with reducing(*members):
                 await members[0].heard.until(lambda heard: bool(heard.blamed))
@@ -893,7 +920,7 @@ def test_a_sealed_chunk_that_is_not_the_ledgers_comes_again_from_another_member(
                 forged = Header(Kind.SEALED, plan.fence, 4, SIZE, place=2)
                 exchange = victim.reduction._exchange  # as if the owner had sent it other bytes
                 exchange.digests[4], exchange._lacking = None, 1
-                victim.reduction.arrived(name(2), forged, ENCODED[5].chunks[4].copy())
+                victim.reduction.arrived(name(2), forged, ENCODED[5][4].copy())
                 victim.heard.root = b""
                 victim.reduction.prove(ledger)
                 assert await victim.holds_all() == expected and victim.heard.proven
@@ -1041,7 +1068,15 @@ def test_a_plan_for_other_chunks_or_without_this_node_is_refused() -> None:
                 (plan_for(planes[1:]), "n0 is not one of its members"),
             ):
                 with pytest.raises(BadPlan, match=sentence):
-                    Reduction(planes[0].peers, name(0), ENCODED[0], CODEC, CHUNKS, plan, Heard())
+                    Reduction(
+                        planes[0].peers,
+                        name(0),
+                        brought(ENCODED[0], planes[0].peers.buffers),
+                        CODEC,
+                        CHUNKS,
+                        plan,
+                        Heard(),
+                    )
             with pytest.raises(BadPlan, match="a weight for n0, which brings no delta"):
                 Reduction(planes[0].peers, name(0), None, CODEC, CHUNKS, plan_for(planes), Heard())
 
@@ -1067,11 +1102,19 @@ def test_a_plan_that_comes_before_a_merge_has_begun_makes_it_void() -> None:
     async def body() -> None:
         async with fleet(2) as planes:
             plan = plan_for(planes, owners=[0] * 10)
-            reduction = Reduction(planes[0].peers, name(0), ENCODED[0], CODEC, CHUNKS, plan, heard := Heard())
+            reduction = Reduction(
+                planes[0].peers,
+                name(0),
+                brought(ENCODED[0], planes[0].peers.buffers),
+                CODEC,
+                CHUNKS,
+                plan,
+                heard := Heard(),
+            )
             reducing = asyncio.create_task(reduction.run())
             await asyncio.sleep(0)  # it has begun
             contribution = Header(Kind.CONTRIBUTION, plan.fence, 0, SIZE, place=1)
-            reduction.arrived(name(1), contribution, ENCODED[1].chunks[0].copy())
+            reduction.arrived(name(1), contribution, ENCODED[1][0].copy())
             since = (2, *[1] * 9)
             reduction.replan(plan_for(planes, owners=[1] + [0] * 9, attempt=2, since=since))
             while reduction._merges:
@@ -1098,14 +1141,15 @@ def test_what_a_void_merge_still_reads_is_not_used_again_before_it_is_done(
     async def body() -> None:
         async with fleet(2) as planes:
             peers, plan, heard = planes[0].peers, plan_for(planes, owners=[0] * 10), Heard()
-            reduction = Reduction(peers, name(0), ENCODED[0], CODEC, CHUNKS, plan, heard)
+            encoded = EncodedVector(ENCODED[0], CHUNKS.count)
+            reduction = Reduction(peers, name(0), encoded, CODEC, CHUNKS, plan, heard)
             reducing = asyncio.create_task(reduction.run())
             await asyncio.sleep(0)  # it has begun
 
             def contribute(attempt: int) -> None:
                 fence = plan.fence._replace(attempt=attempt)
                 payload = peers.buffers.take(SIZE, SIZE)
-                payload[:] = ENCODED[1].chunks[0]
+                payload[:] = ENCODED[1][0]
                 reduction.arrived(name(1), Header(Kind.CONTRIBUTION, fence, 0, SIZE, place=1), payload)
 
             contribute(1)

@@ -8,7 +8,7 @@ import pytest
 from deltas import F32, deltas
 
 from atoll.comm.codec import PART, Bf16, Codec, Fp32, Int4, Int8, Malformed
-from atoll.comm.sealing import Encoded, Gathered, Mean, Refused, Sealing, Term, Timed, mean_of, room
+from atoll.comm.sealing import Encoded, Gathered, Mean, Refused, Sealing, Term, Timed, mean_of
 
 N, CODEC = 10, Fp32()
 LARGEST = np.finfo(np.float32).max
@@ -140,7 +140,3 @@ def test_a_contribution_that_is_malformed_is_refused_by_its_place(sealing: Seali
     with pytest.raises(Refused, match="not finite") as refused:
         sealed(sealing, xs, [0.5, 0.5])
     assert refused.value.place == 6
-
-
-def test_room_is_as_large_as_asked_for() -> None:
-    assert [room(n).size for n in (7, 3, 9)] == [7, 3, 9] and np.shares_memory(room(9), room(4))

@@ -37,7 +37,7 @@ class Node:
 
     def encode(self) -> EncodedVector:
         offer = self.residual.offer
-        encoder = DeltaEncoder(self.vectors.anchor, self.vectors.local, INT4, CHUNKS, offer=offer)
+        encoder = DeltaEncoder(self.vectors.anchor, self.vectors.local, INT4, CHUNKS, offer=offer, keep=True)
         asyncio.run(encoder.run(asyncio.to_thread))
         return encoder.encoded
 
@@ -56,7 +56,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 def decoded(encoded: EncodedVector) -> F32:
     out = np.empty(CHUNKS.numel, np.float32)
     for c in range(CHUNKS.count):
-        INT4.decode(encoded.chunks[c], out[CHUNKS.span(c)])
+        INT4.decode(encoded.whole[c], out[CHUNKS.span(c)])
     return out
 
 
@@ -95,8 +95,8 @@ def test_in_fifty_rounds_of_which_many_fail_nothing_is_lost_nor_sent_twice(node:
         if fate == "left out":
             outer.set_aside()
         else:
-            residual.commit(k, encoded.chunks, bitmap(lacks, CHUNKS.count))
-            residual.commit(k, encoded.chunks, b"")  # once a round
+            residual.commit(k, encoded.whole, bitmap(lacks, CHUNKS.count))
+            residual.commit(k, encoded.whole, b"")  # once a round
         for c, payload in enumerate(sealed(mean)):
             outer.apply(c, payload)
         outer.settle()
@@ -115,7 +115,7 @@ def test_of_fragments_that_take_turns_the_residual_moves_where_the_round_was(tmp
     within, alone = chunks.within(1), chunks.alone(1)
     encoder = DeltaEncoder(vectors.anchor[within], vectors.local[within], INT4, alone)
     asyncio.run(encoder.run(asyncio.to_thread))
-    residual.commit(2, encoder.encoded.chunks, bitmap([3], alone.count))
+    residual.commit(2, encoder.encoded.whole, bitmap([3], alone.count))
     assert not residual.vector[:1000].any()
     missed = alone.span(3)  # the round has nothing of it: all is left
     assert np.array_equal(residual.vector[within][missed], -vectors.local[within][missed])
@@ -128,7 +128,7 @@ def test_of_fragments_that_take_turns_the_residual_moves_where_the_round_was(tmp
 def test_it_comes_back_from_the_disk_unless_a_later_round_has_used_it(node: Node, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     node.vectors.local[:] = rng.standard_normal(CHUNKS.numel)
-    node.residual.commit(3, node.encode().chunks, b"")
+    node.residual.commit(3, node.encode().whole, b"")
     node.residual.save()
     node.residual.close()
     assert np.abs(node.residual.vector).max() > 0
