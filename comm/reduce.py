@@ -489,8 +489,8 @@ class Reduction:
         self._sealed[c] = payload
         self._came(c, payload)
         own = self._encoded.let_go(c) if self._encoded is not None else None
-        # If it may have been sealed without them, they may still be on their way, or being read.
-        if own is not None and self._only_plan and self._sent[c] <= 1 and not self._readers[c]:
+        # If it may have been sealed without them, they may still be on their way, or being read in a merge.
+        if own is not None and self._only_plan and self._sent[c] <= 1:
             self._give_back(own)
 
     def _wound_up(self, task: "asyncio.Task[None]") -> None:
