@@ -39,7 +39,7 @@ class Shared:
     known: tuple[int, int]  # what the donors follow from
     keepers: frozenset[NodeId] | None  # who takes snapshots; None: everybody
     uploaders: tuple[NodeId, ...]  # of them, who sends checkpoints to the remote store, or does if others fail
-    apart: bool  # state_0 is only on leaves, which nobody can fetch it from: everybody makes it
+    apart: bool  # state_0 is only on leaves: everybody makes it, who cannot make the same fetches it
 
 
 class Own(NamedTuple):
@@ -137,7 +137,7 @@ def own(state: State, common: Shared, node: NodeId) -> Own:
     lacks = me.state_round != state.committed and me.role != REDUCER
     return Own(
         you=me.standing,
-        initialise=state.initialiser == node or (lacks and common.apart),
+        initialise=state.initialiser == node or (lacks and common.apart and not me.state_digest),
         evaluate=r.evaluator == node,
         ready=node in r.ledger.contributions,
         reached=node in r.reached,
@@ -145,7 +145,7 @@ def own(state: State, common: Shared, node: NodeId) -> Own:
         lease=state.leases.held.get(node, ()) if trains else (),
         planned=node in common.planned,
         donors=_sources(common, node) if lacks else (),
-        serve=common.serve if me.leaf and me.role != REDUCER and not _left_behind(me, state.committed) else (),
+        serve=common.serve if me.leaf and me.role != REDUCER and not _left_behind(state, me) else (),
         keeps=me.role != REDUCER and (common.keepers is None or node in common.keepers),
         upload=common.uploaders.index(node) + 1 if node in common.uploaders else 0,
         counted=state.counted.get(node, (0, b"")),
@@ -194,21 +194,23 @@ def _donors(state: State) -> Donors:
 
 def _served(state: State) -> Donors:
     """Who can be dialled, where only leaves have the state, or are about to apply the latest round to theirs, and
-    some member lacks it: they pass it on."""
-    here = state.members.here
-    lack = {n for n, m in here.items() if _left_behind(m, state.committed)}
-    have = [m for n, m in here.items() if n not in lack and m.role != REDUCER]
-    if not state.committed or not lack or not have or not all(m.leaf for m in have):
+    some member lacks it, and cannot make it: they pass it on."""
+    here, k = state.members.here, state.committed
+    behind = {n for n, m in here.items() if _left_behind(state, m)}
+    have = [m for n, m in here.items() if n not in behind and m.role != REDUCER]
+    lack = behind if k else {n for n in behind if here[n].state_digest and state.held}
+    if not lack or not have or not all(m.leaf for m in have):
         return ()
     able = sorted((n for n, m in here.items() if not m.leaf and state.members.trusted(n)), key=order)
     return tuple((str(n), here[n].address, here[n].pin, here[n].name) for n in able[:DONORS])
 
 
-def _left_behind(member: Member, committed: int) -> bool:
-    """It lacks the state, and not only until it has applied the latest round."""
-    if member.state_round == committed or member.role == REDUCER:
+def _left_behind(state: State, member: Member) -> bool:
+    """It lacks the state, and not only until it has applied the latest round, which its makers alone can."""
+    if member.state_round == state.committed or member.role == REDUCER:
         return False
-    return member.standing is MemberState.RECOVERING or member.state_round < committed - 1
+    applies = member.state_round == state.committed - 1 and member.node in state.makers
+    return member.standing is MemberState.RECOVERING or not applies
 
 
 def _keepers(state: State) -> frozenset[NodeId] | None:

@@ -168,6 +168,42 @@ def test_who_is_left_hears_that_nobody_has_the_state_any_more() -> None:
     assert view.view(play.state, c).lost
 
 
+def test_who_cannot_make_the_first_state_that_leaves_have_is_offered_it() -> None:
+    play = Run()
+    for command in ("leaf a b c", "join a"):
+        play.do(command.split()[0], command.split()[1:])
+    play.feed(ev.Joined(NodeId("n2"), 1, "r", "r:1", "session of r", role="reducer"))
+    play.feed(ev.Connected(NodeId("n2"), 1))
+    play.do("state", ["a", "0"])
+    play.do("join", ["b", "c"])
+    assert view.view(play.state, NodeId("n3")).initialise and view.view(play.state, NodeId("n4")).initialise
+    assert told(play.state, "n1") == told(play.state, "n3") == ([], [])
+    play.do("state", ["b", "0", "as=another machine's"])
+    assert not view.view(play.state, NodeId("n3")).initialise and view.view(play.state, NodeId("n4")).initialise
+    assert told(play.state, "n3") == ([("n2", "r:1")], [])
+    assert told(play.state, "n1") == ([], [("n2", "r:1")])
+
+
+def test_leaves_offer_the_state_to_a_member_that_the_round_was_committed_without() -> None:
+    """It can be dialled, and is a round behind, as those are who are about to apply it; but it holds nothing."""
+    play = Run()
+    for command in (
+        "leaf a b",
+        "reducer r",
+        "join r",
+        "reducing a b c",
+        "seal r",
+        "wait 61",
+        "seal r",
+        "held a b",
+    ):
+        play.do(command.split()[0], command.split()[1:])
+    assert play.state.committed == 1
+    play.do("state", ["a", "b", "1"])
+    assert told(play.state, "n2") == told(play.state, "n3") == ([], [("n1", "r:1"), ("n4", "c:1")])
+    assert told(play.state, "n4") == ([("n4", "")], [])
+
+
 def test_leaves_go_on_offering_while_they_apply_the_next_round() -> None:
     """Else they would dial anew with each round, and where rounds are short never be there when they are asked."""
     play = Run()

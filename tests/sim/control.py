@@ -48,7 +48,8 @@ class Control:
             return
         self._ticket = next(self._numbers)
         host = self.node.host
-        self._call(self._service.join, self._ticket, host.session, host.name, host.name)
+        address = "" if host.leaf else host.name
+        self._call(self._service.join, self._ticket, host.session, host.name, address, host.role)
         self._pause = self._again(self._pause, self._rejoin_if, self._ticket)
 
     def _rejoin_if(self, ticket: int) -> None:

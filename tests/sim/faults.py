@@ -71,6 +71,8 @@ class Faults:
         self.world.network.loss = self.rng.choice([0.0, 0.01, 0.03])
         self.world.network.doubled = self.rng.choice([0.0, 0.02, 0.1])
         self.world.network.slow = self.rng.choice([0.0, 0.005, 0.03])
+        if self.world.reducers:
+            self._kinds += [self.crash_reducer, self.stop_reducer, self.sicken_reducer]
         self._schedule()
         if self.world.disks:
             for _ in range(self.world.luck.randint(1, 4)):
@@ -144,7 +146,7 @@ class Faults:
 
     def sicken(self) -> None:
         """A trainer hangs for ever, under a daemon that does not see it: nothing that its run may wait for."""
-        sick = sum(h.sick for h in self.world.hosts.values())
+        sick = sum(h.sick for h in self.world.hosts.values() if not h.role)
         if not sick and (node := self._victim()) is not None and self._may_stay_away(1):
             node.host.sick = True
             self.hang_trainer(node)
@@ -155,6 +157,31 @@ class Faults:
             node.say("is stopped")
             node.stop()
             self.undo_after(self.rng.choice([0.5, self.rng.uniform(0, 4), self.rng.uniform(3, 12)]), node.resume)
+
+    # Reducers, without which the run goes on, if need be as soon as they are back
+
+    def crash_reducer(self) -> None:
+        if reducers := self.world.reducers:
+            node = self.rng.choice(reducers)
+            self.world.kill(node, silent=self.rng.random() < 0.3)
+            node.host.sick = False
+            name = node.place
+            self.undo_after(self.rng.uniform(0, 10), lambda: self._up(name))
+
+    def stop_reducer(self) -> None:
+        if reducers := [n for n in self.world.reducers if not n.stopped]:
+            node = self.rng.choice(reducers)
+            node.say("is stopped")
+            node.stop()
+            self.undo_after(self.rng.uniform(0, 8), node.resume)
+
+    def sicken_reducer(self) -> None:
+        """It merges nothing any more, and its daemon does not see it."""
+        if reducers := self.world.reducers:
+            node = self.rng.choice(reducers)
+            node.say("merges nothing any more")
+            node.host.sick = True
+            self.undo_after(self.rng.uniform(5, 20), lambda: setattr(node.host, "sick", False))
 
     def leave(self) -> None:
         node = self._victim()
@@ -218,7 +245,7 @@ class Faults:
 
     def partition(self) -> None:
         world, rng = self.world, self.rng
-        places = ["coordinator", *(n.place for n in world.living)]
+        places = ["coordinator", *(n.place for n in (*world.living, *world.reducers))]
         here = set(rng.sample(places, rng.randint(1, max(1, len(places) // 2))))
         there = [p for p in places if p not in here]
         if not there:
@@ -271,7 +298,7 @@ class Faults:
         if lies or (k and not states & {(j, state) for j, state in enumerate(truth.states)}):
             return  # nobody could bring anything
         world.say(f"power is cut; disks have {sorted(r for r, _ in states)} of {k}")
-        for node in world.living:
+        for node in (*world.living, *world.reducers):
             world.kill(node, silent=True)
             name, away = node.place, luck.choice([0.5, luck.uniform(0, 15)])
             self.undo_after(away, lambda name=name: self._up(name))
@@ -370,5 +397,6 @@ class Faults:
         return round_ == k and state == truth.states[k]
 
     def _may_stay_away(self, count: int) -> bool:
-        staying = [h for h in self.world.hosts.values() if not (h.gone or h.sick)]
-        return len(staying) - count >= max(self.world.config.members.start, 3)
+        staying = [h for h in self.world.hosts.values() if not (h.gone or h.sick or h.role)]
+        dialled = [h for h in staying if not h.leaf]
+        return len(staying) - count >= max(self.world.config.members.start, 3) and len(dialled) > count

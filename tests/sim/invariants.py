@@ -227,11 +227,11 @@ class Counts:
 
 
 def rounds_close_at_a_quorum(before: State, after: State) -> None:
-    """A round is closed when its quorum has its inner steps, or has stopped."""
-    r = after.round
+    """A round is closed when its quorum has its inner steps, or has stopped; others may enter at that."""
+    r, there = after.round, min(len(before.round.participants), len(after.round.participants))
     if r.phase is Phase.COLLECTING and before.round.phase is Phase.INNER:
-        done, need = r.reached | r.ledger.contributions.keys(), after.config.rounds.quorum * len(r.participants)
-        hold(len(done) >= need, f"round {r.number} closes with {len(done)} of {len(r.participants)} members")
+        done, need = r.reached | r.ledger.contributions.keys(), after.config.rounds.quorum * there
+        hold(len(done) >= need, f"round {r.number} closes with {len(done)} of {there} members")
 
 
 def no_round_waits_for_suspects(state: State) -> None:
@@ -242,7 +242,9 @@ def no_round_waits_for_suspects(state: State) -> None:
     trusted = [n for n in r.participants if state.members.trusted(n)]
     ready = [n for n in trusted if n in r.ledger.contributions]
     need = max(state.config.rounds.quorum * len(r.participants), min(2, len(r.participants)))
-    enough = len(ready) >= max(need, state.config.members.minimum)
+    reducers = (m for m in state.members.here.values() if m.state is MemberState.REDUCER)
+    dialled = any(not state.members.here[n].leaf for n in ready) or any(reducers)
+    enough = len(ready) >= max(need, state.config.members.minimum) and dialled
     hold(not enough or len(ready) < len(trusted), f"round {r.number} has all that it can wait for, and waits")
 
 
@@ -448,7 +450,7 @@ def seals_are_their_owners(world: "World", before: State, after: State) -> None:
 
 def orphans_go_to_who_holds_them(world: "World", before: State, after: State) -> None:
     """A sealed chunk gets another owner only if that told the ledger's digest of it, and is reopened only when
-    all members told that they do not have it."""
+    all members that can be dialled told that they do not have it."""
     was, is_, k = before.round.ledger, after.round.ledger, after.round.number
     plan = before.round.plan
     if plan is None or not was.orphans or not is_.owners or is_.attempt != was.attempt + 1:
@@ -461,7 +463,8 @@ def orphans_go_to_who_holds_them(world: "World", before: State, after: State) ->
             right = said.get(owner, {}).get(c) == digest
             hold(right, f"chunk {c} of round {k} is given to {owner}, which told {said}")
         elif c not in is_.sealed:
-            nobody = all(n in said and said[n].get(c) != digest for n in is_.members)
+            leaves = {n for n in is_.members if before.members.here[n].leaf}
+            nobody = all(n in said and (n in leaves or said[n].get(c) != digest) for n in is_.members)
             hold(nobody, f"chunk {c} of round {k} is reopened, though members told {said}")
 
 

@@ -35,7 +35,9 @@ class Host:
     offset: float  # seconds that its clock is off
     session: str = ""  # remembered on its disk
     gone: bool = False  # for ever
-    sick: bool = False  # its trainer hangs, for ever, and its daemon does not see it
+    sick: bool = False  # its trainer, or what merges, hangs, for ever, and its daemon does not see it
+    leaf: bool = False  # nobody can dial it
+    role: str = ""  # "reducer": has no trainer
     disk: Disk | None = None  # what it has of the run; None: no place for it
     lies: list[str] = field(default_factory=list)  # what it will lie about, once each
 
@@ -65,6 +67,7 @@ class Node(Process):
         self.lost: list[int] = []  # samples whose steps were lost with a trainer, or with a state that was wrong
         self.steps: list[int] = []  # samples that it took steps on, in order
         self.excused = False  # its trainer may lose what it took ahead
+        self.serve: list[str] = []  # whom it dials to offer its state, as a leaf
 
     @property
     def me(self) -> NodeId:
@@ -95,6 +98,8 @@ class Node(Process):
             self.world.say(f"{self.place} {self.me}.{self.control.life} {sentence}")
 
     def feed(self, event: machine.Event) -> None:
+        if isinstance(event, machine.ViewArrived):
+            self.serve = [donor.node_id for donor in event.view.serve]
         self.machine, effects = machine.step(self.machine, event)
         if self.world.tracing:
             self.say(f"{told(event)} -> {', '.join(map(told, effects)) or 'nothing'}")
@@ -284,6 +289,13 @@ class Node(Process):
     def state_of(self, round_: int) -> bytes:
         """What peers may fetch; empty if it does not have it."""
         return self.state[1] if self.still and self.state[0] == round_ else b""
+
+    def passed_on(self, round_: int) -> bytes:
+        """The same, where it has it from a leaf that dialled this node to offer it."""
+        cut = self.world.network.cut
+        offering = (n for n in self.world.living if self.me in n.serve and not n.stopped)
+        here = (n.state_of(round_) for n in offering if not {(n.place, self.place), (self.place, n.place)} & cut)
+        return self.state_of(round_) or next(filter(None, here), b"")
 
 
 def told(event: object) -> str:

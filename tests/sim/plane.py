@@ -100,6 +100,7 @@ class Peer:
 
     node: NodeId
     address: str = ""
+    leaf: bool = False  # it dials this node, or nobody does
     links: list[Link] = field(default_factory=list)
     waiting: dict[Waiting, None] = field(default_factory=dict)  # to be sent
     heard: float = 0.0  # seconds
@@ -109,7 +110,7 @@ class Peer:
 class Reduce:
     """One round's reduce at one node."""
 
-    def __init__(self, plan: Plan, me: NodeId, contribution: Contribution, window: int) -> None:
+    def __init__(self, plan: Plan, me: NodeId, contribution: Contribution | None, window: int) -> None:
         self.round, self.plan, self.contribution = plan.round, plan, contribution
         self.exchange = Exchange(me, len(plan.owners), window)
         self.inbox: dict[tuple[int, int], Contribution | Partial] = {}  # by chunk and place
@@ -132,8 +133,8 @@ class Plane:
 
     # The reduce
 
-    def begin(self, wire: pb.Plan, contribution: Contribution) -> None:
-        """Take part in the round's reduce, or go on with it under this plan."""
+    def begin(self, wire: pb.Plan, contribution: Contribution | None) -> None:
+        """Take part in the round's reduce, or go on with it under this plan. None: it only owns chunks."""
         plan = plan_of(wire)
         plan.validate()
         reduce = self.reduce
@@ -149,7 +150,7 @@ class Plane:
             return
         reduce.plan = plan
         now = reduce.began = self.node.clock
-        here = {m.node: m.address for m in plan.members if not m.gone and m.node != self.node.me}
+        here = {m.node: m for m in plan.members if not m.gone and m.node != self.node.me}
         reduce.came = {node: reduce.came.get(node, now) for node in here}
         reduce.reported.clear()
         order = list(here)
@@ -157,10 +158,10 @@ class Plane:
             if peer.node not in here:
                 for link in list(peer.links):
                     link.snap()
-        for node, address in here.items():
+        for node, member in here.items():
             peer = self._peer(node)
-            peer.address = address
-            first = plan.index(self.node.me) < order.index(node) + 1
+            peer.address, peer.leaf = member.address, member.leaf
+            first = self.node.host.leaf or plan.index(self.node.me) < order.index(node) + 1
             self._tend(peer, self.world.rng.uniform(0, 0.02) + (0.0 if first else TURN))
         self._do(reduce, reduce.exchange.replan(plan))
         early, self._early = self._early, []
@@ -238,8 +239,10 @@ class Plane:
         )
 
     def _sent(self, reduce: Reduce, c: int, place: int) -> Contribution | Partial:
-        mine = reduce.plan.members[place].node == self.node.me and (c, place) not in reduce.inbox
-        return reduce.contribution if mine else reduce.inbox[c, place]
+        if (c, place) in reduce.inbox:
+            return reduce.inbox[c, place]
+        assert reduce.contribution is not None and reduce.plan.members[place].node == self.node.me
+        return reduce.contribution
 
     def _sum(self, reduce: Reduce, c: int, since: int, terms: dict[int, Partial]) -> Partial | None:
         """All of it, in plan order; None: something of it was refused."""
@@ -266,6 +269,9 @@ class Plane:
     def _merged(
         self, reduce: Reduce, c: int, since: int, inputs: tuple[int, ...], terms: dict[int, Partial]
     ) -> None:
+        if reduce.contribution is None and self.node.host.sick:
+            self.node.later(TICK, self._merged, reduce, c, since, inputs, terms)
+            return
         if (total := self._sum(reduce, c, since, terms)) is None:
             return
         mean = Mean(c, total.contributions, total.weights, reduce.plan.length)
@@ -358,6 +364,7 @@ class Plane:
         payload: Payload = None
         if kind is Kind.CONTRIBUTION:
             payload = reduce.contribution
+            assert payload is not None
             if self.node.host.lies_about("contribution"):
                 payload = replace(payload, samples=MALFORMED)
         elif kind is Kind.PARTIAL:
@@ -440,9 +447,21 @@ class Plane:
 
     def _tend(self, peer: Peer, after: float) -> None:
         """See to it that there is a link."""
-        if not peer.links and not peer.dialling:
-            peer.dialling = True
+        if peer.links or peer.dialling or (peer.leaf and self.node.host.leaf):
+            return
+        peer.dialling = True
+        if peer.leaf:
+            self.node.later(PATIENCE, self._did_not_dial, peer, self.reduce)
+        else:
             self.node.later(after, self._dial, peer)
+
+    def _did_not_dial(self, peer: Peer, reduce: Reduce | None) -> None:
+        peer.dialling = False
+        if peer.links or self.reduce is None or peer.node not in self.reduce.came:
+            return
+        if reduce is self.reduce:
+            self.lost(self.reduce, peer.node, "it is a leaf and did not dial")
+        self._tend(peer, 0.0)
 
     def _dial(self, peer: Peer) -> None:
         peer.dialling = False
@@ -520,7 +539,7 @@ class Plane:
         if i >= len(donors):
             self.node.later(0.2, self.node.not_recovered)
             return
-        process = self.world.at(donors[i].address)
+        process = self.world.at(donors[i].address) if donors[i].address else self.node  # to which leaves offer it
         if process is not None and process.alive and process.me == donors[i].node_id:
             call = process.plane.give
             self.world.network.send(self.node, process, call, self.node, self._asked, order, i)
@@ -531,7 +550,7 @@ class Plane:
             self._ask(order, i + 1)
 
     def give(self, to: "Node", number: int, order: machine.Recover, i: int) -> None:
-        state = self.node.state_of(order.view.committed)
+        state = self.node.passed_on(order.view.committed)
         self.world.network.send(self.node, to, to.plane.given, number, order, i, state)
 
     def given(self, number: int, order: machine.Recover, i: int, state: bytes) -> None:

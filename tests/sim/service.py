@@ -188,14 +188,14 @@ class Service(Process):
 
     # Calls
 
-    def join(self, client: "Control", ticket: int, session: str, name: str, address: str) -> None:
+    def join(self, client: "Control", ticket: int, session: str, name: str, address: str, role: str) -> None:
         if self.full:
             return
-        self._joins.append(lambda: self._admit(client, ticket, session, name, address))
+        self._joins.append(lambda: self._admit(client, ticket, session, name, address, role))
         if len(self._joins) == 1:
             self._joins[0]()
 
-    def _admit(self, client: "Control", ticket: int, session: str, name: str, address: str) -> None:
+    def _admit(self, client: "Control", ticket: int, session: str, name: str, address: str, role: str) -> None:
         """A known session returns as the same node, in its next life."""
         members = self.state.members
         secret = session.partition(".")[0]
@@ -205,7 +205,7 @@ class Service(Process):
             node, life = member.node, member.life + 1
         else:
             node, life, secret = NodeId(f"n{members.next_id}"), 1, f"secret{self.world.rng.getrandbits(40):x}"
-        joined = ev.Joined(node, life, name, address, secret)
+        joined = ev.Joined(node, life, name, address, secret, leaf=not address, role=role)
         self.submit(joined, self._admitted, client, ticket, node, life, secret)
 
     def _admitted(self, client: "Control", ticket: int, node: NodeId, life: int, secret: str) -> None:

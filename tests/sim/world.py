@@ -17,6 +17,7 @@ from sim.disk import Disk
 from sim.engine import Engine, Network
 from sim.faults import SPEEDS, Faults
 from sim.node import Host, Node
+from sim.reducer import Reducer
 from sim.service import Service, copy
 from sim.truth import CHUNK, Mean, Truth, digest
 
@@ -82,12 +83,17 @@ class World:
         self.seal_time = self.rng.choice([0.02, 0.02, 0.2, 0.6])  # seconds that an average takes at most
         self.same_bits = self.rng.random() < 0.5
         self.regions = 2 + seed % 2 if seed % 5 == 3 else 1  # hosts are in them by turns; far from each other
+        self.doors = random.Random(f"leaves {seed}")
+        self.leafy = config is None and seed % 4 == 1  # some hosts cannot be dialled
+        reducers = self.doors.choice([1, 2]) if config is None and seed % 4 in (1, 3) and seed % 3 else 0
         self.lives = 0  # of the coordinator
         self.last = 0.0  # seconds on its clock; of the latest event
         self.durable = self.durable_before = State(self.config)
         self.service = self._coordinator(self.folder / "0")
         for speed in speeds:
             self.add_host(speed)
+        for _ in range(reducers):
+            self.add_host(1.0, "reducer")
 
     # Its parts
 
@@ -98,11 +104,12 @@ class World:
         service.start()
         return service
 
-    def add_host(self, speed: float) -> Host:
+    def add_host(self, speed: float, role: str = "") -> Host:
         name = f"m{len(self.hosts) + 1}"
         offset = self.rng.choice([0.0, 0.0, 3600.0, -3600.0])
-        host = self.hosts[name] = Host(name, speed, offset)
-        if self.disks and self.luck.random() < 0.9:
+        leaf = self.leafy and not role and len(self.hosts) > 1 and self.doors.random() < 0.6
+        host = self.hosts[name] = Host(name, speed, offset, leaf=leaf, role=role)
+        if not role and self.disks and self.luck.random() < 0.9:
             host.disk = Disk()
         self.network.latency[name] = self.rng.uniform(0.002, 0.05)
         self.start(host)
@@ -111,7 +118,7 @@ class World:
     def start(self, host: Host) -> None:
         """Start the daemon on a host, with nothing but its session."""
         if not host.gone:
-            node = self.nodes[host.name] = Node(self, host)
+            node = self.nodes[host.name] = (Reducer if host.role else Node)(self, host)
             node.later(self.rng.uniform(0, 0.5), node.control.join)
 
     def kill(self, node: Node, silent: bool = False) -> None:
@@ -132,7 +139,12 @@ class World:
 
     @property
     def living(self) -> list[Node]:
-        return [n for n in self.nodes.values() if n.alive]
+        """Nodes that train."""
+        return [n for n in self.nodes.values() if n.alive and not n.host.role]
+
+    @property
+    def reducers(self) -> list[Node]:
+        return [n for n in self.nodes.values() if n.alive and n.host.role]
 
     def coordinator_dies(self, how: str, harm: Callable[[Path], None] | None = None, away: float = -1.0) -> None:
         service = self.service
