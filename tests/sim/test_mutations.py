@@ -161,7 +161,7 @@ MUTATIONS = [
         C + "weighing.py",
         "[min(weight, most) for weight in raw]",
         "raw",
-        20,
+        97,
     ),
     Mutation(
         "a part of a contribution counts as all of it",
@@ -334,7 +334,28 @@ MUTATIONS = [
         C + "ledger.py",
         "if entry.node == node and c is not None and c.front == front:",
         "if entry.node == node and c is not None:",
-        11,
+        101,
+    ),
+    Mutation(
+        "who the round was committed without is taken for one that applies it",
+        C + "view.py",
+        "member.state_round == state.committed - 1 and member.node in state.makers",
+        "member.state_round == state.committed - 1",
+        301,
+    ),
+    Mutation(
+        "who cannot make the first state that leaves have makes it again and again",
+        C + "view.py",
+        "(lacks and common.apart and not me.state_digest)",
+        "(lacks and common.apart)",
+        "tests/coordinator/test_views.py",
+    ),
+    Mutation(
+        "a reducer that was late is dealt chunks again",
+        C + "owning.py",
+        "if n not in lost and not here[n].late)",
+        "if n not in lost)",
+        SCENARIOS,
     ),
     Mutation(
         "what came too late for any chunk consumes",
