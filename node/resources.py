@@ -11,7 +11,8 @@ import psutil
 from atoll.comm.config import RunConfig
 from atoll.comm.errors import ConfigError, ResourceError
 
-BYTES_PER_PARAM = 16 + 12 + 3  # parameters, gradients, two Adam moments; three flat vectors; encoded buffers
+BYTES_TRAINED, BYTES_FLAT = 16, 12  # parameters, gradients, two Adam moments; three flat vectors
+ENCODED = 2  # vectors, encoded, that a reduce has in memory at most
 BYTES_SIMULATED = 16 + 8  # parameters, gradients, two moments; what was sent, and as the others decode it
 BYTES_SHARED = 16  # anchor and momentum; the parameters of the start and of who evaluates
 BASE = 600 << 20  # bytes of a trainer and a daemon that hold no model yet
@@ -20,11 +21,14 @@ BASE = 600 << 20  # bytes of a trainer and a daemon that hold no model yet
 def check_memory(run: RunConfig, on_gpu: bool) -> None:
     """Raise `ResourceError` if the model cannot fit into this machine's memory."""
     params = run.model.n_params
-    each = 15 if on_gpu else BYTES_PER_PARAM
+    encoded, kept = run.reduce.bytes_per_element, bool(run.outer.feedback)
+    each = BYTES_FLAT + (ENCODED + kept) * encoded + (0 if on_gpu else BYTES_TRAINED)
     each += 4 if run.overlap.delay else 0  # what was handed over, once more
-    each += 8 if run.outer.feedback else 0  # what was not sent, and a copy of it on its way to the disk
+    each += 8 if kept else 0  # what was not sent, and a copy of it on its way to the disk
     _demand(
-        params * each + BASE, f"the run's model of {params:,} parameters", "free some, or use a larger machine"
+        int(params * each) + BASE,
+        f"the run's model of {params:,} parameters",
+        "free some, or use a larger machine",
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 TIMES = 5  # measured, after a warm-up
 BYTES_TOLERANCE = 3.0  # percent
-MEMORY, ENOUGH = 2.5, 50_000_000  # payloads of a peer; elements from which on they stand out from its process
+MEMORY, ENOUGH = 2.5, 25_000_000  # payloads of a peer; elements from which on they stand out from its process
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,11 +90,12 @@ def test_traffic_is_compared_with_the_formula() -> None:
 def test_memory_is_what_a_peer_has_beside_its_vectors_in_payloads() -> None:
     told = outcome(TOLD | {"beyond_mb": [0.0002, 0.00026]})
     bars = {}
-    for key in "af":
-        row = next(row for row in rows([Measured(BY_KEY[key], (told,), ((1.0,),))], bars=True) if row.key == "m")
+    for share in (1.0, 0.1):
+        case = BY_KEY["a"].scaled(share)
+        row = next(row for row in rows([Measured(case, (told,), ((1.0,),))], bars=True) if row.key == "m")
         assert row.values == pytest.approx((2.6,)) and row.unit == "payloads"
-        bars[key] = row.must
-    assert bars == {"a": None, "f": 2.5}, "of a small vector it says little"
+        bars[share] = row.must
+    assert bars == {1.0: 2.5, 0.1: None}, "of a small vector it says little"
 
 
 def test_a_ratio_is_the_median_of_the_turns_ratios() -> None:
