@@ -84,7 +84,7 @@ def plan(state: State, members: tuple[NodeId, ...], now: float, out: list[Effect
     owners = split.owners if split is not None else ()
     ledger = book.reopen(r.ledger, members, reducers(state), chunks, lambda n: owners or planned.deal(n))
     reason = f"{len(members)} members reduce" if len(members) > 1 else "1 member reduces"
-    predicted = planned.seconds if r.plan is None else r.plan.predicted
+    predicted = planned.seconds
     if split is not None:
         ledger = book.divide(ledger, split.regions, split.relays)
         state = with_round(state, levels=split.levels, predictions=split.predictions)

@@ -67,3 +67,26 @@ def test_of_a_round_with_contributions_of_all_kinds(feedback: float) -> None:
     assert (run.state.sealed, run.state.makers, run.state.digest) == (root(DIGESTS), NODES, b"")
     out: dict[NodeId, list[int]] = {ADA: [], BO: [], CY: [1, 2]}
     assert run.state.counted == ({n: (1, bitmap(cs, 4)) for n, cs in out.items()} if feedback else {})
+
+
+def test_of_a_delta_that_hardly_counts_it_is_said_once() -> None:
+    run = run_of_three(0.0)
+    run.do("wait", ["10"])
+    run.do("reached", ["ada", "bo", "cy"])
+    contribute(run, ADA, 10, 1.0, 3.0, 1.0)
+    contribute(run, BO, 10, 1.0, 30.0, 1.0)  # a tenth of it counts, no less
+    contribute(run, CY, 10, 1.0, 0.003, 1.0)
+    assert run.state.round.ledger.attempt == 1 and not said(run)
+    run = run_of_three(0.0)
+    run.do("wait", ["10"])
+    run.do("reached", ["ada", "bo", "cy"])
+    for node, norm in ((ADA, 3.0), (BO, 3.0), (CY, 1500.0)):
+        contribute(run, node, 10, 1.0, norm, 1.0)
+    assert said(run) == ["the delta of cy is 500 times the median: it is scaled down"]
+    run.do("lost", ["ada", "bo"])
+    run.do("wait", ["5"])
+    assert run.state.round.ledger.attempt == 2 and len(said(run)) == 1
+
+
+def said(run: scenario.Run) -> list[str]:
+    return [line for line in run.said if "times the median" in line]

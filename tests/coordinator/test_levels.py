@@ -44,6 +44,17 @@ def test_regions_are_told_before_anything_is_known_of_the_rates() -> None:
     assert list(split.regions.values()) == [0, 0, 0, 1, 1, 1]
 
 
+def test_a_plan_in_regions_is_predicted_by_the_nodes_links_while_nothing_is_known_between_them() -> None:
+    run = scenario.Run()
+    run.do("begin", NAMES)
+    here = told(inside=0.0, outside=0.0).members.here
+    known = {n: replace(m, up=10.0, down=10.0, rtts=here[n].rtts) for n, m in run.state.members.here.items()}
+    run.state = replace(run.state, members=replace(run.state.members, here=known))
+    run.steps()
+    assert run.state.round.plan is not None and run.state.round.ledger.regions == (0, 0, 0, 1, 1, 1)
+    assert run.state.round.plan.predicted == owning(run.state, tuple(known), (), 4).seconds > 0
+
+
 def test_two_levels_are_chosen_where_links_between_regions_are_slow() -> None:
     split = chosen(told())
     assert split is not None and split.levels == 2

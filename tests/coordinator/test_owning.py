@@ -1,0 +1,66 @@
+"""Who is to own chunks, and what that is predicted to take."""
+
+from dataclasses import replace
+
+import scenario
+
+from atoll.comm.ids import NodeId
+from atoll.coordinator.owning import owning, reachable, reducers
+from atoll.coordinator.shares import Node, plan_shares
+from atoll.coordinator.state import State
+
+A, B, C, DAN = (NodeId(f"n{i}") for i in range(1, 5))
+SLOW = 10.0  # bytes a second, of 40 elements: the wire is what counts
+
+
+def told(up: float = SLOW, down: float = SLOW, leaves: tuple[NodeId, ...] = ()) -> State:
+    """Three members and a reducer that have measured for long."""
+    run = scenario.Run()
+    run.do("reducer", ["dan"])
+    run.do("begin", ["ada", "bo", "cy"])
+    run.do("join", ["dan"])
+    here = {
+        n: replace(m, up=up, down=down, measured=9, leaf=n in leaves) for n, m in run.state.members.here.items()
+    }
+    return replace(run.state, members=replace(run.state.members, here=here))
+
+
+def test_a_reducer_is_dealt_what_a_node_that_brings_nothing_should_own() -> None:
+    state, members = told(), (A, B, C)
+    found = owning(state, members, reducers(state), 4)
+    links = [*(Node(SLOW, SLOW) for _ in members), Node(SLOW, SLOW, contributes=False)]
+    expected = plan_shares(links, 40 * state.config.reduce.bytes_per_element, chunks=4)
+    assert found.nodes == (*members, DAN)
+    assert (found.shares, found.seconds) == (expected.shares, expected.seconds)
+    assert found.seconds < owning(state, (*members, DAN), (), 4).seconds
+
+
+def test_nothing_is_predicted_while_nothing_is_known_of_any_link() -> None:
+    state = told(0.0, 0.0)
+    assert owning(state, (A, B, C), (), 4).seconds == 0
+    here = state.members.here | {B: replace(state.members.here[B], up=SLOW, down=SLOW)}
+    state = replace(state, members=replace(state.members, here=here))
+    assert owning(state, (A, B, C), (), 4).seconds > 0
+
+
+def test_where_nobody_can_be_dialled_there_is_one_owner_whom_nobody_can_follow() -> None:
+    state = told(leaves=(A, B, C))
+    found = owning(state, (A, B, C), (), 4)
+    assert found.deal(4) == (A,) * 4 and len(found.shares) == 3 and found.seconds == 0
+
+
+def test_a_late_or_lost_reducer_is_taken_only_where_there_is_nobody_else() -> None:
+    for state, expected in ((told(leaves=(A, B)), ()), (told(leaves=(A, B, C)), (DAN,))):
+        state = replace(state, round=replace(state.round, participants=(A, B, C)))
+        late = state.members.here | {DAN: replace(state.members.here[DAN], late=True)}
+        assert reducers(state) == (DAN,)
+        assert reducers(replace(state, members=replace(state.members, here=late))) == expected
+        assert reducers(replace(state, round=replace(state.round, lost=((A, DAN),)))) == expected
+
+
+def test_members_can_reduce_if_one_of_them_or_a_reducer_can_be_dialled() -> None:
+    state = told(leaves=(A, B))
+    assert reachable(state, (A, C)) and reachable(state, (A, B))
+    gone = {n: m for n, m in state.members.here.items() if n != DAN}
+    state = replace(state, members=replace(state.members, here=gone))
+    assert reachable(state, (A, C)) and not reachable(state, (A, B)) and not reachable(state, (A, NodeId("n9")))
