@@ -17,7 +17,7 @@ DIGESTS = [digest(b"%d" % c) for c in range(4)]
 def run_of_three(feedback: float) -> scenario.Run:
     run = scenario.Run()
     outer = replace(run.config.outer, clip=True, damping=True, feedback=feedback)
-    run.config = replace(run.config, outer=outer)
+    run.config = replace(run.config, outer=outer, model=replace(run.config.model, seq_len=2))
     run.state = replace(run.state, config=run.config)
     run.do("begin", ["ada", "bo", "cy"])
     return run
@@ -53,7 +53,7 @@ def test_of_a_round_with_contributions_of_all_kinds(feedback: float) -> None:
         run.feed(ev.Held(node, 1, run.fence({}), root(DIGESTS), 10 * i, 100 * i, 1e3 * i, 1e4 * i))
     record = run.state.pending
     assert record is not None
-    assert record.contributors == {ADA: 10.0, BO: 8.0, CY: 3.0} and record.tokens == 21
+    assert record.contributors == {ADA: 20.0, BO: 16.0, CY: 6.0} and record.tokens == 42
     assert record.train_loss == pytest.approx((10 * 1.0 + 8 * 2.0 + 3 * 4.0) / 21)
     assert record.seconds == {"inner": 10.0, "collect": 1.0, "reduce": 2.0, "commit": 3.0}
     assert (record.bytes_up, record.bytes_down) == ({ADA: 10, BO: 20, CY: 30}, {ADA: 100, BO: 200, CY: 300})
