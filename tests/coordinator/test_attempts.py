@@ -185,3 +185,7 @@ def test_a_reduce_is_timed_from_its_first_attempt() -> None:
     run.do("wait", ["2"])
     run.do("reduce", [])
     assert run.state.pending is not None and run.state.pending.seconds["reduce"] == pytest.approx(5.0)
+    run.do("state", ["ada", "bo", "cy", "1"])
+    run.steps()
+    run.do("reduce", [])
+    assert run.state.pending.round == 2 and run.state.pending.seconds["inner"] == pytest.approx(10.0)
