@@ -49,10 +49,15 @@ class EncodedVector:
         return payload
 
     @property
+    def chunks(self) -> tuple[U8 | None, ...]:
+        """Those that are here."""
+        return tuple(self._chunks)
+
+    @property
     def whole(self) -> tuple[U8, ...]:
         """All chunks, while none was let go of."""
         found = tuple(payload for payload in self._chunks if payload is not None)
-        if self.ready < len(self._chunks) or len(found) < len(self._chunks):
+        if len(found) < len(self._chunks):
             raise RuntimeError("not every encoded chunk is here")
         return found
 

@@ -476,18 +476,6 @@ class Exchange:
             if sum(place in arrived for arrived in due) < min(self.window, len(due)):
                 yield node
 
-    def summing(self) -> Iterator[NodeId]:
-        """Relays of which a sum is due."""
-        assert self.plan is not None
-        if not self.plan.layered:
-            return
-        for node, place in self._here.items():
-            late = (
-                c for c, partials in self._partials.items() if c not in self._relayed and place not in partials
-            )
-            if any(self.plan.relays_for(c, place) for c in late):
-                yield node
-
     def awaiting(self) -> list[tuple[NodeId, str]]:
         """Whom this member waits for, with what."""
         assert self.plan is not None
@@ -496,7 +484,7 @@ class Exchange:
             if (up := self._up[c]) is not None and up != self.me:
                 owed.setdefault(up, []).append(c)
         late = [(node, "contributions") for node in self.owing()]
-        late += [(node, "region's sums") for node in self.summing()]
+        late += [(node, "region's sums") for node in self._summing()]
         return late + [(node, f"{len(cs)} of its chunks") for node, cs in owed.items()]
 
     # After a connection broke
@@ -546,6 +534,18 @@ class Exchange:
         assert self.plan is not None
         receives = self._contributes(place) or self.plan.relays_for(c, place)
         return receives and self.plan.towards(c, place) == self._place
+
+    def _summing(self) -> Iterator[NodeId]:
+        """Relays of which a sum is due."""
+        assert self.plan is not None
+        if not self.plan.layered:
+            return
+        for node, place in self._here.items():
+            late = (
+                c for c, partials in self._partials.items() if c not in self._relayed and place not in partials
+            )
+            if any(self.plan.relays_for(c, place) for c in late):
+                yield node
 
     def _kind(self, c: int) -> Kind:
         """What this member sends of the chunk."""

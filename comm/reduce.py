@@ -381,7 +381,7 @@ class Reduction:
         if kind is Kind.SEALED:
             taken = self._exchange.sealed(c, sum_ := digest(whole), node)
             if self._exchange.digests[c] == sum_:
-                self._is_sealed(c, whole)
+                self._is_sealed(c, whole, node == self._exchange.up(c))
             self._do(taken)
         elif kind is Kind.PARTIAL:
             mean, listed = whole[: self._sizes[c]], places(whole[self._sizes[c] :].tobytes())
@@ -479,18 +479,18 @@ class Reduction:
             return
         effects = self._exchange.merged(c, order.since, order.inputs, sum_)
         if effects:
-            self._is_sealed(c, place)
+            self._is_sealed(c, place, True)
         else:
             self._give_back(place)  # the chunk has another owner now
         self._do(effects)
 
-    def _is_sealed(self, c: int, payload: U8) -> None:
+    def _is_sealed(self, c: int, payload: U8, of_owner: bool) -> None:
         """Its sealed bytes are here. This member's own are of no more use then, unless the chunk starts anew."""
         self._sealed[c] = payload
         self._came(c, payload)
         own = self._encoded.let_go(c) if self._encoded is not None else None
         # If it may have been sealed without them, they may still be on their way, or being read in a merge.
-        if own is not None and self._only_plan and self._sent[c] <= 1:
+        if own is not None and of_owner and self._only_plan and self._sent[c] <= 1:
             self._give_back(own)
 
     def _wound_up(self, task: "asyncio.Task[None]") -> None:
@@ -512,12 +512,8 @@ class Reduction:
     def _look(self, now: float) -> None:
         """See who is late."""
         owed = dict(self._exchange.awaiting())
+        owing = set(self._exchange.owing())
         late = late_after(self._gaps)
-        patience = max(SLOW, 3 * late)
-        # Whom a relay waits for it names itself, and before that.
-        due = dict.fromkeys(self._exchange.summing(), 2 * patience) | dict.fromkeys(
-            self._exchange.owing(), patience
-        )
         for node in owed.keys() & self._progress.keys():
             heard, came = self._peers.heard(node), max(self._progress[node], self._planned_at)
             if heard is None:
@@ -527,7 +523,7 @@ class Reduction:
                 self.lost(node, f"it has been silent for {now - heard:.0f} s")
             elif now - heard > ASK:
                 self._peers.peer(node).post((Kind.RESYNC, PING, 0))
-            if now - came > due.get(node, math.inf):
+            if node in owing and now - came > max(SLOW, 3 * late):
                 self.lost(node, f"its {owed[node]} did not come for {now - came:.0f} s")
         if now - self._pulled_at > max(late, IMPATIENT):
             self._pulled_at = now

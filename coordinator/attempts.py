@@ -79,10 +79,11 @@ def _worst(state: State, members: tuple[NodeId, ...], spared: Collection[NodeId]
 def plan(state: State, members: tuple[NodeId, ...], now: float, out: list[Effect]) -> State:
     """Put the next attempt in force: it continues the one before without those that were lost."""
     r, chunks = state.round, state.chunks.count
-    planned = owning(state, members, reducers(state), chunks)
+    helpers = reducers(state, members)
+    planned = owning(state, members, helpers, chunks)
     split = None if r.ledger.owners else levels(state, members, planned)
     owners = split.owners if split is not None else ()
-    ledger = book.reopen(r.ledger, members, reducers(state), chunks, lambda n: owners or planned.deal(n))
+    ledger = book.reopen(r.ledger, members, helpers, chunks, lambda n: owners or planned.deal(n))
     reason = f"{len(members)} members reduce" if len(members) > 1 else "1 member reduces"
     predicted = planned.seconds
     if split is not None:
@@ -210,7 +211,9 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
             n for n in members if n not in r.held and n not in plan_.lacking
         }
         late = sorted(slow, key=order)
-        idle = {n: {"late": True, "reason": IDLE} for n in late if n in here and here[n].role == REDUCER}
+        # Where others sealed all of theirs, all contributions were there; where not, once more is no accident.
+        alone = ledger.attempt > 1 or not slow.issuperset(owner for owner in ledger.owners if owner)
+        idle = {n: {"late": True, "reason": IDLE} for n in late if alone and n in here and here[n].role == REDUCER}
         state = replace(state, members=who.update_each(state.members, idle))
         others = [n for n in members if n not in slow]
         if len(others) >= max(state.config.members.minimum, 1) and reachable(state, others):

@@ -28,20 +28,20 @@ class Owning:
         return tuple(self.nodes[i] for i in deal(self.shares, chunks))
 
 
-def reducers(state: State) -> tuple[NodeId, ...]:
+def reducers(state: State, members: Sequence[NodeId] = ()) -> tuple[NodeId, ...]:
     """Members that only own chunks; without those that somebody could not reach in this round, or that were late
-    in any, unless the participants have nobody else to dial."""
+    in any, unless these members, or all participants, have nobody else to dial."""
     here, lost = state.members.here, {n for pair in state.round.lost for n in pair}
     all_ = tuple(n for n, m in here.items() if m.state is MemberState.REDUCER)
     sound = tuple(n for n in all_ if n not in lost and not here[n].late)
-    needed = not sound and all(here[n].leaf for n in state.round.participants)
+    needed = not sound and all(n not in here or here[n].leaf for n in members or state.round.participants)
     return all_ if needed else sound
 
 
 def reachable(state: State, members: Sequence[NodeId]) -> bool:
     """Whether somebody can own a chunk."""
     here = state.members.here
-    return any(n in here and not here[n].leaf for n in (*members, *reducers(state)))
+    return any(n in here and not here[n].leaf for n in (*members, *reducers(state, members)))
 
 
 def owning(state: State, members: Sequence[NodeId], helpers: Sequence[NodeId], chunks: int) -> Owning:

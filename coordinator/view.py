@@ -121,6 +121,12 @@ def touched(before: State, after: State) -> set[NodeId] | None:
     return nodes
 
 
+def of_all(common: Shared) -> tuple[object, ...]:
+    """What every node's view may change with."""
+    c = common
+    return c.head, c.train, c.plan, c.donors, c.serve, c.apart, c.keepers, c.uploaders
+
+
 def news(mine: Own, was: Own) -> bool:
     """Whether the node must hear of it now. That its report was taken it knows from the answer."""
     return mine != was._replace(ready=was.ready or mine.ready, reached=was.reached or mine.reached)

@@ -154,8 +154,7 @@ class Views:
                 self._headed_at, self._later = now, None
         self._common, self._seen, self._fresh = new, state, set()
         nodes = view.touched(seen, state)
-        same = (new.head, new.train, new.plan, new.donors) == (old.head, old.train, old.plan, old.donors)
-        same = same and new.keepers == old.keepers
+        same = view.of_all(new) == view.of_all(old)
         return new, nodes | fresh if nodes is not None and same else list(self._streams)
 
     def _show(self, stream: Stream, state: State, common: Shared) -> bool:

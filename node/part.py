@@ -14,7 +14,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.comm.chunks import Chunks
@@ -45,6 +45,7 @@ class RoundBuffers:
     encoded_for: tuple[int, int] = (-1, -1)  # (round, front of the lease)
     encoding: asyncio.Task[None] | None = None
     norm: float | None = None  # l2, of what it says; None: not known yet
+    norming: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by who finds it out
     up: int = 0  # the data plane's counters when the round's first attempt began
     down: int = 0
 
@@ -106,13 +107,12 @@ class Part:
         await asyncio.wait([encoding])
         if encoding.cancelled() or encoding.exception() is not None or self._round.encoded is not encoded:
             return None
-        if self._round.norm is None:  # before the reduce: later there are chunks that are let go of
-            chunks, payloads = self._chunks(ready.round), encoded.whole
-            norm: float = await self._compute(lambda: encoded_norm(self._codec, chunks, payloads))
-            if self._round.encoded is not encoded:
-                return None
-            self._round.norm = norm if self._round.norm is None else self._round.norm
-        return self._round.norm
+        buffers = self._round
+        async with buffers.norming:
+            if buffers.norm is None:  # nobody was told it: no chunk of it was let go of
+                chunks, payloads = self._chunks(ready.round), encoded.whole
+                buffers.norm = await self._compute(lambda: encoded_norm(self._codec, chunks, payloads))
+        return buffers.norm if self._round is buffers else None
 
     def forget(self) -> None:
         """What was encoded is of no more use: the local vector is about to change, or the anchor is."""
@@ -227,7 +227,7 @@ class Part:
 
         def work() -> None:
             if encoded is not None:
-                residual.commit(counted, encoded.whole, lacking)
+                residual.commit(counted, encoded.chunks, lacking)
             else:
                 residual.heard(counted)
             residual.save()

@@ -67,9 +67,10 @@ class Residual:
         self._feedback.offer(self.vector[span], delta, offered)
         delta[...] = offered
 
-    def commit(self, round_: int, encoded: Sequence[U8], lacking: bytes) -> None:
+    def commit(self, round_: int, encoded: Sequence[U8 | None], lacking: bytes) -> None:
         """Round `round_` is committed, and anchor and local vector are still what it was encoded from. `encoded`:
-        this node's chunks, of the round's fragment; `lacking`: a bitmap of those that the round has not."""
+        this node's chunks, of the round's fragment; `lacking`: a bitmap of those that the round has not, which may
+        have never been made."""
         if round_ <= self.at:
             return
         for i, c in enumerate(self._chunks.of(Turns(self._chunks.parts).fragment(round_))):
@@ -77,8 +78,8 @@ class Residual:
             offered, sent = np.zeros((2, self._chunks.size(c)), np.float32)
             np.subtract(self._vectors.anchor[span], self._vectors.local[span], out=offered)
             self.offer(span, offered)
-            if not bit(lacking, i):
-                self._codec.decode(encoded[i], sent)
+            if (payload := encoded[i]) is not None and not bit(lacking, i):
+                self._codec.decode(payload, sent)
             self._feedback.commit(self.vector[span], offered, sent)
         self.at = round_
 

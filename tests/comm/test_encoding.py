@@ -110,6 +110,7 @@ def test_a_chunk_that_is_let_go_of_is_made_again_with_the_same_bytes_unless_nobo
         assert len(buffers) == 3
         with pytest.raises(RuntimeError, match="not every"):
             _ = encoded.whole
+        assert [c for c, payload in enumerate(encoded.chunks) if payload is None] == [0, 7, CHUNKS.count - 1]
         for c in (0, 7):
             assert (payload := await encoded.chunk(c)) is not None and payload.tobytes() == before[c]
         assert len(buffers) == 1

@@ -1098,23 +1098,30 @@ def test_a_fault_of_this_node_in_a_merge_ends_its_reduce(monkeypatch: pytest.Mon
     run(body())
 
 
-@pytest.mark.parametrize(("sent", "attempts", "used_again"), [(1, 1, True), (2, 1, False), (1, 2, False)])
+@pytest.mark.parametrize(
+    ("sent", "attempts", "giver", "used_again"),
+    [(1, 1, 1, True), (2, 1, 1, False), (1, 2, 1, False), (1, 1, 2, False)],
+)
 def test_what_may_still_be_on_its_way_when_a_chunk_is_sealed_is_let_go_of_and_not_used_again(
-    sent: int, attempts: int, used_again: bool
+    sent: int, attempts: int, giver: int, used_again: bool
 ) -> None:
+    """It is, if the link broke, if the plan is another, or if somebody gives what was never sealed."""
+
     async def body() -> None:
-        async with fleet(2) as planes:
+        async with fleet(3) as planes:
             peers, plan = planes[0].peers, plan_for(planes, owners=[1] * 10)
             encoded = brought(ENCODED[0], peers.buffers)
             reduction = Reduction(peers, name(0), encoded, CODEC, CHUNKS, plan, Heard())
             reducing = asyncio.create_task(reduction.run())
             await asyncio.sleep(0)  # it has begun
-            for _ in range(sent):  # twice, if the link broke meanwhile
+            for _ in range(sent):
                 assert await reduction.frame(name(1), (Kind.CONTRIBUTION, 0, 1)) is not None
             if attempts == 2:
                 reduction.replan(replace(plan, attempt=2, since=(1,) * 10))
+            if giver != 1:
+                reduction._do(reduction._exchange.pull(0, name(1)))
             result = np.frombuffer(reference(0, (0, 1), (1.0, 1.0)), np.uint8)
-            reduction.arrived(name(1), Header(Kind.SEALED, plan.fence, 0, SIZE, place=1), result)
+            reduction.arrived(name(giver), Header(Kind.SEALED, plan.fence, 0, SIZE, place=giver), result)
             assert reduction._sealed[0] is result
             assert len(peers.buffers) == used_again
             payload = encoded.let_go(0)

@@ -189,3 +189,29 @@ def test_a_reduce_is_timed_from_its_first_attempt() -> None:
     run.steps()
     run.do("reduce", [])
     assert run.state.pending.round == 2 and run.state.pending.seconds["inner"] == pytest.approx(10.0)
+
+
+def test_where_all_owners_are_late_no_reducer_is_to_blame_and_it_takes_the_place_of_who_is_left_out() -> None:
+    """A member that sends nothing to anybody, say: none of them could seal."""
+    run = scenario.Run()
+    run.do("leaf", ["ada", "bo"])
+    run.do("reducer", ["dan"])
+    run.do("join", ["dan"])
+    run.do("reducing", ["ada", "bo", "cy"])
+    dan, cy = run.node("dan"), run.node("cy")
+    assert set(run.state.round.ledger.owners) == {dan, cy}
+    run.do("wait", ["61"])
+    ledger = run.state.round.ledger
+    assert ledger.attempt == 2 and cy not in ledger.members and set(ledger.owners) == {dan}
+    assert not run.state.members.here[dan].late
+
+
+def test_a_reducer_that_is_late_twice_is_not_dealt_more_whoever_else_was_late() -> None:
+    run = scenario.Run()
+    run.do("reducer", ["dan"])
+    run.do("join", ["dan"])
+    run.do("reducing", ["ada", "bo"])
+    both = {run.node("ada"), run.node("bo")}
+    for attempt, owners in ((1, both | {run.node("dan")}), (2, both | {run.node("dan")}), (3, both)):
+        assert (run.state.round.ledger.attempt, set(run.state.round.ledger.owners)) == (attempt, owners)
+        run.do("wait", ["61"])

@@ -64,3 +64,11 @@ def test_members_can_reduce_if_one_of_them_or_a_reducer_can_be_dialled() -> None
     gone = {n: m for n, m in state.members.here.items() if n != DAN}
     state = replace(state, members=replace(state.members, here=gone))
     assert reachable(state, (A, C)) and not reachable(state, (A, B)) and not reachable(state, (A, NodeId("n9")))
+
+
+def test_a_late_reducer_is_taken_where_only_somebody_who_is_left_out_could_be_dialled() -> None:
+    state = told(leaves=(A, B))
+    late = state.members.here | {DAN: replace(state.members.here[DAN], late=True)}
+    state = replace(state, members=replace(state.members, here=late))
+    state = replace(state, round=replace(state.round, participants=(A, B, C)))
+    assert reducers(state) == () and reducers(state, (A, B)) == (DAN,) and reachable(state, (A, B))

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from scenario import CONFIG, Run
@@ -13,8 +14,9 @@ from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator import events as ev
 from atoll.coordinator import view
 from atoll.coordinator.machine import step
+from atoll.coordinator.metrics import Metrics
 from atoll.coordinator.state import State
-from atoll.coordinator.views import Stream
+from atoll.coordinator.views import Stream, Views
 
 ADA = NodeId("n1")
 
@@ -182,6 +184,25 @@ def test_who_cannot_make_the_first_state_that_leaves_have_is_offered_it() -> Non
     assert not view.view(play.state, NodeId("n3")).initialise and view.view(play.state, NodeId("n4")).initialise
     assert told(play.state, "n3") == ([("n2", "r:1")], [])
     assert told(play.state, "n1") == ([], [("n2", "r:1")])
+
+
+def test_a_leaf_hears_at_once_that_it_is_to_offer_the_state() -> None:
+    """Also where nothing else that all are told has changed."""
+
+    async def body() -> None:
+        play = Run()
+        for command in ("leaf a b", "reducer r", "join a r", "state a 0", "join b"):
+            play.do(command.split()[0], command.split()[1:])
+        kernel = SimpleNamespace(state=play.state, draining=False)
+        views = Views(kernel, Metrics())  # type: ignore[arg-type]
+        streams = {n: views.open(NodeId(n), 1) for n in ("n1", "n2", "n3")}
+        await views._dispatch()
+        play.do("state", ["b", "0", "as=another machine's"])
+        kernel.state = play.state
+        await views._dispatch()
+        assert streams["n1"].view is not None and [d[0] for d in streams["n1"].view[1].serve] == ["n2"]
+
+    asyncio.run(body())
 
 
 def test_leaves_offer_the_state_to_a_member_that_the_round_was_committed_without() -> None:

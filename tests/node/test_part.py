@@ -6,19 +6,23 @@ from typing import Any
 import numpy as np
 import pytest
 
+from atoll.comm.bits import bitmap
 from atoll.comm.chunks import Chunks
 from atoll.comm.codec import NonFinite, make
 from atoll.comm.config import CodecName
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
 from atoll.comm.plan import Plan, PlanMember
 from atoll.comm.plane import DataPlane
+from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.sealing import mean_of
 from atoll.comm.wire import Kind
 from atoll.node.machine import Work
 from atoll.node.outer import OuterState
 from atoll.node.part import Part
 from atoll.node.reports import Reports
+from atoll.node.residual import Residual
 from atoll.node.vectors import Vectors
+from atoll.outer_opt.feedback import ErrorFeedback
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.schedule import Always
 
@@ -93,5 +97,53 @@ def test_the_norm_of_a_delta_that_is_forgotten_is_not_looked_for(outer: OuterSta
         outer.vectors.local[:] = 1.0  # trained anew, from the front of the same lease
         assert part.encode(work).ready == 0, "it is encoded already"
         assert await part.norm(work) == pytest.approx(CHUNKS.numel**0.5)
+
+    asyncio.run(body())
+
+
+def test_the_norm_is_looked_for_once_however_often_it_is_asked_for(outer: OuterState) -> None:
+    """Later there are chunks that the reduce has let go of, and others' bytes in their memory."""
+
+    async def body() -> None:
+        calls = 0
+
+        async def compute(work: Callable[[], Any]) -> Any:
+            nonlocal calls
+            calls += 1
+            return await asyncio.to_thread(work)
+
+        outer.vectors.local[:] = 1.0
+        part, work = part_of(outer, compute), Work(1, 0, 1)
+        encoded = part.encode(work)
+        await encoded.chunk(CHUNKS.count - 1)
+        calls = 0
+        first, second = (asyncio.create_task(part.norm(work)) for _ in range(2))
+        norm = await first
+        for c in range(CHUNKS.count):
+            encoded.let_go(c)
+        assert await second == norm == await part.norm(work) == pytest.approx(CHUNKS.numel**0.5)
+        assert calls == 1
+
+    asyncio.run(body())
+
+
+def test_what_a_round_has_of_a_delta_that_was_not_encoded_to_its_end_is_kept(outer: OuterState) -> None:
+    """The others committed the round with its first chunks, and lack the rest."""
+
+    async def body() -> None:
+        outer.vectors.local[:] = 1.0
+        residual = Residual(ErrorFeedback(1.0), outer.vectors, CHUNKS, CODEC)
+        part = part_of(outer)
+        part._residual = residual
+        encoded = part.encode(Work(1, 0, 1))
+        await encoded.chunk(CHUNKS.count - 1)
+        encoded._chunks[1:] = [None] * (CHUNKS.count - 1)
+        lacking = bitmap(range(1, CHUNKS.count), CHUNKS.count)
+        keep = part.keep(pb.View(counted=1, committed=1, lacking=lacking))
+        assert keep is not None
+        keep()
+        assert residual.at == 1
+        assert not residual.vector[: CHUNKS.size(0)].any() and (residual.vector[CHUNKS.size(0) :] == -1).all()
+        residual.close()
 
     asyncio.run(body())
