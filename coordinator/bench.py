@@ -223,10 +223,15 @@ def _load(tasks: list[Task]) -> Iterator[tuple[list[SpawnProcess], "multiprocess
     words: multiprocessing.Queue[object] = fresh.Queue()
     loads = [fresh.Process(target=simulate, args=(task, words.put), daemon=True) for task in tasks]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # they inherit it: Ctrl-C is for this process
+    pressed: list[int] = []  # another thread may take it, and Python would raise it here, between two starts
+    usual = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
     for load in loads:
         load.start()
     try:
+        signal.signal(signal.SIGINT, usual)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if pressed:
+            raise KeyboardInterrupt
         yield loads, words
     finally:
         for load in loads:
