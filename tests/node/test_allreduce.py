@@ -114,12 +114,12 @@ def test_a_peer_that_cannot_start_is_a_sentence_with_the_logs(tmp_path: Path) ->
 
 
 @pytest.mark.e2e
-def test_a_peer_holds_its_delta_what_is_sealed_and_half_as_much_of_others() -> None:
+def test_a_peer_holds_its_delta_or_what_is_sealed_and_half_as_much_of_others() -> None:
     words = ["--peers", "3", "--numel", "25000000", "--iters", "1", "--warmup", "1", "--timeout", "40", "--json"]
     command = [sys.executable, "-P", "-m", "atoll.comm.cli", "bench", "allreduce", *words]
     told = json.loads(subprocess.run(command, stdout=subprocess.PIPE, timeout=90, check=True).stdout)
     held = [beyond / told["payload_mb"] for beyond in told["beyond_mb"]]
-    assert 1.8 < min(held) and max(held) <= 2.5, "of a larger vector less, as the process itself grows a little"
+    assert 1.3 < min(held) and max(held) <= 2.1, "of a larger vector less, as the process itself grows a little"
 
 
 # What is asked for
