@@ -150,7 +150,7 @@ class Reduction:
         self._reported: dict[NodeId, float] = {}  # when a peer was said to be lost
         self._fault: BaseException | None = None  # of this node's own
         self._begun = self._over = False
-        self._only_plan = True
+        self._only_plan = True  # so far
         self.plan = plan
         self._check(plan)
 

@@ -225,18 +225,21 @@ def _load(tasks: list[Task]) -> Iterator[tuple[list[SpawnProcess], "multiprocess
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # they inherit it: Ctrl-C is for this process
     pressed: list[int] = []  # another thread may take it, and Python would raise it here, between two starts
     usual = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
-    for load in loads:
-        load.start()
     try:
-        signal.signal(signal.SIGINT, usual)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        try:
+            for load in loads:
+                load.start()
+        finally:
+            signal.signal(signal.SIGINT, usual)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if pressed:
             raise KeyboardInterrupt
         yield loads, words
     finally:
         for load in loads:
-            load.terminate()
-            load.join()
+            if load.pid is not None:  # it was started
+                load.terminate()
+                load.join()
 
 
 def _shares(members: int, processes: int) -> list[int]:

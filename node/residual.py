@@ -78,7 +78,9 @@ class Residual:
             offered, sent = np.zeros((2, self._chunks.size(c)), np.float32)
             np.subtract(self._vectors.anchor[span], self._vectors.local[span], out=offered)
             self.offer(span, offered)
-            if (payload := encoded[i]) is not None and not bit(lacking, i):
+            if not bit(lacking, i):
+                payload = encoded[i]
+                assert payload is not None, "the round has bytes of a chunk that was never made"
                 self._codec.decode(payload, sent)
             self._feedback.commit(self.vector[span], offered, sent)
         self.at = round_

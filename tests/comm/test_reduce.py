@@ -1105,29 +1105,26 @@ def test_a_fault_of_this_node_in_a_merge_ends_its_reduce(monkeypatch: pytest.Mon
 def test_what_may_still_be_on_its_way_when_a_chunk_is_sealed_is_let_go_of_and_not_used_again(
     sent: int, attempts: int, giver: int, used_again: bool
 ) -> None:
-    """It is, if the link broke, if the plan is another, or if somebody gives what was never sealed."""
+    """As when the link broke, the plan is another, or somebody gives what was never sealed."""
 
     async def body() -> None:
         async with fleet(3) as planes:
             peers, plan = planes[0].peers, plan_for(planes, owners=[1] * 10)
-            encoded = brought(ENCODED[0], peers.buffers)
-            reduction = Reduction(peers, name(0), encoded, CODEC, CHUNKS, plan, Heard())
-            reducing = asyncio.create_task(reduction.run())
-            await asyncio.sleep(0)  # it has begun
-            for _ in range(sent):
-                assert await reduction.frame(name(1), (Kind.CONTRIBUTION, 0, 1)) is not None
-            if attempts == 2:
-                reduction.replan(replace(plan, attempt=2, since=(1,) * 10))
-            if giver != 1:
-                reduction._do(reduction._exchange.pull(0, name(1)))
-            result = np.frombuffer(reference(0, (0, 1), (1.0, 1.0)), np.uint8)
-            reduction.arrived(name(giver), Header(Kind.SEALED, plan.fence, 0, SIZE, place=giver), result)
-            assert reduction._sealed[0] is result
-            assert len(peers.buffers) == used_again
-            payload = encoded.let_go(0)
-            assert payload is None, "it is here, of no use"
-            reducing.cancel()
-            await asyncio.wait([reducing])
+            member = Member(planes[0], ENCODED[0], plan)
+            async with reducing(member):
+                await asyncio.sleep(0)  # it has begun
+                reduction = member.reduction
+                for _ in range(sent):
+                    assert await reduction.frame(name(1), (Kind.CONTRIBUTION, 0, 1)) is not None
+                if attempts == 2:
+                    reduction.replan(replace(plan, attempt=2, since=(1,) * 10))
+                if giver != 1:
+                    reduction._do(reduction._exchange.pull(0, name(1)))
+                result = np.frombuffer(reference(0, (0, 1), (1.0, 1.0)), np.uint8)
+                reduction.arrived(name(giver), Header(Kind.SEALED, plan.fence, 0, SIZE, place=giver), result)
+                assert reduction._sealed[0] is result
+                assert member.brings is not None and member.brings.chunks[0] is None
+                assert len(peers.buffers) == used_again
 
     run(body())
 
@@ -1136,26 +1133,16 @@ def test_a_plan_that_comes_before_a_merge_has_begun_makes_it_void() -> None:
     async def body() -> None:
         async with fleet(2) as planes:
             plan = plan_for(planes, owners=[0] * 10)
-            reduction = Reduction(
-                planes[0].peers,
-                name(0),
-                brought(ENCODED[0], planes[0].peers.buffers),
-                CODEC,
-                CHUNKS,
-                plan,
-                heard := Heard(),
-            )
-            reducing = asyncio.create_task(reduction.run())
-            await asyncio.sleep(0)  # it has begun
-            contribution = Header(Kind.CONTRIBUTION, plan.fence, 0, SIZE, place=1)
-            reduction.arrived(name(1), contribution, ENCODED[1][0].copy())
-            since = (2, *[1] * 9)
-            reduction.replan(plan_for(planes, owners=[1] + [0] * 9, attempt=2, since=since))
-            while reduction._merges:
-                await asyncio.sleep(0)
-            assert reduction._fault is None and not heard.seals
-            reducing.cancel()
-            await asyncio.wait([reducing])
+            member = Member(planes[0], ENCODED[0], plan)
+            async with reducing(member):
+                await asyncio.sleep(0)  # it has begun
+                contribution = Header(Kind.CONTRIBUTION, plan.fence, 0, SIZE, place=1)
+                member.reduction.arrived(name(1), contribution, ENCODED[1][0].copy())
+                since = (2, *[1] * 9)
+                member.reduction.replan(plan_for(planes, owners=[1] + [0] * 9, attempt=2, since=since))
+                while member.reduction._merges:
+                    await asyncio.sleep(0)
+                assert member.reduction._fault is None and not member.heard.seals
 
     run(body())
 
@@ -1174,11 +1161,9 @@ def test_what_a_void_merge_still_reads_is_not_used_again_before_it_is_done(
 
     async def body() -> None:
         async with fleet(2) as planes:
-            peers, plan, heard = planes[0].peers, plan_for(planes, owners=[0] * 10), Heard()
-            encoded = EncodedVector(ENCODED[0], CHUNKS.count)
-            reduction = Reduction(peers, name(0), encoded, CODEC, CHUNKS, plan, heard)
-            reducing = asyncio.create_task(reduction.run())
-            await asyncio.sleep(0)  # it has begun
+            peers, plan = planes[0].peers, plan_for(planes, owners=[0] * 10)
+            member = Member(planes[0], ENCODED[0], plan)
+            reduction = member.reduction
 
             def contribute(attempt: int) -> None:
                 fence = plan.fence._replace(attempt=attempt)
@@ -1186,19 +1171,19 @@ def test_what_a_void_merge_still_reads_is_not_used_again_before_it_is_done(
                 payload[:] = ENCODED[1][0]
                 reduction.arrived(name(1), Header(Kind.CONTRIBUTION, fence, 0, SIZE, place=1), payload)
 
-            contribute(1)
-            await asyncio.to_thread(begun.wait, 20)
-            reduction.replan(plan_for(planes, owners=[0] * 10, attempt=2, since=(2, *[1] * 9)))
-            assert not len(peers.buffers)
-            contribute(2)
-            may_end.set()
-            while reduction._merges:
-                await asyncio.sleep(0)
-            assert reduction._fault is None and heard.seals[0][1].since == 2
-            assert reduction._exchange.digests[0] == digest(reference(0, (0, 1), (1.0, 1.0)))
-            assert len(peers.buffers), "what the one read that is not void is used again"
-            reducing.cancel()
-            await asyncio.wait([reducing])
+            async with reducing(member):
+                await asyncio.sleep(0)  # it has begun
+                contribute(1)
+                await asyncio.to_thread(begun.wait, 20)
+                reduction.replan(plan_for(planes, owners=[0] * 10, attempt=2, since=(2, *[1] * 9)))
+                assert not len(peers.buffers)
+                contribute(2)
+                may_end.set()
+                while reduction._merges:
+                    await asyncio.sleep(0)
+                assert reduction._fault is None and member.heard.seals[0][1].since == 2
+                assert reduction._exchange.digests[0] == digest(reference(0, (0, 1), (1.0, 1.0)))
+                assert len(peers.buffers), "what the one read that is not void is used again"
 
     run(body())
 

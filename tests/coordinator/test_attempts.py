@@ -114,11 +114,10 @@ def test_what_a_member_measured_is_known_from_its_word_that_it_holds_all() -> No
     run = reducing()
     run.do("seal", NAMES)
     root = run.state.round.ledger.root
-    rates = {"up": 1e3, "down": 2e3, "inside": 3e3, "outside": 4e3}
-    run.feed(ev.Held(A, 1, fence(run), root, 1, 1, rtts=((B, 0.05), (NOBODY, 0.1)), **rates))  # type: ignore[arg-type]
+    run.feed(ev.Held(A, 1, fence(run), root, 1, 1, 1e3, 2e3, ((B, 0.05), (NOBODY, 0.1)), 3e3, 4e3))
     run.feed(ev.Held(B, 1, fence(run), root, 1, 1))
     ada, bo = run.state.members.here[A], run.state.members.here[B]
-    assert (ada.up, ada.down, ada.inside, ada.outside) == tuple(rates.values())
+    assert (ada.up, ada.down, ada.inside, ada.outside) == (1e3, 2e3, 3e3, 4e3)
     assert ada.rtts == {B: 0.05} and ada.measured == 1
     assert (bo.up, bo.rtts, bo.measured) == (0, {}, 0), "it has measured nothing"
     run.feed(ev.Held(A, 1, fence(run), root, 1, 1, down=1e3, outside=2e3))

@@ -4,6 +4,7 @@ import asyncio
 import random
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from scenario import CONFIG, Run
@@ -13,6 +14,7 @@ from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator import events as ev
 from atoll.coordinator import view
+from atoll.coordinator.kernel import Kernel
 from atoll.coordinator.machine import step
 from atoll.coordinator.metrics import Metrics
 from atoll.coordinator.state import State
@@ -193,8 +195,8 @@ def test_a_leaf_hears_at_once_that_it_is_to_offer_the_state() -> None:
         play = Run()
         for command in ("leaf a b", "reducer r", "join a r", "state a 0", "join b"):
             play.do(command.split()[0], command.split()[1:])
-        kernel = SimpleNamespace(state=play.state, draining=False)
-        views = Views(kernel, Metrics())  # type: ignore[arg-type]
+        kernel = SimpleNamespace(state=play.state, draining=False)  # all that views read of one
+        views = Views(cast(Kernel, kernel), Metrics())
         streams = {n: views.open(NodeId(n), 1) for n in ("n1", "n2", "n3")}
         await views._dispatch()
         play.do("state", ["b", "0", "as=another machine's"])
