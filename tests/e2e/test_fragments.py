@@ -7,8 +7,9 @@ from e2e.test_methods import killed_joined_and_back
 pytestmark = pytest.mark.e2e
 
 
-def test_fragments_take_turns_through_a_kill_and_a_join(run: Run) -> None:
-    run.start("--method", "streaming", "rounds.inner_steps=40", "members.start=3", "inner.lr=1e-3")
+@pytest.mark.parametrize("method", [("streaming",), ("overlapped", "fragments.count=4")], ids=" ".join)
+def test_fragments_take_turns_through_a_kill_and_a_join(method: tuple[str, ...], run: Run) -> None:
+    run.start("--method", *method, "rounds.inner_steps=40", "members.start=3", "inner.lr=1e-3")
     url = run.invite(4)
     for name in ("one", "two", "three"):
         run.join(url, name, faults="trainer.step=stall:0.02")

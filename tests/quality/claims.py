@@ -20,8 +20,25 @@ FP32 = varied(BEST, "fp32", "fp32 wire", "reduce.codec=fp32")
 BF16 = varied(BEST, "bf16", "bf16 wire", "reduce.codec=bf16")
 INT4 = varied(BEST, "int4", "int4 wire with error feedback", "reduce.codec=int4", "outer.feedback=0.9")
 FP32_ADAMW = varied(FP32, "fp32-adamw", "fp32 wire, AdamW", *BY_ADAMW)
-SPARSE = Case("sparse", "sparse, AdamW: 1 of 64 at 2 bits, feedback", BY_ADAMW[1:], "sparse")
-COLD_SPARSE = varied(replace(SPARSE, together=0.0), "sparse-cold", "sparse, no data-parallel start")
+# Sparse deltas cannot carry the gradients of single steps: no data-parallel start.
+COLD_ADAMW = varied(
+    replace(FP32_ADAMW, together=0.0), "fp32-adamw-cold", "fp32 wire, AdamW, no data-parallel start"
+)
+COLD_ADAMW_10 = varied(
+    *(COLD_ADAMW, "fp32-adamw-cold-10", "the same, rounds of 10 steps"), "rounds.inner_steps=10"
+)
+SPARSE = Case(
+    "sparse",
+    "sparse, AdamW: 1 of 64 at 2 bits, feedback, rounds of 10 steps, no data-parallel start",
+    BY_ADAMW[1:],
+    "sparse",
+    together=0.0,
+)
+PAPERS_SPARSE = Case(
+    *("sparse-paper", "sparse as published: rounds of 30 steps, outer 1; a data-parallel start on its wire"),
+    *((*BY_ADAMW[1:], "rounds.inner_steps=30", "outer.lr=1"), "sparse"),
+)
+COLD_SPARSE = varied(replace(PAPERS_SPARSE, together=0.0), "sparse-cold", "as published, no data-parallel start")
 COLD = varied(replace(FP32, together=0.0), "fp32-cold", "fp32 wire, no data-parallel start")
 COLD_INT4 = varied(
     *(replace(INT4, together=0.0), "int4-cold", "int4 with feedback, H=53, no data-parallel start"),
@@ -32,6 +49,17 @@ OVERLAPPED = varied(
     BLOCKING, "overlapped", "overlapped: exchanges of half a round", "overlap.delay=1", latency=25.0
 )
 LATE = varied(BLOCKING, "late", "overlapped: exchanges of 80 % of a round", "overlap.delay=1", latency=40.0)
+# The same bandwidth: what the whole model takes 25 or 40 steps for, a tenth of it takes 2.5 or 4 for, ten times.
+TENTHS = ("overlap.delay=1", "fragments.count=10")
+PIECEWISE = varied(
+    *(BLOCKING, "overlapped-10", "overlapped in 10 fragments: exchanges of half of the time"),
+    *TENTHS,
+    latency=2.5,
+)
+LATE_PIECEWISE = varied(
+    *(BLOCKING, "late-10", "overlapped in 10 fragments: exchanges of 80 % of the time"), *TENTHS, latency=4.0
+)
+SOON = varied(BLOCKING, "soon", "overlapped: exchanges of a tenth of a round", "overlap.delay=1", latency=5.0)
 DROPPED = varied(BEST, "dropped", "half of the contributions dropped", drop=0.5)
 CHURN = varied(BEST, "churn", "a node killed and one joining every 5 rounds", churn=5)
 WAIT = ("rounds.quorum=1", "rounds.grace=100", "rounds.ceiling=1")
@@ -140,21 +168,34 @@ CLAIMS = (
     Claim("the defaults against data-parallel Muon", BEST, MUON, loss, "%", 8.0, 3.0),
     Claim("int8 against fp32 wire", BEST, FP32, loss, "%", 0.2),
     Claim("int4 with error feedback against fp32 wire", INT4, FP32, loss, "%", 0.7),
-    Claim("sparse, 2 bits with feedback, against fp32 wire with AdamW", SPARSE, FP32_ADAMW, loss, "%", 2.0),
     Claim(
-        "overlapped against blocking at the same H, exchanges of half a round",
-        OVERLAPPED,
+        "sparse, 2 bits with feedback, against fp32 wire with AdamW at the same H",
+        SPARSE,
+        COLD_ADAMW_10,
+        loss,
+        "%",
+        2.0,
+    ),
+    Claim("the same against rounds of 30 steps", SPARSE, COLD_ADAMW, loss, "%", 2.0),
+    Claim(
+        "the same: times fewer bytes than fp32 data parallelism", SPARSE, SPARSE, reduction, "x", 400, 4000, True
+    ),
+    Claim(
+        "overlapped against blocking at the same H: exchanges of a tenth of a round",
+        SOON,
         BLOCKING,
         loss,
         "%",
         1.0,
     ),
-    Claim("the same, exchanges of 80 % of a round", LATE, BLOCKING, loss, "%", 1.0),
+    Claim("the same in 10 fragments: exchanges of half of the time", PIECEWISE, BLOCKING, loss, "%", 1.0),
+    Claim("the same in 10 fragments: exchanges of 80 % of the time", LATE_PIECEWISE, BLOCKING, loss, "%", 1.0),
+    Claim("the same, the whole model at once: exchanges of half of a round", OVERLAPPED, BLOCKING, loss, "%", 1.0),
+    Claim("the same, the whole model at once: exchanges of 80 % of a round", LATE, BLOCKING, loss, "%", 1.0),
     Claim("half of each node's contributions dropped", DROPPED, BEST, loss, "%", 3.0),
     Claim("a node killed and one joining every 5 rounds", CHURN, BEST, loss, "%", 1.5),
     Claim("speeds 1, 1, 0.8, 0.5: K=1 with grace, goodput", GRACE, GRACE, goodput, "%", 98.0, more=True),
     Claim("the same, loss against all wait", GRACE, ALL_WAIT, loss, "%", 1.0),
-    Claim("sparse: times fewer bytes than fp32 data parallelism", SPARSE, SPARSE, reduction, "x", 400, 4000, True),
     Claim(
         "int4 in blocks of 256 and H=53: times fewer bytes than fp32 data parallelism",
         COLD_INT4,
@@ -179,12 +220,17 @@ CLAIMED = (
         INT4,
         SPARSE,
         FP32_ADAMW,
+        COLD_ADAMW,
+        COLD_ADAMW_10,
         WAITING,
         HIDDEN,
         DROPPED,
         OVERLAPPED,
         LATE,
         BLOCKING,
+        SOON,
+        PIECEWISE,
+        LATE_PIECEWISE,
         GRACE,
         ALL_WAIT,
         CHURN,
@@ -202,7 +248,11 @@ TREND = (
     (BF16, FP32),
     (BEST, FP32),
     (INT4, FP32),
-    (SPARSE, FP32_ADAMW),
+    (SPARSE, COLD_ADAMW_10),
+    (SPARSE, COLD_ADAMW),
+    (PAPERS_SPARSE, FP32_ADAMW),
+    (SOON, BLOCKING),
+    (PIECEWISE, BLOCKING),
     (OVERLAPPED, BLOCKING),
     (DROPPED, BEST),
 )
@@ -224,12 +274,10 @@ TRIED = (
     *(tried("adamw", *outer) for outer in ((0.7, 0.5), (0.9, 0.7), (0.7, 0.9))),
 )
 SPARSER = (
+    COLD_ADAMW,
+    COLD_ADAMW_10,
     SPARSE,
+    PAPERS_SPARSE,
     COLD_SPARSE,
     varied(COLD_SPARSE, "sparse-10", "the same, rounds of 10 steps", "rounds.inner_steps=10"),
-    varied(COLD_SPARSE, "sparse-5", "rounds of 5 steps", "rounds.inner_steps=5"),
-    varied(
-        *(COLD_SPARSE, "sparse-all", "rounds of 10 steps, feedback of all that was not sent"),
-        *("rounds.inner_steps=10", "outer.feedback=1.0"),
-    ),
 )
