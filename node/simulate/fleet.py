@@ -52,7 +52,8 @@ class Fleet:
         self.now, self.cursor, self.committed = 0.0, 0, 0.0
         self.bytes_sent, self.records, self.lost, self.gone_idle = 0.0, list[Record](), 0, 0.0
         self._random = np.random.default_rng((run.seed, 7))
-        self._events: list[tuple[float, int, Event, int, int]] = []  # time, order of entry, kind, who, ticket
+        # Time, whether it is no commit (of one moment those come first), order of entry, kind, who, ticket.
+        self._events: list[tuple[float, bool, int, Event, int, int]] = []
         self._entries, self._last, self._present, self.val_loss = 0, False, 0.0, float("nan")
         for number in range(conditions.nodes):
             self._join(number).trainee.resume(start)
@@ -65,7 +66,7 @@ class Fleet:
         for node in self.nodes:
             self._begin(node)
         while self._events and not self._finished():
-            self.now, _, kind, who, ticket = heapq.heappop(self._events)
+            self.now, _, _, kind, who, ticket = heapq.heappop(self._events)
             match kind:
                 case Event.STEP:
                     if self.nodes[who].ticket == ticket and self.nodes[who].alive:
@@ -91,7 +92,7 @@ class Fleet:
         for node in self.nodes:
             self._halt(node)
         self._last = True
-        for time, _, kind, who, _ in sorted(self._events):
+        for time, _, _, kind, who, _ in sorted(self._events):
             if kind is Event.COMMIT:
                 self.now = time
                 self._commit(who)
@@ -274,7 +275,7 @@ class Fleet:
                 if self.method.feedback is not None and share.offered is not None and share.decoded is not None:
                     assert share.residual is not None
                     self.method.feedback.commit(share.residual, share.offered, share.decoded)
-                if share.after >= round_.delay:
+                if share.after >= round_.delay and not node.busy:
                     self._adopt(node, p, replace if round_.together else self.method.adopt)
             elif included:
                 if share.pending:
@@ -286,7 +287,8 @@ class Fleet:
             else:
                 share.sent, share.flying = None, 0
             share.offered = share.decoded = None
-        self.rounds[p] = self._next(p, self.run.rounds.inner_steps, round_.closed)
+        due = self.method.due[p] if round_.together else self.run.rounds.inner_steps
+        self.rounds[p] = self._next(p, due, round_.closed)
         if included:
             self._record(p, state.round, included)
             if p == 0 and self.conditions.churn and not self._last and not self._together(p):
@@ -361,7 +363,7 @@ class Fleet:
 
     def _at(self, time: float, kind: Event, who: int = 0, ticket: int = 0) -> None:
         self._entries += 1
-        heapq.heappush(self._events, (time, self._entries, kind, who, ticket))
+        heapq.heappush(self._events, (time, kind is not Event.COMMIT, self._entries, kind, who, ticket))
 
     def _record(self, p: int, round_: int, included: list[Contribution]) -> None:
         losses = [loss for node in self.nodes for loss in node.losses]

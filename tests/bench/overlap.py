@@ -32,7 +32,7 @@ Moment = tuple[float, str, float]  # seconds; what the run does; what share of t
 NODES = 2
 PAUSE = 0.08  # seconds of each inner step
 STEP = 0.107  # seconds of an inner step on two cores, about: it sets the cap, no more
-WARM = 1  # rounds before the first that counts, and the rest of the one then under way
+WARM = 1  # rounds (of short ones as many as count for one) before the first that counts, and the rest of the next
 PATIENCE = 300.0  # seconds for a round, and before it for the state, which goes under the same cap
 LOOK = 0.05  # seconds
 MODEL = (
@@ -101,6 +101,9 @@ class Found:
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the page and its picture.")
 def main(only: str, shares: str, rounds: int, figures: Path | None, out: Path | None) -> None:
     """Measure, and print the figures as JSON, one run a line."""
+    names = [way.name for way in WAYS]
+    if unknown := set(only.split(";")) - set(names):
+        raise click.UsageError(f"there is no method {', '.join(sorted(unknown))}: choose of {'; '.join(names)}")
     lines = figures.read_text().splitlines() if figures is not None and figures.exists() else []
     found = [Found(**json.loads(line)) for line in lines]
     for share in (float(word) for word in shares.split(",")):
@@ -113,7 +116,6 @@ def main(only: str, shares: str, rounds: int, figures: Path | None, out: Path | 
             if figures is not None:
                 with figures.open("a") as file:
                     file.write(line + "\n")
-    names = [way.name for way in WAYS]
     found.sort(key=lambda one: (one.asked, names.index(one.way)))
     if out is not None:
         overlap_page.write(out, this_machine(), found)
@@ -144,7 +146,7 @@ def capped(config: RunConfig, share: float) -> float:
 
 def observed(run: Run, way: Way, asked: float, config: RunConfig, cap: float, rounds: int) -> Found:
     """Watch the run while the rounds that count are committed."""
-    until("the first rounds", lambda: run.committed() >= WARM, PATIENCE)
+    until("the first rounds", lambda: run.committed() >= WARM * way.times, PATIENCE)
     first = run.commit_after(run.committed())
     begin = last = run.run()
     moments, paces = list[Moment](), list[float]()

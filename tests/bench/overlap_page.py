@@ -36,7 +36,8 @@ Made by `PYTHONPATH=tests python -m bench.overlap --out docs`; do not edit.
 Machine: {machine}. All nodes and the coordinator shared it.
 
 Two real nodes over loopback, each of which may send so many Mbit/s (`upload=`) that the exchange of a round
-takes about half, and about four fifths, of its inner steps' time. Inner steps are mostly pauses, as if each
+takes about half, and about four fifths, of its inner steps' time; of a fragment's exchange the cap lets a part
+through at once, so that it takes less. Inner steps are mostly pauses, as if each
 trainer had an accelerator of its own; the rest of each is a real step of a small model.
 
 | method | a round | Mbit/s | exchange | of the round | exposed | by the formula | trained | |

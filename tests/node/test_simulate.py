@@ -235,6 +235,19 @@ def test_a_data_parallel_start_has_rounds_of_one_step_that_are_averaged(
     assert set(steps[:10]) == {4 * 4 * 32} and min(steps[10:]) >= 5 * 4 * 4 * 32
 
 
+def test_fragments_take_turns_after_a_data_parallel_start(source: Source) -> None:
+    rounds = RoundsConfig(inner_steps=8, data_parallel=3)
+    found = played(tiny(rounds=rounds, fragments=FragmentsConfig(4)), source, steps=19).records
+    ends = [(record.time, record.fragment) for record in found if 3.0 < record.time < 19.0]
+    assert ends == [(3.0 + 2.0 * k, (k - 1) % 4) for k in range(1, 8)]
+
+
+def test_a_step_that_an_exchange_ends_in_is_from_the_parameters_that_it_began_with(source: Source) -> None:
+    run = tiny(overlap=OverlapConfig(1))
+    at_once, within, with_it = (played(run, source, latency=seconds) for seconds in (0.0, 0.5, 1.0))
+    assert at_once.val_loss == within.val_loss == with_it.val_loss
+
+
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(source: Source) -> None:
     conditions: dict[str, Any] = {"drop": 0.3, "churn": 2, "speeds": (1.0, 1.0, 0.8, 0.5)}
     run = tiny(reduce=ReduceConfig(codec=CodecName.INT8))

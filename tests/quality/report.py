@@ -16,35 +16,39 @@ SETTING = """\
 Every run is `atoll simulate` of 4 nodes: the model, data, inner optimizers, codecs and outer optimizer of real
 nodes, on a virtual clock. The model is the demo's, 0.82M parameters on bytes of the Python standard library,
 and one of an eighth of its size to see which way the figures go. A step is 32 sequences of 128 bytes over all
-nodes, a round 30 steps; the learning rate is a cosine to a tenth of its peak, after a warm-up over a twentieth of
-the steps. The peak is what measures best for the inner optimizer: 1.2e-2 for Muon, 3e-3 for AdamW. The first
-tenth of the steps is data-parallel except where it says otherwise: rounds of one step, on the method's wire.
-int8 and int4 have blocks of 64 elements (by default 96, with a twentieth more rounding error).
+nodes, a round 30 steps where nothing else is said; the learning rate is a cosine to a tenth of its peak, after
+a warm-up over a twentieth of the steps. The peak is what measures best for the inner optimizer: 1.2e-2 for
+Muon, 3e-3 for AdamW. The first tenth of the steps is data-parallel except where it says otherwise: rounds of
+one step, on the method's wire. int8 and int4 have blocks of 64 elements (by default 96, with a twentieth more
+rounding error).
 
 Both sides of a comparison have the same tokens, global batch, order of the data and seed. All compute in bf16,
 with parameters, gradients, optimizers, deltas and evaluations in fp32; real processes, and the simulation they
-are compared with, all in fp32. The loss is that of the last anchor, in nats a byte, on 32,768 bytes of files that
-are not trained on. A seed changes the initial parameters and the order of the data. Values are means over seeds,
-in brackets the least and the largest; the bar is on the mean. Finished runs are kept in `quality.jsonl` and not
-run again; what was not run says so.
+are compared with, all in fp32. The loss is that of the last anchor, in nats a byte, on 32,768 bytes of files
+that are not trained on. A seed changes the initial parameters and the order of the data. Values are means over
+seeds, in brackets the least and the largest; the bar is on the mean. Finished runs are kept in `quality.jsonl`
+and not run again; what was not run says so.
 """
 LIMITS = """\
 **What this does not say.** A model this small on so little text is a test of the algorithms, not a forecast:
 published gaps shrink with the size of the model and the length of the run, and a run of 30 rounds is short for
 an outer momentum or an error feedback, which remember ten of them. Differences below a few tenths of a percent
-are within what another seed changes. The times are of virtual seconds: how real nodes wait is measured elsewhere.
+are within what another seed changes. The times are of virtual seconds: how real nodes wait is measured
+elsewhere.
 
-**What the missed bars are bounded by.** Data-parallel Muon itself gains 7 % on a data-parallel AdamW of the same
-care, so no method of local updates with Muon gains 12 % on it. With overlap, steps that are taken while the whole
-model travels start from parameters without the others' last round, and are worth less: the loss grows with the
-exchange's share of a round. To train on from a guess of the new anchor instead (the anchor moved by the node's
-own delta, in full or shrunk to what the mean has of it, with the last round's mean for the others') made no
-difference at an eighth of the size, or was worse. Fragments do: each is on its way for a tenth of the time. Real
-nodes take the data-parallel start of a run in fragments from the checkpoint of a run without (`init_from`).
+**What the missed bars are bounded by.** Data-parallel Muon itself gains 7 % on a data-parallel AdamW of the
+same care; local updates with Muon cannot be expected to gain 12 %. With overlap, steps that are taken while the
+whole model travels start from parameters without the others' last round, and are worth less: the loss grows
+with the exchange's share of a round. To train on from a guess of the new anchor instead (the anchor moved by
+the node's own delta, in full or shrunk to what the mean has of it, with the last round's mean for the others')
+made no difference at an eighth of the size, or was worse. An exchange is a fixed delay here; a fragment of ten
+is taken to travel for a tenth of the whole model's time. Real nodes take the data-parallel start of a run in
+fragments from the checkpoint of a run without (`init_from`).
 
-`sparse` sends a 64th of each delta. With the published settings, in 30 rounds, much of what was learnt is never
-sent, and of a data-parallel start's single steps nearly all is lost; so here it begins without, and has rounds of
-10 steps and an outer learning rate of 4.
+`sparse` sends a 64th of each delta. With the published settings much of what is learnt in 30 rounds is never
+sent, and single steps of a data-parallel start are nearly lost. So it begins without one; its rounds of 10
+steps and outer learning rate of 4 were searched at an eighth of the size, those of the fp32 wire it is compared
+with were not.
 """
 TRENDS = """\
 Percent of the loss, mean of the seeds that both runs of a comparison were made with.
