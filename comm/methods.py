@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from atoll.comm.config import CodecName, RunConfig
+from atoll.comm.config import RunConfig
 from atoll.comm.errors import ConfigError
 
 SHIPPED = Path(__file__).resolve().parent.parent / "configs" / "methods"
@@ -31,17 +31,11 @@ def simulated_only(config: RunConfig) -> list[str]:
 
 
 def check_real(config: RunConfig) -> None:
-    """Refuse what real nodes would silently ignore, and a start that is lost."""
+    """Refuse what real nodes would silently ignore."""
     if found := simulated_only(config):
         raise ConfigError(
             f"{', '.join(found)}: only `atoll simulate` carries this out so far. Leave it out to train on nodes, "
             "or let a run without fragments take these rounds, and begin with its checkpoint (init_from)"
-        )
-    if config.rounds.data_parallel and config.reduce.codec is CodecName.SPARSE:
-        raise ConfigError(
-            f"rounds.data_parallel is {config.rounds.data_parallel} and reduce.codec sparse, which sends a 64th "
-            "of each of these steps: that trains worse than no such start. Leave it out, or let a run with "
-            "another codec take these rounds, and begin with its checkpoint (init_from)"
         )
     count, steps = config.fragments.count, config.rounds.inner_steps
     if config.fragments.stagger and count > steps:

@@ -431,5 +431,3 @@ def test_a_coordinator_refuses_what_nodes_would_ignore() -> None:
         check_real(begun)
     with pytest.raises(ConfigError, match="set fragments.count=6 or less"):
         check_real(load_run(demo, ("rounds.inner_steps=6",), method_file("decoupled", demo)))
-    with pytest.raises(ConfigError, match="rounds.data_parallel is 5 and reduce.codec sparse"):
-        check_real(load_run(demo, ("rounds.data_parallel=5",), method_file("sparse", demo)))

@@ -20,7 +20,7 @@ FP32 = varied(BEST, "fp32", "fp32 wire", "reduce.codec=fp32")
 BF16 = varied(BEST, "bf16", "bf16 wire", "reduce.codec=bf16")
 INT4 = varied(BEST, "int4", "int4 wire with error feedback", "reduce.codec=int4", "outer.feedback=0.9")
 FP32_ADAMW = varied(FP32, "fp32-adamw", "fp32 wire, AdamW", *BY_ADAMW)
-# Sparse deltas cannot carry the gradients of single steps: no data-parallel start.
+# Sparse deltas carry little of single steps: they are compared without a data-parallel start.
 COLD_ADAMW = varied(
     replace(FP32_ADAMW, together=0.0), "fp32-adamw-cold", "fp32 wire, AdamW, no data-parallel start"
 )
@@ -275,6 +275,7 @@ SPARSER = (
     COLD_ADAMW_10,
     SPARSE,
     PAPERS_SPARSE,
+    varied(replace(SPARSE, together=0.1), "sparse-start", "sparse with a data-parallel start, on its wire"),
     COLD_SPARSE,
     varied(COLD_SPARSE, "sparse-10", "the same, rounds of 10 steps", "rounds.inner_steps=10"),
 )

@@ -46,9 +46,9 @@ is taken to travel for a tenth of the whole model's time. Real nodes take the da
 fragments from the checkpoint of a run without (`init_from`).
 
 `sparse` sends a 64th of each delta. With the published settings much of what is learnt in 30 rounds is never
-sent, and single steps of a data-parallel start are nearly lost. So it begins without one; its rounds of 10
-steps and outer learning rate of 4 were searched at an eighth of the size, those of the fp32 wire it is compared
-with were not.
+sent, and of single steps little is, so that a data-parallel start gains it less than others. Here it begins
+without one; its rounds of 10 steps and outer learning rate of 4 were searched at an eighth of the size, those
+of the fp32 wire it is compared with were not.
 """
 TRENDS = """\
 Percent of the loss, mean of the seeds that both runs of a comparison were made with.
