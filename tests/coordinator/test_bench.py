@@ -34,7 +34,13 @@ def test_a_few_members_commit_rounds_and_are_measured() -> None:
 
 def test_ctrl_c_ends_it_with_one_sentence() -> None:
     command = [sys.executable, "-P", "-m", "atoll.comm.cli", "bench", "coordinator", "--members", "4"]
-    bench = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0)
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored here, it would be ignored there
+    try:
+        bench = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+        )
+    finally:
+        signal.signal(signal.SIGINT, usual)
     started, deadline = psutil.Process(bench.pid), time.monotonic() + 60
     while time.monotonic() < deadline and bench.poll() is None:
         if sum("spawn_main" in " ".join(child.cmdline()) for child in started.children()) == 2:
