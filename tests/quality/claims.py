@@ -30,7 +30,7 @@ COLD_ADAMW_10 = varied(
 )
 SPARSE = Case(
     "sparse",
-    "sparse, AdamW: 1 of 64 at 2 bits, feedback, rounds of 10 steps, no data-parallel start",
+    "sparse, AdamW, rounds of 10 steps, no data-parallel start",
     BY_ADAMW[1:],
     "sparse",
     together=0.0,

@@ -6,7 +6,7 @@ from statistics import mean
 from typing import Any
 
 import matplotlib
-from quality.claims import ADAMW, BEST, CLAIMED, FP32, MUON, OVERLAPPED, SPARSE, Figures
+from quality.claims import ADAMW, BEST, CLAIMED, FP32, MUON, PIECEWISE, SPARSE, Figures
 from quality.report import Length
 
 matplotlib.use("Agg")
@@ -17,7 +17,7 @@ CURVES = {
     MUON: "#222222",
     BEST: "#1f6fb4",
     FP32: "#7fb3d8",
-    OVERLAPPED: "#e08a3c",
+    PIECEWISE: "#e08a3c",
     SPARSE: "#b06a9e",
 }
 
