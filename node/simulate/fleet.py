@@ -287,6 +287,7 @@ class Fleet:
             else:
                 share.sent, share.flying = None, 0
             share.offered = share.decoded = None
+        # After a data-parallel start, where all were exchanged at once, the fragments begin their turns.
         due = self.method.due[p] if round_.together else self.run.rounds.inner_steps
         self.rounds[p] = self._next(p, due, round_.closed)
         if included:
