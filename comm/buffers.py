@@ -4,8 +4,8 @@ import threading
 
 import numpy as np
 
-from atoll.comm.codec import F32
-from atoll.comm.octets import U8
+from atoll.comm.byte_view import U8
+from atoll.comm.codecs.codec import F32
 
 _thread = threading.local()
 

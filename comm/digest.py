@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
 
-from atoll.comm.octets import Octets, view
+from atoll.comm.byte_view import Octets, view
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,8 +6,8 @@ PIN says which certificate the coordinator shows. A run that is not encrypted ha
 from dataclasses import dataclass
 from urllib.parse import quote, unquote, urlsplit
 
-from atoll.comm.certificates import NO_PIN, Pin, is_pin
 from atoll.comm.errors import ConfigError
+from atoll.comm.transport.certificates import NO_PIN, Pin, is_pin
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from atoll.comm.config import load_run, to_yaml
+from atoll.comm.config.methods import check_real, method_file, simulated_only
+from atoll.comm.config.run import load_run, to_yaml
 from atoll.comm.errors import ConfigError, Unreachable
-from atoll.comm.methods import check_real, method_file, simulated_only
 
 STATE_DIR = Path("~/.atoll/coordinator")
 method_option = click.option(

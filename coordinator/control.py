@@ -11,9 +11,9 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 from grpc_reflection.v1alpha.reflection import SERVICE_NAME as REFLECTION
 from grpc_reflection.v1alpha.reflection import enable_server_reflection
 
-from atoll.comm.certificates import Certificate
-from atoll.comm.config import RunConfig
+from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import ResourceError
+from atoll.comm.transport.certificates import Certificate
 from atoll.coordinator.events import Effect
 from atoll.coordinator.journal import Journal
 from atoll.coordinator.kernel import Kernel

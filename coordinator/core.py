@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from atoll.comm.config import RunConfig
+from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import ConfigError
 from atoll.coordinator.events import CommitRecord, Effect, Event, Heard, Note, Publish
 from atoll.coordinator.journal import Journal

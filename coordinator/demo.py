@@ -25,7 +25,7 @@ import click
 import msgspec
 import psutil
 
-from atoll.comm.config import RunConfig, load_run
+from atoll.comm.config.run import RunConfig, load_run
 from atoll.comm.errors import AtollError, ConfigError, Unreachable
 from atoll.coordinator import report
 from atoll.coordinator.cli import fetch

@@ -7,12 +7,12 @@ import re
 from math import isfinite
 from urllib.parse import unquote
 
-from atoll.comm.bits import places
-from atoll.comm.certificates import NO_PIN, Pin, is_pin
+from atoll.comm.bitmap import places
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.invite import join_host_port, split_host_port
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.transport.certificates import NO_PIN, Pin, is_pin
 from atoll.coordinator import events as ev
 from atoll.coordinator.observed import Vitals
 

@@ -19,7 +19,7 @@ from functools import partial
 import msgspec
 
 from atoll.comm import faults
-from atoll.comm.config import RunConfig
+from atoll.comm.config.run import RunConfig
 from atoll.comm.ids import NodeId
 from atoll.coordinator import membership
 from atoll.coordinator.core import Batch, Core

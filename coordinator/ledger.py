@@ -16,7 +16,7 @@ same owner; so does an unsealed one when a member comes back: what it brought be
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from atoll.comm.bits import bit
+from atoll.comm.bitmap import bit
 from atoll.comm.chunks import Chunks
 from atoll.comm.digest import root
 from atoll.comm.ids import NodeId

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from atoll.comm.config import CodecName, RunConfig
+from atoll.comm.config.outer import MergeName
+from atoll.comm.config.run import CodecName, RunConfig
 from atoll.comm.ids import NodeId
-from atoll.comm.outer_config import MergeName
 from atoll.coordinator.membership import Member
 from atoll.coordinator.owning import Owning, reducers
 from atoll.coordinator.regions import Rtts, TwoLevel, faster, find_regions, plan_regions, predict_flat, usable

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from atoll.comm.bits import bitmap
+from atoll.comm.bitmap import bitmap
 from atoll.comm.digest import root
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as rpc
-from atoll.comm.wire import PROTOCOL
+from atoll.comm.transport.frames import PROTOCOL
 
 NICE = 5  # the members stand for other machines: they take no time from the coordinator
 SHARE = 10  # members on one connection

@@ -16,9 +16,9 @@ from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from atoll.comm.certificates import NO_PIN, Pin
-from atoll.comm.config import MembersConfig
+from atoll.comm.config.run import MembersConfig
 from atoll.comm.ids import NodeId
+from atoll.comm.transport.certificates import NO_PIN, Pin
 from atoll.coordinator.events import Event, Expired, Suspected, Trusted
 
 RETURN = 5.0  # seconds that members have to find a coordinator that was started again; their backoff ends below

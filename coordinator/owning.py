@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from atoll.comm.ids import NodeId
-from atoll.comm.link import FAR
+from atoll.comm.transport.connection import FAR
 from atoll.coordinator.membership import Member, MemberState
 from atoll.coordinator.shares import NobodyReachable, Node, deal, plan_shares
 from atoll.coordinator.state import State

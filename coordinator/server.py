@@ -14,10 +14,10 @@ from typing import Any
 import uvicorn
 from msgspec import to_builtins
 
-from atoll.comm.certificates import NO_PIN, Pin, own
-from atoll.comm.config import RunConfig, TlsMode, from_json, to_json
+from atoll.comm.config.run import RunConfig, TlsMode, from_json, to_json
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.invite import Invite, join_host_port, split_host_port
+from atoll.comm.transport.certificates import NO_PIN, Pin, own
 from atoll.coordinator.control import ControlPlane
 from atoll.coordinator.events import CommitRecord
 from atoll.coordinator.http import app

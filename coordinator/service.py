@@ -17,13 +17,13 @@ from typing import Any, NoReturn
 
 import grpc
 
-from atoll.comm.certificates import Pin
-from atoll.comm.config import to_json
+from atoll.comm.config.outer import MergeName
+from atoll.comm.config.run import to_json
 from atoll.comm.errors import AtollError, ConfigError, Refused
 from atoll.comm.ids import NodeId
-from atoll.comm.outer_config import MergeName
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.wire import PROTOCOL
+from atoll.comm.transport.certificates import Pin
+from atoll.comm.transport.frames import PROTOCOL
 from atoll.coordinator import edge
 from atoll.coordinator import events as ev
 from atoll.coordinator.journal import Journal, JournalFull

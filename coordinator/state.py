@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from atoll.comm.chunks import Chunks
-from atoll.comm.config import RunConfig
+from atoll.comm.config.run import RunConfig
+from atoll.comm.fragment_schedule import Turns
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence
-from atoll.comm.turns import Turns
 from atoll.coordinator import leases as data
 from atoll.coordinator import membership as who
 from atoll.coordinator.events import CommitRecord, Effect, Held, Note, Orphans

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.comm.config import RunConfig, WandbMode
+from atoll.comm.config.run import RunConfig, WandbMode
 from atoll.coordinator.events import CommitRecord, Effect, Note, Publish
 
 log = logging.getLogger("atoll.coordinator")

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from atoll.comm.bits import bitmap
-from atoll.comm.certificates import NO_PIN, Pin
+from atoll.comm.bitmap import bitmap
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import NOBODY, Fence
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.transport.certificates import NO_PIN, Pin
 from atoll.coordinator import lost
 from atoll.coordinator.leases import Lease
 from atoll.coordinator.membership import REDUCER, Member, MemberState

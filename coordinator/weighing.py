@@ -9,8 +9,8 @@ later attempts.
 from statistics import median
 from typing import assert_never
 
-from atoll.comm.config import RunConfig
-from atoll.comm.outer_config import WeightName
+from atoll.comm.config.outer import WeightName
+from atoll.comm.config.run import RunConfig
 from atoll.coordinator.ledger import Contribution, Ledger
 
 BOUND = 4.0  # times the median weight, of quality

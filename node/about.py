@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from atoll.comm.config import RunConfig
+from atoll.comm.config.run import RunConfig
 from atoll.node.files import Room, appearing, room, write_all
 
 

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from atoll.comm.config import CodecName, RunConfig, load_run
+from atoll.comm.config.run import CodecName, RunConfig, load_run
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.node.allreduce_figures import FP32, Bench, Course, Figures, shortfall, summarise
 from atoll.node.allreduce_peers import measure, write_run

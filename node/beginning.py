@@ -26,7 +26,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from atoll.comm.chunks import Chunks
-from atoll.comm.config import ModelConfig
+from atoll.comm.config.run import ModelConfig
 from atoll.comm.digest import SIZE
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node import llama, snapshots

@@ -40,14 +40,14 @@ from rich.console import Console
 from rich.table import Table
 
 from atoll.comm import log
+from atoll.comm.allreduce.sealing import mean_of
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import make
-from atoll.comm.config import CodecName, RunConfig
+from atoll.comm.codecs.codec import make
+from atoll.comm.config.run import CodecName, RunConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.invite import join_host_port
-from atoll.comm.plane import DataPlane
-from atoll.comm.sealing import mean_of
+from atoll.comm.transport.data_plane import DataPlane
 from atoll.node.launch import die_with_parent
 from atoll.node.outer import OuterState
 from atoll.node.recover import Donor, Standing, Target, recover

@@ -19,12 +19,12 @@ from typing import TypeVar
 
 import grpc
 
-from atoll.comm.certificates import NO_PIN, Pin
 from atoll.comm.errors import Refused, Unreachable
 from atoll.comm.invite import Invite
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as rpc
-from atoll.comm.wire import PROTOCOL
+from atoll.comm.transport.certificates import NO_PIN, Pin
+from atoll.comm.transport.frames import PROTOCOL
 from atoll.node import secure
 
 log = logging.getLogger("atoll.node")

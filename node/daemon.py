@@ -16,11 +16,11 @@ from typing import Any, assert_never
 
 import psutil
 
-from atoll.comm.certificates import Pin
 from atoll.comm.errors import AtollError, Refused
 from atoll.comm.ids import NodeId
 from atoll.comm.invite import Invite
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.transport.certificates import Pin
 from atoll.node import local, machine
 from atoll.node.channel import (
     Attach,

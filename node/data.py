@@ -19,7 +19,7 @@ from typing import Any, Protocol, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.comm.config import DataKind, RunConfig
+from atoll.comm.config.run import DataKind, RunConfig
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node.config import NodeConfig
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from atoll.comm.config import OptimizerName
+from atoll.comm.config.run import OptimizerName
 
 OUTER = 30  # bytes a parameter of two snapshots, a third that is being written, and the rounds since
 INNER = {

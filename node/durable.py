@@ -26,9 +26,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.comm.byte_view import U8, Octets
 from atoll.comm.digest import digest
 from atoll.comm.ids import Round
-from atoll.comm.octets import U8, Octets
 from atoll.node import about, snapshots
 from atoll.node.about import About
 from atoll.node.files import DiskFull, Room, make_folder, room
@@ -242,7 +242,7 @@ class Durable:
         return self._log.read(round_, c) if self._log is not None else None
 
     async def sealed(self, round_: Round, chunk: int) -> Octets | None:
-        """The sealed bytes of a committed round's chunk (atoll.comm.plane.Shelf)."""
+        """The sealed bytes of a committed round's chunk (atoll.comm.transport.data_plane.Shelf)."""
         if (here := self._memory.get(round_)) is not None:
             return here[0][chunk].tobytes() if 0 <= chunk < len(here[0]) else None  # it is used again soon
         if self._log is None or round_ not in self._log:

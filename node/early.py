@@ -11,9 +11,9 @@ from contextlib import suppress
 
 import numpy as np
 
+from atoll.comm.byte_view import U8
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import F32, Codec
-from atoll.comm.octets import U8
+from atoll.comm.codecs.codec import F32, Codec
 
 LINE = 64  # bytes of a cache's line
 AT_LEISURE = 0.5  # seconds of a reduce after which chunks are decoded as they come

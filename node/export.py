@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import Malformed
+from atoll.comm.codecs.codec import Malformed
 from atoll.comm.digest import digest, root
 from atoll.comm.errors import ConfigError, ResourceError
-from atoll.comm.turns import Turns
+from atoll.comm.fragment_schedule import Turns
 from atoll.node import about, llama, snapshots
 from atoll.node.about import About
 from atoll.node.files import Room, appearing, room, write_all

@@ -7,7 +7,7 @@ Where fragments take turns, a round moves one of them, and each has a gap of its
 
 import math
 
-from atoll.comm.turns import Turns
+from atoll.comm.fragment_schedule import Turns
 from atoll.outer_opt import late
 
 

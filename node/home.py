@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.comm.certificates import own
 from atoll.comm.errors import ResourceError
 from atoll.comm.invite import Invite
-from atoll.comm.tls import Sessions
+from atoll.comm.transport.certificates import own
+from atoll.comm.transport.tls import Sessions
 from atoll.node import local
 from atoll.node.files import appearing, make_folder, write_all
 from atoll.node.vectors import clear_stale

@@ -18,13 +18,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from atoll.comm.certificates import Pin
-from atoll.comm.codec import make as make_codec
+from atoll.comm.codecs.codec import make as make_codec
+from atoll.comm.fragment_schedule import Turns
 from atoll.comm.ids import NodeId, Round
 from atoll.comm.plan import Plan
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.rates import some
-from atoll.comm.turns import Turns
+from atoll.comm.transport.bandwidth import some
+from atoll.comm.transport.certificates import Pin
 from atoll.node import machine
 from atoll.node.about import About
 from atoll.node.beginning import Beginning

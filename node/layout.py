@@ -5,7 +5,7 @@ fragment, so that each is one stretch of it. Trainer and daemon follow it alike.
 from collections.abc import Sequence
 
 from atoll.comm.chunks import Chunks
-from atoll.comm.config import RunConfig
+from atoll.comm.config.run import RunConfig
 from atoll.node.method import fragments_of
 from atoll.outer_opt.fragments import Fragment, whole
 from atoll.outer_opt.tensors import Tensor, placed

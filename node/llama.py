@@ -6,7 +6,7 @@ query or key moves, and the flat vector stays as it is. A tied head has no tenso
 
 from typing import Any
 
-from atoll.comm.config import ModelConfig
+from atoll.comm.config.run import ModelConfig
 from atoll.comm.errors import ConfigError
 from atoll.node.snapshots import Layout
 

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
-from atoll.comm.config import RunConfig, from_json
+from atoll.comm.config.run import RunConfig, from_json
 from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId, RunId
 from atoll.comm.invite import Invite, join_host_port, split_host_port
-from atoll.comm.plane import DataPlane, Shelf
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.transport.data_plane import DataPlane, Shelf
 from atoll.node.config import NodeConfig
 from atoll.node.control import AWAY, Control, Identity, SessionLost
 from atoll.node.home import Options, remember, remember_life, remembered, sessions

@@ -12,7 +12,7 @@ the one whose memory is wrong mends it, and their digests do not differ.
 from collections.abc import Sequence
 from typing import Protocol
 
-from atoll.comm.octets import Octets
+from atoll.comm.byte_view import Octets
 from atoll.node.outer import OuterState
 
 

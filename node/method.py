@@ -8,10 +8,10 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.comm.allreduce.sealing import Encoded, Gathered, Mean, Merge, Refused, Sealing, Term, Timed
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import Codec, Malformed, make
-from atoll.comm.config import CodecName, RunConfig
-from atoll.comm.outer_config import (
+from atoll.comm.codecs.codec import Codec, Malformed, make
+from atoll.comm.config.outer import (
     FragmentsConfig,
     LeftOutName,
     MergeName,
@@ -21,7 +21,7 @@ from atoll.comm.outer_config import (
     TakeName,
     WeightName,
 )
-from atoll.comm.sealing import Encoded, Gathered, Mean, Merge, Refused, Sealing, Term, Timed
+from atoll.comm.config.run import CodecName, RunConfig
 from atoll.outer_opt import weights
 from atoll.outer_opt.arrays import Array
 from atoll.outer_opt.feedback import ErrorFeedback
@@ -116,7 +116,7 @@ def sealing_of(config: RunConfig, *fragments: Fragment) -> Sealing:
 
 @dataclass(frozen=True)
 class Radial:
-    """The contributions to a chunk, merged tensor by tensor (`atoll.comm.sealing.Merge`)."""
+    """The contributions to a chunk, merged tensor by tensor (`atoll.comm.allreduce.sealing.Merge`)."""
 
     codec: Codec
     pieces: Sequence[Pieces]  # of each chunk

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atoll.comm.config import ModelConfig
+from atoll.comm.config.run import ModelConfig
 from atoll.comm.errors import ConfigError
 from atoll.node.flat import local_interval, local_tensor
 

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from atoll.comm.config import OptimizerName
+from atoll.comm.config.run import OptimizerName
 from atoll.node import resources
 from atoll.node.channel import Train
 from atoll.node.flat import local_tensor

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from atoll.comm.config import InnerConfig, OptimizerName
+from atoll.comm.config.run import InnerConfig, OptimizerName
 from atoll.node.flat import local_interval, local_tensor
 from atoll.outer_opt.tensors import Kind, kind_of
 

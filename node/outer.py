@@ -13,12 +13,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.comm.allreduce.sealing import Sealing
+from atoll.comm.byte_view import Octets
 from atoll.comm.chunks import Chunks
 from atoll.comm.digest import digest, root
+from atoll.comm.fragment_schedule import Turns
 from atoll.comm.ids import Round
-from atoll.comm.octets import Octets
-from atoll.comm.sealing import Sealing
-from atoll.comm.turns import Turns
 from atoll.node.gap import Gap
 from atoll.node.vectors import Vectors
 from atoll.outer_opt.arrays import norm

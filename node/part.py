@@ -17,18 +17,18 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from atoll.comm.allreduce.delta_encoder import DeltaEncoder, EncodedVector, encoded_norm
+from atoll.comm.allreduce.reduction import Outcome, Reduction, SealedVector
+from atoll.comm.allreduce.sealing import Sealing
+from atoll.comm.byte_view import U8
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import F32, Codec, NonFinite
+from atoll.comm.codecs.codec import F32, Codec, NonFinite
 from atoll.comm.digest import SIZE
-from atoll.comm.encoding import DeltaEncoder, EncodedVector, encoded_norm
 from atoll.comm.errors import AtollError
 from atoll.comm.ids import NodeId
-from atoll.comm.octets import U8
 from atoll.comm.plan import BadPlan, Plan
-from atoll.comm.plane import DataPlane
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.reduce import Outcome, Reduction, SealedVector
-from atoll.comm.sealing import Sealing
+from atoll.comm.transport.data_plane import DataPlane
 from atoll.node.machine import Work
 from atoll.node.outer import OuterState
 from atoll.node.residual import Residual

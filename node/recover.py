@@ -18,14 +18,14 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from atoll.comm.certificates import NO_PIN, Pin
-from atoll.comm.codec import Malformed
+from atoll.comm.codecs.codec import Malformed
 from atoll.comm.digest import SIZE, digest, root
 from atoll.comm.errors import Unreachable
-from atoll.comm.fetcher import PART, Fetcher, Item, Missing, PeerLost
 from atoll.comm.ids import NodeId, Round
-from atoll.comm.plane import DataPlane
-from atoll.comm.streams import streams
+from atoll.comm.transport.certificates import NO_PIN, Pin
+from atoll.comm.transport.data_plane import DataPlane
+from atoll.comm.transport.fetch_client import PART, Fetcher, Item, Missing, PeerLost
+from atoll.comm.transport.stream_policy import streams
 from atoll.node.errands import Errand, Errands
 from atoll.node.outer import OuterState
 from atoll.node.parts import Parts

@@ -8,15 +8,15 @@ import logging
 
 import psutil
 
+from atoll.comm.allreduce.reduction import Reduction
+from atoll.comm.byte_view import Octets
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import make as make_codec
+from atoll.comm.codecs.codec import make as make_codec
 from atoll.comm.errors import AtollError
 from atoll.comm.ids import Round
 from atoll.comm.invite import Invite
-from atoll.comm.octets import Octets
 from atoll.comm.plan import Plan
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.reduce import Reduction
 from atoll.node import local
 from atoll.node.config import NodeConfig
 from atoll.node.home import Options, claimed, on_signals

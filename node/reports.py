@@ -6,19 +6,19 @@ Each report carries the fence of what it speaks of: the plan's, or the newest vi
 import logging
 from typing import Any
 
-from atoll.comm.bits import bitmap, places
-from atoll.comm.certificates import Pin
+from atoll.comm.allreduce.reduction import Seal
+from atoll.comm.bitmap import bitmap, places
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Plan, PlanMember
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.reduce import Seal
+from atoll.comm.transport.certificates import Pin
 from atoll.node.control import Control
 
 log = logging.getLogger("atoll.node")
 
 
 class Reports:
-    """To whom a reduction tells its outcome (`atoll.comm.reduce.Outcome`), and all else that is reported."""
+    """To whom a reduction tells its outcome (`atoll.comm.allreduce.reduction.Outcome`), and all else that is reported."""
 
     def __init__(self, control: Control) -> None:
         self.control = control

@@ -26,12 +26,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.comm.bits import bit
+from atoll.comm.bitmap import bit
+from atoll.comm.byte_view import U8
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import Codec
+from atoll.comm.codecs.codec import Codec
 from atoll.comm.digest import SIZE, digest
-from atoll.comm.octets import U8
-from atoll.comm.turns import Turns
+from atoll.comm.fragment_schedule import Turns
 from atoll.node.files import appearing, write_all
 from atoll.node.vectors import Vectors
 from atoll.outer_opt.feedback import ErrorFeedback

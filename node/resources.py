@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from atoll.comm.config import RunConfig
+from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import ConfigError, ResourceError
 
 BYTES_TRAINED, BYTES_FLAT = 16, 12  # parameters, gradients, two Adam moments; three flat vectors

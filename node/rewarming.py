@@ -8,7 +8,7 @@ to the scheduled one.
 import math
 from dataclasses import dataclass
 
-from atoll.comm.config import InnerConfig, OptimizerName
+from atoll.comm.config.run import InnerConfig, OptimizerName
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 import math
 
-from atoll.comm.config import InnerConfig
+from atoll.comm.config.run import InnerConfig
 
 
 def learning_rate(inner: InnerConfig, tokens: float) -> float:

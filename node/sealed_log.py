@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+from atoll.comm.byte_view import Octets, view
 from atoll.comm.chunks import Chunks
 from atoll.comm.digest import SIZE, digest
-from atoll.comm.octets import Octets, view
-from atoll.comm.turns import Turns
+from atoll.comm.fragment_schedule import Turns
 from atoll.node.files import Room, appearing, clear_unfinished, room, write_all
 
 MAGIC = b"atollsl1"

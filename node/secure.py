@@ -9,10 +9,10 @@ import ssl
 
 import grpc
 
-from atoll.comm.certificates import NAME, pin_of
 from atoll.comm.errors import Refused, Unreachable
 from atoll.comm.invite import Invite, split_host_port
-from atoll.comm.link import reason
+from atoll.comm.transport.certificates import NAME, pin_of
+from atoll.comm.transport.connection import reason
 
 DEADLINE = 10.0  # seconds for the connection and its handshake
 ASK = "ask the operator for a new join URL"

@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
+from atoll.comm.byte_view import Octets
 from atoll.comm.ids import Round
-from atoll.comm.octets import Octets
 from atoll.node.durable import Durable
 from atoll.node.outer import OuterState
 
@@ -17,7 +17,7 @@ SOON = 1.0  # seconds in which a node should have applied what was committed
 
 
 class Shelf:
-    """`atoll.comm.plane.Shelf`; empty until it is filled."""
+    """`atoll.comm.transport.data_plane.Shelf`; empty until it is filled."""
 
     def __init__(self) -> None:
         self._outer: OuterState | None = None

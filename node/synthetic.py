@@ -301,7 +301,7 @@ class Peer(Daemon):
         """Bytes at the peak, without the vectors that are shared with the trainer, and what there was before the
         first round: the decoded mean is, and everything is loaded, but nothing encoded."""
         if self._base is None:
-            import_module("atoll.comm.kernels")
+            import_module("atoll.comm.codecs.kernels")
             now, shared = _resident()
             self._base = now - shared
             return 0

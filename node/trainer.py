@@ -29,7 +29,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from atoll.comm.errors import AtollError, ConfigError, ResourceError, Unreachable
-from atoll.comm.turns import Turns
+from atoll.comm.fragment_schedule import Turns
 from atoll.node import channel
 from atoll.node.channel import TrainerEnd
 from atoll.node.config import Device, NodeConfig, TrainerSpec

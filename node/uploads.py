@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.comm.config import CheckpointConfig
+from atoll.comm.config.run import CheckpointConfig
 from atoll.comm.digest import root
 from atoll.comm.errors import AtollError
 from atoll.node import export, snapshots

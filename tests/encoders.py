@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 
-from atoll.comm.encoding import DeltaEncoder, EncodedVector
+from atoll.comm.allreduce.delta_encoder import DeltaEncoder, EncodedVector
 
 
 def at_once(encoder: DeltaEncoder) -> EncodedVector:

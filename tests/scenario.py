@@ -42,8 +42,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from atoll.comm.bits import bitmap
-from atoll.comm.config import InnerConfig, MembersConfig, ModelConfig, ReduceConfig, RoundsConfig, RunConfig
+from atoll.comm.bitmap import bitmap
+from atoll.comm.config.run import InnerConfig, MembersConfig, ModelConfig, ReduceConfig, RoundsConfig, RunConfig
 from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId, Round
 from atoll.comm.plan import Fence

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from atoll.comm.codec import make
-from atoll.comm.config import ModelConfig, ReduceConfig, RunConfig
+from atoll.comm.byte_view import U8
+from atoll.comm.codecs.codec import make
+from atoll.comm.config.run import ModelConfig, ReduceConfig, RunConfig
 from atoll.comm.digest import digest
-from atoll.comm.octets import U8
 from atoll.node.about import About
 from atoll.node.durable import Durable, Place
 from atoll.node.flat import layout_of

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from atoll.comm.config import InnerConfig, ModelConfig, RunConfig
+from atoll.comm.config.run import InnerConfig, ModelConfig, RunConfig
 from atoll.node import channel
 from atoll.node.channel import DaemonEnd
 from atoll.node.config import Device, NodeConfig, TrainerSpec

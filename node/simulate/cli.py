@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from atoll.comm.config import DataKind, load_run
+from atoll.comm.config.methods import method_file
+from atoll.comm.config.run import DataKind, load_run
 from atoll.comm.errors import ConfigError
-from atoll.comm.methods import method_file
 from atoll.node.simulate.conditions import Conditions
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import Codec, make
-from atoll.comm.config import CodecName, RunConfig
+from atoll.comm.codecs.codec import Codec, make
+from atoll.comm.config.run import CodecName, RunConfig
 from atoll.node.method import Method, merge_parts, pieces_of
 from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.clip import clips

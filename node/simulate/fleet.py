@@ -20,8 +20,8 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.comm.codec import NonFinite
-from atoll.comm.config import RunConfig
+from atoll.comm.codecs.codec import NonFinite
+from atoll.comm.config.run import RunConfig
 from atoll.node.method import Method
 from atoll.node.schedule import learning_rate
 from atoll.node.simulate.conditions import Conditions

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from atoll.comm.config import RunConfig
+from atoll.comm.config.run import RunConfig
 from atoll.node import inner
 from atoll.node.config import NodeConfig
 from atoll.node.data import Source

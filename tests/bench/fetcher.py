@@ -10,14 +10,14 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from atoll.comm.certificates import Pin
+from atoll.comm.byte_view import Octets
 from atoll.comm.chunks import Chunks
-from atoll.comm.config import from_json
+from atoll.comm.config.run import from_json
 from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.invite import parse
-from atoll.comm.octets import Octets
-from atoll.comm.plane import DataPlane
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.transport.certificates import Pin
+from atoll.comm.transport.data_plane import DataPlane
 from atoll.node.control import Control, Identity
 from atoll.node.method import schedule_of, sealing_of
 from atoll.node.outer import OuterState

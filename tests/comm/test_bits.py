@@ -1,6 +1,6 @@
 from random import Random
 
-from atoll.comm.bits import bit, bitmap, places
+from atoll.comm.bitmap import bit, bitmap, places
 
 
 def test_bit_i_is_bit_i_mod_8_of_byte_i_div_8() -> None:

@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 from numpy.typing import NDArray
 
-from atoll.comm.bench import codec as bench
-from atoll.comm.codec import F32, LARGEST, U8, Bf16, Codec, Fp32, Int4, Int8, Malformed, NonFinite, make
-from atoll.comm.config import CodecName, ReduceConfig, RunConfig, ScaleName, check
+from atoll.comm.codecs.bench import codec as bench
+from atoll.comm.codecs.codec import F32, LARGEST, U8, Bf16, Codec, Fp32, Int4, Int8, Malformed, NonFinite, make
+from atoll.comm.config.run import CodecName, ReduceConfig, RunConfig, ScaleName, check
 from atoll.comm.errors import ConfigError
 
 TINIEST = np.float32(2.0**-149)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import zstandard
 
-from atoll.comm import codec
-from atoll.comm.codec import Apart, Malformed
-from atoll.comm.compress import pack, pack_apart, pack_floats, unpack, unpack_apart, unpack_floats
-from atoll.comm.config import CodecName, ScaleName
+from atoll.comm.codecs import codec
+from atoll.comm.codecs.codec import Apart, Malformed
+from atoll.comm.codecs.zstd import pack, pack_apart, pack_floats, unpack, unpack_apart, unpack_floats
+from atoll.comm.config.run import CodecName, ScaleName
 
 
 @pytest.mark.parametrize("data", [b"", b"a", bytes(1 << 20), os.urandom(1 << 20), b"ab" * 20_000_000])

@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from atoll.comm.config import RunConfig, from_json, load_run, to_json, to_yaml
+from atoll.comm.config.methods import method_file
+from atoll.comm.config.run import RunConfig, from_json, load_run, to_json, to_yaml
 from atoll.comm.errors import ConfigError
-from atoll.comm.methods import method_file
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = sorted((ROOT / "configs" / "methods").glob("*.yaml"))

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from atoll.comm import encoding
+from atoll.comm.allreduce import delta_encoder
+from atoll.comm.allreduce.delta_encoder import DeltaEncoder, EncodedVector, encoded_norm
 from atoll.comm.buffers import Buffers
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import F32, Codec, NonFinite, make
-from atoll.comm.config import CodecName
-from atoll.comm.encoding import DeltaEncoder, EncodedVector, encoded_norm
+from atoll.comm.codecs.codec import F32, Codec, NonFinite, make
+from atoll.comm.config.run import CodecName
 
 CHUNKS = Chunks(20_000, 1024)  # 20 chunks, the last one shorter
 INT8, FP32 = make(CodecName.INT8, 128), make(CodecName.FP32, 1)
@@ -62,8 +62,8 @@ def test_how_many_threads_encode_makes_no_difference(monkeypatch: pytest.MonkeyP
     found = []
     for n in (1, 3):
         with ThreadPoolExecutor(n) as pool:
-            monkeypatch.setattr(encoding, "threads", lambda n=n: n)
-            monkeypatch.setattr(encoding, "workers", lambda pool=pool: pool)
+            monkeypatch.setattr(delta_encoder, "threads", lambda n=n: n)
+            monkeypatch.setattr(delta_encoder, "workers", lambda pool=pool: pool)
             found.append([chunk.tobytes() for chunk in encode().whole])
     assert found[0] == found[1]
 
@@ -74,7 +74,7 @@ def test_its_norm_is_that_of_what_it_decodes_to_however_many_threads_there_are(
     encoded, found = encode(), []
     for n in (1, 3):
         with ThreadPoolExecutor(n) as pool:
-            monkeypatch.setattr(encoding, "workers", lambda pool=pool: pool)
+            monkeypatch.setattr(delta_encoder, "workers", lambda pool=pool: pool)
             found.append(encoded_norm(INT8, CHUNKS, encoded.whole))
     decoded = np.empty(CHUNKS.numel, np.float32)
     for c, payload in enumerate(encoded.whole):

@@ -17,10 +17,8 @@ from typing import Any
 
 import pytest
 
-from atoll.comm import exchange
-from atoll.comm.bits import bitmap
-from atoll.comm.digest import digest, root
-from atoll.comm.exchange import (
+from atoll.comm.allreduce import protocol
+from atoll.comm.allreduce.protocol import (
     Exchange,
     Forged,
     Forget,
@@ -33,9 +31,11 @@ from atoll.comm.exchange import (
     Send,
     Verdict,
 )
+from atoll.comm.bitmap import bitmap
+from atoll.comm.digest import digest, root
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import NOBODY, Plan, PlanMember
-from atoll.comm.wire import Kind
+from atoll.comm.transport.frames import Kind
 
 FIRST, SEEDS = int(os.environ.get("ATOLL_FUZZ_FIRST", "0")), int(os.environ.get("ATOLL_EXCHANGE_SEEDS", "250"))
 EVENTS = 30_000  # of one world; none came near
@@ -539,12 +539,12 @@ def begun(me: NodeId, owners: list[int], window: int = 8) -> Exchange:
     return x
 
 
-def sends(effects: Sequence[exchange.Effect], kind: Kind) -> list[tuple[NodeId, int]]:
+def sends(effects: Sequence[protocol.Effect], kind: Kind) -> list[tuple[NodeId, int]]:
     return [(e.node, e.chunk) for e in effects if isinstance(e, Send) and e.kind is kind]
 
 
-def contribute(x: Exchange, c: int, *nodes: NodeId) -> list[exchange.Effect]:
-    out: list[exchange.Effect] = []
+def contribute(x: Exchange, c: int, *nodes: NodeId) -> list[protocol.Effect]:
+    out: list[protocol.Effect] = []
     for node in nodes:
         assert x.verdict(node, "abcd".index(node), Kind.CONTRIBUTION, c, 1) is Verdict.TAKE
         out += x.contribution(node, c)
@@ -924,7 +924,7 @@ def levels(attempt: int = 1, chunks: int = 1, gone: str = "", since: int = 1, fl
     return replace(plan, regions=(0, 0, 1, 1), relays=((0,) * chunks, (2,) * chunks), layered=layered)
 
 
-def layered(me: NodeId, chunks: int = 1, window: int = 8) -> tuple[Exchange, list[exchange.Effect]]:
+def layered(me: NodeId, chunks: int = 1, window: int = 8) -> tuple[Exchange, list[protocol.Effect]]:
     x = Exchange(me, chunks, window)
     return x, x.replan(levels(chunks=chunks))
 
@@ -934,7 +934,7 @@ def test_members_of_another_region_send_to_its_relay_which_sums_and_passes_on() 
     assert sends(layered(D)[1], Kind.CONTRIBUTION) == [(C, 0)]
     relay, out = layered(C)
     assert out == []
-    assert contribute(relay, 0, D) == [exchange.Sum(0, 1, (2, 3))]
+    assert contribute(relay, 0, D) == [protocol.Sum(0, 1, (2, 3))]
     assert relay.summed(0, 1, (2, 3)) == [Free(0), Send(A, Kind.PARTIAL, 0, 1)]
     assert relay.verdict(D, 3, Kind.CONTRIBUTION, 0, 1) is Verdict.DISCARD
     assert relay.is_merged(D, 0) == [] and relay.is_merged(A, 0) == [Free(0)]
@@ -1083,7 +1083,7 @@ def test_a_late_chunk_in_two_levels_is_not_asked_for_in_other_regions() -> None:
 # One rule of the protocol broken at a time: a simulation that does not notice checks nothing. Rules that hardly
 # any seed breaks are in tests/sim/test_mutations, with the tests above.
 
-SOURCE = Path(exchange.__file__).read_text()
+SOURCE = Path(protocol.__file__).read_text()
 MUTATIONS = {
     "frames of members still unknown are discarded": (" or place >= len(self.plan.members)", ""),
     "a member that came back is in a sum twice": ("arrived -= again", "arrived -= set()"),

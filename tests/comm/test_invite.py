@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.comm.certificates import pin_of
 from atoll.comm.errors import ConfigError
 from atoll.comm.invite import Invite, parse, split_host_port
+from atoll.comm.transport.certificates import pin_of
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:4700", "[2001:db8::1]:4700", "coordinator.example.org:1"])

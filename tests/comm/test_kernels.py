@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from atoll.comm import codec as codec_module
-from atoll.comm import kernels
-from atoll.comm.codec import F32, U8, Bf16, Codec, Fp32, Int4, Int8, Malformed, NonFinite
-from atoll.comm.config import ScaleName
+from atoll.comm.codecs import codec as codec_module
+from atoll.comm.codecs import kernels
+from atoll.comm.codecs.codec import F32, U8, Bf16, Codec, Fp32, Int4, Int8, Malformed, NonFinite
+from atoll.comm.config.run import ScaleName
 
 LARGEST = np.float32(np.finfo(np.float32).max)
 TINIEST = np.float32(2.0**-149)
@@ -327,7 +327,7 @@ def test_a_mutated_kernel_fails_the_battery(
 
 
 ENCODE = (
-    "import numpy as np; from atoll.comm.codec import Int8; from atoll.comm import kernels;"
+    "import numpy as np; from atoll.comm.codecs.codec import Int8; from atoll.comm import kernels;"
     "c = Int8(128); c.encode(np.ones(9, np.float32), np.empty(c.size(9), np.uint8));"
     "print(sum(kernels.to_int8.stats.cache_hits.values()))"
 )
@@ -352,5 +352,5 @@ def test_without_a_place_for_compiled_code_it_is_compiled_again() -> None:
 
 
 def test_importing_the_codecs_does_not_import_numba() -> None:
-    light = "import sys, atoll.comm.codec; sys.exit('numba' in sys.modules)"
+    light = "import sys, atoll.comm.codecs.codec; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", light]).returncode == 0

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from encoders import at_once
 
-from atoll.comm import link as link_module
-from atoll.comm import wire
+from atoll.comm.allreduce.delta_encoder import DeltaEncoder, EncodedVector
+from atoll.comm.allreduce.reduction import PONG, SILENT, SLOW, SPREADS, Reduction, Seal, late_after
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import make
-from atoll.comm.config import CodecName
-from atoll.comm.encoding import DeltaEncoder, EncodedVector
+from atoll.comm.codecs.codec import make
+from atoll.comm.config.run import CodecName
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
-from atoll.comm.link import Link
 from atoll.comm.plan import Plan, PlanMember
-from atoll.comm.plane import DataPlane
-from atoll.comm.reduce import PONG, SILENT, SLOW, SPREADS, Reduction, Seal, late_after
-from atoll.comm.wire import Header, Kind
+from atoll.comm.transport import connection as link_module
+from atoll.comm.transport import frames
+from atoll.comm.transport.connection import Link
+from atoll.comm.transport.data_plane import DataPlane
+from atoll.comm.transport.frames import Header, Kind
 
 CHUNKS = Chunks(8192, 1024)
 CODEC = make(CodecName.INT8, 128)
@@ -115,7 +115,7 @@ async def member(plane: DataPlane, plan: Plan, vector: EncodedVector) -> AsyncIt
 async def linked(plane: DataPlane, to: DataPlane) -> Link:
     """A link that the test speaks on."""
     link = await plane.dial(to.node, to.address)
-    await wire.send(link, wire.unfenced(Kind.LINK))
+    await frames.send(link, frames.unfenced(Kind.LINK))
     return link
 
 
@@ -144,10 +144,10 @@ async def answering(link: Link, plan: Plan) -> None:
     """Say that nothing is here, whenever that is asked."""
     nothing = bytes(3 * -(-CHUNKS.count // 8))
     while True:
-        header = await wire.receive(link, None)
+        header = await frames.receive(link, None)
         await link.read(header.length)
         if header.kind is Kind.RESYNC:
-            await wire.send(link, Header(Kind.RESYNC, plan.fence, PONG, len(nothing)), nothing)
+            await frames.send(link, Header(Kind.RESYNC, plan.fence, PONG, len(nothing)), nothing)
 
 
 def test_a_contributor_that_answers_and_sends_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def test_chunks_of_a_late_owner_are_pulled_from_others_that_have_them() -> None:
             async with next(contributors) as (reduction, told), next(contributors) as (_, other):
                 owner = await linked(planes[2], planes[1])
                 for c, payload in enumerate(sealed.whole):
-                    await wire.send(owner, Header(Kind.SEALED, plan.fence, c, payload.size, place=2), payload)
+                    await frames.send(owner, Header(Kind.SEALED, plan.fence, c, payload.size, place=2), payload)
                 while not other.root:
                     await asyncio.sleep(0)
                 while not told.root:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from atoll.comm import link as module
-from atoll.comm.link import PIECE, Broken, Cap, Closed, Link, Meter, tcp_info
+from atoll.comm.transport import connection as module
+from atoll.comm.transport.connection import PIECE, Broken, Cap, Closed, Link, Meter, tcp_info
 
 Talk = Callable[[Link, Link], Awaitable[None]]
 NOISE = bytes(range(256)) * 8192  # 2 MiB: more than a socket takes at once

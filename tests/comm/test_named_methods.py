@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from atoll.comm.config import RunConfig, load_run
-from atoll.comm.methods import SHIPPED
+from atoll.comm.config.methods import SHIPPED
+from atoll.comm.config.run import RunConfig, load_run
 
 KEYS = (
     *("inner.optimizer", "outer.lr", "outer.momentum", "outer.weights", "outer.merge", "outer.clip"),

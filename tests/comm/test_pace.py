@@ -3,8 +3,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from atoll.comm.pace import LEAST, MORE, QUEUE, Pace, Part
-from atoll.comm.rates import Known
+from atoll.comm.transport.bandwidth import Known
+from atoll.comm.transport.pacing import LEAST, MORE, QUEUE, Pace, Part
 
 LOOK = 0.05  # seconds
 

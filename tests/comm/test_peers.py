@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.comm import peers as module
-from atoll.comm import wire
-from atoll.comm.certificates import Pin
-from atoll.comm.fetcher import Item
+from atoll.comm.byte_view import U8
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
-from atoll.comm.link import Broken, Link, Meter
-from atoll.comm.octets import U8
-from atoll.comm.peers import Peer, Peers, Waiting
 from atoll.comm.plan import Fence, PlanMember
-from atoll.comm.plane import DataPlane
-from atoll.comm.wire import Header, Kind
+from atoll.comm.transport import frames
+from atoll.comm.transport import peer_links as module
+from atoll.comm.transport.certificates import Pin
+from atoll.comm.transport.connection import Broken, Link, Meter
+from atoll.comm.transport.data_plane import DataPlane
+from atoll.comm.transport.fetch_client import Item
+from atoll.comm.transport.frames import Header, Kind
+from atoll.comm.transport.peer_links import Peer, Peers, Waiting
 
 A, B = NodeId("a"), NodeId("b")
 LARGE = bytes(range(256)) * (1 << 15)  # 8 MiB: more than the buffers of a connection hold
@@ -258,7 +258,7 @@ def test_the_other_side_dials_when_nothing_comes_of_the_first(monkeypatch: pytes
 
     async def body() -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
-            nowhere = wire.format_address(*server.getsockname())
+            nowhere = frames.format_address(*server.getsockname())
         async with pair() as (a, b):
             here, there = Notes(1, {0: b"zero"}), Notes()
             a.peers.begin(here)
@@ -443,8 +443,8 @@ def test_a_frame_that_is_too_long_breaks_its_link_before_memory_is_taken(round: 
             there = Notes(2)
             b.peers.begin(there)
             link = await a.dial(B, b.address)
-            await wire.send(link, wire.unfenced(Kind.LINK))
-            await link.write(wire.unfenced(Kind.SEALED, round, 0, 0xFFFFFFFF).pack())
+            await frames.send(link, frames.unfenced(Kind.LINK))
+            await link.write(frames.unfenced(Kind.SEALED, round, 0, 0xFFFFFFFF).pack())
             with pytest.raises(Broken):
                 await link.read(1, 5.0)
             assert not b.peers.links() and not there.came
@@ -561,12 +561,12 @@ def test_nobody_makes_a_node_take_memory_by_first_pieces_of_ever_other_lengths()
             there = Notes(1)
             b.peers.begin(there)
             link = await a.dial(B, b.address)
-            await wire.send(link, wire.unfenced(Kind.LINK))
+            await frames.send(link, frames.unfenced(Kind.LINK))
             fence = Fence(Incarnation(1), Epoch(1), Round(1), 1)
             with pytest.raises(Broken):
                 for whole in range(2 * len(NOISE), 2 * len(NOISE) + 100):
                     header = Header(Kind.SEALED, fence, 0, len(NOISE), packed=True, whole=whole)
-                    await wire.send(link, header, NOISE)
+                    await frames.send(link, header, NOISE)
                 await link.read(1, 5.0)
             await until(lambda: not b.peers.links())
             assert len(b.peers._coming) == module.FORMS
@@ -595,7 +595,7 @@ def test_a_piece_that_none_would_cut_is_refused(kind: Kind, length: int, offset:
             there = Notes(1)
             b.peers.begin(there)
             link = await a.dial(B, b.address)
-            await wire.send(link, wire.unfenced(Kind.LINK))
+            await frames.send(link, frames.unfenced(Kind.LINK))
             fence = Fence(Incarnation(1), Epoch(1), Round(1), 1)
             with suppress(Broken):
                 await link.write(Header(kind, fence, 7, length, offset=offset, whole=whole).pack() + bytes(length))

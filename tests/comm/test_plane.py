@@ -8,15 +8,16 @@ from typing import Any, cast
 
 import pytest
 
-from atoll.comm import compress, offers, plane, wire
-from atoll.comm.certificates import NO_PIN
+from atoll.comm.codecs import zstd
 from atoll.comm.digest import digest
 from atoll.comm.errors import ResourceError
-from atoll.comm.fetcher import Fetcher, Item, Missing, PeerLost
 from atoll.comm.ids import NodeId, Round, RunId
-from atoll.comm.link import Broken, Link
-from atoll.comm.plane import DataPlane
-from atoll.comm.wire import Kind
+from atoll.comm.transport import data_plane, frames, leaf_relay
+from atoll.comm.transport.certificates import NO_PIN
+from atoll.comm.transport.connection import Broken, Link
+from atoll.comm.transport.data_plane import DataPlane
+from atoll.comm.transport.fetch_client import Fetcher, Item, Missing, PeerLost
+from atoll.comm.transport.frames import Kind
 
 RUN, A, B, KEY = RunId("run"), NodeId("a"), NodeId("b"), b"k" * 32
 SEALED, NOISE, ZEROS = os.urandom(1000), os.urandom(100_000), bytes(100_000)
@@ -98,7 +99,7 @@ def test_state_is_packed_only_when_that_is_smaller() -> None:
             await fetcher.fetch(Item.STATE, NEW, 0, len(NOISE))
             after_noise = b.bytes_down
             await fetcher.fetch(Item.STATE, NEW, 1, len(ZEROS))
-            assert after_noise == wire.GREETING.size + wire.HEADER.size + len(NOISE)
+            assert after_noise == frames.GREETING.size + frames.HEADER.size + len(NOISE)
             assert b.bytes_down - after_noise < 200
             assert (a.bytes_up, a.bytes_down) == (b.bytes_down, b.bytes_up)
 
@@ -111,14 +112,14 @@ def test_state_is_packed_only_when_that_is_smaller() -> None:
 def test_state_is_packed_for_slow_paths_and_where_the_run_packs_at_all(
     fast: float, on: bool, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plane, "FAST", fast)
+    monkeypatch.setattr(data_plane, "FAST", fast)
 
     async def body() -> None:
         async with two_planes(up=10e6) as (a, b), Fetcher(b, A, a.address) as fetcher:
             a.peers.squeeze.on = on
             before = b.bytes_down
             assert await fetcher.fetch(Item.STATE, NEW, 1, len(ZEROS)) == ZEROS
-            assert (b.bytes_down - before < 200 + wire.GREETING.size) == packed
+            assert (b.bytes_down - before < 200 + frames.GREETING.size) == packed
 
     run(body())
 
@@ -133,7 +134,7 @@ def test_a_nodes_download_cap_holds_for_links_that_it_dials_and_for_those_that_i
             assert clock() - began >= 0.7
         async with two_planes(down=1000) as (a, b), Fetcher(a, B, b.address) as fetcher:
             began = clock()
-            for _ in range(1000 // wire.HEADER.size):
+            for _ in range(1000 // frames.HEADER.size):
                 await fetcher.fetch(Item.SEALED, NEW, 0, len(SEALED))
             assert clock() - began >= 0.7
 
@@ -187,8 +188,8 @@ def test_an_answer_of_another_size_is_not_read() -> None:
 
 
 def test_a_zip_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    bomb = compress.pack(bytes(1 << 26))
-    monkeypatch.setattr(compress, "pack", lambda data: bomb)
+    bomb = zstd.pack(bytes(1 << 26))
+    monkeypatch.setattr(zstd, "pack", lambda data: bomb)
 
     async def body() -> None:
         async with two_planes(up=10e6) as (a, b):
@@ -218,7 +219,7 @@ def test_a_peer_that_accepts_and_says_nothing_is_lost_at_the_deadline() -> None:
     async def body() -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             async with two_planes() as (_, b):
-                address = wire.format_address(*silent.getsockname())
+                address = frames.format_address(*silent.getsockname())
                 with pytest.raises(PeerLost, match="did not answer within 0.05 s"):
                     await b.fetch(A, address, Item.SEALED, NEW, 0, 10, deadline=0.05)
 
@@ -262,7 +263,7 @@ def test_a_node_that_took_anothers_address_is_not_mistaken_for_it() -> None:
 def test_garbage_from_a_stranger_closes_its_connection_only(garbage: bytes) -> None:
     async def body() -> None:
         async with two_planes() as (a, b):
-            reader, writer = await asyncio.open_connection(*wire.parse_address(a.address))
+            reader, writer = await asyncio.open_connection(*frames.parse_address(a.address))
             writer.write(garbage)
             writer.write_eof()
             try:
@@ -278,11 +279,11 @@ def test_garbage_from_a_stranger_closes_its_connection_only(garbage: bytes) -> N
 @pytest.mark.parametrize(
     ("frame", "sentence"),
     [
-        (bytes([99]) + bytes(wire.HEADER.size - 1), "unknown kind 99"),
-        (wire.unfenced(Kind.GET_STATE, NEW, 0, 0xFFFFFFFF).pack(), "a request with a payload"),
-        (wire.unfenced(Kind.SEALED, NEW, 0, 0xFFFFFFFF).pack(), "a request with a payload"),
-        (wire.unfenced(Kind.DATA).pack(), "kind DATA where a stream or a request begins"),
-        (wire.unfenced(Kind.RESYNC).pack(), "kind RESYNC where a stream or a request begins"),
+        (bytes([99]) + bytes(frames.HEADER.size - 1), "unknown kind 99"),
+        (frames.unfenced(Kind.GET_STATE, NEW, 0, 0xFFFFFFFF).pack(), "a request with a payload"),
+        (frames.unfenced(Kind.SEALED, NEW, 0, 0xFFFFFFFF).pack(), "a request with a payload"),
+        (frames.unfenced(Kind.DATA).pack(), "kind DATA where a stream or a request begins"),
+        (frames.unfenced(Kind.RESYNC).pack(), "kind RESYNC where a stream or a request begins"),
         (bytes([Kind.GET_STATE]) + bytes(20), ""),
     ],
 )
@@ -295,8 +296,8 @@ def test_a_members_bad_first_frame_closes_its_connection_and_allocates_nothing(
             tracemalloc.start()
             await link.write(frame)
             if sentence:
-                answer = await wire.receive(link, 5)
-                assert answer.kind is Kind.REFUSED and sentence in await wire.sentence(link, answer)
+                answer = await frames.receive(link, 5)
+                assert answer.kind is Kind.REFUSED and sentence in await frames.sentence(link, answer)
             link.close()
             assert tracemalloc.get_traced_memory()[1] < 1 << 20
             tracemalloc.stop()
@@ -309,7 +310,7 @@ def test_a_connection_that_begins_with_link_is_one_of_the_peers() -> None:
     async def body() -> None:
         async with two_planes() as (a, b):
             link = await b.dial(A, a.address)
-            await wire.send(link, wire.unfenced(Kind.LINK))
+            await frames.send(link, frames.unfenced(Kind.LINK))
             while not a.peers.links():
                 await asyncio.sleep(0)
             assert [node for node, _ in a.peers.links()] == [B]
@@ -324,10 +325,10 @@ def test_a_request_on_a_link_ends_it() -> None:
     async def body() -> None:
         async with two_planes() as (a, b):
             link = await b.dial(A, a.address)
-            await wire.send(link, wire.unfenced(Kind.LINK))
-            await wire.send(link, wire.unfenced(Kind.REFUSED, length=1000))
+            await frames.send(link, frames.unfenced(Kind.LINK))
+            await frames.send(link, frames.unfenced(Kind.REFUSED, length=1000))
             with pytest.raises(Broken):
-                await wire.receive(link, 5)
+                await frames.receive(link, 5)
             link.close()
 
     run(body())
@@ -336,7 +337,7 @@ def test_a_request_on_a_link_ends_it() -> None:
 @pytest.mark.parametrize(
     ("greeting", "sentence"),
     [
-        (wire.GREETING.pack(wire.MAGIC, 1, bytes(16)), f"data plane, this node speaks {wire.VERSION}"),
+        (frames.GREETING.pack(frames.MAGIC, 1, bytes(16)), f"data plane, this node speaks {frames.VERSION}"),
         (b"HTTP/1.1 400 Bad Request\r\n", "no data plane of this software"),
         (b"", "connection was closed"),
     ],
@@ -348,7 +349,7 @@ def test_what_listens_at_a_peers_address_and_is_no_peer_is_said_in_a_sentence(
         with socket.create_server(("127.0.0.1", 0)) as server:
             async with two_planes() as (a, _):
                 server.setblocking(False)
-                address = wire.format_address(*server.getsockname())
+                address = frames.format_address(*server.getsockname())
                 fetching = asyncio.create_task(a.fetch(B, address, Item.SEALED, NEW, 0, 10))
                 accepted, _ = await asyncio.get_running_loop().sock_accept(server)
                 with accepted:
@@ -372,7 +373,7 @@ def test_a_fault_of_the_shelf_does_not_take_the_plane_down(caplog: pytest.LogCap
 
 
 def test_more_connections_than_a_node_can_serve_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plane, "MAX_LINKS", 1)
+    monkeypatch.setattr(data_plane, "MAX_LINKS", 1)
 
     async def body() -> None:
         async with two_planes() as (a, b):
@@ -385,14 +386,14 @@ def test_more_connections_than_a_node_can_serve_are_closed(monkeypatch: pytest.M
 
 
 def test_a_stranger_that_trickles_is_put_out_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "HANDSHAKE", 0.1)
+    monkeypatch.setattr(frames, "HANDSHAKE", 0.1)
 
     async def body() -> None:
         async with two_planes() as (a, _):
-            reader, writer = await asyncio.open_connection(*wire.parse_address(a.address))
+            reader, writer = await asyncio.open_connection(*frames.parse_address(a.address))
 
             async def trickle() -> None:
-                for byte in wire.HELLO.pack(wire.MAGIC, wire.VERSION, 255, 255, 255) + bytes(797):
+                for byte in frames.HELLO.pack(frames.MAGIC, frames.VERSION, 255, 255, 255) + bytes(797):
                     writer.write(bytes([byte]))
                     await asyncio.sleep(0.02)
 
@@ -410,11 +411,11 @@ def test_a_stranger_that_trickles_is_put_out_at_the_deadline(monkeypatch: pytest
 
 
 def test_what_listens_at_a_peers_address_and_trickles_costs_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "HANDSHAKE", 0.1)
+    monkeypatch.setattr(frames, "HANDSHAKE", 0.1)
 
     async def trickle(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
-            for byte in wire.GREETING.pack(wire.MAGIC, wire.VERSION, bytes(16)):
+            for byte in frames.GREETING.pack(frames.MAGIC, frames.VERSION, bytes(16)):
                 writer.write(bytes([byte]))
                 await writer.drain()
                 await asyncio.sleep(0.03)
@@ -424,7 +425,7 @@ def test_what_listens_at_a_peers_address_and_trickles_costs_the_deadline(monkeyp
         server = await asyncio.start_server(trickle, "127.0.0.1", 0)
         async with server, two_planes() as (a, _):
             with pytest.raises(Broken, match="did not say hello within 0.1 s"):
-                await a.dial(B, wire.format_address(*server.sockets[0].getsockname()))
+                await a.dial(B, frames.format_address(*server.sockets[0].getsockname()))
             while len(asyncio.all_tasks()) > 3:  # two planes and this test
                 await asyncio.sleep(0)
 
@@ -432,12 +433,12 @@ def test_what_listens_at_a_peers_address_and_trickles_costs_the_deadline(monkeyp
 
 
 def test_silent_strangers_take_no_places_from_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plane, "MAX_LINKS", 3)
-    monkeypatch.setattr(plane, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(data_plane, "MAX_LINKS", 3)
+    monkeypatch.setattr(data_plane, "MAX_STRANGERS", 2)
 
     async def body() -> None:
         async with two_planes() as (a, b):
-            silent = [await asyncio.open_connection(*wire.parse_address(a.address)) for _ in range(8)]
+            silent = [await asyncio.open_connection(*frames.parse_address(a.address)) for _ in range(8)]
             assert await still_serves(a, b)
             for _, writer in silent:
                 writer.close()
@@ -449,7 +450,7 @@ def test_silent_strangers_take_no_places_from_members(monkeypatch: pytest.Monkey
 
 
 def test_a_place_is_free_again_when_its_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plane, "MAX_LINKS", 1)
+    monkeypatch.setattr(data_plane, "MAX_LINKS", 1)
 
     async def body() -> None:
         async with two_planes() as (a, b):
@@ -491,7 +492,7 @@ def test_nothing_is_left_open_after_close() -> None:
         for _ in range(20):
             async with two_planes() as (a, b):
                 link = await b.dial(A, a.address)
-                await wire.send(link, wire.unfenced(Kind.LINK))
+                await frames.send(link, frames.unfenced(Kind.LINK))
                 assert await still_serves(a, b)
                 link.close()
         assert len(os.listdir("/proc/self/fd")) <= before  # fewer, where what others left was freed meanwhile
@@ -502,7 +503,7 @@ def test_nothing_is_left_open_after_close() -> None:
 def test_a_port_in_use_is_said_in_a_sentence() -> None:
     async def body() -> None:
         async with two_planes() as (a, _):
-            port = wire.parse_address(a.address)[1]
+            port = frames.parse_address(a.address)[1]
             with pytest.raises(ResourceError) as caught:
                 await DataPlane.start(a.address, RUN, B, KEY, Books())
             assert str(caught.value) == f"port {port} on 127.0.0.1 is in use: choose another with --listen"
@@ -540,7 +541,7 @@ async def offered(to: DataPlane, by: DataPlane) -> AsyncIterator[None]:
     """`by`, which nobody dials, answers what is asked at `to`."""
     by.offering.to([(to.node, to.address, NO_PIN)])
     async with asyncio.timeout(5):
-        while len(to.offers._free) < offers.CONNECTIONS:
+        while len(to.offers._free) < leaf_relay.CONNECTIONS:
             await asyncio.sleep(0)
     yield
     by.offering.to([])
@@ -554,7 +555,7 @@ def test_what_a_leaf_offers_is_fetched_where_it_dialled() -> None:
                 with pytest.raises(Missing):
                     await fetcher.fetch(Item.STATE, OLD, 0, len(NOISE))
                 assert await fetcher.fetch(Item.DIGESTS, NEW, 0, 32) == digest(NOISE) + digest(ZEROS)
-            assert len(b.offers._free) == offers.CONNECTIONS  # it was given back
+            assert len(b.offers._free) == leaf_relay.CONNECTIONS  # it was given back
 
     run(body())
 
@@ -601,10 +602,10 @@ def test_of_one_leafs_connections_the_latest_are_kept() -> None:
             self.closed = True
 
     async def body() -> None:
-        kept, links = offers.Offers(), [Closes() for _ in range(offers.MOST + 1)]
+        kept, links = leaf_relay.Offers(), [Closes() for _ in range(leaf_relay.MOST + 1)]
         keeping = [asyncio.create_task(kept.keep(A, cast(Link, link))) for link in links]
         await asyncio.sleep(0)
-        assert [link.closed for link in links] == [True] + [False] * offers.MOST
+        assert [link.closed for link in links] == [True] + [False] * leaf_relay.MOST
         for task in keeping:
             task.cancel()
         await asyncio.wait(keeping)

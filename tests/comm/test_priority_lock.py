@@ -1,6 +1,6 @@
 import asyncio
 
-from atoll.comm.priority_lock import PriorityLock
+from atoll.comm.transport.priority_lock import PriorityLock
 
 
 def order(keys: list[int], give_up: int = -1) -> list[int]:

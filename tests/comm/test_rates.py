@@ -1,7 +1,7 @@
 import pytest
 
 from atoll.comm.ids import NodeId
-from atoll.comm.rates import KEPT, MOST, Known, Rate, some
+from atoll.comm.transport.bandwidth import KEPT, MOST, Known, Rate, some
 
 
 def peak(totals: list[tuple[float, int]]) -> float:

@@ -19,24 +19,25 @@ import psutil
 import pytest
 from encoders import at_once
 
-from atoll.comm import compress, wire
-from atoll.comm import reduce as reduce_module
+from atoll.comm.allreduce import reduction as reduce_module
+from atoll.comm.allreduce.delta_encoder import DeltaEncoder, EncodedVector, encoded_norm
+from atoll.comm.allreduce.reduction import Reduction, Seal
+from atoll.comm.allreduce.sealing import Encoded, Gathered, Mean, Sealing, Timed
 from atoll.comm.buffers import Buffers
-from atoll.comm.certificates import own
+from atoll.comm.byte_view import U8
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import F32, Apart, Codec, Malformed, make
-from atoll.comm.config import CodecName
+from atoll.comm.codecs import zstd
+from atoll.comm.codecs.codec import F32, Apart, Codec, Malformed, make
+from atoll.comm.config.run import CodecName
 from atoll.comm.digest import digest, root
-from atoll.comm.encoding import DeltaEncoder, EncodedVector, encoded_norm
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
-from atoll.comm.link import Broken, Link
-from atoll.comm.octets import U8
 from atoll.comm.plan import BadPlan, Plan, PlanMember
-from atoll.comm.plane import DataPlane
-from atoll.comm.reduce import Reduction, Seal
-from atoll.comm.sealing import Encoded, Gathered, Mean, Sealing, Timed
-from atoll.comm.tls import Sessions
-from atoll.comm.wire import Header, Kind
+from atoll.comm.transport import frames
+from atoll.comm.transport.certificates import own
+from atoll.comm.transport.connection import Broken, Link
+from atoll.comm.transport.data_plane import DataPlane
+from atoll.comm.transport.frames import Header, Kind
+from atoll.comm.transport.tls import Sessions
 
 CHUNKS = Chunks(10_000, 1024)  # 10 chunks, the last one shorter
 CODEC = make(CodecName.INT8, 128)
@@ -466,7 +467,7 @@ def test_each_byte_crosses_twice_less_the_own_share() -> None:
                     await member.holds_all()
                 payload = sum(chunk.size for chunk in ENCODED[0])
                 for plane in planes:
-                    assert payload <= plane.bytes_up <= payload + 20 * wire.HEADER.size + 200
+                    assert payload <= plane.bytes_up <= payload + 20 * frames.HEADER.size + 200
 
     run(body())
 
@@ -532,8 +533,8 @@ def test_members_may_learn_of_the_plan_one_after_another() -> None:
 @pytest.mark.parametrize("late", ["round", "plan"])
 def test_what_was_held_in_vain_comes_again(late: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator died that had told only some of a plan, and was away for longer than their frames are held."""
-    monkeypatch.setattr("atoll.comm.peers.PATIENCE", 0)
-    monkeypatch.setattr("atoll.comm.peers.AGAIN", (0.001,))
+    monkeypatch.setattr("atoll.comm.transport.peer_links.PATIENCE", 0)
+    monkeypatch.setattr("atoll.comm.transport.peer_links.AGAIN", (0.001,))
     monkeypatch.setattr(reduce_module, "SLOW", 0)
 
     async def given_up(plane: DataPlane) -> None:
@@ -652,7 +653,7 @@ def test_a_chunk_crosses_between_regions_once_each_way() -> None:
                     await member.holds_all()
                 payload = sum(chunk.size for chunk in ENCODED[0])
                 far = (link.moved for i in range(3) for n, link in planes[i].peers.links() if n > name(2))
-                assert 2 * payload <= sum(far) <= 2 * payload + 9 * 40 * wire.HEADER.size
+                assert 2 * payload <= sum(far) <= 2 * payload + 9 * 40 * frames.HEADER.size
 
     run(body())
 
@@ -718,7 +719,7 @@ def test_a_relay_that_claims_others_than_its_region_is_named() -> None:
                 link = await linked(planes[2], planes[0])
                 size = CODEC.size(CHUNKS.size(0))
                 header = Header(Kind.PARTIAL, plan.fence, 0, size + 1, place=2)
-                await wire.send(link, header, ENCODED[2][0].tobytes() + bytes([0b1110]))
+                await frames.send(link, header, ENCODED[2][0].tobytes() + bytes([0b1110]))
                 await member.heard.until(lambda heard: any("claims" in s for _, s in heard.blamed))
                 node, sentence = member.heard.blamed[-1]
                 assert node == name(2) and "region's mean of chunk 0 was refused" in sentence
@@ -832,7 +833,7 @@ def test_orphans_are_told_and_come_from_whoever_holds_them() -> None:
 def test_links_that_break_in_mid_reduce_cost_nothing_but_time(
     seed: int, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atoll.comm.peers.AGAIN", (0.001,))
+    monkeypatch.setattr("atoll.comm.transport.peer_links.AGAIN", (0.001,))
 
     async def body() -> None:
         random = Random(seed)
@@ -899,7 +900,7 @@ def test_an_owner_of_malformed_bytes_is_named() -> None:
                 link = await linked(planes[1], planes[0])
                 size = CODEC.size(CHUNKS.size(0))
                 header = Header(Kind.SEALED, plan.fence, 0, size, place=1)
-                await wire.send(link, header, b"\xff" * size)
+                await frames.send(link, header, b"\xff" * size)
                 await member.heard.until(lambda heard: any("refused" in s for _, s in heard.blamed))
                 assert "chunk 0 as it sent it was refused" in member.heard.blamed[-1][1]
                 link.close()
@@ -952,7 +953,7 @@ def test_a_sealed_chunk_that_everybody_has_otherwise_than_the_ledger_is_lacking_
 async def linked(plane: DataPlane, to: DataPlane) -> Link:
     """A link that the test speaks on."""
     link = await plane.dial(to.node, to.address)
-    await wire.send(link, wire.unfenced(Kind.LINK))
+    await frames.send(link, frames.unfenced(Kind.LINK))
     return link
 
 
@@ -1003,8 +1004,8 @@ def test_a_frame_that_none_should_send_ends_its_link_only(header: Header) -> Non
 
 
 def test_what_was_spoiled_on_its_way_comes_again_over_another_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atoll.comm.peers.FAR", 0.0)
-    spoiled, right = list[int](), compress.unpack_apart
+    monkeypatch.setattr("atoll.comm.transport.peer_links.FAR", 0.0)
+    spoiled, right = list[int](), zstd.unpack_apart
 
     def unpack(frame: memoryview, payload: U8, apart: Apart) -> None:
         if len(spoiled) < 2:
@@ -1012,7 +1013,7 @@ def test_what_was_spoiled_on_its_way_comes_again_over_another_link(monkeypatch: 
             raise Malformed("a bit of it changed on the way")
         right(frame, payload, apart)
 
-    monkeypatch.setattr(compress, "unpack_apart", unpack)
+    monkeypatch.setattr(zstd, "unpack_apart", unpack)
 
     async def body() -> None:
         async with fleet(2) as planes:
@@ -1030,7 +1031,7 @@ def test_what_was_spoiled_on_its_way_comes_again_over_another_link(monkeypatch: 
 
 def test_packed_frames_carry_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the node's link is so slow that zstandard pays, and the path so long that it is tried."""
-    monkeypatch.setattr("atoll.comm.peers.FAR", 0.0)
+    monkeypatch.setattr("atoll.comm.transport.peer_links.FAR", 0.0)
     compressible = [np.where(np.arange(CHUNKS.numel) % 7 < 5, 0, x).astype(np.float32) for x in VECTORS]
 
     async def body() -> None:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from deltas import F32, deltas
 
-from atoll.comm.codec import PART, Bf16, Codec, Fp32, Int4, Int8, Malformed
-from atoll.comm.sealing import Encoded, Gathered, Mean, Refused, Sealing, Term, Timed, mean_of
+from atoll.comm.allreduce.sealing import Encoded, Gathered, Mean, Refused, Sealing, Term, Timed, mean_of
+from atoll.comm.codecs.codec import PART, Bf16, Codec, Fp32, Int4, Int8, Malformed
 
 N, CODEC = 10, Fp32()
 LARGEST = np.finfo(np.float32).max

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from deltas import F32, deltas
 
-from atoll.comm.codec import Bf16, Malformed, NonFinite, make
-from atoll.comm.config import CodecName, ReduceConfig
-from atoll.comm.sparse import GROUP, HEADER, Sparse
+from atoll.comm.codecs.codec import Bf16, Malformed, NonFinite, make
+from atoll.comm.codecs.sparse import GROUP, HEADER, Sparse
+from atoll.comm.config.run import CodecName, ReduceConfig
 from atoll.outer_opt.feedback import ErrorFeedback
 
 CODEC = Sparse()

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.comm import compress
-from atoll.comm import squeeze as module
-from atoll.comm.codec import Apart
-from atoll.comm.octets import U8
-from atoll.comm.squeeze import KEPT, SMALLEST, TRIES, TRY_AGAIN, Squeeze
-from atoll.comm.wire import Kind
+from atoll.comm.byte_view import U8
+from atoll.comm.codecs import zstd
+from atoll.comm.codecs.codec import Apart
+from atoll.comm.transport import adaptive_zstd as module
+from atoll.comm.transport.adaptive_zstd import KEPT, SMALLEST, TRIES, TRY_AGAIN, Squeeze
+from atoll.comm.transport.frames import Kind
 
 ZEROS: U8 = np.zeros(1 << 16, np.uint8)
 NOISE: U8 = np.random.default_rng(0).integers(0, 256, 1 << 16, np.uint8)
@@ -33,7 +33,7 @@ def packed(monkeypatch: pytest.MonkeyPatch, costs: list[float]) -> list[int]:
 
     def timed(payload: U8, apart: Apart) -> tuple[bytes, float]:
         sizes.append(payload.size)
-        return compress.pack_apart(payload, apart), (costs.pop() if costs else 2e-9) * payload.size
+        return zstd.pack_apart(payload, apart), (costs.pop() if costs else 2e-9) * payload.size
 
     monkeypatch.setattr(module, "_timed", timed)
     return sizes
@@ -52,7 +52,7 @@ def of(rate: float) -> Squeeze:
 def test_on_a_slow_link_payloads_are_packed_and_unpack_to_themselves() -> None:
     async def body() -> None:
         frame = await of(SLOW).pack(Kind.CONTRIBUTION, 0, 1, ZEROS)
-        assert frame is not None and compress.unpack(frame, ZEROS.size) == ZEROS.tobytes()
+        assert frame is not None and zstd.unpack(frame, ZEROS.size) == ZEROS.tobytes()
 
     run(body())
 
@@ -119,7 +119,7 @@ def test_a_chunk_is_never_sent_for_one_that_took_its_place_or_is_of_a_later_roun
     def slowly(payload: U8, apart: Apart) -> tuple[bytes, float]:
         begun.set()
         assert may_end.wait(20)
-        return compress.pack_apart(payload, apart), 1e-9
+        return zstd.pack_apart(payload, apart), 1e-9
 
     monkeypatch.setattr(module, "_timed", slowly)
 
@@ -132,7 +132,7 @@ def test_a_chunk_is_never_sent_for_one_that_took_its_place_or_is_of_a_later_roun
         await late
         for other in (HALF, ONES):  # of the round that has begun, and what takes its place
             frame = await squeeze.pack(Kind.SEALED, 0, 1, other)
-            assert frame is not None and compress.unpack(frame, other.size) == other.tobytes()
+            assert frame is not None and zstd.unpack(frame, other.size) == other.tobytes()
 
     run(body())
 

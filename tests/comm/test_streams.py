@@ -1,6 +1,6 @@
 import pytest
 
-from atoll.comm.streams import FEW, MOST, alone, is_lossy, streams
+from atoll.comm.transport.stream_policy import FEW, MOST, alone, is_lossy, streams
 
 MBIT = 125e3  # bytes a second
 

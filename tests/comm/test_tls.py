@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from atoll.comm import wire
-from atoll.comm.certificates import NO_PIN, own
-from atoll.comm.fetcher import Fetcher, Item, PeerLost
 from atoll.comm.ids import NodeId, Round, RunId
-from atoll.comm.link import Broken, Link, Meter
-from atoll.comm.peers import Peers
 from atoll.comm.plan import PlanMember
-from atoll.comm.plane import DataPlane
-from atoll.comm.tls import Sessions
+from atoll.comm.transport import frames
+from atoll.comm.transport.certificates import NO_PIN, own
+from atoll.comm.transport.connection import Broken, Link, Meter
+from atoll.comm.transport.data_plane import DataPlane
+from atoll.comm.transport.fetch_client import Fetcher, Item, PeerLost
+from atoll.comm.transport.peer_links import Peers
+from atoll.comm.transport.tls import Sessions
 
 RUN, A, B, KEY = RunId("run"), NodeId("a"), NodeId("b"), b"k" * 32
 SEALED = b"a sealed chunk that nobody else may read" * 1000
@@ -76,13 +76,13 @@ async def wire_tap(to: DataPlane) -> AsyncIterator[tuple[str, bytearray]]:
             writer.close()
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        onward = await asyncio.open_connection(*wire.parse_address(to.address))
+        onward = await asyncio.open_connection(*frames.parse_address(to.address))
         for pair in ((reader, onward[1]), (onward[0], writer)):
             relays.add(asyncio.create_task(one_way(*pair)))
 
     server = await asyncio.start_server(relay, "127.0.0.1", 0)
     try:
-        yield wire.format_address(*server.sockets[0].getsockname()), seen
+        yield frames.format_address(*server.sockets[0].getsockname()), seen
     finally:
         server.close()
         for task in relays:
@@ -100,7 +100,7 @@ def test_what_is_fetched_arrives_and_nobody_on_the_way_reads_it(tmp_path: Path) 
         async with planes(tmp_path) as (a, b), wire_tap(a) as (address, seen):
             assert await fetched(b, address, a.pin) == SEALED
             assert len(seen) > len(SEALED)
-            for secret in (b"sealed chunk", wire.MAGIC, RUN.encode()):
+            for secret in (b"sealed chunk", frames.MAGIC, RUN.encode()):
                 assert secret not in seen
 
     run(body())
@@ -112,7 +112,7 @@ def test_the_tap_of_these_tests_reads_what_is_not_encrypted() -> None:
         b = await DataPlane.start("127.0.0.1:0", RUN, B, KEY, Books())
         async with wire_tap(a) as (address, seen):
             assert await fetched(b, address, NO_PIN) == SEALED
-            assert SEALED in seen and wire.MAGIC in seen
+            assert SEALED in seen and frames.MAGIC in seen
         await a.close()
         await b.close()
 
@@ -124,8 +124,8 @@ def test_links_carry_frames_both_ways(tmp_path: Path) -> None:
         async with planes(tmp_path) as (a, b):
             link = await b.dial(A, a.address, a.pin)
             assert link.encrypted
-            await wire.send(link, wire.unfenced(wire.Kind.GET_SEALED, 1))
-            answer = await wire.receive(link, 5)
+            await frames.send(link, frames.unfenced(frames.Kind.GET_SEALED, 1))
+            answer = await frames.receive(link, 5)
             assert await link.read(answer.length) == SEALED
             link.close()
 
@@ -140,7 +140,7 @@ def test_a_man_in_the_middle_is_refused_by_name_and_hears_no_hello(tmp_path: Pat
             link = Link((await asyncio.get_running_loop().sock_accept(sock))[0], Meter())
             await sessions(tmp_path, "m").accept(link, 5)
             with pytest.raises(Broken):
-                await link.write(wire.GREETING.pack(wire.MAGIC, wire.VERSION, bytes(16)))
+                await link.write(frames.GREETING.pack(frames.MAGIC, frames.VERSION, bytes(16)))
                 await link.read(1)
             link.close()
 
@@ -148,7 +148,7 @@ def test_a_man_in_the_middle_is_refused_by_name_and_hears_no_hello(tmp_path: Pat
             with socket.create_server(("127.0.0.1", 0)) as sock:
                 sock.setblocking(False)
                 man = asyncio.create_task(in_between(sock))
-                address = wire.format_address(*sock.getsockname())
+                address = frames.format_address(*sock.getsockname())
                 with pytest.raises(PeerLost, match="^a: it shows another certificate .* is in between") as lost:
                     await fetched(b, address, a.pin)
                 assert lost.value.node == A
@@ -218,7 +218,7 @@ def test_a_stranger_with_a_plain_socket_reads_nothing_and_costs_nothing(garbage:
     async def body() -> None:
         async with planes(tmp_path) as (a, b):
             tracemalloc.start()
-            reader, writer = await asyncio.open_connection(*wire.parse_address(a.address))
+            reader, writer = await asyncio.open_connection(*frames.parse_address(a.address))
             writer.write(garbage)
             writer.write_eof()
             answer = b""
@@ -229,7 +229,7 @@ def test_a_stranger_with_a_plain_socket_reads_nothing_and_costs_nothing(garbage:
             writer.close()
             assert tracemalloc.get_traced_memory()[1] < 4 << 20  # the garbage itself included
             tracemalloc.stop()
-            assert len(answer) in (0, 7) and wire.MAGIC not in answer  # 7: an alert
+            assert len(answer) in (0, 7) and frames.MAGIC not in answer  # 7: an alert
             assert await fetched(b, a.address, a.pin) == SEALED
 
     run(body())
@@ -241,7 +241,7 @@ def test_a_stranger_whose_session_breaks_costs_nobody_else_anything(garbage: byt
 
     async def body() -> None:
         async with planes(tmp_path) as (a, b):
-            stranger = socket.create_connection(wire.parse_address(a.address))
+            stranger = socket.create_connection(frames.parse_address(a.address))
             stranger.setblocking(False)
             link = Link(stranger, Meter())
             await sessions(tmp_path, "s").dial(link, a.pin, 5)
@@ -258,11 +258,11 @@ def test_a_stranger_whose_session_breaks_costs_nobody_else_anything(garbage: byt
 def test_a_stranger_that_trickles_is_put_out_at_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "HANDSHAKE", 0.1)
+    monkeypatch.setattr(frames, "HANDSHAKE", 0.1)
 
     async def body() -> None:
         async with planes(tmp_path) as (a, _):
-            reader, writer = await asyncio.open_connection(*wire.parse_address(a.address))
+            reader, writer = await asyncio.open_connection(*frames.parse_address(a.address))
 
             async def trickle() -> None:
                 for byte in b"\x16\x03\x01\x02\x00" + bytes(512):
@@ -289,7 +289,7 @@ def test_a_member_that_speaks_an_older_tls_is_refused(tmp_path: Path) -> None:
             old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
             old.maximum_version = ssl.TLSVersion.TLSv1_2
             with pytest.raises(ssl.SSLError, match="(?i)version"):
-                await asyncio.open_connection(*wire.parse_address(a.address), ssl=old, server_hostname="a")
+                await asyncio.open_connection(*frames.parse_address(a.address), ssl=old, server_hostname="a")
 
     run(body())
 
@@ -297,7 +297,7 @@ def test_a_member_that_speaks_an_older_tls_is_refused(tmp_path: Path) -> None:
 def test_a_handshake_does_not_hold_the_others_up(tmp_path: Path) -> None:
     async def body() -> None:
         async with planes(tmp_path) as (a, b):
-            silent = [await asyncio.open_connection(*wire.parse_address(a.address)) for _ in range(50)]
+            silent = [await asyncio.open_connection(*frames.parse_address(a.address)) for _ in range(50)]
             assert await fetched(b, a.address, a.pin) == SEALED
             for _, writer in silent:
                 writer.close()

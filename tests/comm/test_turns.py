@@ -2,7 +2,7 @@
 
 import pytest
 
-from atoll.comm.turns import Turns
+from atoll.comm.fragment_schedule import Turns
 from atoll.outer_opt.fragments import offsets
 
 

@@ -4,11 +4,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from atoll.comm import link, wire
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
-from atoll.comm.link import Broken, Closed, Link, Meter
 from atoll.comm.plan import Fence
-from atoll.comm.wire import Header, Kind
+from atoll.comm.transport import connection, frames
+from atoll.comm.transport.connection import Broken, Closed, Link, Meter
+from atoll.comm.transport.frames import Header, Kind
 
 RUN, A, B, KEY = RunId("run"), NodeId("a"), NodeId("b"), b"k" * 32
 FENCE = Fence(Incarnation(1 << 40), Epoch(2), Round(1 << 33), 4)
@@ -38,7 +38,7 @@ def test_a_header_has_the_documented_bytes() -> None:
         value.to_bytes(size, "little")
         for value, size in [(7, 4), (1 << 40, 8), (2, 8), (1 << 33, 8), (4, 4), (9, 4), (11, 4), (20, 4)]
     )
-    assert header.pack() == expected and len(expected) == wire.HEADER.size == 48
+    assert header.pack() == expected and len(expected) == frames.HEADER.size == 48
     assert Header.unpack(expected) == header
 
 
@@ -49,7 +49,7 @@ def test_what_is_no_piece_travels_as_the_whole() -> None:
 
 def test_a_frame_of_unknown_kind_is_refused() -> None:
     with pytest.raises(Broken, match="unknown kind 99"):
-        Header.unpack(b"\x63" + bytes(wire.HEADER.size - 1))
+        Header.unpack(b"\x63" + bytes(frames.HEADER.size - 1))
 
 
 def test_a_piece_beyond_the_end_of_its_payload_is_refused() -> None:
@@ -62,12 +62,12 @@ def test_frames_arrive_as_they_were_sent_and_every_byte_is_counted() -> None:
 
     async def talk(here: Link, there: Link) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(wire.send(here, Header(Kind.SEALED, FENCE, 1, len(payload)), payload))
-            header = await wire.receive(there, 1)
+            group.create_task(frames.send(here, Header(Kind.SEALED, FENCE, 1, len(payload)), payload))
+            header = await frames.receive(there, 1)
             place = bytearray(header.length)
             await there.read_into(memoryview(place))
         assert header == Header(Kind.SEALED, FENCE, 1, len(payload)) and place == payload
-        assert here._meter.up == there._meter.down == wire.HEADER.size + len(payload)
+        assert here._meter.up == there._meter.down == frames.HEADER.size + len(payload)
 
     between_two_links(talk)
 
@@ -83,8 +83,8 @@ def test_the_hello_proves_the_key_without_showing_it() -> None:
 
         here.write = recorded  # type: ignore[method-assign]
         async with asyncio.TaskGroup() as group:
-            accepted = group.create_task(wire.welcome(there, RUN, B, KEY))
-            group.create_task(wire.greet(here, RUN, A, B, KEY))
+            accepted = group.create_task(frames.welcome(there, RUN, B, KEY))
+            group.create_task(frames.greet(here, RUN, A, B, KEY))
         assert accepted.result() == A
         assert KEY not in b"".join(sent)
 
@@ -103,9 +103,9 @@ def test_a_hello_with_another_key_or_run_or_receiver_is_refused(
     run: RunId, to: NodeId, key: bytes, sentence: str
 ) -> None:
     async def talk(here: Link, there: Link) -> None:
-        greeting = asyncio.create_task(wire.greet(here, run, A, to, key))
+        greeting = asyncio.create_task(frames.greet(here, run, A, to, key))
         with pytest.raises(Broken, match=sentence):
-            await wire.welcome(there, RUN, B, KEY)
+            await frames.welcome(there, RUN, B, KEY)
         await greeting
 
     between_two_links(talk)
@@ -113,9 +113,9 @@ def test_a_hello_with_another_key_or_run_or_receiver_is_refused(
 
 def test_a_hello_in_the_name_of_who_hears_it_is_refused() -> None:
     async def talk(here: Link, there: Link) -> None:
-        greeting = asyncio.create_task(wire.greet(here, RUN, B, B, KEY))
+        greeting = asyncio.create_task(frames.greet(here, RUN, B, B, KEY))
         with pytest.raises(Broken, match="it says that it is b, and this is"):
-            await wire.welcome(there, RUN, B, KEY)
+            await frames.welcome(there, RUN, B, KEY)
         await greeting
 
     between_two_links(talk)
@@ -123,11 +123,11 @@ def test_a_hello_in_the_name_of_who_hears_it_is_refused() -> None:
 
 def test_a_recorded_hello_opens_nothing() -> None:
     async def talk(here: Link, there: Link) -> None:
-        hello = wire.HELLO.pack(wire.MAGIC, wire.VERSION, 3, 1, 1) + b"runab"
-        old = wire._proof(KEY, b"an older nonce..", hello)
+        hello = frames.HELLO.pack(frames.MAGIC, frames.VERSION, 3, 1, 1) + b"runab"
+        old = frames._proof(KEY, b"an older nonce..", hello)
         await here.write(hello + old)
         with pytest.raises(Broken, match="key"):
-            await wire.welcome(there, RUN, B, KEY)
+            await frames.welcome(there, RUN, B, KEY)
 
     between_two_links(talk)
 
@@ -147,7 +147,7 @@ def test_other_protocols_and_versions_are_refused_at_the_first_bytes(first: byte
         with pytest.raises(
             Broken, match="first bytes|speaks version [19] of .*, this node speaks 6: use one release"
         ):
-            await wire.welcome(there, RUN, B, KEY)
+            await frames.welcome(there, RUN, B, KEY)
 
     between_two_links(talk)
 
@@ -156,25 +156,28 @@ def test_other_protocols_and_versions_are_refused_at_the_first_bytes(first: byte
     ("greeting", "sentence"),
     [
         (b"SSH-2.0-OpenSSH_9.6\r\nxxxx", "no data plane of this software"),
-        (wire.GREETING.pack(wire.MAGIC, 1, bytes(16)), "speaks version 1 .*, this node speaks 6: use one release"),
+        (
+            frames.GREETING.pack(frames.MAGIC, 1, bytes(16)),
+            "speaks version 1 .*, this node speaks 6: use one release",
+        ),
     ],
 )
 def test_what_listens_there_and_is_no_data_plane_of_this_version_is_told_apart(
     greeting: bytes, sentence: str
 ) -> None:
     async def talk(here: Link, there: Link) -> None:
-        await there.write(greeting[: wire.GREETING.size])
+        await there.write(greeting[: frames.GREETING.size])
         with pytest.raises(Broken, match=sentence):
-            await wire.greet(here, RUN, A, B, KEY)
+            await frames.greet(here, RUN, A, B, KEY)
 
     between_two_links(talk)
 
 
 def test_nobody_is_welcome_before_this_node_has_the_key() -> None:
     async def talk(here: Link, there: Link) -> None:
-        greeting = asyncio.create_task(wire.greet(here, RUN, A, B, b""))
+        greeting = asyncio.create_task(frames.greet(here, RUN, A, B, b""))
         with pytest.raises(Broken, match="has not joined its run yet"):
-            await wire.welcome(there, RUN, B, b"")
+            await frames.welcome(there, RUN, B, b"")
         await greeting
 
     between_two_links(talk)
@@ -184,13 +187,13 @@ def test_an_end_between_frames_differs_from_an_end_within_one() -> None:
     async def whole(here: Link, there: Link) -> None:
         here.close()
         with pytest.raises(Closed):
-            await wire.receive(there, 1)
+            await frames.receive(there, 1)
 
     async def half(here: Link, there: Link) -> None:
-        await here.write(bytes(wire.HEADER.size - 1))
+        await here.write(bytes(frames.HEADER.size - 1))
         here.close()
         with pytest.raises(Broken, match="in mid-frame") as caught:
-            await wire.receive(there, 1)
+            await frames.receive(there, 1)
         assert not isinstance(caught.value, Closed)
 
     between_two_links(whole)
@@ -200,17 +203,17 @@ def test_an_end_between_frames_differs_from_an_end_within_one() -> None:
 def test_a_silent_peer_ends_a_wait_at_its_deadline() -> None:
     async def talk(here: Link, there: Link) -> None:
         with pytest.raises(Broken, match="sent nothing for 0.01 s"):
-            await wire.receive(there, 0.01)
+            await frames.receive(there, 0.01)
 
     between_two_links(talk)
 
 
 def test_a_peer_that_takes_nothing_ends_a_send_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "STALL", 0.05)
+    monkeypatch.setattr(connection, "STALL", 0.05)
 
     async def talk(here: Link, there: Link) -> None:
         with pytest.raises(Broken, match="took no byte for 0.05 s"):
-            await wire.send(here, Header(Kind.DATA, FENCE, length=1 << 24), bytes(1 << 24))
+            await frames.send(here, Header(Kind.DATA, FENCE, length=1 << 24), bytes(1 << 24))
 
     between_two_links(talk)
 
@@ -218,10 +221,12 @@ def test_a_peer_that_takes_nothing_ends_a_send_at_its_deadline(monkeypatch: pyte
 def test_a_farewell_is_heard_even_if_its_receiver_was_still_sending() -> None:
     async def talk(here: Link, there: Link) -> None:
         async with asyncio.TaskGroup() as group:
-            sending = group.create_task(wire.send(here, Header(Kind.DATA, FENCE, length=1 << 22), bytes(1 << 22)))
-            group.create_task(wire.farewell(there, Kind.REFUSED, "not today"))
-            header = await wire.receive(here, 5)
-            assert header.kind is Kind.REFUSED and await wire.sentence(here, header) == "not today"
+            sending = group.create_task(
+                frames.send(here, Header(Kind.DATA, FENCE, length=1 << 22), bytes(1 << 22))
+            )
+            group.create_task(frames.farewell(there, Kind.REFUSED, "not today"))
+            header = await frames.receive(here, 5)
+            assert header.kind is Kind.REFUSED and await frames.sentence(here, header) == "not today"
             await sending
             here.close()
 
@@ -231,7 +236,7 @@ def test_a_farewell_is_heard_even_if_its_receiver_was_still_sending() -> None:
 def test_a_refusal_too_long_to_be_a_sentence_is_not_read() -> None:
     async def talk(here: Link, there: Link) -> None:
         with pytest.raises(Broken, match="a refusal of 4294967295 bytes"):
-            await wire.sentence(here, wire.unfenced(Kind.REFUSED, length=0xFFFFFFFF))
+            await frames.sentence(here, frames.unfenced(Kind.REFUSED, length=0xFFFFFFFF))
 
     between_two_links(talk)
 
@@ -247,8 +252,8 @@ def test_a_refusal_too_long_to_be_a_sentence_is_not_read() -> None:
     ],
 )
 def test_addresses_are_host_and_port_with_ipv6_in_brackets(address: str, parts: tuple[str, int]) -> None:
-    assert wire.parse_address(address) == parts
-    assert wire.format_address(*parts) == address
+    assert frames.parse_address(address) == parts
+    assert frames.format_address(*parts) == address
 
 
 @pytest.mark.parametrize(
@@ -256,4 +261,4 @@ def test_addresses_are_host_and_port_with_ipv6_in_brackets(address: str, parts: 
 )
 def test_what_is_no_address_is_refused_with_the_remedy(address: str) -> None:
     with pytest.raises(ValueError, match=r"write host:port, or \[host\]:port"):
-        wire.parse_address(address)
+        frames.parse_address(address)

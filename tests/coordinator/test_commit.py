@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import scenario
 
-from atoll.comm.bits import bitmap
+from atoll.comm.bitmap import bitmap
 from atoll.comm.digest import digest, root
 from atoll.comm.ids import NodeId
 from atoll.coordinator import events as ev

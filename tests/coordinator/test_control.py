@@ -15,13 +15,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from atoll.comm.certificates import NAME, Certificate, own, pin_of
-from atoll.comm.config import MembersConfig, ReduceConfig, RoundsConfig, RunConfig
+from atoll.comm.config.run import MembersConfig, ReduceConfig, RoundsConfig, RunConfig
 from atoll.comm.digest import root
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as rpc
-from atoll.comm.wire import PROTOCOL
+from atoll.comm.transport.certificates import NAME, Certificate, own, pin_of
+from atoll.comm.transport.frames import PROTOCOL
 from atoll.coordinator import events as ev
 from atoll.coordinator import kernel, service
 from atoll.coordinator.control import ControlPlane

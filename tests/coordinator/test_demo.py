@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from atoll.comm.config import RunConfig
+from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import ConfigError
 from atoll.comm.ids import NodeId
 from atoll.coordinator import demo

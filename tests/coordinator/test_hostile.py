@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from atoll.comm.config import MembersConfig, ReduceConfig, RoundsConfig, RunConfig
+from atoll.comm.config.run import MembersConfig, ReduceConfig, RoundsConfig, RunConfig
 from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence

@@ -18,7 +18,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 import pytest
 
-from atoll.comm.config import RunConfig
+from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError, ConfigError, Refused, ResourceError
 from atoll.comm.ids import NodeId
 from atoll.coordinator import events as ev

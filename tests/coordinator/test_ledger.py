@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from atoll.comm.bits import bit, bitmap
+from atoll.comm.bitmap import bit, bitmap
 from atoll.comm.chunks import Chunks
 from atoll.comm.digest import digest, root
 from atoll.comm.ids import NodeId

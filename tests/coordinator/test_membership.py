@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.comm.config import MembersConfig, RunConfig
+from atoll.comm.config.run import MembersConfig, RunConfig
 from atoll.comm.ids import NodeId
 from atoll.coordinator import events as ev
 from atoll.coordinator import membership

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.comm.bits import bitmap
-from atoll.comm.config import (
+from atoll.comm.bitmap import bitmap
+from atoll.comm.config.run import (
     DataConfig,
     InnerConfig,
     MembersConfig,

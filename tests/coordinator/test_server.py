@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from atoll.comm.config import OuterConfig, RunConfig, SecurityConfig, TlsMode, to_json
+from atoll.comm.config.run import OuterConfig, RunConfig, SecurityConfig, TlsMode, to_json
 from atoll.comm.errors import ConfigError
 from atoll.coordinator.journal import Journal
 from atoll.coordinator.server import Options, _same_run, encrypted

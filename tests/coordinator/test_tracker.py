@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import wandb_log
 
-from atoll.comm.config import RunConfig, WandbMode
+from atoll.comm.config.run import RunConfig, WandbMode
 from atoll.comm.ids import NodeId
 from atoll.coordinator.events import CommitRecord, Note, Publish
 from atoll.coordinator.tracker import Tracker

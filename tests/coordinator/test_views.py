@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 from scenario import CONFIG, Run
 
-from atoll.comm.config import CheckpointConfig
+from atoll.comm.config.run import CheckpointConfig
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator import events as ev

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.comm.config import InnerConfig, ModelConfig, RunConfig
+from atoll.comm.config.outer import OuterConfig, WeightName
+from atoll.comm.config.run import InnerConfig, ModelConfig, RunConfig
 from atoll.comm.ids import NodeId
-from atoll.comm.outer_config import OuterConfig, WeightName
 from atoll.coordinator import ledger as book
 from atoll.coordinator.ledger import Contribution, Ledger
 from atoll.coordinator.weighing import length, scales, weights

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from states import MARK, RUN, TINY, Node, filled, layout_for
 from torch import Tensor
 
-from atoll.comm.config import ModelConfig
+from atoll.comm.config.run import ModelConfig
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node import export, snapshots
 from atoll.node.about import About

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.comm.config import DataConfig, DataKind, ModelConfig, RunConfig
+from atoll.comm.config.run import DataConfig, DataKind, ModelConfig, RunConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.node.config import NodeConfig
 from atoll.node.data import Source, check_source, open_source, permuted

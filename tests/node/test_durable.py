@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from atoll.comm.allreduce.sealing import mean_of
+from atoll.comm.byte_view import U8
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import make
-from atoll.comm.config import CodecName
+from atoll.comm.codecs.codec import make
+from atoll.comm.config.run import CodecName
 from atoll.comm.digest import digest
 from atoll.comm.ids import Round
-from atoll.comm.octets import U8
-from atoll.comm.sealing import mean_of
 from atoll.node import durable, snapshots
 from atoll.node.durable import Durable, Place
 from atoll.node.mend import mend

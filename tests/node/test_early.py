@@ -4,9 +4,9 @@ import threading
 import numpy as np
 import pytest
 
+from atoll.comm.byte_view import U8, Octets
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import F32, Fp32
-from atoll.comm.octets import U8, Octets
+from atoll.comm.codecs.codec import F32, Fp32
 from atoll.node import early
 
 CODEC, CHUNKS = Fp32(), Chunks(1000, 300)

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_tensors
 from states import MARK, RUN, TINY, Node, filled, layout_for
 
-from atoll.comm.config import ModelConfig
+from atoll.comm.config.run import ModelConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.node import export as exporting
 from atoll.node.about import About, path_of

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from atoll.comm.allreduce.sealing import mean_of
+from atoll.comm.byte_view import U8
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import make
-from atoll.comm.config import CodecName
-from atoll.comm.octets import U8
-from atoll.comm.sealing import mean_of
-from atoll.comm.turns import Turns
+from atoll.comm.codecs.codec import make
+from atoll.comm.config.run import CodecName
+from atoll.comm.fragment_schedule import Turns
 from atoll.node.gap import Gap
 from atoll.node.outer import OuterState
 from atoll.node.vectors import Vectors

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from states import MARK, RUN, Node, filled, layout_for
 
-from atoll.comm.outer_config import FragmentsConfig, PatternName
+from atoll.comm.config.outer import FragmentsConfig, PatternName
 from atoll.node import export
 from atoll.node.about import About
 from atoll.node.beginning import Beginning

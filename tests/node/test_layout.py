@@ -2,8 +2,8 @@
 
 import pytest
 
-from atoll.comm.config import ReduceConfig, RunConfig
-from atoll.comm.outer_config import FragmentsConfig, PatternName
+from atoll.comm.config.outer import FragmentsConfig, PatternName
+from atoll.comm.config.run import ReduceConfig, RunConfig
 from atoll.node.layout import in_turns, stretches
 from atoll.node.method import method_of
 from atoll.outer_opt.tensors import placed

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from atoll.comm.config import RoundsConfig, RunConfig
-from atoll.comm.outer_config import MergeName, OuterConfig
+from atoll.comm.config.outer import MergeName, OuterConfig
+from atoll.comm.config.run import RoundsConfig, RunConfig
 from atoll.node.method import merge_parts, schedule_of
 from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.nesterov import Nesterov

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from trainers import DEADLINE, Node, launched, order, small
 
-from atoll.comm.config import CheckpointConfig, InnerConfig, OptimizerName, RunConfig
+from atoll.comm.config.run import CheckpointConfig, InnerConfig, OptimizerName, RunConfig
 from atoll.node import channel
 from atoll.node.disk import Shares
 from atoll.node.files import DiskFull

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from atoll.comm.config import InnerConfig, ModelConfig, OptimizerName
+from atoll.comm.config.run import InnerConfig, ModelConfig, OptimizerName
 from atoll.node.model import build, init_parameters
 from atoll.node.optimizer import Muon, make, orthogonalised, precision
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from atoll.comm.allreduce.sealing import mean_of
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import make
-from atoll.comm.config import CodecName
+from atoll.comm.codecs.codec import make
+from atoll.comm.config.run import CodecName
 from atoll.comm.digest import digest
 from atoll.comm.ids import Round
-from atoll.comm.sealing import mean_of
 from atoll.node.outer import OuterState
 from atoll.node.vectors import Vectors
 from atoll.outer_opt.nesterov import Nesterov

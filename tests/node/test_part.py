@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.comm.bits import bitmap
+from atoll.comm.allreduce.sealing import mean_of
+from atoll.comm.bitmap import bitmap
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import NonFinite, make
-from atoll.comm.config import CodecName
+from atoll.comm.codecs.codec import NonFinite, make
+from atoll.comm.config.run import CodecName
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
 from atoll.comm.plan import Plan, PlanMember
-from atoll.comm.plane import DataPlane
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.sealing import mean_of
-from atoll.comm.wire import Kind
+from atoll.comm.transport.data_plane import DataPlane
+from atoll.comm.transport.frames import Kind
 from atoll.node.machine import Work
 from atoll.node.outer import OuterState
 from atoll.node.part import Part

@@ -11,16 +11,16 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from atoll.comm import wire
+from atoll.comm.allreduce.sealing import Gathered, Mean, mean_of
+from atoll.comm.byte_view import U8, Octets
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import Codec, make
-from atoll.comm.config import CodecName, RunConfig
+from atoll.comm.codecs.codec import Codec, make
+from atoll.comm.config.run import CodecName, RunConfig
 from atoll.comm.digest import digest
-from atoll.comm.fetcher import PeerLost
 from atoll.comm.ids import NodeId, Round, RunId
-from atoll.comm.octets import U8, Octets
-from atoll.comm.plane import DataPlane
-from atoll.comm.sealing import Gathered, Mean, mean_of
+from atoll.comm.transport import frames
+from atoll.comm.transport.data_plane import DataPlane
+from atoll.comm.transport.fetch_client import PeerLost
 from atoll.node import errands as errands_module
 from atoll.node import recover as recover_
 from atoll.node import shelf
@@ -510,7 +510,7 @@ def test_a_donor_that_is_silent_at_first_delays_nothing(tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as stopped:  # as the kernel answers for a stopped process
             silent = Donor(NodeId("silent"), f"127.0.0.1:{stopped.getsockname()[1]}")
             target = Target(Round(0), sum_, (silent, a.donor))
-            async with asyncio.timeout(wire.HANDSHAKE / 2):
+            async with asyncio.timeout(frames.HANDSHAKE / 2):
                 with ThreadPoolExecutor(1) as worker:
                     await recover(joiner.plane, joiner.outer, target, worker, lambda _: None)
         assert joiner.bits() == a.bits()
@@ -523,7 +523,7 @@ def test_a_donor_does_not_warn_of_answers_that_nobody_waits_for(
     async def _(a: Peer, joiner: Peer) -> None:
         a.initialise()
         link = await joiner.plane.dial(a.name, a.plane.address)
-        await wire.send(link, wire.unfenced(wire.Kind.GET_STATE, Round(0), 0))
+        await frames.send(link, frames.unfenced(frames.Kind.GET_STATE, Round(0), 0))
         while a.plane.bytes_up < CHUNKS.size(0):
             await asyncio.sleep(0)
         link.close()  # without a look at the answer

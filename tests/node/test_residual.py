@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from atoll.comm.bits import bitmap
+from atoll.comm.allreduce.delta_encoder import DeltaEncoder, EncodedVector
+from atoll.comm.allreduce.sealing import mean_of
+from atoll.comm.bitmap import bitmap
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import make
-from atoll.comm.config import CodecName
-from atoll.comm.encoding import DeltaEncoder, EncodedVector
-from atoll.comm.sealing import mean_of
+from atoll.comm.codecs.codec import make
+from atoll.comm.config.run import CodecName
 from atoll.node.outer import OuterState
 from atoll.node.residual import NAME, Residual
 from atoll.node.vectors import Vectors

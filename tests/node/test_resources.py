@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.comm.config import CodecName, ReduceConfig, RunConfig
+from atoll.comm.config.run import CodecName, ReduceConfig, RunConfig
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node import resources
 from atoll.node.resources import check_congestion, check_memory

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from atoll.comm.allreduce.sealing import Refused
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import make
-from atoll.comm.config import CodecName, ReduceConfig, RunConfig
-from atoll.comm.outer_config import FragmentsConfig, MergeName, OuterConfig, PatternName, WeightName
-from atoll.comm.sealing import Refused
+from atoll.comm.codecs.codec import make
+from atoll.comm.config.outer import FragmentsConfig, MergeName, OuterConfig, PatternName, WeightName
+from atoll.comm.config.run import CodecName, ReduceConfig, RunConfig
 from atoll.node.layout import in_turns, stretches
 from atoll.node.method import method_of, pieces_of, schedule_of, sealing_of
 from atoll.node.outer import OuterState

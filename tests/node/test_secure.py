@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from atoll.comm.certificates import NO_PIN, Pin, own, pin_of
 from atoll.comm.errors import Refused, Unreachable
 from atoll.comm.invite import Invite
+from atoll.comm.transport.certificates import NO_PIN, Pin, own, pin_of
 from atoll.node import secure
 
 

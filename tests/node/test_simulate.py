@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from atoll.comm.codec import NonFinite
-from atoll.comm.config import (
+from atoll.comm.codecs.codec import NonFinite
+from atoll.comm.config.methods import SHIPPED, check_real, method_file, simulated_only
+from atoll.comm.config.outer import FragmentsConfig, LeftOutName, OuterConfig, OverlapConfig, TakeName
+from atoll.comm.config.run import (
     CodecName,
     DataConfig,
     InnerConfig,
@@ -23,8 +25,6 @@ from atoll.comm.config import (
     load_run,
 )
 from atoll.comm.errors import ConfigError, ResourceError
-from atoll.comm.methods import SHIPPED, check_real, method_file, simulated_only
-from atoll.comm.outer_config import FragmentsConfig, LeftOutName, OuterConfig, OverlapConfig, TakeName
 from atoll.node.config import NodeConfig
 from atoll.node.data import Source, open_source
 from atoll.node.method import method_of

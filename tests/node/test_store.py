@@ -15,7 +15,7 @@ from moto.server import ThreadedMotoServer
 from safetensors.numpy import load_file
 from states import MARK, RUN, TINY, Node, filled
 
-from atoll.comm.config import CheckpointConfig
+from atoll.comm.config.run import CheckpointConfig
 from atoll.comm.errors import ResourceError
 from atoll.node import export, uploads
 from atoll.node import store as store_

@@ -6,7 +6,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from atoll.comm.config import MembersConfig, RunConfig
+from atoll.comm.config.run import MembersConfig, RunConfig
 from atoll.node.channel import Hello, ToDaemon
 from atoll.node.config import NodeConfig, TrainerSpec
 from atoll.node.supervisor import Supervisor, _kill

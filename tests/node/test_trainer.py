@@ -14,9 +14,9 @@ import pytest
 from numpy.typing import NDArray
 from trainers import DEADLINE, FAR, Node, launched, order, small
 
-from atoll.comm.config import DataConfig, DataKind, InnerConfig, OptimizerName, RoundsConfig, RunConfig
+from atoll.comm.config.outer import FragmentsConfig, OverlapConfig, TakeName
+from atoll.comm.config.run import DataConfig, DataKind, InnerConfig, OptimizerName, RoundsConfig, RunConfig
 from atoll.comm.errors import ResourceError
-from atoll.comm.outer_config import FragmentsConfig, OverlapConfig, TakeName
 from atoll.node import channel
 from atoll.node.config import Device, NodeConfig
 from atoll.node.inner import Course, Team

@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.command import ask
 from quality.cases import NODES, Trial
 
-from atoll.comm.config import RunConfig
+from atoll.comm.config.run import RunConfig
 
 PATIENCE = 3600.0  # seconds
 SECTIONS = ("model", "data", "inner", "outer", "fragments", "overlap", "rounds", "reduce")

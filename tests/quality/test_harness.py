@@ -15,7 +15,7 @@ from quality.real import rounds as rounds_of
 from quality.report import Length, page, spread
 from quality.runs import Kept, missing, play
 
-from atoll.comm.config import RunConfig
+from atoll.comm.config.run import RunConfig
 from atoll.node.config import NodeConfig
 
 NOTHING = Case(

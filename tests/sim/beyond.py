@@ -4,7 +4,7 @@ With one fragment that is what is to be committed. Where fragments take turns, a
 of them, and its steps are in the deltas of all, each once (`invariants.no_fragment_has_a_step_twice`).
 """
 
-from atoll.comm.turns import Turns
+from atoll.comm.fragment_schedule import Turns
 from atoll.node import machine
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from sim.truth import Contribution, Mean, next_state, norm, root
 
-from atoll.comm.bits import places
-from atoll.comm.config import RunConfig
+from atoll.comm.bitmap import places
+from atoll.comm.config.outer import WeightName
+from atoll.comm.config.run import RunConfig
 from atoll.comm.ids import NodeId
-from atoll.comm.outer_config import WeightName
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator import events as ev

@@ -1,5 +1,5 @@
 """A node's data plane: the real `Exchange` of one round, on links that break, delay and reorder. Around it is what
-`atoll.comm.peers` and `atoll.comm.reduce` do, with contributions and means for bytes; and the state for those who
+`atoll.comm.transport.peer_links` and `atoll.comm.allreduce.reduction` do, with contributions and means for bytes; and the state for those who
 lack it.
 """
 
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from sim.truth import Contribution, Mean, digest, root
 
-from atoll.comm import exchange
-from atoll.comm.bits import bitmap
+from atoll.comm.allreduce import protocol
+from atoll.comm.allreduce.protocol import Exchange, Verdict
+from atoll.comm.bitmap import bitmap
 from atoll.comm.digest import SIZE
-from atoll.comm.exchange import Exchange, Verdict
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence, Plan
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.wire import Kind
+from atoll.comm.transport.frames import Kind
 from atoll.coordinator import events as ev
 from atoll.node import machine
 from atoll.node.reports import plan_of
@@ -96,7 +96,7 @@ class Link:
 
 @dataclass(slots=True)
 class Peer:
-    """Another node, as `atoll.comm.peers` knows it."""
+    """Another node, as `atoll.comm.transport.peer_links` knows it."""
 
     node: NodeId
     address: str = ""
@@ -193,37 +193,37 @@ class Plane:
             raise RuntimeError(f"{self.node.me} is to apply what is not here")
         return tuple(reduce.sealed[c] for c in range(reduce.exchange.chunks))
 
-    def _do(self, reduce: Reduce, effects: list[exchange.Effect]) -> None:
+    def _do(self, reduce: Reduce, effects: list[protocol.Effect]) -> None:
         for effect in effects:
             match effect:
-                case exchange.Send(node, kind, c, since):
+                case protocol.Send(node, kind, c, since):
                     self._post(self._peer(node), (kind, c, since))
-                case exchange.Merge(c, since, inputs, sums):
+                case protocol.Merge(c, since, inputs, sums):
                     inside = {i for _, listed in sums for i in listed}
                     senders = [i for i in inputs if i not in inside] + [relay for relay, _ in sums]
                     took = self.world.seal_time * self.world.rng.uniform(0.2, 1.0)
                     terms = {i: self._term(reduce, c, i) for i in senders}
                     self.node.later(took, self._merged, reduce, c, since, inputs, terms)
-                case exchange.Sum(c, since, inputs):
+                case protocol.Sum(c, since, inputs):
                     took = self.world.seal_time * self.world.rng.uniform(0.2, 1.0)
                     terms = {i: self._term(reduce, c, i) for i in inputs}
                     self.node.later(took, self._summed, reduce, c, since, inputs, terms)
-                case exchange.Report(c, since, payload, inputs):
+                case protocol.Report(c, since, payload, inputs):
                     self._tell(reduce, c, since, payload, bitmap(inputs, len(reduce.plan.members)))
-                case exchange.Free(c):
+                case protocol.Free(c):
                     reduce.inbox = {key: x for key, x in reduce.inbox.items() if key[0] != c}
                     reduce.partials.pop(c, None)
-                case exchange.Forget(c):
+                case protocol.Forget(c):
                     reduce.sealed.pop(c, None)
                     self.held = ()
-                case exchange.Orphans(here):
+                case protocol.Orphans(here):
                     self._tell_orphans(reduce, here)
-                case exchange.Held(root_, proven):
+                case protocol.Held(root_, proven):
                     self._tell_held(reduce, root_, proven)
-                case exchange.Forged(c, node):
+                case protocol.Forged(c, node):
                     fence = reduce.plan.fence
                     self.node.report(partial(ev.Forged, peer=node, fence=fence, chunk=c))
-                case exchange.Lacking(chunks):
+                case protocol.Lacking(chunks):
                     self.node.report(partial(ev.Lacking, fence=reduce.plan.fence, chunks=chunks))
                 case _:
                     assert_never(effect)

@@ -26,7 +26,7 @@ class Mutation:
     by: int | str = 0  # the seed to start at; tests
 
 
-C, N, X = "coordinator/", "node/", "comm/exchange.py"
+C, N, X = "coordinator/", "node/", "comm/allreduce/protocol.py"
 SCENARIOS, LEDGER = "tests/coordinator/test_scenarios.py", "tests/coordinator/test_ledger.py"
 EXCHANGE, NODE = "tests/comm/test_exchange.py", "tests/node/test_machine.py"
 MUTATIONS = [

@@ -12,8 +12,15 @@ from sim.node import Node
 from sim.truth import CHUNK
 from sim.world import World
 
-from atoll.comm.config import CheckpointConfig, InnerConfig, MembersConfig, ReduceConfig, RoundsConfig, RunConfig
-from atoll.comm.outer_config import OverlapConfig
+from atoll.comm.config.outer import OverlapConfig
+from atoll.comm.config.run import (
+    CheckpointConfig,
+    InnerConfig,
+    MembersConfig,
+    ReduceConfig,
+    RoundsConfig,
+    RunConfig,
+)
 from atoll.coordinator.membership import MemberState
 from atoll.coordinator.state import Phase
 

@@ -22,7 +22,8 @@ from sim.service import Service, copy
 from sim.truth import CHUNK, Mean, Truth, digest
 
 from atoll.comm.chunks import Chunks
-from atoll.comm.config import (
+from atoll.comm.config.outer import OuterConfig, OverlapConfig, WeightName
+from atoll.comm.config.run import (
     CheckpointConfig,
     DataConfig,
     InnerConfig,
@@ -31,11 +32,10 @@ from atoll.comm.config import (
     RoundsConfig,
     RunConfig,
 )
+from atoll.comm.fragment_schedule import Turns
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
-from atoll.comm.outer_config import OuterConfig, OverlapConfig, WeightName
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.turns import Turns
 from atoll.coordinator.core import Batch, Core
 from atoll.coordinator.events import Note, Publish
 from atoll.coordinator.journal import Journal

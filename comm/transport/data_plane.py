@@ -20,19 +20,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol, Self
 
-from atoll.comm import compress, wire
-from atoll.comm.certificates import NO_PIN, Pin
+from atoll.comm.byte_view import Octets, view
+from atoll.comm.codecs import zstd
 from atoll.comm.errors import ResourceError
-from atoll.comm.fetcher import Fetcher, Item
 from atoll.comm.ids import NodeId, Round, RunId
-from atoll.comm.kept import PLACES, Kept
-from atoll.comm.link import FAR, PIECE, Broken, Cap, Closed, Link, Meter, Reset, reason
-from atoll.comm.octets import Octets, view
-from atoll.comm.offers import Offering, Offers
-from atoll.comm.peers import Peers
-from atoll.comm.streams import alone, is_lossy
-from atoll.comm.tls import Sessions
-from atoll.comm.wire import Header, Kind
+from atoll.comm.transport import frames
+from atoll.comm.transport.certificates import NO_PIN, Pin
+from atoll.comm.transport.chunk_slots import PLACES, Kept
+from atoll.comm.transport.connection import FAR, PIECE, Broken, Cap, Closed, Link, Meter, Reset, reason
+from atoll.comm.transport.fetch_client import Fetcher, Item
+from atoll.comm.transport.frames import Header, Kind
+from atoll.comm.transport.leaf_relay import Offering, Offers
+from atoll.comm.transport.peer_links import Peers
+from atoll.comm.transport.stream_policy import alone, is_lossy
+from atoll.comm.transport.tls import Sessions
 
 log = logging.getLogger("atoll.plane")
 
@@ -108,7 +109,7 @@ class DataPlane:
         plane = cls(run, node, key, shelf, caps, streams, congestion_control, tls)
         sock = await _listen(listen)
         host, port = sock.getsockname()[:2]
-        plane._address = wire.format_address(host, port)
+        plane._address = frames.format_address(host, port)
         plane._serving = asyncio.create_task(plane._serve(sock), name=f"data plane of {node}")
         return plane
 
@@ -151,20 +152,20 @@ class DataPlane:
         """A connection to `node` with the hello said; `Broken` if it cannot be had. The caller closes it. `pin` is
         of the node's certificate, where the run is encrypted."""
         try:
-            host, port = wire.parse_address(address)
-            async with asyncio.timeout(wire.HANDSHAKE):
+            host, port = frames.parse_address(address)
+            async with asyncio.timeout(frames.HANDSHAKE):
                 sock = await _connect(host, port)
         except ValueError as error:
             raise Broken(str(error)) from None
         except TimeoutError:
-            raise Broken(f"no connection to {address} within {wire.HANDSHAKE:g} s") from None
+            raise Broken(f"no connection to {address} within {frames.HANDSHAKE:g} s") from None
         except OSError as error:
             raise Broken(f"no connection to {address}: {reason(error)}") from None
         link = Link(sock, self._meter, self._up, self._down)
         try:
             if self._tls is not None:
-                await self._tls.dial(link, pin, wire.HANDSHAKE)
-            await wire.greet(link, self.run, self.node, node, self._key)
+                await self._tls.dial(link, pin, frames.HANDSHAKE)
+            await frames.greet(link, self.run, self.node, node, self._key)
         except BaseException:
             link.close()
             raise
@@ -173,7 +174,7 @@ class DataPlane:
     async def _dial_link(self, node: NodeId, address: str, pin: Pin) -> Link:
         link = await self.dial(node, address, pin)
         try:
-            await wire.send(link, wire.unfenced(Kind.LINK))
+            await frames.send(link, frames.unfenced(Kind.LINK))
         except BaseException:
             link.close()
             raise
@@ -224,10 +225,10 @@ class DataPlane:
         who = "a stranger"
         try:
             if self._tls is not None:
-                await self._tls.accept(link, wire.HANDSHAKE)
-            who = node = await wire.welcome(link, self.run, self.node, self._key)
+                await self._tls.accept(link, frames.HANDSHAKE)
+            who = node = await frames.welcome(link, self.run, self.node, self._key)
             self._strangers.pop(link, None)
-            first = await wire.receive(link, IDLE)
+            first = await frames.receive(link, IDLE)
             if first.kind is Kind.LINK:
                 await self.peers.adopt(node, link)
             elif first.kind is Kind.OFFER:
@@ -240,7 +241,7 @@ class DataPlane:
         except Broken as error:
             log.warning("closed a connection from %s: %s", who, error)
             if self._tls is None or link.encrypted:
-                await wire.farewell(link, Kind.REFUSED, str(error))
+                await frames.farewell(link, Kind.REFUSED, str(error))
         except Exception:
             log.exception("closed a connection from %s because of a fault of this node", who)
         finally:
@@ -252,7 +253,7 @@ class DataPlane:
         """Answer what `node` asks, which cannot dial this one."""
         link = await self.dial(node, address, pin)
         try:
-            await wire.send(link, wire.unfenced(Kind.OFFER))
+            await frames.send(link, frames.unfenced(Kind.OFFER))
             await self._answer_all(node, link, None)
         finally:
             link.close()
@@ -264,7 +265,7 @@ class DataPlane:
         link.cap(self.peers.spare)
         with Kept(self._places) as kept:
             while True:
-                request = request or await wire.receive(link, idle)
+                request = request or await frames.receive(link, idle)
                 kept.asked()
                 if request.length:
                     raise Broken("a request with a payload")
@@ -289,17 +290,17 @@ class DataPlane:
         if kept.data is None:
             kept.drop()  # it may be there when it is asked for again
             if not await self._pass_on(node, request, link):
-                await wire.send(link, wire.unfenced(Kind.MISSING, round, chunk))
+                await frames.send(link, frames.unfenced(Kind.MISSING, round, chunk))
             return
         data, smaller = kept.data, False
         if request.kind is Kind.GET_STATE:
             if request.total > len(data) or (request.total - request.offset) % 4:
                 raise Broken(f"a request for bytes {request.offset} to {request.total} of {len(data)}")
             data = data[request.offset : request.total or None]
-            packed = compress.pack_floats(data) if kept.slow else b""
+            packed = zstd.pack_floats(data) if kept.slow else b""
             if smaller := 0 < len(packed) < len(data):
                 data = view(packed)
-        await wire.send(link, wire.unfenced(Kind.DATA, round, chunk, len(data), smaller), data)
+        await frames.send(link, frames.unfenced(Kind.DATA, round, chunk, len(data), smaller), data)
         if request.kind is not Kind.GET_STATE or request.total in (0, len(kept.data)):
             kept.drop()  # that was all of it
 
@@ -322,13 +323,13 @@ class DataPlane:
     async def _pass_on(self, node: NodeId, request: Header, link: Link) -> bool:
         """Answer with what a leaf has that offers it here; whether one does. Of the answer no more is kept than a
         piece: whether it is right is for who asked to find out."""
-        asking = wire.part(request.kind, request.fence.round, request.chunk, request.offset, request.total)
+        asking = frames.part(request.kind, request.fence.round, request.chunk, request.offset, request.total)
         asked = {node}
         while (offered := self.offers.take(asked)) is not None:
             asked.add(offered.node)
             try:
-                await wire.send(offered.link, asking)
-                answer = await wire.receive(offered.link, IDLE)
+                await frames.send(offered.link, asking)
+                answer = await frames.receive(offered.link, IDLE)
             except Broken as broken:
                 log.debug("%s offers nothing any more: %s", offered.node, broken)
                 offered.close()
@@ -352,7 +353,7 @@ class DataPlane:
         return False
 
     async def _pipe(self, answer: Header, source: Link, sink: Link) -> None:
-        await wire.send(sink, answer)
+        await frames.send(sink, answer)
         scratch, left = memoryview(bytearray(min(PIECE, answer.length))), answer.length
         while left:
             piece = scratch[: min(left, PIECE)]
@@ -364,7 +365,7 @@ class DataPlane:
 async def _listen(listen: str) -> socket.socket:
     """A listening socket on the first address that `listen` resolves to: port 0 must be one port, not two."""
     try:
-        host, port = wire.parse_address(listen)
+        host, port = frames.parse_address(listen)
     except ValueError as error:
         raise ResourceError(f"cannot listen: {error}") from None
     try:

@@ -15,8 +15,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from atoll.comm.codec import F32, Codec, make
-from atoll.comm.config import CodecName, ReduceConfig, ScaleName
+from atoll.comm.codecs.codec import F32, Codec, make
+from atoll.comm.config.run import CodecName, ReduceConfig, ScaleName
 
 SAMPLE = 1 << 18  # elements of a vector whose mean is taken
 Draw = Callable[[np.random.Generator, int], F32]

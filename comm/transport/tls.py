@@ -7,8 +7,8 @@ and no tickets, because nobody resumes.
 
 import ssl
 
-from atoll.comm.certificates import Certificate, Pin, pin_of
-from atoll.comm.link import Broken, Link
+from atoll.comm.transport.certificates import Certificate, Pin, pin_of
+from atoll.comm.transport.connection import Broken, Link
 
 
 class Sessions:

@@ -12,9 +12,9 @@ from functools import cache
 import numpy as np
 
 from atoll.comm.buffers import Buffers, room
+from atoll.comm.byte_view import U8
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import F32, Codec, NonFinite
-from atoll.comm.octets import U8
+from atoll.comm.codecs.codec import F32, Codec, NonFinite
 
 AT_ONCE = 8  # chunks that a thread encodes before others may have them
 Compute = Callable[[Callable[[], None]], Awaitable[None]]  # calls a function in another thread

@@ -13,9 +13,9 @@ from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
+from atoll.comm.config.outer import FragmentsConfig, OverlapConfig, rules_of
+from atoll.comm.config.outer import OuterConfig as OuterConfig
 from atoll.comm.errors import ConfigError
-from atoll.comm.outer_config import FragmentsConfig, OverlapConfig, rules_of
-from atoll.comm.outer_config import OuterConfig as OuterConfig
 
 T = TypeVar("T")
 

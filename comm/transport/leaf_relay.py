@@ -11,9 +11,9 @@ import logging
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
-from atoll.comm.certificates import Pin
 from atoll.comm.ids import NodeId
-from atoll.comm.link import Broken, Link
+from atoll.comm.transport.certificates import Pin
+from atoll.comm.transport.connection import Broken, Link
 
 log = logging.getLogger("atoll.plane")
 

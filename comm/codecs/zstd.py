@@ -10,8 +10,8 @@ import threading
 import numpy as np
 import zstandard
 
-from atoll.comm.codec import Apart, Malformed
-from atoll.comm.octets import U8
+from atoll.comm.byte_view import U8
+from atoll.comm.codecs.codec import Apart, Malformed
 
 LEVEL = 1  # fp32 state hardly compresses: what there is to gain, level 1 gains
 _local = threading.local()

@@ -23,8 +23,8 @@ from typing import Protocol
 import numpy as np
 
 from atoll.comm.buffers import room
-from atoll.comm.codec import F32, Codec, Malformed, NonFinite, Octets
-from atoll.comm.octets import U8, view
+from atoll.comm.byte_view import U8, view
+from atoll.comm.codecs.codec import F32, Codec, Malformed, NonFinite, Octets
 
 Term = tuple[int, Octets, float]  # place in the plan, contribution, share: its weight over all, times its scale
 LENGTH = SHARE = 8  # bytes

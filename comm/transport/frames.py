@@ -79,10 +79,10 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 
+from atoll.comm.byte_view import Octets, view
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
-from atoll.comm.link import LINGER, STALL, Broken, Link
-from atoll.comm.octets import Octets, view
 from atoll.comm.plan import Fence
+from atoll.comm.transport.connection import LINGER, STALL, Broken, Link
 
 MAGIC = b"ATOL"
 VERSION = 6

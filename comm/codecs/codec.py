@@ -45,14 +45,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.comm.config import CodecName, ScaleName
+from atoll.comm.byte_view import U8 as U8
+from atoll.comm.byte_view import Octets as Octets
+from atoll.comm.byte_view import view as view
+from atoll.comm.config.run import CodecName, ScaleName
 from atoll.comm.errors import AtollError, PeerError
-from atoll.comm.octets import U8 as U8
-from atoll.comm.octets import Octets as Octets
-from atoll.comm.octets import view as view
 
 if TYPE_CHECKING:
-    from atoll.comm import kernels
+    from atoll.comm.codecs import kernels
 else:
 
     class _OnFirstUse:
@@ -60,7 +60,7 @@ else:
 
         def __getattr__(self, name: str) -> Any:
             global kernels
-            kernels = import_module("atoll.comm.kernels")
+            kernels = import_module("atoll.comm.codecs.kernels")
             return getattr(kernels, name)
 
     kernels = _OnFirstUse()
@@ -421,7 +421,7 @@ def make(name: CodecName, block: int, scales: ScaleName = ScaleName.FP16) -> Cod
         case CodecName.INT4:
             return Int4(block, scales)
         case CodecName.SPARSE:
-            from atoll.comm.sparse import Sparse
+            from atoll.comm.codecs.sparse import Sparse
 
             return Sparse()
         case _:

@@ -32,11 +32,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from atoll.comm.bits import bit, bitmap
+from atoll.comm.bitmap import bit, bitmap
 from atoll.comm.digest import root
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import NOBODY, Plan
-from atoll.comm.wire import Kind
+from atoll.comm.transport.frames import Kind
 
 
 @dataclass(frozen=True, slots=True)

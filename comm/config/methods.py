@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from atoll.comm.config import RunConfig
+from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import ConfigError
 
 SHIPPED = Path(__file__).resolve().parent.parent / "configs" / "methods"

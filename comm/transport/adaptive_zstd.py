@@ -9,11 +9,11 @@ import asyncio
 import time
 from collections import OrderedDict, deque
 
-from atoll.comm import compress
-from atoll.comm.codec import Apart
-from atoll.comm.encoding import workers
-from atoll.comm.octets import U8
-from atoll.comm.wire import Kind
+from atoll.comm.allreduce.delta_encoder import workers
+from atoll.comm.byte_view import U8
+from atoll.comm.codecs import zstd
+from atoll.comm.codecs.codec import Apart
+from atoll.comm.transport.frames import Kind
 
 TRY_AGAIN = 64  # chunks, after one that did not pay
 TRIES = 8  # chunks whose cost is known
@@ -69,5 +69,5 @@ class Squeeze:
 
 def _timed(payload: U8, apart: Apart) -> tuple[bytes, float]:
     start = time.thread_time()
-    packed = compress.pack_apart(payload, apart)
+    packed = zstd.pack_apart(payload, apart)
     return packed, time.thread_time() - start

@@ -38,21 +38,22 @@ from typing import Protocol, assert_never
 
 import numpy as np
 
-from atoll.comm import compress, exchange
-from atoll.comm.bits import bitmap, places
+from atoll.comm.allreduce import protocol
+from atoll.comm.allreduce.delta_encoder import EncodedVector, squared_norm, workers
+from atoll.comm.allreduce.protocol import Exchange, Verdict
+from atoll.comm.allreduce.sealing import Refused, Sealing, Term, mean_of
+from atoll.comm.bitmap import bitmap, places
 from atoll.comm.buffers import room
+from atoll.comm.byte_view import U8, Octets
 from atoll.comm.chunks import Chunks
-from atoll.comm.codec import Codec, Malformed
+from atoll.comm.codecs import zstd
+from atoll.comm.codecs.codec import Codec, Malformed
 from atoll.comm.digest import digest, root
-from atoll.comm.encoding import EncodedVector, squared_norm, workers
-from atoll.comm.exchange import Exchange, Verdict
 from atoll.comm.ids import NodeId
-from atoll.comm.link import Broken
-from atoll.comm.octets import U8, Octets
-from atoll.comm.peers import Peers, Waiting
 from atoll.comm.plan import BadPlan, Fence, Plan, PlanMember
-from atoll.comm.sealing import Refused, Sealing, Term, mean_of
-from atoll.comm.wire import Header, Kind
+from atoll.comm.transport.connection import Broken
+from atoll.comm.transport.frames import Header, Kind
+from atoll.comm.transport.peer_links import Peers, Waiting
 
 TICK = 0.3  # seconds between two looks at the clock
 ASK = 1.5  # seconds of silence after which a peer is asked what it has
@@ -230,7 +231,7 @@ class Reduction:
         if self._encoded is None and plan.members[place].weight:
             raise BadPlan(f"{plan}: it has a weight for {self.me}, which brings no delta")
 
-    # What the links ask (atoll.comm.peers.Talk)
+    # What the links ask (atoll.comm.transport.peer_links.Talk)
 
     async def place(self, node: NodeId, header: Header) -> U8 | None:
         kind, c, length = header.kind, header.chunk, header.length
@@ -331,7 +332,7 @@ class Reduction:
     def _unpacked(self, c: int, frame: U8, size: int) -> U8:
         whole = self._buffer(size)
         try:
-            compress.unpack_apart(frame.data, whole, self._codec.apart(self._chunks.size(c)))
+            zstd.unpack_apart(frame.data, whole, self._codec.apart(self._chunks.size(c)))
         except Malformed:
             self._give_back(whole)
             raise
@@ -394,43 +395,43 @@ class Reduction:
             self._inbox[c, self.plan.index(node)] = whole
             self._do(self._exchange.contribution(node, c))
 
-    def _do(self, effects: Sequence[exchange.Effect]) -> None:
+    def _do(self, effects: Sequence[protocol.Effect]) -> None:
         for effect in effects:
             match effect:
-                case exchange.Send(node, kind, c, since):
+                case protocol.Send(node, kind, c, since):
                     self._peers.peer(node).post((kind, c, since))
-                case exchange.Merge() | exchange.Sum():
+                case protocol.Merge() | protocol.Sum():
                     self._readers[effect.chunk] += 1
                     task = asyncio.create_task(self._merge(effect, self._terms(effect)))
                     self._merges.add(task)
                     task.add_done_callback(self._wound_up)
-                case exchange.Report(c, since, sum_, inputs):
+                case protocol.Report(c, since, sum_, inputs):
                     self._outcome.sealed(self.plan, Seal(c, since, sum_, inputs), self._exchange.unsealed > 0)
-                case exchange.Free(c):
+                case protocol.Free(c):
                     for key in [key for key in self._inbox if key[0] == c]:
                         payload = self._inbox.pop(key)
                         if not self._readers[c]:  # else a merge that has become void may still read from it
                             self._give_back(payload)
                     self._partials.pop(c, None)
-                case exchange.Forget(c):
+                case protocol.Forget(c):
                     self._sealed[c] = None
-                case exchange.Orphans(here):
+                case protocol.Orphans(here):
                     self._outcome.orphans(self.plan, here)
-                case exchange.Held(root_, proven):
+                case protocol.Held(root_, proven):
                     self._outcome.held(self.plan, root_, proven)
-                case exchange.Forged(c, node):
+                case protocol.Forged(c, node):
                     self._outcome.forged(self.plan, node, c)
-                case exchange.Lacking(chunks):
+                case protocol.Lacking(chunks):
                     self._outcome.lacking(self.plan, chunks)
                 case _:
                     assert_never(effect)
 
-    def _terms(self, order: exchange.Merge | exchange.Sum) -> list[Term]:
+    def _terms(self, order: protocol.Merge | protocol.Sum) -> list[Term]:
         """What is to be summed, taken at once: a newer plan may free the contributions before the merge begins.
         This member's own is yet to be put in."""
         c, plan = order.chunk, self.plan
         total = sum(plan.members[i].weight for i in order.inputs)
-        sums = dict(order.sums) if isinstance(order, exchange.Merge) else {}
+        sums = dict(order.sums) if isinstance(order, protocol.Merge) else {}
         inside = {i for listed in sums.values() for i in listed}
         direct = {i: (i,) for i in order.inputs if i not in inside}
         terms: list[Term] = []
@@ -442,9 +443,9 @@ class Reduction:
             terms.append((i, payload, share * (plan.members[i].scale if i in direct else 1.0)))
         return terms
 
-    async def _merge(self, order: exchange.Merge | exchange.Sum, terms: Sequence[Term]) -> None:
+    async def _merge(self, order: protocol.Merge | protocol.Sum, terms: Sequence[Term]) -> None:
         c, plan = order.chunk, self.plan
-        partial = isinstance(order, exchange.Sum)
+        partial = isinstance(order, protocol.Sum)
         sealing = self._mean if partial else self._sealing
         size = sealing.size(self._chunks.size(c), len(terms))
         if self._encoded is not None:
@@ -454,7 +455,7 @@ class Reduction:
         place = np.empty(self._size(Kind.PARTIAL, c), np.uint8) if partial else self._buffer(size)
         loop = asyncio.get_running_loop()
         try:
-            relays = set() if isinstance(order, exchange.Sum) else {relay for relay, _ in order.sums}
+            relays = set() if isinstance(order, protocol.Sum) else {relay for relay, _ in order.sums}
             told = {i: plan.members[i].norm for i, _, _ in terms if i not in relays}
             bounds = {i: norm for i, norm in told.items() if norm < math.inf}
             work = sealing, c, terms, plan.length, self._chunks.size(c), place[:size]

@@ -16,19 +16,19 @@ from typing import Protocol
 
 import numpy as np
 
-from atoll.comm import wire
 from atoll.comm.buffers import Buffers
-from atoll.comm.certificates import NO_PIN, Pin
+from atoll.comm.byte_view import U8
 from atoll.comm.ids import NodeId, Round
-from atoll.comm.link import FAR, PIECE, Broken, Cap, Link, Meter, close_dialled
-from atoll.comm.octets import U8
-from atoll.comm.pace import Pace, Part
 from atoll.comm.plan import PlanMember
-from atoll.comm.priority_lock import PriorityLock
-from atoll.comm.rates import Known, Rate
-from atoll.comm.squeeze import Squeeze
-from atoll.comm.streams import LONG_PATH, is_lossy, streams
-from atoll.comm.wire import Header, Kind
+from atoll.comm.transport import frames
+from atoll.comm.transport.adaptive_zstd import Squeeze
+from atoll.comm.transport.bandwidth import Known, Rate
+from atoll.comm.transport.certificates import NO_PIN, Pin
+from atoll.comm.transport.connection import FAR, PIECE, Broken, Cap, Link, Meter, close_dialled
+from atoll.comm.transport.frames import Header, Kind
+from atoll.comm.transport.pacing import Pace, Part
+from atoll.comm.transport.priority_lock import PriorityLock
+from atoll.comm.transport.stream_policy import LONG_PATH, is_lossy, streams
 
 log = logging.getLogger("atoll.plane")
 
@@ -532,10 +532,10 @@ class Peers:
                         async with self._one_by_one.one(waiting[1] * in_order, self._turn(len(part))):
                             await self._pace.take(len(part))
                             if in_order:
-                                await wire.send(link, header, part)
+                                await frames.send(link, header, part)
                                 continue
                         await peer.pace.take(len(part))
-                    await wire.send(link, header, part)
+                    await frames.send(link, header, part)
             except BaseException:
                 if self._talk is talk:  # else it would mean something of another round
                     peer.give_back(waiting)
@@ -557,9 +557,9 @@ class Peers:
 
     async def _listen(self, peer: Peer, link: Link) -> None:
         while True:
-            header = await wire.receive(link, None)
+            header = await frames.receive(link, None)
             if header.kind is Kind.REFUSED:
-                raise Broken(f"it refused: {await wire.sentence(link, header)}")
+                raise Broken(f"it refused: {await frames.sentence(link, header)}")
             talk = await self._talk_of(header.fence.round)
             if talk is None:
                 await self._skip(link, header.length)

@@ -7,14 +7,15 @@ from enum import Enum
 from types import TracebackType
 from typing import Protocol, Self
 
-from atoll.comm import compress, wire
-from atoll.comm.certificates import NO_PIN, Pin
-from atoll.comm.codec import Malformed
+from atoll.comm.codecs import zstd
+from atoll.comm.codecs.codec import Malformed
 from atoll.comm.errors import PeerError
 from atoll.comm.ids import NodeId, Round
-from atoll.comm.link import Broken, Link, Path, close_dialled
-from atoll.comm.offers import Offered, Offers
-from atoll.comm.wire import Kind
+from atoll.comm.transport import frames
+from atoll.comm.transport.certificates import NO_PIN, Pin
+from atoll.comm.transport.connection import Broken, Link, Path, close_dialled
+from atoll.comm.transport.frames import Kind
+from atoll.comm.transport.leaf_relay import Offered, Offers
 
 PART = 1 << 18  # bytes of a state's chunk that are asked for at once, and kept if the rest does not come
 AHEAD = 1 << 20  # bytes that are asked for before they are awaited: a round trip's worth
@@ -41,7 +42,7 @@ class Item(Enum):
 
 
 class Plane(Protocol):
-    """What carries it (atoll.comm.plane)."""
+    """What carries it (atoll.comm.transport.data_plane)."""
 
     offers: Offers
 
@@ -104,7 +105,7 @@ class Fetcher:
 
         async def ask(link: Link) -> None:
             nonlocal data, missing
-            await wire.send(link, wire.unfenced(item.value, round, chunk))
+            await frames.send(link, frames.unfenced(item.value, round, chunk))
             try:
                 data = await self._hear(link, item, round, chunk, size, fits)
             except Missing as error:  # which is an answer
@@ -131,7 +132,7 @@ class Fetcher:
             under_way, ahead = deque[tuple[int, int]](), 0
             while True:
                 while ahead < AHEAD and (part := parts()) is not None:
-                    await wire.send(link, wire.part(Kind.GET_STATE, round, chunk, *part))
+                    await frames.send(link, frames.part(Kind.GET_STATE, round, chunk, *part))
                     under_way.append(part)
                     ahead += part[1] - part[0]
                 if not under_way:
@@ -164,18 +165,18 @@ class Fetcher:
     async def _hear(
         self, link: Link, item: Item, round: Round, chunk: int, size: int, fits: Callable[[int], bool] | None
     ) -> bytes:
-        answer = await wire.receive(link, None)
+        answer = await frames.receive(link, None)
         match answer.kind:
             case Kind.DATA if not answer.packed and (fits(answer.length) if fits else answer.length == size):
                 return await link.read(answer.length)
             case Kind.DATA if answer.length < size and answer.packed and item is Item.STATE:
-                return compress.unpack_floats(await link.read(answer.length), size)
+                return zstd.unpack_floats(await link.read(answer.length), size)
             case Kind.DATA:
                 raise Broken(f"it offers {answer.length} bytes where {size} were expected")
             case Kind.MISSING if answer.length == 0:
                 raise Missing(f"{self.node} does not have {item.name.lower()} of round {round}, chunk {chunk}")
             case Kind.REFUSED:
-                raise Broken(f"it refused: {await wire.sentence(link, answer)}")
+                raise Broken(f"it refused: {await frames.sentence(link, answer)}")
             case _:
                 raise Broken(f"it answered with a frame of kind {answer.kind.name}")
 

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from atoll.comm.codec import F32, U8, U16, Apart, Malformed, NonFinite, Octets, Parts, one_by_one
+from atoll.comm.codecs.codec import F32, U8, U16, Apart, Malformed, NonFinite, Octets, Parts, one_by_one
 
 GROUP = 4096  # elements: 12 bits
 RATIO = 64  # elements for each that is sent
@@ -47,7 +47,7 @@ class Sparse:
         return Apart()
 
     def encode(self, x: F32, out: U8) -> None:
-        from atoll.comm import kernels, sparse_kernels
+        from atoll.comm.codecs import kernels, sparse_kernels
 
         if out.size != self.size(x.size):
             raise ValueError(f"an output of {out.size} bytes for {self.size(x.size)} encoded bytes")
@@ -72,7 +72,7 @@ class Sparse:
         self.accumulate(payload, np.float32(1), out)
 
     def accumulate(self, payload: Octets, weight: np.float32, out: F32) -> None:
-        from atoll.comm import sparse_kernels
+        from atoll.comm.codecs import sparse_kernels
 
         positions, q, levels, scales = self._checked(payload, out.size)
         sparse_kernels.add(positions, q, levels, scales, GROUP, RATIO, np.float32(weight), out)
@@ -81,7 +81,7 @@ class Sparse:
         one_by_one(self, payloads, weights, out)
 
     def _checked(self, payload: Octets, numel: int) -> tuple[U16, U8, F32, F32]:
-        from atoll.comm import kernels, sparse_kernels
+        from atoll.comm.codecs import kernels, sparse_kernels
 
         octets: U8 = np.frombuffer(payload, np.uint8)
         if octets.size != self.size(numel):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from atoll.comm.kernels import F32, INFINITY, MAGNITUDE, U8, U16, _compiled, _int, _read, _write, as_bits
+from atoll.comm.codecs.kernels import F32, INFINITY, MAGNITUDE, U8, U16, _compiled, _int, _read, _write, as_bits
 
 _f32, _f64, _u8, _u16, _u64 = types.float32, types.float64, types.uint8, types.uint16, types.uint64
 LLOYD = 8  # iterations
