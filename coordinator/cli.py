@@ -103,7 +103,7 @@ def status(http_url: str, all_: bool, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    from atoll.coordinator.tables import members_table, summary, worth_a_look
+    from atoll.coordinator.monitor.terminal import members_table, summary, worth_a_look
 
     click.echo(summary(run))
     members = worth_a_look(run["members"])

@@ -18,11 +18,11 @@ from atoll.comm.config.run import RunConfig, TlsMode, from_json, to_json
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.invite import Invite, join_host_port, split_host_port
 from atoll.comm.transport.certificates import NO_PIN, Pin, own
-from atoll.coordinator.control import ControlPlane
-from atoll.coordinator.events import CommitRecord
-from atoll.coordinator.http import app
-from atoll.coordinator.journal import Journal
-from atoll.coordinator.tracker import Tracker
+from atoll.coordinator.monitor.http import app
+from atoll.coordinator.monitor.wandb_logger import Tracker
+from atoll.coordinator.service.control_plane import ControlPlane
+from atoll.coordinator.service.journal import Journal
+from atoll.coordinator.state_machine.events import CommitRecord
 
 log = logging.getLogger("atoll.coordinator")
 PAGE = 50  # commit records that are read at a time

@@ -47,15 +47,15 @@ from atoll.comm.config.run import InnerConfig, MembersConfig, ModelConfig, Reduc
 from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId, Round
 from atoll.comm.plan import Fence
-from atoll.coordinator import events as ev
-from atoll.coordinator import leases as data
-from atoll.coordinator import membership
-from atoll.coordinator.leases import Lease, Leases
-from atoll.coordinator.ledger import Ledger
-from atoll.coordinator.machine import step
-from atoll.coordinator.membership import Member, MemberState
-from atoll.coordinator.state import State
-from atoll.coordinator.view import view
+from atoll.coordinator.service.view import view
+from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine import leases as data
+from atoll.coordinator.state_machine import members
+from atoll.coordinator.state_machine.leases import Lease, Leases
+from atoll.coordinator.state_machine.ledger import Ledger
+from atoll.coordinator.state_machine.members import Member, MemberState
+from atoll.coordinator.state_machine.state import State
+from atoll.coordinator.state_machine.step import step
 
 CONFIG = RunConfig(
     model=ModelConfig(seq_len=1),
@@ -320,7 +320,7 @@ class Run:
         self.quiet.discard(node)
         self.hung.discard(node)
         session = f"session of {name}"
-        role = membership.REDUCER if name in self.reducers else ""
+        role = members.REDUCER if name in self.reducers else ""
         self.feed(ev.Joined(node, life, name, f"{name}:1", session, leaf=name in self.leaves, role=role))
         self.feed(ev.Connected(node, life))
         if role:
@@ -336,7 +336,7 @@ class Run:
                 if m.connected and node not in self.quiet:
                     step_ = m.step[1] if node in self.hung else m.step[1] + 1
                     self.feed(ev.Heard(node, m.life, self.phases.get(node, m.phase), 0, step_))
-            for verdict in membership.judge(
+            for verdict in members.judge(
                 self.state.members, self.state.config.members, self.state.awaited, self.now
             ):
                 self.feed(verdict)

@@ -39,7 +39,7 @@ def test_imports_point_down(package: str) -> None:
     "module",
     [
         "atoll.coordinator.server",
-        "atoll.coordinator.demo",
+        "atoll.coordinator.demo.command",
         "atoll.node.daemon",
         "atoll.node.export",
         "atoll.node.method",

@@ -7,8 +7,8 @@ import scenario
 
 from atoll.comm.ids import NodeId, Round
 from atoll.comm.plan import Fence
-from atoll.coordinator import events as ev
-from atoll.coordinator.state import Phase
+from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine.state import Phase
 
 A, B, C, D, NOBODY = (NodeId(f"n{i}") for i in (1, 2, 3, 4, 9))
 NAMES = ["ada", "bo", "cy", "dee"]

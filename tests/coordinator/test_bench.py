@@ -11,7 +11,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from atoll.coordinator.bench import coordinator, percentile
+from atoll.coordinator.bench.command import coordinator, percentile
 
 
 def test_the_percentile_is_a_value_that_was_measured() -> None:

@@ -8,7 +8,7 @@ import scenario
 from atoll.comm.bitmap import bitmap
 from atoll.comm.digest import digest, root
 from atoll.comm.ids import NodeId
-from atoll.coordinator import events as ev
+from atoll.coordinator.state_machine import events as ev
 
 ADA, BO, CY = NODES = (NodeId("n1"), NodeId("n2"), NodeId("n3"))
 DIGESTS = [digest(b"%d" % c) for c in range(4)]

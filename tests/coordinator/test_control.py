@@ -22,13 +22,13 @@ from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as rpc
 from atoll.comm.transport.certificates import NAME, Certificate, own, pin_of
 from atoll.comm.transport.frames import PROTOCOL
-from atoll.coordinator import events as ev
-from atoll.coordinator import kernel, service
-from atoll.coordinator.control import ControlPlane
-from atoll.coordinator.http import app, snapshot
-from atoll.coordinator.journal import Journal
-from atoll.coordinator.limits import Rate
-from atoll.coordinator.state import Phase
+from atoll.coordinator.monitor.http import app, snapshot
+from atoll.coordinator.service import event_loop, rpc
+from atoll.coordinator.service.control_plane import ControlPlane
+from atoll.coordinator.service.journal import Journal
+from atoll.coordinator.service.rate_limits import Rate
+from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine.state import Phase
 
 Code = grpc.StatusCode
 CONFIG = RunConfig(
@@ -201,12 +201,12 @@ async def get(coordinator: Coordinator, path: str) -> tuple[int, bytes]:
 def test_health_and_reflection_answer_as_any_grpc_service(tmp_path: Path) -> None:
     async def story() -> None:
         async with coordinator(tmp_path) as c:
-            assert await healthy(c) and await healthy(c, service.NAME)
+            assert await healthy(c) and await healthy(c, rpc.NAME)
             stub: Any = reflection_pb2_grpc.ServerReflectionStub(c.channel)  # type: ignore[arg-type]
             request = reflection_pb2.ServerReflectionRequest(list_services="")
             async for answer in stub.ServerReflectionInfo(iter([request])):
                 names = [found.name for found in answer.list_services_response.service]
-            assert service.NAME in names and "grpc.health.v1.Health" in names
+            assert rpc.NAME in names and "grpc.health.v1.Health" in names
 
     asyncio.run(story())
 
@@ -293,7 +293,7 @@ def test_a_join_whose_caller_is_gone_while_it_is_written_is_no_others(
     async def story() -> None:
         async with coordinator(tmp_path) as c:
             kernel_, metrics = c.kernel, c.plane.metrics
-            edge = service.Service(kernel_, c.plane.views, c.journal, metrics, "reef", b"key")
+            edge = rpc.Service(kernel_, c.plane.views, c.journal, metrics, "reef", b"key")
             begun, may_end, append = threading.Event(), threading.Event(), c.journal.append
 
             def slowly(*batch: Any) -> None:
@@ -344,8 +344,8 @@ def test_only_the_latest_life_of_a_session_is_a_members(tmp_path: Path) -> None:
 
 def test_who_calls_too_often_is_told_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        monkeypatch.setattr(service, "HEARTBEATS", Rate(1e-3, 5))
-        monkeypatch.setattr(service, "STRANGERS", Rate(1e-3, 3))
+        monkeypatch.setattr(rpc, "HEARTBEATS", Rate(1e-3, 5))
+        monkeypatch.setattr(rpc, "STRANGERS", Rate(1e-3, 3))
         async with coordinator(tmp_path) as c:
             ada, bo = c.node(), c.node()
             await ada.join()
@@ -444,7 +444,7 @@ def test_on_a_full_disk_nothing_leaves_until_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
-        monkeypatch.setattr(kernel, "RETRY", 0.02)
+        monkeypatch.setattr(event_loop, "RETRY", 0.02)
         async with coordinator(tmp_path) as c:
             ada = c.node()
             await ada.join()
@@ -476,7 +476,7 @@ def test_a_call_without_a_deadline_is_not_kept_waiting_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
-        monkeypatch.setattr(service, "LONGEST", 0.1)
+        monkeypatch.setattr(rpc, "LONGEST", 0.1)
         async with coordinator(tmp_path) as c:
             ada = c.node()
             await ada.join()

@@ -9,11 +9,11 @@ import pytest
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import ConfigError
 from atoll.comm.ids import NodeId
-from atoll.coordinator import demo
-from atoll.coordinator.demo import Chaos
-from atoll.coordinator.events import CommitRecord
-from atoll.coordinator.kernel import sentence
-from atoll.coordinator.report import Mark, MarkKind, Story
+from atoll.coordinator.demo import command
+from atoll.coordinator.demo.command import Chaos
+from atoll.coordinator.demo.report import Mark, MarkKind, Story
+from atoll.coordinator.service.event_loop import sentence
+from atoll.coordinator.state_machine.events import CommitRecord
 
 
 def config(total: int = 10) -> RunConfig:
@@ -94,20 +94,20 @@ def test_a_folder_with_anything_but_a_demos_files_is_refused_and_left_alone(tmp_
     (tmp_path / "thesis.tex").write_text("years of work")
 
     with pytest.raises(ConfigError, match="it holds thesis.tex: give another --out"):
-        demo._prepare(tmp_path)
+        command._prepare(tmp_path)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
 def test_a_folder_that_only_looks_like_a_demos_is_refused(tmp_path: Path) -> None:
     (tmp_path / "wandb").mkdir()
     with pytest.raises(ConfigError, match="not an earlier demo's folder"):
-        demo._prepare(tmp_path)
+        command._prepare(tmp_path)
 
 
 def test_a_file_is_refused_as_a_folder(tmp_path: Path) -> None:
     (tmp_path / "out").touch()
     with pytest.raises(ConfigError, match="not an earlier demo's folder"):
-        demo._prepare(tmp_path / "out")
+        command._prepare(tmp_path / "out")
 
 
 def test_an_earlier_demos_files_are_replaced(tmp_path: Path) -> None:
@@ -116,19 +116,19 @@ def test_an_earlier_demos_files_are_replaced(tmp_path: Path) -> None:
     for name in ("coordinator", "ada", "wandb"):
         (tmp_path / name / "deep").mkdir(parents=True)
 
-    demo._prepare(tmp_path)
+    command._prepare(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("nodes", "rounds"), [(1, 14), (4, 4)])
 def test_too_little_for_a_death_and_a_recovery_is_refused_before_anything_starts(nodes: int, rounds: int) -> None:
     with pytest.raises(ConfigError, match="leave no room to kill a node"):
-        demo._check(config(rounds), nodes, chaos=True)
-    demo._check(config(rounds), nodes, chaos=False)
+        command._check(config(rounds), nodes, chaos=True)
+    command._check(config(rounds), nodes, chaos=False)
 
 
 def test_names_are_short_and_never_run_out() -> None:
-    names = demo.names(40)
+    names = command.names(40)
     assert names[:3] == ["ada", "bo", "cy"]
     assert len(set(names)) == 40
 

@@ -9,8 +9,8 @@ from atoll.comm.errors import ConfigError
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.coordinator import edge
-from atoll.coordinator import events as ev
+from atoll.coordinator.service import validation
+from atoll.coordinator.state_machine import events as ev
 
 ADA, DIGEST = NodeId("n1"), b"d" * 16
 FENCE = pb.Fence(incarnation=2, epoch=3, round=4, attempt=5)
@@ -18,7 +18,7 @@ MINE = Fence(Incarnation(2), Epoch(3), Round(4), 5)
 
 
 def event(**report: Any) -> ev.Event:
-    return edge.event(ADA, 7, pb.ReportRequest(fence=FENCE, **report))
+    return validation.event(ADA, 7, pb.ReportRequest(fence=FENCE, **report))
 
 
 def test_every_report_becomes_its_event() -> None:
@@ -85,9 +85,9 @@ def test_what_makes_no_sense_is_refused_with_a_sentence(report: dict[str, Any]) 
 
 
 def test_a_missing_host_is_the_one_that_the_connection_came_from() -> None:
-    assert edge.address(":4700", "ipv4:10.1.2.3:5555") == "10.1.2.3:4700"
-    assert edge.address("0.0.0.0:4700", "ipv6:%5Bfe80::1%5D:5555") == "[fe80::1]:4700"
-    assert edge.address("reef.example.org:4700", "ipv4:10.1.2.3:5555") == "reef.example.org:4700"
+    assert validation.address(":4700", "ipv4:10.1.2.3:5555") == "10.1.2.3:4700"
+    assert validation.address("0.0.0.0:4700", "ipv6:%5Bfe80::1%5D:5555") == "[fe80::1]:4700"
+    assert validation.address("reef.example.org:4700", "ipv4:10.1.2.3:5555") == "reef.example.org:4700"
 
 
 @pytest.mark.parametrize(
@@ -95,24 +95,27 @@ def test_a_missing_host_is_the_one_that_the_connection_came_from() -> None:
 )
 def test_an_address_that_nobody_can_dial_is_refused(asked: str) -> None:
     with pytest.raises((ValueError, ConfigError)):
-        edge.address(asked, "ipv4:10.1.2.3:5555")
+        validation.address(asked, "ipv4:10.1.2.3:5555")
 
 
 def test_a_node_of_an_encrypted_run_has_a_pin_and_of_another_none() -> None:
-    assert edge.pin("a" * 52, tls=True) == "a" * 52
-    assert edge.pin("a" * 52, tls=False) == edge.pin("", tls=False) == ""
+    assert validation.pin("a" * 52, tls=True) == "a" * 52
+    assert validation.pin("a" * 52, tls=False) == validation.pin("", tls=False) == ""
     for bad in ("", "a" * 51, "A" * 52, "1" * 52, "a" * 10_000):
         with pytest.raises(ValueError, match="this run is encrypted"):
-            edge.pin(bad, tls=True)
+            validation.pin(bad, tls=True)
 
 
 def test_numbers_of_a_heartbeat_are_finite_and_its_words_printable() -> None:
     beat = pb.HeartbeatRequest(phase="in\nner" + "x" * 99, tokens_per_s=math.nan, loss=math.inf, bytes_up=3)
-    assert edge.vitals(beat).tokens_per_s == edge.vitals(beat).loss == 0.0
-    assert edge.heard(ADA, 1, beat).phase.startswith("innerx") and len(edge.heard(ADA, 1, beat).phase) < 21
+    assert validation.vitals(beat).tokens_per_s == validation.vitals(beat).loss == 0.0
+    assert (
+        validation.heard(ADA, 1, beat).phase.startswith("innerx")
+        and len(validation.heard(ADA, 1, beat).phase) < 21
+    )
 
 
 def test_a_nodes_own_secret_is_long_or_not_taken() -> None:
-    assert edge.secret("a" * 32) == edge.secret("a" * 32 + ".9") == "a" * 32
+    assert validation.secret("a" * 32) == validation.secret("a" * 32 + ".9") == "a" * 32
     for weak in ("", "a" * 31, "a" * 65, "A" * 32, "z" * 40):
-        assert edge.secret(weak) == ""
+        assert validation.secret(weak) == ""

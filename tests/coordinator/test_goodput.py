@@ -3,7 +3,7 @@
 import random
 
 from atoll.comm.ids import NodeId
-from atoll.coordinator.goodput import Meter, shares
+from atoll.coordinator.service.goodput import Meter, shares
 
 A, B = NodeId("n1"), NodeId("n2")
 

@@ -11,13 +11,13 @@ from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.coordinator import edge, view
-from atoll.coordinator import events as ev
-from atoll.coordinator.core import decode, encode
-from atoll.coordinator.events import Publish
-from atoll.coordinator.leases import front
-from atoll.coordinator.machine import step
-from atoll.coordinator.state import Phase, State
+from atoll.coordinator.service import validation, view
+from atoll.coordinator.service.journaled_machine import decode, encode
+from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine.events import Publish
+from atoll.coordinator.state_machine.leases import front
+from atoll.coordinator.state_machine.state import Phase, State
+from atoll.coordinator.state_machine.step import step
 
 CONFIG = RunConfig(
     name="reef",
@@ -126,7 +126,7 @@ def test_no_report_ends_the_coordinator_or_the_run(seed: int) -> None:
             event = honest(rng, state, node)
         else:
             try:
-                event = edge.event(node, state.members.here[node].life, hostile(rng, state))
+                event = validation.event(node, state.members.here[node].life, hostile(rng, state))
             except ValueError:
                 continue
         state, effects = step(state, event or ev.Tick(), now)

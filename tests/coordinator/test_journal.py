@@ -21,9 +21,9 @@ import pytest
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError, ConfigError, Refused, ResourceError
 from atoll.comm.ids import NodeId
-from atoll.coordinator import events as ev
-from atoll.coordinator.core import Core, encode
-from atoll.coordinator.journal import FORMAT, KINDS, NOTES_KEPT, Journal, JournalFull, Snapshot, _sealed
+from atoll.coordinator.service.journal import FORMAT, KINDS, NOTES_KEPT, Journal, JournalFull, Snapshot, _sealed
+from atoll.coordinator.service.journaled_machine import Core, encode
+from atoll.coordinator.state_machine import events as ev
 
 PLAIN = {int: 3, float: 0.1, str: "naïve", bytes: b"\x00\xff" * 8, bool: True}
 FRAME, HEADER = 4096 + 24, 32  # bytes, of SQLite's write-ahead log
@@ -228,7 +228,7 @@ def test_a_second_coordinator_is_refused_and_an_invite_is_not(tmp_path: Path) ->
 
 
 def test_an_invite_in_the_coordinators_own_process_does_not_cost_it_its_locks(tmp_path: Path) -> None:
-    invite = "import sys; from pathlib import Path; from atoll.coordinator.journal import Journal\n"
+    invite = "import sys; from pathlib import Path; from atoll.coordinator.service.journal import Journal\n"
     invite += "j = Journal(Path(sys.argv[1]), lock=False); print(len(list(j.events()))); j.close()"
 
     def elsewhere() -> int:
@@ -572,7 +572,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from atoll.coordinator import events as ev
-from atoll.coordinator.journal import Journal
+from atoll.coordinator.service.journal import Journal
 journal = Journal(Path(sys.argv[1]))
 taken = journal.restore()
 last = (0 if taken is None else int(taken.body)) + journal.events_since_snapshot

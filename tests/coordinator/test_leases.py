@@ -6,8 +6,8 @@ import random
 import pytest
 
 from atoll.comm.ids import NodeId
-from atoll.coordinator import leases as data
-from atoll.coordinator.leases import Lease, Leases
+from atoll.coordinator.state_machine import leases as data
+from atoll.coordinator.state_machine.leases import Lease, Leases
 
 
 def samples(lease: Lease) -> list[int]:

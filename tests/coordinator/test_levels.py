@@ -6,10 +6,10 @@ import pytest
 import scenario
 
 from atoll.comm.ids import NodeId
-from atoll.coordinator.levels import Levels, levels
-from atoll.coordinator.owning import owning, reducers
-from atoll.coordinator.state import State
-from atoll.coordinator.view import view
+from atoll.coordinator.service.view import view
+from atoll.coordinator.state_machine.chunk_owners import owning, reducers
+from atoll.coordinator.state_machine.reduce_levels import Levels, levels
+from atoll.coordinator.state_machine.state import State
 from atoll.node.reports import plan_of
 
 NAMES = ["ada", "bo", "cy", "di", "ed", "fy"]

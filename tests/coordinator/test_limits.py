@@ -1,6 +1,6 @@
 """A caller has a burst, then a rate; nobody pays for another one."""
 
-from atoll.coordinator.limits import Buckets, Rate
+from atoll.coordinator.service.rate_limits import Buckets, Rate
 
 
 def test_a_burst_then_so_many_a_second() -> None:

@@ -7,11 +7,11 @@ import pytest
 
 from atoll.comm.config.run import MembersConfig, RunConfig
 from atoll.comm.ids import NodeId
-from atoll.coordinator import events as ev
-from atoll.coordinator import membership
-from atoll.coordinator.machine import step
-from atoll.coordinator.membership import REMEMBER, MemberState
-from atoll.coordinator.state import State
+from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine import members
+from atoll.coordinator.state_machine.members import REMEMBER, MemberState
+from atoll.coordinator.state_machine.state import State
+from atoll.coordinator.state_machine.step import step
 
 CONFIG = RunConfig(members=MembersConfig(lease=10.0, reconnect=2.0, stall=30.0))
 
@@ -57,11 +57,11 @@ def test_a_verdict_that_was_taken_is_not_given_again(seed: int) -> None:
         )
         awaited |= {node} if rng.random() < 0.5 else set()
         state = replace(state, members=replace(state.members, here=state.members.here | {node: member}))
-    verdicts = membership.judge(state.members, CONFIG.members, awaited, now)
+    verdicts = members.judge(state.members, CONFIG.members, awaited, now)
     for verdict in verdicts:
         state, effects = step(state, verdict, now)
         assert effects, "and each is told"
-    assert not membership.judge(state.members, CONFIG.members, awaited, now)
+    assert not members.judge(state.members, CONFIG.members, awaited, now)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -72,4 +72,4 @@ def test_a_member_that_is_heard_and_moves_is_never_judged(seed: int) -> None:
         now += rng.uniform(0, 4.9)
         node = NodeId("n1")
         state, _ = step(state, ev.Heard(node, 1, "inner", 1, i), now)
-        assert not membership.judge(state.members, CONFIG.members, {node}, now)
+        assert not members.judge(state.members, CONFIG.members, {node}, now)

@@ -6,11 +6,11 @@ from scenario import CONFIG
 
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Fence
-from atoll.coordinator import events as ev
-from atoll.coordinator.events import CommitRecord
-from atoll.coordinator.ledger import Ledger, Seal
-from atoll.coordinator.milestone import milestones
-from atoll.coordinator.state import Phase, Plan, RoundState, State
+from atoll.coordinator.service.crash_points import milestones
+from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine.events import CommitRecord
+from atoll.coordinator.state_machine.ledger import Ledger, Seal
+from atoll.coordinator.state_machine.state import Phase, Plan, RoundState, State
 
 ADA = NodeId("n1")
 WAITING = State(CONFIG)

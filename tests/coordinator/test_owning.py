@@ -5,9 +5,9 @@ from dataclasses import replace
 import scenario
 
 from atoll.comm.ids import NodeId
-from atoll.coordinator.owning import owning, reachable, reducers
-from atoll.coordinator.shares import Node, plan_shares
-from atoll.coordinator.state import State
+from atoll.coordinator.placement.bandwidth_shares import Node, plan_shares
+from atoll.coordinator.state_machine.chunk_owners import owning, reachable, reducers
+from atoll.coordinator.state_machine.state import State
 
 A, B, C, DAN = (NodeId(f"n{i}") for i in range(1, 5))
 SLOW = 10.0  # bytes a second, of 40 elements: the wire is what counts

@@ -15,7 +15,8 @@ from itertools import count, product
 import pytest
 from scipy.optimize import linprog
 
-from atoll.coordinator.regions import (
+from atoll.coordinator.placement.bandwidth_shares import KEEP, Node, Regions, Shares, deal, with_rates
+from atoll.coordinator.placement.two_level import (
     PEER,
     Rtts,
     TwoLevel,
@@ -26,7 +27,6 @@ from atoll.coordinator.regions import (
     predict_two_level,
     usable,
 )
-from atoll.coordinator.shares import KEEP, Node, Regions, Shares, deal, with_rates
 
 GBIT, MBIT = 125e6, 125e3  # bytes/s
 PAYLOAD = 1e9

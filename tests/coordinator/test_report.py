@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from atoll.comm.ids import NodeId
-from atoll.coordinator import report
-from atoll.coordinator.events import CommitRecord
-from atoll.coordinator.report import Mark, MarkKind, Story
+from atoll.coordinator.demo import report
+from atoll.coordinator.demo.report import Mark, MarkKind, Story
+from atoll.coordinator.state_machine.events import CommitRecord
 
 ADA, BO, CY = NodeId("n1"), NodeId("n2"), NodeId("n3")
 PNG = b"\x89PNG\r\n\x1a\n"

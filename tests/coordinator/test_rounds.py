@@ -24,14 +24,14 @@ from atoll.comm.digest import digest
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import NOBODY, Fence
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.coordinator import events as ev
-from atoll.coordinator import leases as data
-from atoll.coordinator import membership
-from atoll.coordinator.core import decode, encode
-from atoll.coordinator.machine import step
-from atoll.coordinator.membership import REDUCER, Member, MemberState
-from atoll.coordinator.state import Phase, State
-from atoll.coordinator.view import view
+from atoll.coordinator.service.journaled_machine import decode, encode
+from atoll.coordinator.service.view import view
+from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine import leases as data
+from atoll.coordinator.state_machine import members
+from atoll.coordinator.state_machine.members import REDUCER, Member, MemberState
+from atoll.coordinator.state_machine.state import Phase, State
+from atoll.coordinator.state_machine.step import step
 
 FIRST, SEEDS = int(os.environ.get("ATOLL_FUZZ_FIRST", "0")), int(os.environ.get("ATOLL_FUZZ_SEEDS", "30"))
 NO_FENCE = Fence(Incarnation(1), Epoch(0), Round(1), 1)
@@ -113,7 +113,7 @@ class Fuzz:
         for node, m in self.state.members.here.items():
             if m.connected and self.rng.random() < heard:
                 self.feed(ev.Heard(node, m.life, "inner", 0, self.rng.randint(0, 3)))
-        for verdict in membership.judge(self.state.members, self.config.members, self.state.awaited, self.now):
+        for verdict in members.judge(self.state.members, self.config.members, self.state.awaited, self.now):
             self.feed(verdict)
         self.feed(ev.Tick())
 

@@ -8,8 +8,8 @@ import pytest
 
 from atoll.comm.config.run import OuterConfig, RunConfig, SecurityConfig, TlsMode, to_json
 from atoll.comm.errors import ConfigError
-from atoll.coordinator.journal import Journal
 from atoll.coordinator.server import Options, _same_run, encrypted
+from atoll.coordinator.service.journal import Journal
 
 
 @pytest.mark.parametrize(

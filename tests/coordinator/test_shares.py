@@ -11,9 +11,18 @@ import pytest
 from scipy.optimize import linprog
 
 from atoll.comm.ids import NodeId
-from atoll.coordinator.membership import Member, MemberState
-from atoll.coordinator.owning import FEW, NEAR, NEW, USUAL, alike, noise
-from atoll.coordinator.shares import KEEP, NobodyReachable, Node, Regions, blend, deal, plan_shares, predict
+from atoll.coordinator.placement.bandwidth_shares import (
+    KEEP,
+    NobodyReachable,
+    Node,
+    Regions,
+    blend,
+    deal,
+    plan_shares,
+    predict,
+)
+from atoll.coordinator.state_machine.chunk_owners import FEW, NEAR, NEW, USUAL, alike, noise
+from atoll.coordinator.state_machine.members import Member, MemberState
 
 GBIT, MBIT = 125e6, 125e3  # bytes/s
 FAST, SLOW = Node(GBIT, GBIT), Node(GBIT / 10, GBIT / 10)
@@ -239,7 +248,7 @@ def test_a_thousand_members_are_planned_well_under_a_second() -> None:
 
 def test_a_plan_without_regions_does_not_load_the_solver() -> None:
     probe = (
-        "import sys; from atoll.coordinator.shares import *; import atoll.coordinator.regions;"
+        "import sys; from atoll.coordinator.placement.bandwidth_shares import *; import atoll.coordinator.placement.two_level;"
         "plan_shares([Node(1e8, 1e8), Node(1e8, 1e8), Node(1e8, 1e8), Node(1e6, 1e6)], 1e9);"
         "sys.exit('scipy' in sys.modules or 'numpy' in sys.modules)"
     )

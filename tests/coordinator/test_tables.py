@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.console import Console
 
-from atoll.coordinator.tables import COLORS, members_table, summary, worth_a_look
+from atoll.coordinator.monitor.terminal import COLORS, members_table, summary, worth_a_look
 
 
 def member(number: int, state: str, **fields: Any) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import wandb_log
 
 from atoll.comm.config.run import RunConfig, WandbMode
 from atoll.comm.ids import NodeId
-from atoll.coordinator.events import CommitRecord, Note, Publish
-from atoll.coordinator.tracker import Tracker
+from atoll.coordinator.monitor.wandb_logger import Tracker
+from atoll.coordinator.state_machine.events import CommitRecord, Note, Publish
 
 ADA, BO = NodeId("n1"), NodeId("n2")
 
@@ -120,7 +120,7 @@ def test_a_disabled_tracker_writes_nothing(tmp_path: Path) -> None:
 def test_without_a_key_auto_is_offline_and_with_one_it_is_online(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from atoll.coordinator.tracker import _mode
+    from atoll.coordinator.monitor.wandb_logger import _mode
 
     assert _mode(config(WandbMode.AUTO)) is WandbMode.OFFLINE
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)

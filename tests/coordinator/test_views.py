@@ -12,13 +12,13 @@ from scenario import CONFIG, Run
 from atoll.comm.config.run import CheckpointConfig
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.coordinator import events as ev
-from atoll.coordinator import view
-from atoll.coordinator.kernel import Kernel
-from atoll.coordinator.machine import step
-from atoll.coordinator.metrics import Metrics
-from atoll.coordinator.state import State
-from atoll.coordinator.views import Stream, Views
+from atoll.coordinator.service import view
+from atoll.coordinator.service.event_loop import Kernel
+from atoll.coordinator.service.metrics import Metrics
+from atoll.coordinator.service.view_streams import Stream, Views
+from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine.state import State
+from atoll.coordinator.state_machine.step import step
 
 ADA = NodeId("n1")
 

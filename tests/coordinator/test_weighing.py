@@ -8,9 +8,9 @@ import pytest
 from atoll.comm.config.outer import OuterConfig, WeightName
 from atoll.comm.config.run import InnerConfig, ModelConfig, RunConfig
 from atoll.comm.ids import NodeId
-from atoll.coordinator import ledger as book
-from atoll.coordinator.ledger import Contribution, Ledger
-from atoll.coordinator.weighing import length, scales, weights
+from atoll.coordinator.state_machine import ledger as book
+from atoll.coordinator.state_machine.ledger import Contribution, Ledger
+from atoll.coordinator.state_machine.weights import length, scales, weights
 from atoll.outer_opt import weights as reference
 from atoll.outer_opt.clip import clips
 

@@ -9,7 +9,7 @@ from sim.engine import Call
 
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.coordinator import events as ev
+from atoll.coordinator.state_machine import events as ev
 from atoll.node import machine
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from atoll.comm.config.run import RunConfig
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.coordinator import events as ev
-from atoll.coordinator.core import Batch
-from atoll.coordinator.events import CommitRecord
-from atoll.coordinator.ledger import Entry
-from atoll.coordinator.membership import RETURN, Member, MemberState
-from atoll.coordinator.state import Phase, State
+from atoll.coordinator.service.journaled_machine import Batch
+from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine.events import CommitRecord
+from atoll.coordinator.state_machine.ledger import Entry
+from atoll.coordinator.state_machine.members import RETURN, Member, MemberState
+from atoll.coordinator.state_machine.state import Phase, State
 
 if TYPE_CHECKING:
     from sim.node import Node

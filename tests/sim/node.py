@@ -19,7 +19,7 @@ from sim.truth import Contribution, Life, digest, next_state, norm, root
 
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import NOBODY
-from atoll.coordinator import events as ev
+from atoll.coordinator.state_machine import events as ev
 from atoll.node import machine
 
 if TYPE_CHECKING:

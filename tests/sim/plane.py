@@ -18,7 +18,7 @@ from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence, Plan
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.transport.frames import Kind
-from atoll.coordinator import events as ev
+from atoll.coordinator.state_machine import events as ev
 from atoll.node import machine
 from atoll.node.reports import plan_of
 

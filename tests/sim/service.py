@@ -16,12 +16,12 @@ from sim import invariants
 from sim.engine import Call, Process
 
 from atoll.comm.ids import NodeId
-from atoll.coordinator import events as ev
-from atoll.coordinator import membership
-from atoll.coordinator.core import Batch, Core
-from atoll.coordinator.journal import Journal, JournalFull
-from atoll.coordinator.state import State
-from atoll.coordinator.view import Own, Shared, encode, own, shared
+from atoll.coordinator.service.journal import Journal, JournalFull
+from atoll.coordinator.service.journaled_machine import Batch, Core
+from atoll.coordinator.service.view import Own, Shared, encode, own, shared
+from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine import members
+from atoll.coordinator.state_machine.state import State
 
 if TYPE_CHECKING:
     from sim.control import Control
@@ -170,13 +170,13 @@ class Service(Process):
         """A tick: what the clock says of the members and of the round."""
         now = self.now
         if now - self._looked > AWAY:
-            self._patient_until = now + membership.RETURN
+            self._patient_until = now + members.RETURN
         self._looked = now
         if not self._writing:
             self._enter_beats()
         state = self.state
         if now > self._patient_until:
-            for verdict in membership.judge(state.members, state.config.members, state.awaited, now):
+            for verdict in members.judge(state.members, state.config.members, state.awaited, now):
                 self.submit(verdict)
             self.submit(ev.Tick(), self._looked_after, state, now)
         else:

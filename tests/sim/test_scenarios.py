@@ -21,8 +21,8 @@ from atoll.comm.config.run import (
     RoundsConfig,
     RunConfig,
 )
-from atoll.coordinator.membership import MemberState
-from atoll.coordinator.state import Phase
+from atoll.coordinator.state_machine.members import MemberState
+from atoll.coordinator.state_machine.state import Phase
 
 CONFIG = RunConfig(
     inner=InnerConfig(batch_size=4),

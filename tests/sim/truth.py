@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from atoll.comm import digest as sums
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence
-from atoll.coordinator import events as ev
-from atoll.coordinator.ledger import Entry
+from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine.ledger import Entry
 
 CHUNK = 10  # elements
 Life = tuple[NodeId, int]

@@ -36,11 +36,11 @@ from atoll.comm.fragment_schedule import Turns
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.coordinator.core import Batch, Core
-from atoll.coordinator.events import Note, Publish
-from atoll.coordinator.journal import Journal
-from atoll.coordinator.membership import MemberState
-from atoll.coordinator.state import State
+from atoll.coordinator.service.journal import Journal
+from atoll.coordinator.service.journaled_machine import Batch, Core
+from atoll.coordinator.state_machine.events import Note, Publish
+from atoll.coordinator.state_machine.members import MemberState
+from atoll.coordinator.state_machine.state import State
 
 MEMORY = "/dev/shm"
 ROUNDS = 20  # that every seed commits at least

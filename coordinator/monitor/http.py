@@ -1,0 +1,216 @@
+"""The read-only face of the run: a page for people, JSON for scripts, Prometheus for operators."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from atoll.coordinator.service.event_loop import STOPPING, Kernel
+from atoll.coordinator.service.goodput import shares
+from atoll.coordinator.service.journal import Journal
+from atoll.coordinator.service.telemetry import Vitals
+from atoll.coordinator.state_machine.events import CommitRecord
+from atoll.coordinator.state_machine.members import Member, MemberState
+from atoll.coordinator.state_machine.state import Phase, State
+
+PAGE = Path(__file__).with_name("page.html")
+FRESH = 0.2  # seconds that an answer of /api/run is good for
+GONE = 50  # members that are gone, listed at most...
+DAY = 86_400.0  # seconds: ...and those of the last day
+RECORDED = {field.name for field in fields(CommitRecord)}
+
+
+def app(kernel: Kernel, journal: Journal, run: str) -> Starlette:
+    kernel.metrics.registry.register(_Run(kernel))
+    answer, made_at = b"", -FRESH  # of /api/run: with a thousand members it is made once for all who ask
+
+    async def page(_: Request) -> Response:
+        return HTMLResponse(PAGE.read_text())
+
+    async def healthz(_: Request) -> Response:
+        wrong = kernel.trouble or (STOPPING if kernel.draining else "")
+        return PlainTextResponse(f"{wrong or 'ok'}\n", status_code=503 if wrong else 200)
+
+    async def api_run(_: Request) -> Response:
+        nonlocal answer, made_at
+        if kernel.clock() - made_at > FRESH:
+            answer, made_at = msgspec.json.encode(snapshot(kernel, run)), kernel.clock()
+        return Response(answer, media_type="application/json")
+
+    async def api_rounds(request: Request) -> Response:
+        query = request.query_params
+        for name in ("since", "limit"):
+            if not (given := query.get(name, "0")).isdecimal() or len(given) > 18:
+                return PlainTextResponse(f"{name}={given[:40]!r} is not a number\n", status_code=400)
+        since, limit, asked = int(query.get("since", "0")), int(query.get("limit", "0")), query.get("fields", "")
+        wanted = asked.split(",") if asked else []
+        if odd := sorted(set(wanted) - RECORDED):
+            return PlainTextResponse(f"a record has no {odd[0][:40]!r}\n", status_code=400)
+        body = await asyncio.to_thread(_rounds, journal, since, limit, wanted)
+        return Response(body, media_type="application/json")
+
+    async def metrics_(_: Request) -> Response:
+        return Response(generate_latest(kernel.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    routes = {
+        "/": page,
+        "/healthz": healthz,
+        "/api/run": api_run,
+        "/api/rounds": api_rounds,
+        "/metrics": metrics_,
+    }
+    return Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()])
+
+
+def _rounds(journal: Journal, since: int, limit: int, wanted: list[str]) -> bytes:
+    """Commit records after `since`, the first `limit` of them if not 0, whole or some fields of each."""
+    records = journal.rounds(since, limit)
+    if not wanted:
+        return msgspec.json.encode(records)
+    return msgspec.json.encode([{f: getattr(record, f) for f in wanted} for record in records])
+
+
+def snapshot(kernel: Kernel, run: str) -> dict[str, Any]:
+    """The run now, as `GET /api/run` shows it."""
+    state, now = kernel.state, kernel.clock()
+    seconds = kernel.observed.meter.seconds(now)
+    return {
+        "run_id": run,
+        "incarnation": state.incarnation,
+        "epoch": state.epoch,
+        "round": state.committed if state.round.phase is Phase.FINISHED else state.round.number,
+        "rounds_total": state.config.rounds.total,
+        "committed": state.committed,
+        "phase": state.round.phase,
+        "phase_reason": kernel.trouble or state.round.reason,
+        "tokens": state.tokens,
+        "val_loss_first": state.initial_val_loss,
+        "val_loss": last_val_loss(kernel),
+        "goodput": shares(seconds),
+        "goodput_seconds": seconds,
+        "awaited": waited_for(state),
+        "draining": kernel.draining,
+        "members": [
+            _member(m, kernel.observed.vitals.get(m.node, Vitals()), state, now) for m in _listed(state, now)
+        ],
+        "members_gone": len(state.members.gone),
+        "events": [{"at": at, "node": note.node, "sentence": note.sentence} for at, note in kernel.notes],
+    }
+
+
+def last_val_loss(kernel: Kernel) -> float | None:
+    pending = kernel.state.pending
+    if pending is not None and pending.val_loss is not None:
+        return pending.val_loss
+    return kernel.last_val_loss if kernel.last_val_loss is not None else kernel.state.initial_val_loss
+
+
+def waited_for(state: State) -> list[str]:
+    """Whom the round waits for: names, the first few."""
+    r = state.round
+    match r.phase:
+        case Phase.INNER if r.reached_at is not None:
+            late = [n for n in r.participants if n not in r.reached and n not in r.ledger.contributions]
+        case Phase.COLLECTING:
+            late = [n for n in r.participants if n not in r.ledger.contributions]
+        case Phase.REDUCING if r.plan is not None:
+            late = [n for n in r.ledger.members if n not in r.held]
+        case _:
+            late = []
+    return [state.name(n) for n in late]
+
+
+def _listed(state: State, now: float) -> list[Member]:
+    """Who is here, and of those that are gone the latest of the last day."""
+    gone = [m for m in list(state.members.gone.values())[-GONE:] if now - m.heard_at < DAY]
+    return [*state.members.here.values(), *gone]
+
+
+def _member(member: Member, vitals: Vitals, state: State, now: float) -> dict[str, Any]:
+    r, node = state.round, member.node
+    return {
+        "node_id": node,
+        "name": member.name,
+        "state": member.state,
+        "role": member.role or "trainer",
+        "phase": member.phase,
+        "round": max(member.state_round, 0),
+        "inner_step": member.step[1] if member.step[0] == r.number else 0,
+        "reached": node in r.reached,
+        "ready": node in r.ledger.contributions,
+        "connected": member.connected,
+        "tokens_per_s": vitals.tokens_per_s,
+        "loss": vitals.loss or None,
+        "last_heard_s": now - member.heard_at,
+        "bytes_up": vitals.bytes_up,
+        "bytes_down": vitals.bytes_down,
+        "rss_bytes": vitals.rss_bytes,
+        "address": member.address,
+        "progress": vitals.progress,
+        "trouble": vitals.trouble,
+        "reason": _story(member, vitals),
+    }
+
+
+def _story(member: Member, vitals: Vitals) -> str:
+    """Why it is in its state, how far it is with that, and what does not work."""
+    if member.state in (MemberState.EVICTED, MemberState.LEFT):
+        return member.reason
+    now = ": ".join(filter(None, (member.reason, vitals.progress)))
+    return "; ".join(filter(None, (now, vitals.trouble)))
+
+
+class _Run(Collector):
+    """The run's own figures, read when they are scraped."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    def collect(self) -> Iterator[Metric]:
+        state, now = self._kernel.state, self._kernel.clock()
+        loss = last_val_loss(self._kernel)
+        yield CounterMetricFamily("atoll_committed_rounds", "committed rounds", value=state.committed)
+        yield CounterMetricFamily("atoll_tokens", "committed tokens", value=state.tokens)
+        yield CounterMetricFamily("atoll_epochs", "membership generations", value=state.epoch)
+        yield CounterMetricFamily("atoll_incarnations", "lives of the coordinator", value=state.incarnation)
+        yield GaugeMetricFamily("atoll_round", "round being trained", value=state.round.number)
+        if loss is not None:
+            yield GaugeMetricFamily("atoll_val_loss", "validation loss of the anchor", value=loss)
+        phases = GaugeMetricFamily("atoll_phase", "1 for the phase of the round", labels=["phase"])
+        for phase in Phase:
+            phases.add_metric([phase], int(state.round.phase is phase))
+        yield phases
+        # Open inner time counts as inner until it is lost, so the buckets can shrink.
+        goodput = GaugeMetricFamily("atoll_node_seconds", "node-seconds in each bucket", labels=["bucket"])
+        for bucket, seconds in self._kernel.observed.meter.seconds(now).items():
+            goodput.add_metric([bucket], seconds)
+        yield goodput
+        listed = _listed(state, now)
+        states = GaugeMetricFamily("atoll_members", "members in each state", labels=["state"])
+        for standing, count in Counter(m.state for m in listed).items():
+            states.add_metric([standing], count)
+        yield states
+        labels = ["node", "name"]
+        pace = GaugeMetricFamily("atoll_member_tokens_per_s", "tokens a second of a member", labels=labels)
+        up = CounterMetricFamily("atoll_member_bytes_up", "bytes that a member sent", labels=labels)
+        down = CounterMetricFamily("atoll_member_bytes_down", "bytes that a member received", labels=labels)
+        silent = GaugeMetricFamily("atoll_member_last_heard_s", "seconds since a heartbeat", labels=labels)
+        for m in listed:
+            vitals = self._kernel.observed.vitals.get(m.node, Vitals())
+            who = [m.node, m.name]
+            pace.add_metric(who, vitals.tokens_per_s)
+            up.add_metric(who, vitals.bytes_up)
+            down.add_metric(who, vitals.bytes_down)
+            silent.add_metric(who, now - m.heard_at)
+        yield from (pace, up, down, silent)

@@ -1,0 +1,139 @@
+"""The run in wandb: one writer, the coordinator; axis `round`; every committed round exactly once.
+
+wandb may block on a slow network, so it lives in a thread of its own behind a queue. A restarted coordinator
+logs the journal's rounds again into a fresh wandb run, because an offline run cannot be continued.
+"""
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from atoll.comm.config.run import RunConfig, WandbMode
+from atoll.coordinator.state_machine.events import CommitRecord, Effect, Note, Publish
+
+log = logging.getLogger("atoll.coordinator")
+SERIES = 64  # members that have series of their own; of more, the least, the median and the most are logged
+
+
+class Tracker:
+    """Takes effects in `tell`, from any thread; `close` flushes."""
+
+    def __init__(self, config: RunConfig, directory: Path, past: Iterable[CommitRecord]) -> None:
+        self._config, self._directory, self._past = config, directory, past
+        self._queue: queue.SimpleQueue[Effect | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
+        self.mode = _mode(config)
+        if self.mode is not WandbMode.DISABLED:
+            self._thread.start()
+
+    def tell(self, effect: Effect) -> None:
+        if self.mode is not WandbMode.DISABLED:
+            self._queue.put(effect)
+
+    def close(self, timeout: float = 30.0) -> None:
+        """Finish the wandb run; waits up to `timeout` seconds for it."""
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join(timeout)
+
+    def _work(self) -> None:
+        try:
+            run = self._open()
+        except Exception as error:  # wandb raises many kinds: the run must not end for want of a chart
+            log.warning(f"wandb is off for this run, it could not start: {error}")
+            return
+        step = 0
+        for record in self._past:
+            step = record.round
+            self._log(run, row(record))
+        while (effect := self._queue.get()) is not None:
+            match effect:
+                case Publish(record) if record.round > step:
+                    step = record.round
+                    self._log(run, row(record))
+                case Note(sentence, node):
+                    self._log(run, {"event/round": step, "event/sentence": sentence, "event/node": node or ""})
+        _finish(run)
+
+    @staticmethod
+    def _log(run: Any, row: dict[str, Any]) -> None:
+        try:
+            run.log(row)
+        except Exception as error:
+            log.warning(f"wandb did not take a row: {error}")
+
+    def _open(self) -> Any:
+        os.environ.setdefault("WANDB_SILENT", "true")
+        import wandb
+
+        self._directory.mkdir(parents=True, exist_ok=True)
+        settings = wandb.Settings(
+            x_disable_stats=True, console="off", silent=True, x_file_stream_transmit_interval=1
+        )
+        run = wandb.init(
+            project=self._config.wandb.project,
+            entity=self._config.wandb.entity or None,
+            name=self._config.name,
+            dir=str(self._directory),
+            mode="online" if self.mode is WandbMode.ONLINE else "offline",
+            config=msgspec.to_builtins(self._config),
+            settings=settings,
+        )
+        run.define_metric("round")
+        run.define_metric("*", step_metric="round")
+        return run
+
+
+def _finish(run: Any) -> None:
+    """Flush and close the run; `finish` alone returns a moment before wandb's own process has closed the file."""
+    import wandb
+
+    try:
+        run.finish()
+        wandb.teardown()
+    except Exception as error:
+        log.warning(f"wandb did not finish its run: {error}")
+
+
+def row(record: CommitRecord) -> dict[str, Any]:
+    """A commit record as one wandb row."""
+    out: dict[str, Any] = {
+        "round": record.round,
+        "tokens": record.tokens,
+        "members/contributors": len(record.contributors),
+        "members/epoch": record.epoch,
+        "reduce/attempts": record.attempts,
+        "reduce/digests_equal": int(record.digests_equal is not False),
+    }
+    if not record.void:
+        out["loss/train"] = record.train_loss
+    if record.val_loss is not None:
+        out["loss/val"] = record.val_loss
+    out |= {f"seconds/{phase}": seconds for phase, seconds in record.seconds.items()}
+    for name, values in (
+        ("tokens", record.contributors),
+        ("bytes_up", record.bytes_up),
+        ("bytes_down", record.bytes_down),
+    ):
+        of: dict[str, float] = {str(node): values.get(node, 0) for node in record.contributors}
+        if len(of) > SERIES:
+            of = {"least": min(of.values()), "median": median(of.values()), "most": max(of.values())}
+        out |= {f"{name}/{which}": value for which, value in of.items()}
+    return out
+
+
+def _mode(config: RunConfig) -> WandbMode:
+    """`auto` is online where a key is present."""
+    if config.wandb.mode is not WandbMode.AUTO:
+        return config.wandb.mode
+    netrc = Path.home() / ".netrc"
+    logged_in = netrc.exists() and "wandb" in netrc.read_text(errors="replace")
+    key = os.environ.get("WANDB_API_KEY") or logged_in
+    return WandbMode.ONLINE if key else WandbMode.OFFLINE

@@ -1,0 +1,269 @@
+"""The flat plan of a reduce: which share of the chunks each member owns, by measured bandwidth. Pure.
+
+A contributor sends its vector, encoded (`payload` bytes), chunk by chunk to the chunks' owners; an owner sends
+each sealed chunk to all contributors. With C contributors, member i, who owns the share w_i, sends, in payloads,
+
+    c_i (1 - w_i) + w_i (C - c_i) = c_i + (C - 2 c_i) w_i        c_i: 1 if it contributes, 0 if it only reduces
+
+and receives exactly as much, so only the slower direction of its link counts. The shares minimise the longest
+time of a member: the linear programme of hivemind's `load_balance_peers` (Diskin et al. 2021, DeDLOC), here with
+members that own nothing (leaves) and members that only reduce.
+
+The members' own links need no solver. Within a time each member can own what it can send beyond its own vector;
+the shortest time in which this adds up to the whole is found by filling up in order of the links' speed. That is
+an optimum of the programme, and of its many optima the one that is also best for the members that are not the
+slowest, unless equal shares of those that own something are as good; a solver returns an arbitrary corner. Limits
+that join several members' shares (rates within a region, a region's common link) are left to the solver.
+
+`predict` counts bytes on links that always have something to send; latency and the handling of peers and messages
+are in `atoll.coordinator.placement.two_level`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from statistics import median
+from typing import NamedTuple
+
+from atoll.comm.errors import AtollError
+
+KEEP = 1.1  # a plan that is predicted this much slower than the best is as good: the rates are not known better
+WORTH = 0.25  # seconds: as good, too, is one that is predicted this much slower
+FALL = 0.25  # how far one lower measurement pulls a rate down
+Regions = Sequence[Sequence[int]]  # members, by region
+
+
+class NobodyReachable(AtollError):
+    """A reduce among members that cannot own a chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A member as a plan sees it; rates in bytes/s, 0 = unknown."""
+
+    up: float
+    down: float
+    leaf: bool = False  # dials out only: owns nothing
+    contributes: bool = True  # sends a vector and receives the result; False: only reduces
+    local: float = 0.0  # each way, to members of its own region; 0 = over the same link as everything
+    link: float = 0.0  # each way, of all together; 0 = no limit but these
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    shares: tuple[float, ...]  # of the chunks, by member; their sum is 1
+    seconds: float  # predicted
+
+
+class Load(NamedTuple):
+    """What a member sends in a reduce, in payloads; it receives as much."""
+
+    inside: float  # to members of its own region
+    outside: float
+
+
+def plan_shares(
+    nodes: Sequence[Node], payload: float, *, chunks: int = 0, regions: Regions = (), between: float = 0.0
+) -> Shares:
+    """The shares that a reduce of `payload` bytes is fastest with; equal ones unless that is 10 %, and a
+    quarter of a second, faster.
+
+    Equal shares do not change from round to round with what was measured; so those that own something own as much
+    as each other where that is as fast. Members whose share is less than half of one of `chunks` chunks own
+    nothing, where that costs little. For `regions` and `between` see `predict`.
+    """
+    if all(node.leaf for node in nodes):
+        raise NobodyReachable(
+            f"none of the {len(nodes)} members can be reached by the others: nobody to own a chunk"
+        )
+    nodes = with_rates(nodes)
+    if len(regions) == 1:  # everything is local
+        nodes = [replace(node, up=node.local, down=node.local) if node.local else node for node in nodes]
+    if len(regions) == 1 or not (between or any(node.local for node in nodes)):
+        regions = ()
+
+    def planned(shares: tuple[float, ...]) -> Shares:
+        return Shares(shares, predict(nodes, shares, payload, regions=regions, between=between))
+
+    equal = planned(_scaled([float(not node.leaf) for node in nodes]))
+    if equal.seconds == 0 or _symmetric(nodes, regions):
+        return equal
+    best = planned(_solved(nodes, regions, between) if regions else _filled(nodes))
+    if equal.seconds <= max(KEEP * best.seconds, best.seconds + WORTH):
+        return equal
+    trimmed = planned(_trimmed(best.shares, chunks))
+    chosen = trimmed if trimmed.seconds <= KEEP * best.seconds else best
+    evened = planned(_scaled([float(share > 0) for share in chosen.shares]))
+    return evened if evened.seconds <= chosen.seconds else chosen
+
+
+def predict(
+    nodes: Sequence[Node],
+    shares: Sequence[float],
+    payload: float,
+    *,
+    regions: Regions = (),
+    between: float = 0.0,
+) -> float:
+    """Seconds until the slowest link has carried its part of a reduce with these shares.
+
+    A member that has a `local` rate exchanges data with its region beside its own link. `between`: bytes/s that
+    all members of a region together send to, and receive from, other regions; 0 = no such limit.
+    """
+    nodes, loads = with_rates(nodes), traffic(nodes, shares, regions)
+    slowest = max(busy(node, load, payload) for node, load in zip(nodes, loads, strict=True))
+    if between:
+        slowest = max(
+            [slowest, *(sum(loads[i].outside for i in region) * payload / between for region in regions)]
+        )
+    return slowest
+
+
+def traffic(nodes: Sequence[Node], shares: Sequence[float], regions: Regions = ()) -> list[Load]:
+    """What each member sends, and as much again receives; without regions all of it goes outside."""
+    loads = [Load(0.0, 0.0)] * len(nodes)
+    everybody = sum(node.contributes for node in nodes)
+    for region in regions or [(i,) for i in range(len(nodes))]:
+        share, here = sum(shares[i] for i in region), sum(nodes[i].contributes for i in region)
+        for i in region:
+            w, c = shares[i], nodes[i].contributes
+            loads[i] = Load(c * (share - w) + w * (here - c), c * (1 - share) + w * (everybody - here))
+    return loads
+
+
+def busy(node: Node, load: Load, payload: float) -> float:
+    """Seconds that a member's links need for its load."""
+    rate = min(node.up, node.down)
+    if node.local:
+        all_ = (load.inside + load.outside) / node.link if node.link else 0.0
+        return max(load.inside / node.local, load.outside / rate, all_) * payload
+    return (load.inside + load.outside) / rate * payload
+
+
+def with_rates(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """The nodes, an unknown rate set to the median of the known ones, to no limit where none is known."""
+    up = median([node.up for node in nodes if node.up > 0] or [inf])
+    down = median([node.down for node in nodes if node.down > 0] or [inf])
+    return tuple(
+        node if node.up > 0 and node.down > 0 else replace(node, up=node.up or up, down=node.down or down)
+        for node in nodes
+    )
+
+
+def deal(shares: Sequence[float], chunks: int) -> tuple[int, ...]:
+    """The owner of each chunk: as many as its share (largest remainders), spread so that all work all the time.
+
+    The k-th of an owner's m chunks is placed at (k + 1/2) / m of the way. Equal shares are dealt in turn, c % n.
+    """
+    quotas = [share * chunks for share in _scaled(shares)]
+    counts = [int(quota) for quota in quotas]
+    by_remainder = sorted(range(len(shares)), key=lambda i: (counts[i] - quotas[i], i))
+    for i in by_remainder[: chunks - sum(counts)]:
+        counts[i] += 1
+    places = ((2 * k + 1) / (2 * m) for m in counts for k in range(m))
+    owners = (i for i, m in enumerate(counts) for _ in range(m))
+    return tuple(i for _, i in sorted(zip(places, owners, strict=True)))
+
+
+def blend(old: float, measured: float) -> float:
+    """A rate after one more measurement, bytes/s; 0 = nothing known, nothing measured.
+
+    Up at once, down by a quarter of the way: what a link carried it can carry, but it may carry little because it
+    was given little, because the other end was slow, or for one bad minute. The other way round a member that was
+    once slow would get a small share, could then only demonstrate a small rate, and would stay slow for good.
+    """
+    if old <= 0 or measured <= 0 or measured >= old:
+        return measured if measured > 0 else old
+    return old + FALL * (measured - old)
+
+
+def _symmetric(nodes: Sequence[Node], regions: Regions) -> bool:
+    """Members can be exchanged without a change of the programme: it is convex, so equal shares are an optimum."""
+    return len(set(nodes)) == 1 and nodes[0].contributes and len({len(region) for region in regions}) <= 1
+
+
+def _filled(nodes: Sequence[Node]) -> tuple[float, ...]:
+    """The optimum where each member has its link for itself, by filling up from the fastest."""
+    everybody = sum(node.contributes for node in nodes)
+    owners = [i for i, node in enumerate(nodes) if not node.leaf]
+    givers = [i for i in owners if nodes[i].contributes]
+    if givers and everybody <= 2:  # owning costs a contributor nothing
+        return _scaled([float(i in givers) for i in range(len(nodes))])
+    # at the time t (in payloads) member i can own w_i = (t rate_i - c_i) / k_i, if that is more than nothing
+    rate = {i: min(nodes[i].up, nodes[i].down) for i in owners}
+    c = {i: int(nodes[i].contributes) for i in owners}
+    k = {i: everybody - 2 * c[i] for i in owners}
+    t, slope, offset = inf, 0.0, 0.0
+    for i in sorted(owners, key=lambda i: c[i] / rate[i]):
+        if t <= c[i] / rate[i]:
+            break
+        slope, offset = slope + rate[i] / k[i], offset + c[i] / k[i]
+        t = (1 + offset) / slope
+    return _scaled([max(0.0, t * rate[i] - c[i]) / k[i] if i in rate else 0.0 for i in range(len(nodes))])
+
+
+def _solved(nodes: Sequence[Node], regions: Regions, between: float) -> tuple[float, ...]:
+    """An optimum where members of a region share limits, by linear programme: minimise t, in payloads, over w.
+
+    With W and C_g the share and the contributors of member i's region, `between` B:
+        within the region   c_i W + (C_g - 2 c_i) w_i       <= t local_i
+        to other regions    c_i (1 - W) + (C - C_g) w_i     <= t rate_i     (the sum of both without a local rate)
+        a region's link     C_g (1 - W) + (C - C_g) W       <= t B
+    """
+    import numpy as np
+    from scipy.optimize import linprog
+    from scipy.sparse import coo_array
+
+    n, everybody = len(nodes), sum(node.contributes for node in nodes)
+    unit = median(min(node.up, node.down) for node in nodes)
+    unit = unit if unit < inf else median([node.local for node in nodes if node.local] or [between])
+    most, t = n + len(regions), n + len(regions) + 1  # the columns after w and W; most: the largest share
+    rows: list[dict[int, float]] = []
+    limits: list[float] = []
+
+    def limit(row: dict[int, float], rate: float, limit: float) -> None:
+        if rate < inf:
+            rows.append(row | {t: -rate / unit})
+            limits.append(limit)
+
+    for g, region in enumerate(regions, n):
+        here = sum(nodes[i].contributes for i in region)
+        for i in region:
+            node, c = nodes[i], int(nodes[i].contributes)
+            rate = min(node.up, node.down)
+            if node.local:
+                limit({g: c, i: here - 2 * c}, node.local, 0)
+                limit({g: -c, i: everybody - here}, rate, -c)
+            else:
+                limit({i: everybody - 2 * c}, rate, -c)
+            rows.append({i: n, most: -1})
+            limits.append(0)
+        if between:
+            limit({g: everybody - 2 * here}, between, -here)
+    sums = [{**dict.fromkeys(region, 1.0), g: -1.0} for g, region in enumerate(regions, n)]
+    sums.append(dict.fromkeys(range(n, most), 1.0))
+
+    def matrix(rows: Sequence[dict[int, float]]) -> object:
+        at = [(r, column, value) for r, row in enumerate(rows) for column, value in row.items()]
+        r, column, value = zip(*at, strict=True)
+        return coo_array((value, (r, column)), shape=(len(rows), t + 1))
+
+    cost = np.zeros(t + 1)
+    cost[t], cost[most] = 1, 1e-4  # of the optima, one without needlessly large shares
+    bounds = [(0, 0 if node.leaf else None) for node in nodes] + [(0, None)] * (len(regions) + 2)
+    found = linprog(cost, matrix(rows), limits, matrix(sums), [0.0] * len(regions) + [1.0], bounds, method="highs")
+    if not found.success:  # numerical trouble, for any shares are a plan
+        return _scaled([float(not node.leaf) for node in nodes])
+    return _scaled([max(0.0, float(w)) for w in found.x[:n]])
+
+
+def _trimmed(shares: tuple[float, ...], chunks: int) -> tuple[float, ...]:
+    """The shares without those of less than half a chunk, if any is more."""
+    kept = [share if share * chunks >= 0.5 else 0.0 for share in shares]
+    return _scaled(kept) if any(kept) else shares
+
+
+def _scaled(shares: Sequence[float]) -> tuple[float, ...]:
+    """In proportion, with the sum 1."""
+    whole = sum(shares)
+    return tuple(share / whole for share in shares)

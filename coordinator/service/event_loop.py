@@ -1,0 +1,258 @@
+"""The shell around the state machine: one task that takes events in order, makes them durable, then lets out what
+comes of them.
+
+    submit, post --> queue --> prepare --> write, in a thread --> adopt --> answers, notes, records, views
+    beat: the latest of each node, entered without a write before the next batch
+
+Events that arrive during a write share the next one (group commit); `submit` returns when its event is durable.
+While the disk takes no writes nothing leaves: the same batch is written again each second, `trouble` says why.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+import msgspec
+
+from atoll.comm import faults
+from atoll.comm.config.run import RunConfig
+from atoll.comm.ids import NodeId
+from atoll.coordinator.service.crash_points import milestones
+from atoll.coordinator.service.journal import Journal, JournalFull
+from atoll.coordinator.service.journaled_machine import Batch, Core
+from atoll.coordinator.service.metrics import Metrics
+from atoll.coordinator.service.telemetry import Observed
+from atoll.coordinator.state_machine import members
+from atoll.coordinator.state_machine.events import CommitRecord, Effect, Event, Heard, Note, Publish, Started, Tick
+from atoll.coordinator.state_machine.state import State
+
+log = logging.getLogger("atoll.coordinator")
+TICK = 0.25  # seconds
+NOTES = 200  # kept for the page
+GATHER = 0.01  # seconds between two writes at most, if the last took as long: the events of many nodes share one
+MOST = 250  # events in a batch, so that heartbeats are answered in between
+RETRY = 1.0  # seconds between two tries to write on a disk that is full
+SAVE = 10.0  # seconds between two saves of what was observed
+AWAY = 2.0  # seconds without a tick after which the coordinator, not its members, was silent
+TOLD = 0.1  # seconds that a batch's answers and views take to leave; only for tests that let it crash then
+STOPPING = "the coordinator is stopping for a while; try again"
+Waiting = asyncio.Future[None] | None
+
+
+class Stopped(Exception):
+    """The coordinator is stopping: the event was not taken."""
+
+
+class Clock:
+    """Seconds that never go back, across restarts of the coordinator too."""
+
+    def __init__(self, last: float) -> None:
+        self._base = max(last, time.time()) - time.monotonic()
+
+    def __call__(self) -> float:
+        return self._base + time.monotonic()
+
+
+class Kernel:
+    def __init__(
+        self,
+        config: RunConfig,
+        journal: Journal,
+        metrics: Metrics,
+        tell: Callable[[Effect], None],
+        healthy: Callable[[bool], Awaitable[None]],
+    ) -> None:
+        """Rebuild the state from the journal; `run` begins the next incarnation. `tell` hears of every effect,
+        `healthy` when the journal stops taking writes and when it takes them again."""
+        self._journal, self.metrics, self._tell, self._healthy = journal, metrics, tell, healthy
+        self._core = Core(config, journal)
+        self.clock = Clock(self._core.last)
+        self.notes = deque(journal.notes(NOTES), NOTES)
+        self.observed = _observed(journal)
+        recent = journal.rounds(self.state.committed - 2 * config.data.eval_every * self.state.turns.fragments)
+        past = [record.val_loss for record in recent if record.val_loss is not None]
+        self.last_val_loss: float | None = past[-1] if past else None
+        self.trouble = ""  # why nothing can be written now
+        self.draining = False  # the process is about to end
+        self.on_change: list[Callable[[], None]] = []  # called after every change of the state, heartbeats aside
+        self._queue: deque[tuple[Event, Waiting]] = deque()
+        self._beats: dict[NodeId, Heard] = {}
+        self._arrived, self._stop, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._looked = self._saved = self.clock()
+        self._patient_until = 0.0  # nobody is judged before: the coordinator was away
+
+    @property
+    def state(self) -> State:
+        return self._core.state
+
+    async def run(self) -> None:
+        """Serve until `stop`; raises what the journal says when it is damaged."""
+        gathered = 0.0  # seconds; when the next write is due
+        with suppress(Stopped):
+            await self._commit([(Started(self.state.incarnation + 1), None)])
+            while not self._stop.is_set():
+                await self._arrival(self._looked + TICK - self.clock())
+                if self._queue:
+                    await asyncio.sleep(gathered - time.monotonic())
+                    began, most = time.monotonic(), min(len(self._queue), MOST)
+                    await self._commit([self._queue.popleft() for _ in range(most)])
+                    ended = time.monotonic()
+                    gathered = ended + min(ended - began, GATHER)
+                if self.clock() >= self._looked + TICK:
+                    await self._look()
+            await self._durably(self._save(self.observed.dump()))
+
+    def stop(self) -> None:
+        """End `run` after the batch at hand, which is durable then; later events are not taken."""
+        self._stop.set()
+        self._arrived.set()
+
+    async def submit(self, event: Event) -> None:
+        """Take in one event; returns when it is durable and its effects are out. Raises `Stopped`."""
+        if self._stop.is_set():
+            raise Stopped
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append((event, done))
+        self._arrived.set()
+        await done
+
+    def post(self, event: Event) -> None:
+        """Hand in an event without waiting for it."""
+        self._queue.append((event, None))
+        self._arrived.set()
+
+    def beat(self, event: Heard) -> None:
+        """Take in a heartbeat; the next tick judges by it."""
+        self._beats[event.node] = event
+
+    async def until(self, holds: Callable[[State], bool]) -> None:
+        """Wait for a state."""
+        while not holds(self.state):
+            await self._changed.wait()
+
+    async def _arrival(self, timeout: float) -> None:
+        if not self._queue and timeout > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._arrived.wait()
+        self._arrived.clear()
+
+    async def _look(self) -> None:
+        """A tick: what the clock says of the members and of the round."""
+        now = self.clock()
+        if now - self._looked > AWAY:
+            self._patient_until = now + members.RETURN
+        self._looked = now
+        self._enter_beats(now)
+        state = self.state
+        verdicts: list[Event] = []
+        if now > self._patient_until:
+            verdicts = members.judge(state.members, state.config.members, state.awaited, now)
+        await self._commit([(event, None) for event in (*verdicts, Tick())])
+        if self.clock() - self._saved > SAVE:
+            await self._durably(self._save(self.observed.dump()))
+
+    def _enter_beats(self, now: float) -> None:
+        if self._beats:
+            beats, self._beats = self._beats, {}
+            self._core.adopt(self._core.prepare(list(beats.values()), now))
+
+    async def _commit(self, arrived: Sequence[tuple[Event, Waiting]]) -> None:
+        now = self.clock()
+        self._enter_beats(now)
+        waited_for = [(event, done) for event, done in arrived if done is None or not done.cancelled()]
+        batch = self._core.prepare([event for event, _ in waited_for], now)
+        points = milestones(self.state, batch.state, [e for e, _ in waited_for]) if faults.FAULTS else []
+        _hit(points, "before-write")
+        if batch.entries or batch.effects:
+            await self._durably(partial(self._write, batch))
+        _hit(points, "written")
+        self._adopt(batch)
+        for _, done in waited_for:
+            if done is not None and not done.done():
+                done.set_result(None)
+        if points:
+            asyncio.get_running_loop().call_later(TOLD, _hit, points, "told")
+
+    def _write(self, batch: Batch) -> None:
+        """In a thread. The snapshot is of the state before the batch, which is what the journal has."""
+        self._core.snapshot_if_due()
+        with self.metrics.writes.time():
+            self._core.write(batch)
+        self.metrics.events_since_snapshot.set(self._journal.events_since_snapshot)
+
+    def _save(self, observed: str) -> Callable[[], None]:
+        self._saved = self.clock()
+        return partial(self._journal.set_meta, "observed", observed)
+
+    async def _durably(self, write: Callable[[], None]) -> None:
+        """Do `write` in a thread; while the disk is full, again and again. Raises `Stopped`, and what else the
+        journal says."""
+        while True:
+            try:
+                await asyncio.to_thread(write)
+            except JournalFull as error:
+                await self._now(str(error))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY):
+                        await self._stop.wait()
+                if self._stop.is_set():
+                    raise Stopped from None
+            else:
+                return await self._now("")
+
+    async def _now(self, trouble: str) -> None:
+        before, self.trouble = self.trouble, trouble
+        if bool(trouble) != bool(before):
+            log.warning(trouble) if trouble else log.info("the journal takes writes again: the run goes on")
+            await self._healthy(not trouble)
+
+    def _adopt(self, batch: Batch) -> None:
+        """The batch has happened: everybody hears of it."""
+        before = self.state
+        self._core.adopt(batch)
+        self.observed.happened(before, batch.state, batch.records, batch.now)
+        for effect in batch.effects:
+            match effect:
+                case Note(text, node):
+                    self.notes.append((batch.now, effect))
+                    log.info(text, extra={"fields": {"node": node}})
+                case Publish(record):
+                    log.info(sentence(record), extra={"fields": {"round": record.round}})
+                    self.last_val_loss = self.last_val_loss if record.val_loss is None else record.val_loss
+            self._tell(effect)
+        if batch.entries:
+            self._changed.set()
+            self._changed = asyncio.Event()
+            for changed in self.on_change:
+                changed()
+
+
+def _hit(points: list[str], when: str) -> None:
+    for point in points:
+        faults.hit(f"coordinator.{point}.{when}")
+
+
+def _observed(journal: Journal) -> Observed:
+    try:
+        return Observed.load(journal.meta("observed"))
+    except msgspec.MsgspecError as error:
+        log.warning(f"goodput is counted anew, what the journal has of it is another version's: {error}")
+        return Observed()
+
+
+def sentence(record: CommitRecord) -> str:
+    """A commit record in one line."""
+    if record.void:
+        return record.reason
+    loss = "" if record.val_loss is None else f", validation loss {record.val_loss:.3f}"
+    seconds = sum(record.seconds.values())
+    who = f"{len(record.contributors)} contributor{'s' if len(record.contributors) != 1 else ''}"
+    return (
+        f"round {record.round} committed: {who}, train loss "
+        f"{record.train_loss:.3f}{loss}, {record.tokens:,} tokens, {seconds:.1f} s"
+    )

@@ -1,0 +1,354 @@
+"""The coordinator's memory: SQLite in its state directory.
+
+Promises: what a call returned from is on the disk, and what it raised from is not kept, so it may be made again;
+a crash at any instant leaves whole calls, each after the one before it; one coordinator at a time holds the
+directory; a file that is not ours or is damaged is refused with a sentence and left as it is.
+
+Holds the latest snapshot of the state and the events since (a restart is `restore`, then `events`), the commit
+records and the latest notes, each with its digest, and the join tokens (as hashes, so that the file is no secret
+door).
+"""
+
+import fcntl
+import hashlib
+import os
+import secrets
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from atoll.comm.errors import ConfigError, Refused, ResourceError
+from atoll.coordinator.state_machine.events import CommitRecord, Event, Note
+
+KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
+NOTES_KEPT = 10_000
+APPLICATION = 0x61746F6C  # "atol", in the file's header, where tools look for whose a database is
+FORMAT = 2  # in the file's header
+TABLES = (
+    "meta (key text primary key, value text not null)",
+    "snapshot (id integer primary key, at real not null, body blob not null, digest blob not null)",
+    "events (seq integer primary key, at real not null, kind text not null, body blob not null,"
+    " digest blob not null)",
+    "rounds (round integer primary key, body blob not null, digest blob not null)",
+    "notes (seq integer primary key, at real not null, body blob not null, digest blob not null)",
+    "tokens (hash text primary key, name text not null, uses integer not null, expires real not null)",
+)
+SCHEMA = f"""
+pragma application_id = {APPLICATION};
+pragma user_version = {FORMAT};
+{"".join(f"create table {table};" for table in TABLES)}
+pragma journal_mode = wal;
+"""
+# The write-ahead log goes back into the file, and starts over, after about 1 MiB; one long snapshot does not
+# leave it long.
+SETTINGS = """
+pragma journal_mode = wal;
+pragma synchronous = full;
+pragma wal_autocheckpoint = 256;
+pragma journal_size_limit = 1048576;
+"""
+PATIENCE = 10.0  # seconds, with somebody else's transaction: an invite's, a shell's
+NOT_NOW = {  # what may go away without harm to the file
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_PROTOCOL,
+}
+
+
+class JournalFull(ResourceError):
+    """The disk is full or does not take writes. Nothing of the call is kept: it may be made again.
+
+    One doubt remains: if the process ends before another write succeeds, a restart may find the call on a disk
+    that took the bytes and then failed to say so, as after a crash between the write and the answer.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state at one moment: `body` stands for every event up to then."""
+
+    at: float  # seconds, the coordinator's clock
+    body: bytes
+
+
+class Journal:
+    """One open journal. Methods may be called from several threads; they take turns."""
+
+    def __init__(self, directory: Path, lock: bool = True) -> None:
+        """Open or create the journal in `directory`; `lock` says that this is the coordinator itself."""
+        self._turn = threading.RLock()
+        self._path = path = directory / "journal.sqlite"
+        with ExitStack() as opened, _in_sentences(path):
+            directory.mkdir(parents=True, exist_ok=True)
+            if lock:
+                opened.callback(os.close, _lock(directory))
+            if not path.exists() or path.stat().st_size == 0:
+                if not lock:
+                    raise ConfigError(f"{directory} holds no run yet: start the coordinator on it first")
+                _create(path)
+            if lock:
+                _hide(path)
+            _inspect(path)
+            self._db = sqlite3.connect(path, PATIENCE, isolation_level=None, check_same_thread=False)
+            opened.callback(self._db.close)
+            self._db.executescript(SETTINGS)
+            self._opened = opened.pop_all()
+
+    def close(self) -> None:
+        """Close when the last write is on the disk."""
+        with self._turn:
+            self._opened.close()
+
+    def meta(self, key: str) -> str | None:
+        rows = self._rows("select value from meta where key = ?", (key,))
+        return str(rows[0][0]) if rows else None
+
+    def set_meta(self, key: str, value: str) -> None:
+        with self._transaction():
+            self._db.execute("insert or replace into meta values (?, ?)", (key, value))
+
+    def append(
+        self,
+        entries: Iterable[tuple[float, Event]],
+        records: Iterable[CommitRecord],
+        notes: Iterable[tuple[float, Note]] = (),
+    ) -> None:
+        """Make events, commit records and notes durable in one transaction. Raises `JournalFull`."""
+        event_rows = [
+            _sealed(float(at), type(event).__name__, msgspec.json.encode(event)) for at, event in entries
+        ]
+        round_rows = [_sealed(record.round, msgspec.json.encode(record)) for record in records]
+        note_rows = [_sealed(float(at), msgspec.json.encode(note)) for at, note in notes]
+        with self._transaction():
+            self._db.executemany("insert into events (at, kind, body, digest) values (?, ?, ?, ?)", event_rows)
+            self._db.executemany("insert or replace into rounds values (?, ?, ?)", round_rows)
+            self._db.executemany("insert into notes (at, body, digest) values (?, ?, ?)", note_rows)
+
+    def snapshot(self, at: float, body: bytes) -> None:
+        """Put `body` in the place of every event so far, in one transaction. Raises `JournalFull`.
+
+        The events go first: their pages make room for the body. Old notes go here too, to spare `append`.
+        """
+        row = _sealed(float(at), body)
+        with self._transaction():
+            self._db.execute("delete from events")
+            self._db.execute("insert or replace into snapshot values (1, ?, ?, ?)", row)
+            self._db.execute("delete from notes where seq <= (select max(seq) from notes) - ?", (NOTES_KEPT,))
+
+    def restore(self) -> Snapshot | None:
+        """The latest snapshot; `events` are those after it."""
+        rows = self._rows("select at, body, digest from snapshot")
+        if not rows:
+            return None
+        [(at, body, digest)] = rows
+        self._check("the snapshot", digest, at, body)
+        return Snapshot(at, body)
+
+    def events(self) -> Iterator[tuple[float, Event]]:
+        """The events since the snapshot, in order: read at once, decoded one by one."""
+        rows = self._rows("select seq, at, kind, body, digest from events order by seq")
+        for number, (seq, at, kind, body, digest) in enumerate(rows, 1):
+            if seq != number:  # they are counted from the snapshot on
+                raise _damaged(self._path, f"event {number} is missing")
+            self._check(f"event {number}", digest, at, kind, body)
+            yield at, self._decode(f"event {number} ({kind})", body, KINDS.get(kind))
+
+    @property
+    def events_since_snapshot(self) -> int:
+        """How many events a restart would replay."""
+        return int(self._rows("select coalesce(max(seq), 0) from events")[0][0])
+
+    def rounds(self, since: int = 0, limit: int = 0) -> list[CommitRecord]:
+        """Complete commit records of the rounds after `since`; the first `limit` of them, 0: all."""
+        records = []
+        query = "select round, body, digest from rounds where round > ? order by round limit ?"
+        for number, body, digest in self._rows(query, (since, limit or -1)):
+            self._check(f"the record of round {number}", digest, number, body)
+            records.append(self._decode(f"the record of round {number}", body, CommitRecord))
+        return records
+
+    def notes(self, limit: int = 200) -> list[tuple[float, Note]]:
+        """The latest notes, oldest first."""
+        notes = []
+        query = "select seq, at, body, digest from notes order by seq desc limit ?"
+        for number, at, body, digest in reversed(self._rows(query, (min(limit, NOTES_KEPT),))):
+            self._check(f"note {number}", digest, at, body)
+            notes.append((at, self._decode(f"note {number}", body, Note)))
+        return notes
+
+    def issue_token(self, name: str, uses: int, expires: float) -> str:
+        """A fresh join token, good for `uses` joins until `expires` (seconds since 1970)."""
+        token = secrets.token_urlsafe(18)
+        with self._transaction():
+            self._db.execute("insert into tokens values (?, ?, ?, ?)", (_hash(token), name, uses, expires))
+        return token
+
+    def check_token(self, token: str, wall: float) -> str:
+        """Whether `token` is good for a join; return the name it was issued for. Raises `Refused`."""
+        rows = self._rows("select name, uses, expires from tokens where hash = ?", (_hash(token),))
+        if not rows:
+            raise Refused("the token in the join URL is not one of this run's: ask the operator for an invite")
+        name, uses, expires = rows[0]
+        if wall > expires:
+            raise Refused("the token in the join URL has expired: ask the operator for a new invite")
+        if uses < 1:
+            raise Refused("the token in the join URL is used up: ask the operator for a new invite")
+        return str(name)
+
+    def redeem_token(self, token: str, wall: float) -> str:
+        """Use up one join of `token`; return the name it was issued for. Raises `Refused`."""
+        with self._transaction():
+            name = self.check_token(token, wall)
+            self._db.execute("update tokens set uses = uses - 1 where hash = ?", (_hash(token),))
+        return name
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All of the body or nothing of it."""
+        with self._turn, _in_sentences(self._path):
+            self._db.execute("begin immediate")
+            try:
+                yield
+                self._db.execute("commit")
+            except BaseException:
+                if self._db.in_transaction:  # SQLite takes back by itself what a full disk has cut short
+                    self._db.execute("rollback")
+                raise
+
+    def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        with self._turn, _in_sentences(self._path):
+            return self._db.execute(query, values).fetchall()
+
+    def _check(self, what: str, digest: bytes, *fields: Any) -> None:
+        if digest != _digest(*fields):
+            raise _damaged(self._path, f"{what} does not match its digest")
+
+    def _decode(self, what: str, body: bytes, kind: Any) -> Any:
+        try:
+            if kind is None:
+                raise msgspec.DecodeError("no such kind is known")
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.MsgspecError as error:  # it is as it was written: its digest says so
+            raise ConfigError(
+                f"{what} in {self._path} cannot be understood ({error}): it is another version's, "
+                "start that version of atoll again, or give another --state-dir"
+            ) from None
+
+
+def _lock(directory: Path) -> int:
+    handle = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise ResourceError(
+            f"another coordinator uses the state directory {directory}: stop it, or give another --state-dir"
+        ) from None
+    return handle
+
+
+def _create(path: Path) -> None:
+    """A fresh journal appears under its name whole or not at all."""
+    for log in (Path(f"{path}-wal"), Path(f"{path}-journal")):  # SQLite would play it into the new file
+        if log.exists() and log.stat().st_size > 0:
+            raise ConfigError(f"{log} is there without its {path.name}: put that back, or move this away")
+    new = path.with_name(path.name + ".new")
+    for leftover in path.parent.glob(new.name + "*"):
+        leftover.unlink()
+    new.touch(0o600)
+    with closing(sqlite3.connect(new, PATIENCE, isolation_level=None)) as db:
+        db.executescript(SCHEMA)
+    os.replace(new, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _hide(path: Path) -> None:
+    """The run's key and the nodes' sessions are in it. What SQLite writes beside it has the same mode."""
+    for file in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        with suppress(FileNotFoundError):
+            file.chmod(0o600)
+
+
+def _inspect(path: Path) -> None:
+    """Refuse a file that is not ours or is damaged; nothing is written to it.
+
+    Done through SQLite, which reads its own log too, and not by opening the file ourselves: whoever closes a file
+    loses all locks of the process on it (fcntl), and SQLite would take a living journal for an abandoned one.
+    """
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", PATIENCE, uri=True)) as db:
+        application, found = (db.execute(f"pragma {n}").fetchone()[0] for n in ("application_id", "user_version"))
+        tables = dict(db.execute("select name, sql from sqlite_master where type = 'table'").fetchall())
+        if application != APPLICATION:
+            if not {"meta", "events", "rounds", "tokens"} <= tables.keys():
+                raise _foreign(path, "a database of another program")
+            found = 1  # which had no mark of its own
+        if found != FORMAT:
+            raise ConfigError(
+                f"{path} has format {found}, this version of atoll reads {FORMAT}: "
+                "start the version that wrote it, or give another --state-dir"
+            )
+        [(verdict,)] = db.execute("pragma quick_check(1)").fetchall()
+        if verdict == "ok" and set(tables.values()) != {f"CREATE TABLE {table}" for table in TABLES}:
+            verdict = "its tables are not as they were made"
+        if verdict != "ok":
+            raise _damaged(path, " ".join(verdict.split()))
+
+
+@contextmanager
+def _in_sentences(path: Path) -> Iterator[None]:
+    """What goes wrong with the file at `path`, said in a sentence."""
+    try:
+        yield
+    except UnicodeDecodeError:
+        raise _damaged(path, "what SQLite says of it cannot be shown") from None
+    except OSError as error:
+        raise ResourceError(f"cannot use the state directory {path.parent}: {error}") from None
+    except (sqlite3.ProgrammingError, sqlite3.IntegrityError):
+        raise  # the caller's fault, not the file's
+    except sqlite3.DatabaseError as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+        if code in NOT_NOW:
+            raise JournalFull(
+                f"{path} cannot be written now ({error}), and nothing of this call is kept: "
+                "make room on its disk, or make it writable, and the same can be tried again"
+            ) from None
+        refusal = _foreign if code == sqlite3.SQLITE_NOTADB else _damaged
+        raise refusal(path, str(error)) from None
+
+
+def _foreign(path: Path, why: str) -> ConfigError:
+    return ConfigError(f"{path} is not a coordinator's journal ({why}): move it away, or give another --state-dir")
+
+
+def _damaged(path: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"{path} is damaged ({why}): "
+        "put a copy of its directory back, or begin the run anew with another --state-dir"
+    )
+
+
+def _sealed(*fields: float | str | bytes) -> tuple[float | str | bytes, ...]:
+    """A row: the fields, as SQLite will give them back, and their digest."""
+    return (*fields, _digest(*fields))
+
+
+def _digest(*fields: Any) -> bytes:
+    """128 bits over whatever SQLite may have given back in place of the fields."""
+    return hashlib.blake2b(msgspec.msgpack.encode(fields), digest_size=16).digest()
+
+
+def _hash(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()

@@ -1,0 +1,88 @@
+"""The state machine on its journal, without any waiting: what the service and the simulation share.
+
+    prepare (pure) --> write (durable, may fail and be repeated) --> adopt (now it has happened)
+
+Nothing of a batch may leave the coordinator before `adopt`. A snapshot now and then bounds what a restart replays.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from atoll.comm.config.run import RunConfig
+from atoll.comm.errors import ConfigError
+from atoll.coordinator.service.journal import Journal
+from atoll.coordinator.state_machine.events import CommitRecord, Effect, Event, Heard, Note, Publish
+from atoll.coordinator.state_machine.state import State
+from atoll.coordinator.state_machine.step import step
+
+SNAPSHOT_EVERY = 2000  # events
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Events that became durable together, and what comes of them."""
+
+    now: float  # seconds
+    state: State
+    entries: list[tuple[float, Event]]
+    effects: list[Effect]
+
+    @property
+    def records(self) -> list[CommitRecord]:
+        return [e.record for e in self.effects if isinstance(e, Publish)]
+
+    @property
+    def notes(self) -> list[tuple[float, Note]]:
+        return [(self.now, e) for e in self.effects if isinstance(e, Note)]
+
+
+class Core:
+    def __init__(self, config: RunConfig, journal: Journal, snapshot_every: int = SNAPSHOT_EVERY) -> None:
+        """Rebuild the state from the journal; the caller then submits `Started`."""
+        self._journal, self._every = journal, snapshot_every
+        self.state, self.last = State(config), 0.0  # seconds; of the last event
+        if (found := journal.restore()) is not None:
+            self.state, self.last = decode(found.body, config), found.at
+        for self.last, event in journal.events():
+            self.state, _ = step(self.state, event, self.last)
+
+    def prepare(self, events: Sequence[Event], now: float) -> Batch:
+        """What the events come to; changes nothing."""
+        state, entries, effects = self.state, list[tuple[float, Event]](), list[Effect]()
+        for event in events:
+            before = state
+            state, out = step(state, event, now)
+            effects += out
+            if not isinstance(event, Heard) and (out or state != before):
+                entries.append((now, event))
+        return Batch(now, state, entries, effects)
+
+    def write(self, batch: Batch) -> None:
+        """Make the batch durable. Raises `JournalFull`; then it may be written again."""
+        if batch.entries or batch.effects:
+            self._journal.append(batch.entries, batch.records, batch.notes)
+
+    def adopt(self, batch: Batch) -> None:
+        """The batch is durable: it has happened."""
+        self.state, self.last = batch.state, batch.now
+
+    def snapshot_if_due(self) -> None:
+        """Bound what a restart replays. Raises `JournalFull`; then nothing changed."""
+        if self._journal.events_since_snapshot >= self._every:
+            self._journal.snapshot(self.last, encode(self.state))
+
+
+def encode(state: State) -> bytes:
+    return msgspec.msgpack.encode(state)
+
+
+def decode(body: bytes, config: RunConfig) -> State:
+    """A snapshot's state, under the config that the run has now."""
+    try:
+        return replace(msgspec.msgpack.decode(body, type=State), config=config)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(
+            f"the journal's snapshot is another version's ({error}): start the version of atoll that wrote it"
+        ) from None

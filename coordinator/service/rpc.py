@@ -1,0 +1,272 @@
+"""The control plane over grpc.aio: turns calls into events, and the streams of views into streams of bytes.
+
+Refuses at the edge, with a sentence: wrong protocol, run, token or session, what is out of bounds, what comes too
+often. Every call but `Watch` ends within `LONGEST`, whatever deadline it came with.
+
+A session is `secret.life`: the secret is the node's for good and brings it back under its id without a token, the
+life counts its joins, and only the latest one is a member's. A node may choose its secret itself and send it with
+its first join: should the answer be lost, the same join brings it back as the same node.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, NoReturn
+
+import grpc
+
+from atoll.comm.config.outer import MergeName
+from atoll.comm.config.run import to_json
+from atoll.comm.errors import AtollError, ConfigError, Refused
+from atoll.comm.ids import NodeId
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.transport.certificates import Pin
+from atoll.comm.transport.frames import PROTOCOL
+from atoll.coordinator.service import validation
+from atoll.coordinator.service.event_loop import STOPPING, Kernel, Stopped
+from atoll.coordinator.service.journal import Journal, JournalFull
+from atoll.coordinator.service.metrics import Metrics
+from atoll.coordinator.service.rate_limits import Buckets, Rate
+from atoll.coordinator.service.view_streams import Views
+from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine.members import REDUCER, Member
+
+NAME = "atoll.v1.Coordinator"
+BEATS = 7  # heartbeats in a lease: a member that misses three of them is suspected
+LONGEST = 30.0  # seconds that a call may wait for the journal
+HEARTBEATS = Rate(20, 40)  # of one node
+REPORTS = Rate(200, 1000)  # of one node
+ENTRANCES = Rate(1, 20)  # of one node: streams of views and joins under its session
+STRANGERS = Rate(5, 50)  # of one address: calls that prove nothing, such as joins with a wrong token
+Code = grpc.StatusCode
+Context = grpc.aio.ServicerContext[object, object]
+
+
+class Service:
+    def __init__(
+        self,
+        kernel: Kernel,
+        views: Views,
+        journal: Journal,
+        metrics: Metrics,
+        run: str,
+        data_key: bytes,
+        tls: bool = False,
+    ) -> None:
+        self._kernel, self._views, self._journal, self._metrics = kernel, views, journal, metrics
+        self._run, self._key, self._tls = run, data_key, tls
+        members = kernel.state.members
+        self._secrets = {m.session: m.node for m in (*members.gone.values(), *members.here.values())}
+        self._joining = asyncio.Lock()  # ids and lives are given one at a time
+        self._entering: asyncio.Task[None] | None = None  # the latest join, whose caller may be gone
+        self._heartbeats, self._reports = Buckets(HEARTBEATS), Buckets(REPORTS)
+        self._entrances, self._strangers = Buckets(ENTRANCES), Buckets(STRANGERS)
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The service as the generated code has it, but for its views, which are bytes already."""
+        unary = grpc.unary_unary_rpc_method_handler
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Join": unary(self.Join, pb.JoinRequest.FromString, pb.JoinReply.SerializeToString),
+            "Watch": grpc.unary_stream_rpc_method_handler(self.Watch, pb.WatchRequest.FromString),
+            "Heartbeat": unary(self.Heartbeat, pb.HeartbeatRequest.FromString, pb.Ack.SerializeToString),
+            "Report": unary(self.Report, pb.ReportRequest.FromString, pb.Ack.SerializeToString),
+        }
+        return grpc.method_handlers_generic_handler(NAME, methods)
+
+    async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
+        if self._kernel.draining:
+            await self._abort(context, Code.UNAVAILABLE, STOPPING)
+        if request.protocol != PROTOCOL:
+            sentence = f"you speak protocol {request.protocol}, this run {PROTOCOL}: update atoll"
+            await self._abort(context, Code.FAILED_PRECONDITION, sentence)
+        if request.run != self._run:
+            sentence = f"the URL names run {validation.name(request.run)!r}, this coordinator serves {self._run!r}"
+            await self._abort(context, Code.FAILED_PRECONDITION, sentence)
+        if request.role not in ("", REDUCER) or (request.role and request.leaf):
+            sentence = (
+                f"role {request.role[:20]!r}{' of a leaf' if request.leaf else ''}: this run knows only {REDUCER}"
+            )
+            await self._abort(context, Code.INVALID_ARGUMENT, sentence)
+        if request.role == REDUCER and self._kernel.state.config.outer.merge is MergeName.RADIAL:
+            sentence = "this run merges deltas tensor by tensor (outer.merge=radial), and a reducer knows none"
+            await self._abort(context, Code.FAILED_PRECONDITION, sentence)
+        try:
+            address, pin = (
+                validation.address(request.address, context.peer()),
+                validation.pin(request.pin, self._tls),
+            )
+        except (ValueError, ConfigError) as error:
+            await self._abort(context, Code.INVALID_ARGUMENT, str(error))
+        async with self._joining:
+            member = await self._admitted(request, address, pin, context)
+        config = self._kernel.state.config
+        return pb.JoinReply(
+            node_id=member.node,
+            session=f"{member.session}.{member.life}",
+            run=self._run,
+            config=to_json(config),
+            data_key=self._key,
+            heartbeat=min(max(config.members.lease / BEATS, 0.2), 3.0),
+            address=address,
+        )
+
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[bytes]:
+        member = self._member(request.session)
+        if member is None:
+            await self._stranger(request.session, context)
+            await self._abort(context, Code.UNAUTHENTICATED, self._unknown(request.session).reason)
+        await self._limit(self._entrances, member.node, context, "streams of views and joins")
+        stream = self._views.open(member.node, member.life)
+        try:
+            await self._take(ev.Connected(member.node, member.life), context)
+            async for view in stream.views():
+                yield view
+        finally:
+            if self._views.close(stream):
+                self._kernel.post(ev.Disconnected(member.node, member.life))
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.Ack:
+        member = self._member(request.session)
+        if member is None:
+            await self._stranger(request.session, context)
+            return self._unknown(request.session)
+        await self._limit(self._heartbeats, member.node, context, "heartbeats")
+        beat = validation.heard(member.node, member.life, request)
+        self._kernel.observed.heard(member.node, beat.phase, validation.vitals(request), self._kernel.clock())
+        self._kernel.beat(beat)
+        self._metrics.heartbeats.inc()
+        return self._ack(member.node)
+
+    async def Report(self, request: pb.ReportRequest, context: Context) -> pb.Ack:
+        member = self._member(request.session)
+        if member is None:
+            await self._stranger(request.session, context)
+            return self._unknown(request.session)
+        await self._limit(self._reports, member.node, context, "reports")
+        if request.fence.incarnation > self._kernel.state.incarnation:
+            sentence = "this coordinator is older than the one you spoke to: it was put back to an earlier state"
+            await self._abort(context, Code.FAILED_PRECONDITION, sentence)
+        try:
+            event = validation.event(member.node, member.life, request)
+        except ValueError as error:
+            await self._abort(context, Code.INVALID_ARGUMENT, str(error))
+        await self._take(event, context)
+        self._metrics.reports.labels(request.WhichOneof("report")).inc()
+        if self._member(request.session) is None and not isinstance(event, ev.Leaving):
+            return self._unknown(request.session)
+        return self._ack(member.node)
+
+    async def _admitted(self, request: pb.JoinRequest, address: str, pin: Pin, context: Context) -> Member:
+        """The node as a member: one that was here before, or a new one in return for a token. A crash between
+        the join and the use of the token leaves a token that is good for one node more, not one too few."""
+        async with self._in_time(context):
+            if self._entering is not None:
+                await asyncio.wait([self._entering])
+        members = self._kernel.state.members
+        before = self._holder(request.session)
+        if before is None:
+            await self._check_token(request.token, context)
+            node, secret, life = NodeId(f"n{members.next_id}"), validation.secret(request.session), 1
+        else:
+            await self._limit(self._entrances, before.node, context, "streams of views and joins")
+            node, secret, life = before.node, before.session, before.life + 1
+        secret = secret or secrets.token_hex(16)
+        name = validation.name(request.name) or node
+        joined = ev.Joined(node, life, name, address, secret, request.leaf, request.role, pin)
+        async with self._in_time(context):
+            self._entering = asyncio.create_task(self._enter(joined, request.token if before is None else ""))
+            await asyncio.shield(self._entering)
+        return self._kernel.state.members.here[node]
+
+    async def _enter(self, joined: ev.Joined, token: str) -> None:
+        """Goes on when who called is gone: by then it may be in the journal."""
+        await self._kernel.submit(joined)
+        self._secrets[joined.session] = joined.node
+        if token:
+            with suppress(Refused, JournalFull):
+                await asyncio.to_thread(self._journal.redeem_token, token, time.time())
+
+    async def _check_token(self, token: str, context: Context) -> None:
+        address = validation.host_of(context.peer())
+        if self._strangers.empty(address, time.monotonic()):
+            await self._too_many(context, f"calls without a valid token or session from {address}", STRANGERS)
+        try:
+            await asyncio.to_thread(self._journal.check_token, token, time.time())
+        except Refused as error:
+            self._strangers.take(address, time.monotonic())
+            await self._abort(context, Code.PERMISSION_DENIED, str(error))
+        except JournalFull as error:
+            await self._abort(context, Code.UNAVAILABLE, str(error))
+
+    def _holder(self, session: str) -> Member | None:
+        """The node that has or had this session, in whichever life."""
+        secret = session.partition(".")[0]
+        if (node := self._secrets.get(secret)) is None:
+            return None
+        members = self._kernel.state.members
+        member = members.here.get(node) or members.gone.get(node)
+        if member is None:
+            del self._secrets[secret]  # forgotten
+        return member
+
+    def _member(self, session: str) -> Member | None:
+        """The living member that holds this session now."""
+        secret, _, life = session.partition(".")
+        member = self._kernel.state.members.here.get(self._secrets.get(secret, NodeId("")))
+        return member if member is not None and str(member.life) == life else None
+
+    def _unknown(self, session: str) -> pb.Ack:
+        before = self._holder(session)
+        if before is None:
+            reason = "the session is not a member's"
+        elif before.node in self._kernel.state.members.here:
+            reason = f"{before.node} has joined again since: this session is over"
+        else:
+            reason = before.reason
+        return pb.Ack(known=False, reason=reason)
+
+    def _ack(self, node: NodeId) -> pb.Ack:
+        return pb.Ack(known=True, incarnation=self._kernel.state.incarnation, version=self._views.version(node))
+
+    async def _take(self, event: ev.Event, context: Context) -> None:
+        """Have the event made durable, or say why not; the node then sends it again."""
+        async with self._in_time(context):
+            await self._kernel.submit(event)
+
+    @asynccontextmanager
+    async def _in_time(self, context: Context) -> AsyncIterator[None]:
+        """Wait for the journal here, but not too long."""
+        if self._kernel.trouble:
+            await self._abort(context, Code.UNAVAILABLE, self._kernel.trouble)
+        try:
+            async with asyncio.timeout(LONGEST):
+                yield
+        except TimeoutError:
+            sentence = f"the journal took more than {LONGEST:g} s: it may have happened, say it again"
+            await self._abort(context, Code.UNAVAILABLE, sentence)
+        except Stopped:
+            await self._abort(context, Code.UNAVAILABLE, STOPPING)
+
+    async def _stranger(self, session: str, context: Context) -> None:
+        """Let a caller without a member's session pass, unless there were too many from its address, or from the
+        node that it was."""
+        if (before := self._holder(session)) is not None:
+            await self._limit(self._entrances, f"an earlier life of {before.node}", context, "calls")
+        else:
+            address = validation.host_of(context.peer())
+            await self._limit(self._strangers, address, context, "calls without a valid token or session")
+
+    async def _limit(self, buckets: Buckets, caller: str, context: Context, what: str) -> None:
+        if not buckets.take(caller, time.monotonic()):
+            await self._too_many(context, f"{what} from {caller}", buckets.rate)
+
+    async def _too_many(self, context: Context, what: str, rate: Rate) -> NoReturn:
+        sentence = f"more {what} than {rate.per_second:g} a second and {rate.burst} at once: wait, then try again"
+        await self._abort(context, Code.RESOURCE_EXHAUSTED, sentence)
+
+    async def _abort(self, context: Context, code: Code, sentence: str) -> NoReturn:
+        self._metrics.refused.labels(code.name).inc()
+        await context.abort(code, sentence)
+        raise AtollError(sentence)  # not reached

@@ -1,0 +1,178 @@
+"""Each node's stream of views, fed by one dispatcher.
+
+After a change of the state the parts that all nodes share are encoded once, and only the streams whose view
+changed are woken. A stream holds nothing but its latest view: a slow reader skips the ones in between.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
+
+from atoll.comm.ids import NodeId
+from atoll.coordinator.service import view
+from atoll.coordinator.service.event_loop import Kernel
+from atoll.coordinator.service.metrics import Metrics
+from atoll.coordinator.service.view import Own, Shared
+from atoll.coordinator.state_machine.state import State
+
+PAUSE = 0.01  # seconds between two dispatches at most, if the last took as long
+EASE = 0.0001  # seconds more for each view that the last one sent: the views of many joins become one
+SLICE = 20  # views that are sent before calls that came in meanwhile are served
+REASON = 2.0  # seconds after which a view is sent for nothing but its phase's reason
+
+
+class Stream:
+    """One node's open stream."""
+
+    def __init__(self, node: NodeId, life: int) -> None:
+        self.node, self.life = node, life
+        self.view: tuple[Shared, Own, int] | None = None  # the latest, with its version
+        self._last = False
+        self._wake = asyncio.Event()
+
+    def show(self, common: Shared, mine: Own, version: int) -> None:
+        """Make this the stream's latest view."""
+        self.view = (common, mine, version)
+        self._wake.set()
+
+    def end(self) -> None:
+        """Nothing comes after the latest view."""
+        self._last = True
+        self._wake.set()
+
+    @property
+    def idle(self) -> bool:
+        """The latest view was handed over."""
+        return not self._wake.is_set()
+
+    async def views(self) -> AsyncIterator[bytes]:
+        """The views as they come, encoded."""
+        sent = None
+        while True:
+            if self.view is not sent and self.view is not None:
+                sent = self.view
+                yield view.encode(*sent)
+            elif self._last:
+                return
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+
+
+class Views:
+    """Every node's stream. Versions count the dispatches of this incarnation."""
+
+    def __init__(self, kernel: Kernel, metrics: Metrics) -> None:
+        self._kernel, self._metrics = kernel, metrics
+        self._streams: dict[NodeId, Stream] = {}
+        self._fresh: set[NodeId] = set()  # streams without a view
+        self._seen = kernel.state
+        self._common = view.shared(self._seen)
+        self._version = 0
+        self._headed_at = 0.0  # seconds; when the head was last sent to all
+        self._later: asyncio.TimerHandle | None = None  # will send it for its reason
+        self._due = asyncio.Event()
+
+    def open(self, node: NodeId, life: int) -> Stream:
+        """The node's stream from now on; an earlier one ends."""
+        if (before := self._streams.get(node)) is not None:
+            before.end()
+        stream = self._streams[node] = Stream(node, life)
+        self._metrics.streams.set(len(self._streams))
+        self._fresh.add(node)
+        self.changed()
+        return stream
+
+    def close(self, stream: Stream) -> bool:
+        """The stream broke; False: it was not the node's any more."""
+        if self._streams.get(stream.node) is not stream:
+            return False
+        del self._streams[stream.node]
+        self._metrics.streams.set(len(self._streams))
+        return True
+
+    def version(self, node: NodeId) -> int:
+        """Of the node's latest view; of one that has no stream: newer than any it has."""
+        stream = self._streams.get(node)
+        if stream is None:
+            return self._version + 1
+        return stream.view[2] if stream.view is not None else 0
+
+    def changed(self) -> None:
+        """The state changed, or a stream is new."""
+        self._due.set()
+
+    async def told(self, within: float) -> None:
+        """Wait until every node was sent its latest view, at most `within` seconds."""
+        deadline = time.monotonic() + within
+        while time.monotonic() < deadline:
+            await asyncio.sleep(PAUSE)
+            if not self._due.is_set() and all(stream.idle for stream in self._streams.values()):
+                return
+
+    def end(self) -> None:
+        """End every stream; that they break is nobody's fault."""
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.end()
+
+    async def run(self) -> None:
+        """Dispatch until cancelled."""
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            began = time.monotonic()
+            with self._metrics.dispatches.time():
+                sent = await self._dispatch()
+            await asyncio.sleep(min(time.monotonic() - began, PAUSE) + EASE * sent)
+
+    async def _dispatch(self) -> int:
+        """Show every stream its view if that changed; how many did."""
+        state, sent = self._kernel.state, 0
+        common, nodes = self._prepare(state)
+        self._version += 1
+        for node in nodes:
+            if (stream := self._streams.get(node)) is not None and self._show(stream, state, common):
+                sent += 1
+                if sent % SLICE == 0:
+                    await asyncio.sleep(0)
+        self._metrics.views.inc(sent)
+        return sent
+
+    def _prepare(self, state: State) -> tuple[Shared, Iterable[NodeId]]:
+        """What all share, and the nodes that may have a new view."""
+        old, seen, fresh = self._common, self._seen, self._fresh
+        new = view.shared(state, old, self._kernel.draining)
+        if new.head is not old.head:
+            now = asyncio.get_running_loop().time()
+            if new.facts is old.facts and now < self._headed_at + REASON:
+                new = replace(new, head=old.head)
+                if not self._later:
+                    self._later = asyncio.get_running_loop().call_at(self._headed_at + REASON, self.changed)
+            else:
+                self._headed_at, self._later = now, None
+        self._common, self._seen, self._fresh = new, state, set()
+        nodes = view.touched(seen, state)
+        same = view.of_all(new) == view.of_all(old)
+        return new, nodes | fresh if nodes is not None and same else list(self._streams)
+
+    def _show(self, stream: Stream, state: State, common: Shared) -> bool:
+        """Give the stream its view, if there is anything new in it."""
+        member = state.members.here.get(stream.node)
+        if member is not None and member.life != stream.life:
+            stream.end()  # another process speaks for the node
+            return False
+        mine = view.own(state, common, stream.node)
+        new = stream.view is None or _differ(common, mine, *stream.view)
+        if new:
+            stream.show(common, mine, self._version)
+        if member is None:
+            stream.end()
+        return new
+
+
+def _differ(common: Shared, mine: Own, old: Shared, was: Own, _: int) -> bool:
+    train = bool(mine.lease) and common.train is not old.train
+    plan = mine.planned and common.plan is not old.plan
+    return common.head is not old.head or train or plan or view.news(mine, was)

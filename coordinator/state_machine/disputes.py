@@ -1,0 +1,103 @@
+"""Sealed chunks that a member holds otherwise than the ledger says, or cannot have as it does: who goes. Pure.
+
+A chunk's digest in the ledger and its bytes come from the same owner. Where they differ somebody lies, or has
+broken memory; but who sends forged bytes and who says falsely that they were looks alike, so one report proves
+nothing:
+
+    told       whoever holds other bytes is told the ledger's digests. It gives up what differs and asks one after
+               the other for it; who gave it something else is named, and nothing more comes of that
+    settled    every member holds what the ledger says, or lacks chunks for which it asked everybody in vain. They
+               ask once more, in another attempt: what anybody still holds is proven now, so who is honest gives
+               the right bytes, and takes them
+    verdict    an owner that lacks what it sealed itself goes by its own word. Else of those that lack a chunk and
+               those that hold it the fewer go: a lone liar stands alone. Of as many, as where there are but two,
+               who was away least often goes, so that it is the other's turn the next time; first who holds the
+               chunk, as it is then reduced again and nothing is committed on the word of one side
+
+One goes at a time, and comes back as who was never there: what it sealed is reduced again where nobody has it.
+"""
+
+from dataclasses import replace
+
+from atoll.comm.ids import NodeId
+from atoll.coordinator.state_machine import ledger as book
+from atoll.coordinator.state_machine.events import Effect, Forged, Lacking, Note
+from atoll.coordinator.state_machine.members import MemberState
+from atoll.coordinator.state_machine.state import State, fail_attempt, order, remove, with_round
+
+
+def forged(state: State, event: Forged, out: list[Effect]) -> State:
+    """A member names who gave it other bytes than the ledger's."""
+    r, pair = state.round, (event.node, event.peer)
+    known = {e.node for e in r.ledger.entries if not e.gone}
+    if r.plan is None or r.plan.fence != event.fence or not known.issuperset(pair) or pair in r.plan.forged:
+        return state
+    sentence = f"chunk {event.chunk} as {state.name(event.peer)} gave it is not what the ledger says"
+    out.append(Note(f"round {r.number}: {state.name(event.node)} says: {sentence}", event.node))
+    return with_round(state, plan=replace(r.plan, forged=r.plan.forged | {pair}))
+
+
+def lacking(state: State, event: Lacking) -> State:
+    """A member that was told the digests got these chunks from nobody. Now all are told: others may wait for one
+    that its owner has given up."""
+    r, node = state.round, event.node
+    chunks = tuple(c for c in event.chunks if c < len(r.ledger.owners))
+    late = r.plan is None or r.plan.fence != event.fence or not r.ledger.complete
+    if late or r.plan is None or node not in r.wrong or node not in r.ledger.members or not chunks:
+        return state
+    plan = replace(r.plan, lacking=r.plan.lacking | {node: chunks})
+    return with_round(state, plan=plan, wrong=r.wrong.union(r.ledger.members))
+
+
+def resolve(state: State, members: list[NodeId], now: float, out: list[Effect]) -> State:
+    """Every member told what it holds, or lacks, and not all hold what the ledger says."""
+    r = state.round
+    assert r.plan is not None
+    right = {n: h for n, h in r.held.items() if h.digest == r.ledger.root}
+    wrong = [n for n in members if n in r.held and n not in right]
+    if liars := [n for n in wrong if r.held[n].proven]:
+        reason = f"its sealed bytes in round {r.number} are not the ledger's, whose digests it was told"
+        state = with_round(state, held=right)
+        for liar in liars:
+            state = remove(state, liar, MemberState.EVICTED, reason, out)
+        return state
+    if wrong:
+        for node in wrong:
+            sentence = f"{state.name(node)} holds other sealed bytes than the ledger says: it is told which"
+            out.append(Note(f"round {r.number}: {sentence}", node))
+        return with_round(state, held=right, wrong=r.wrong.union(wrong))
+    lack = [n for n in members if n not in right]
+    why = f"{state.names(lack)} got sealed chunks from nobody as the ledger has them"
+    layered = any(c in r.ledger.layered for n in lack for c in r.plan.lacking[n])  # only its region was asked
+    if layered or not r.settled.issuperset(members):
+        ledger = book.flatten(r.ledger) if layered else r.ledger
+        settled = frozenset() if layered else frozenset(members)
+        return fail_attempt(with_round(state, ledger=ledger, settled=settled), why, now)
+    node, reason = _culprit(state, members, lack)
+    return remove(state, node, MemberState.EVICTED, f"{reason}, in round {r.number}", out)
+
+
+def _culprit(state: State, members: list[NodeId], lack: list[NodeId]) -> tuple[NodeId, str]:
+    """Who goes, and why."""
+    r, here = state.round, state.members.here
+    assert r.plan is not None
+    owners, lacks = r.ledger.owners, {n: r.plan.lacking[n] for n in lack}
+
+    def longest(nodes: list[NodeId]) -> NodeId:
+        return min(nodes, key=lambda n: (here[n].life, n in lacks, order(n)))
+
+    if own := [n for n in lack if any(owners[c] == n for c in lacks[n])]:
+        node = longest(own)
+        return node, f"it lacks chunk {next(c for c in lacks[node] if owners[c] == node)}, which it sealed"
+    c = min(c for chunks in lacks.values() for c in chunks)
+    without = [n for n in lack if c in lacks[n]]
+    able = [n for n in members if not here[n].leaf and n not in without]
+    with_it = list(dict.fromkeys((*able, *(o for o in owners[c : c + 1] if o is not None and o in here))))
+    few, many = sorted((without, with_it), key=len)
+    if len(few) == len(many):
+        node = longest(few + many)
+        others = many if node in few else few
+        return node, f"it and {state.names(others)} say different things of chunk {c}"
+    if few is with_it:
+        return longest(few), f"{state.names(without)} got chunk {c} from it otherwise than the ledger has it"
+    return longest(few), f"it says that nobody gives it chunk {c}, which {state.names(with_it)} have"

@@ -1,0 +1,263 @@
+"""Who is in the run. Pure.
+
+    joining --layout--> recovering --state_k--> synced --round boundary--> active
+       |                    ^                      |                         |
+       |                    +------ differs -------+-------------------------+
+       |
+       +--- connection broken, or silent for half a lease ---> suspect --- heard again ---> as before
+                                                                  |
+                            does not come back, or hangs -------> evicted          says good-bye --> left
+
+No round waits for a suspect once a quorum is there, and no plan names it where enough others are left. Times are
+the coordinator's.
+"""
+
+from collections.abc import Container
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from atoll.comm.config.run import MembersConfig
+from atoll.comm.ids import NodeId
+from atoll.comm.transport.certificates import NO_PIN, Pin
+from atoll.coordinator.state_machine.events import Event, Expired, Suspected, Trusted
+
+RETURN = 5.0  # seconds that members have to find a coordinator that was started again; their backoff ends below
+REMEMBER = 1000  # members that are gone
+REDUCER = "reducer"  # the role; any other trains
+STANDING = frozenset(("state", "before", "state_round", "state_digest"))  # what a member is and holds
+
+
+class MemberState(StrEnum):
+    JOINING = "joining"  # its trainer is starting
+    RECOVERING = "recovering"  # fetches the live state from its peers
+    SYNCED = "synced"  # has the state and trains; counted from the next round boundary on
+    ACTIVE = "active"  # counted in the round
+    REDUCER = "reducer"  # has no trainer: owns chunks of a reduce, and nothing else
+    SUSPECT = "suspect"  # may be dead
+    LEFT = "left"
+    EVICTED = "evicted"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    node: NodeId
+    life: int  # the number of its joins; what an earlier life still sends is refused
+    name: str
+    address: str  # data plane
+    session: str
+    state: MemberState
+    heard_at: float  # seconds
+    moved_at: float  # seconds; when its inner step last advanced, not counting when nobody waited for it
+    stuck: float = 0.0  # seconds without an advance, when the run last stopped waiting for it
+    before: MemberState = MemberState.JOINING  # of a suspect: what it is again when it is heard,
+    reason_before: str = ""  # and why
+    connected: bool = True
+    suspect_at: float = 0.0  # seconds; while it is not connected: when it becomes a suspect,
+    expire_at: float = 0.0  # and when it is out
+    state_round: int = -1  # the state it holds, -1: none
+    state_digest: bytes = b""
+    entered_at: float = 0.0  # seconds; when it was first counted in the present round
+    pace: float = 0.0  # inner steps a second in its last round; 0: not measured yet
+    missed: int = 0  # rounds whose commits left its work out, which it may still bring
+    phase: str = "starting"  # what its heartbeat says it is doing
+    step: tuple[int, int] = (0, 0)  # (round, inner step) of its last heartbeat
+    reason: str = ""
+    leaf: bool = False  # nobody can dial it
+    role: str = ""  # "reducer": owns chunks, has no trainer
+    late: bool = False  # a reducer that did not finish in time: it owns chunks again if nobody else can be dialled
+    up: float = 0.0  # bytes a second that its link carries; 0: not known
+    down: float = 0.0
+    inside: float = 0.0  # the same, of what it sends to members of its region, and to others
+    outside: float = 0.0
+    measured: int = 0  # reduces after which it told the above
+    rtts: dict[NodeId, float] = field(default_factory=dict)  # seconds, to other members
+    pin: Pin = NO_PIN  # of the certificate that its data plane shows
+
+    @property
+    def standing(self) -> MemberState:
+        """Its state, whether it is suspected or not."""
+        return self.before if self.state is MemberState.SUSPECT else self.state
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    here: dict[NodeId, Member] = field(default_factory=dict)
+    gone: dict[NodeId, Member] = field(default_factory=dict)  # the latest last
+    next_id: int = 1
+    changes: int = 0  # grows when somebody comes or goes, and when what one is or holds changes
+    suspects: frozenset[NodeId] = frozenset()  # of those that are here
+
+    def of(self, *states: MemberState) -> tuple[NodeId, ...]:
+        return tuple(n for n, m in self.here.items() if m.state in states)
+
+    @property
+    def generation(self) -> tuple[NodeId, ...]:
+        """The members that an epoch is named for."""
+        active, suspect = MemberState.ACTIVE, MemberState.SUSPECT
+        return tuple(
+            n for n, m in self.here.items() if m.state is active or (m.state is suspect and m.before is active)
+        )
+
+    def trusted(self, node: NodeId) -> bool:
+        return node in self.here and self.here[node].state is not MemberState.SUSPECT
+
+
+def join(
+    members: Members,
+    node: NodeId,
+    life: int,
+    name: str,
+    address: str,
+    session: str,
+    now: float,
+    leaf: bool = False,
+    role: str = "",
+    pin: Pin = NO_PIN,
+) -> Members:
+    """Admit a new node, or one that returns under its old id; its stream of views is not open yet."""
+    known = members.here.get(node) or members.gone.get(node)
+    member = Member(
+        node,
+        life,
+        name,
+        address,
+        session,
+        MemberState.REDUCER if role == REDUCER else MemberState.JOINING,
+        now,
+        now,
+        connected=False,
+        suspect_at=now + RETURN,
+        expire_at=now + 2 * RETURN,
+        reason="" if role == REDUCER else "starting its trainer",
+        leaf=leaf,
+        role=role,
+        up=known.up if known is not None else 0.0,
+        down=known.down if known is not None else 0.0,
+        inside=known.inside if known is not None else 0.0,
+        outside=known.outside if known is not None else 0.0,
+        pin=pin,
+    )
+    gone = {n: m for n, m in members.gone.items() if n != node}
+    next_id = max(members.next_id, int(node[1:]) + 1)
+    suspects = members.suspects - {node}
+    return Members(members.here | {node: member}, gone, next_id, members.changes + 1, suspects)
+
+
+def update(members: Members, node: NodeId, **changes: object) -> Members:
+    return update_each(members, {node: changes})
+
+
+def update_each(members: Members, changes: dict[NodeId, dict[str, object]]) -> Members:
+    """`update` for many members."""
+    here, told, suspects = dict(members.here), members.changes, members.suspects
+    for node, new in changes.items():
+        member = here[node] = replace(here[node], **new)  # type: ignore[arg-type]
+        if not STANDING.isdisjoint(new):
+            told += 1
+            suspects = suspects | {node} if member.state is MemberState.SUSPECT else suspects - {node}
+    return Members(here, members.gone, members.next_id, told, suspects)
+
+
+def remove(members: Members, node: NodeId, state: MemberState, reason: str) -> Members:
+    """The member is gone; it may come back under its id until REMEMBER others went after it."""
+    member = replace(members.here[node], state=state, reason=reason, connected=False)
+    here = {n: m for n, m in members.here.items() if n != node}
+    suspects = members.suspects - {node}
+    return Members(here, members.gone | {node: member}, members.next_id, members.changes + 1, suspects)
+
+
+def forgettable(members: Members) -> tuple[NodeId, ...]:
+    """Those that went longest ago, when too many are remembered."""
+    return tuple(members.gone)[: max(0, len(members.gone) - REMEMBER)]
+
+
+def forget(members: Members, nodes: Container[NodeId]) -> Members:
+    return replace(members, gone={n: m for n, m in members.gone.items() if n not in nodes})
+
+
+def suspect(members: Members, node: NodeId, reason: str) -> Members:
+    member = members.here[node]
+    if member.state is MemberState.SUSPECT:
+        return members
+    return update(
+        members,
+        node,
+        state=MemberState.SUSPECT,
+        before=member.state,
+        reason_before=member.reason,
+        reason=reason,
+    )
+
+
+def trust(members: Members, node: NodeId) -> Members:
+    member = members.here[node]
+    if member.state is not MemberState.SUSPECT:
+        return members
+    return update(members, node, state=member.before, reason=member.reason_before)
+
+
+def lost(members: Members, node: NodeId, limits: MembersConfig, now: float) -> Members:
+    """Its stream of views broke."""
+    members = update(members, node, connected=False, suspect_at=now, expire_at=now + limits.reconnect)
+    members = suspect(members, node, "its connection broke")
+    if len(members.here) > 1 and not any(m.connected for m in members.here.values()):
+        for other, m in members.here.items():  # it is rather the coordinator's own link that broke
+            members = update(members, other, expire_at=max(m.expire_at, now + RETURN + limits.reconnect))
+    return members
+
+
+def orphaned(members: Members, limits: MembersConfig, now: float) -> Members:
+    """The coordinator was started again: nobody is connected, and everybody has time to come back."""
+    expire_at = now + max(limits.lease, RETURN + limits.reconnect)
+    for node in members.here:
+        members = update(
+            members,
+            node,
+            connected=False,
+            suspect_at=now + RETURN,
+            expire_at=expire_at,
+            heard_at=now,
+            moved_at=now,
+            stuck=0.0,
+        )
+    return members
+
+
+def awaited(members: Members, node: NodeId, now: float) -> Members:
+    """The run begins to wait for its trainer: its clock goes on where it stood."""
+    return update(members, node, moved_at=now - members.here[node].stuck)
+
+
+def unawaited(members: Members, node: NodeId, moved: bool, now: float) -> Members:
+    """The run no longer waits for its trainer; `moved`: because it did what it was waited for."""
+    return update(members, node, stuck=0.0 if moved else max(now - members.here[node].moved_at, 0.0))
+
+
+def heard(members: Members, node: NodeId, phase: str, step: tuple[int, int], now: float) -> Members:
+    member = members.here[node]
+    moved = step != member.step or phase != member.phase
+    return update(members, node, heard_at=now, phase=phase, step=step, moved_at=now if moved else member.moved_at)
+
+
+def judge(members: Members, limits: MembersConfig, awaited: Container[NodeId], now: float) -> list[Event]:
+    """What the clock says of the members; `awaited`: the run waits for their trainers. The shell asks at every
+    tick and submits the answer: the journal holds verdicts, not heartbeats."""
+    verdicts: list[Event] = []
+    for node, m in members.here.items():
+        silence = now - m.heard_at
+        if not m.connected and now > m.expire_at:
+            why = m.reason if m.state is MemberState.SUSPECT else "it is not connected"
+            verdicts.append(Expired(node, m.life, f"{why} and it did not come back in time"))
+        elif silence > limits.lease:
+            verdicts.append(Expired(node, m.life, f"silent for more than {limits.lease:g} s"))
+        elif node in awaited and now - m.moved_at > limits.stall:
+            reason = f"its trainer made no progress for more than {limits.stall:g} s"
+            verdicts.append(Expired(node, m.life, reason))
+        elif m.state is not MemberState.SUSPECT:
+            if not m.connected and now > m.suspect_at:
+                verdicts.append(Suspected(node, m.life, "it is not connected"))
+            elif silence > limits.lease / 2:
+                verdicts.append(Suspected(node, m.life, f"it is silent for {silence:.0f} s"))
+        elif m.connected and silence <= limits.lease / 2:
+            verdicts.append(Trusted(node, m.life))
+    return verdicts

@@ -1,0 +1,333 @@
+"""The reduce of a round: attempts, who is to blame when one fails, and the commit. Pure.
+
+It ends in a commit when each chunk is sealed and every member holds all of them. When a member is lost, the next
+attempt goes on among the others with what is there; sealed chunks that nobody living holds are reduced again.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from atoll.comm.bitmap import bit, bitmap
+from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
+from atoll.comm.plan import Fence
+from atoll.coordinator.placement.bandwidth_shares import blend
+from atoll.coordinator.state_machine import disputes
+from atoll.coordinator.state_machine import leases as data
+from atoll.coordinator.state_machine import ledger as book
+from atoll.coordinator.state_machine import members as who
+from atoll.coordinator.state_machine.chunk_owners import owning, reachable, reducers
+from atoll.coordinator.state_machine.events import CommitRecord, Effect, Held, Note, Orphans, PeerLost, Sealed
+from atoll.coordinator.state_machine.members import REDUCER, MemberState
+from atoll.coordinator.state_machine.reduce_levels import levels, told
+from atoll.coordinator.state_machine.rollback import remember
+from atoll.coordinator.state_machine.rounds import MOST_MISSED
+from atoll.coordinator.state_machine.state import (
+    Phase,
+    Plan,
+    RoundState,
+    State,
+    count,
+    fail_attempt,
+    order,
+    remove,
+    with_member,
+    with_round,
+)
+from atoll.coordinator.state_machine.state_sync import publish
+from atoll.coordinator.state_machine.weights import clips, scales
+
+OUTSIZED = 0.1  # of a delta's scale, below which it is said
+IDLE = "it did not finish in time: it is to own chunks again when it has joined anew, or nobody else can"
+SLOWEST = 30.0  # seconds; the longest pause between attempts that have no better prospect than the last
+
+
+def able(state: State, now: float) -> tuple[NodeId, ...]:
+    """Members for another attempt; none: the run waits. Who could not reach others is left out where enough
+    remain."""
+    r, need = state.round, max(state.config.members.minimum, 1)
+    ready = tuple(n for n in r.participants if n in r.ledger.contributions)
+    trusted = tuple(n for n in ready if state.members.trusted(n))
+    members = _connected(state, trusted if len(trusted) >= need else ready, need)
+    return members if len(members) >= need and reachable(state, members) and now >= r.paused_until else ()
+
+
+def _connected(state: State, members: tuple[NodeId, ...], need: int) -> tuple[NodeId, ...]:
+    """Leave out whoever broke with one other member twice, or with two: worst first, of two alike the one that
+    joined last; but not who alone can be dialled. If fewer than `need` would remain, nobody is."""
+    left = members
+    while worst := _worst(state, left, _alone(state, left)):
+        left = tuple(n for n in left if n != worst)
+    return left if len(left) >= need else members
+
+
+def _alone(state: State, members: tuple[NodeId, ...]) -> set[NodeId]:
+    """Whom the others have to reach: the one that can be dialled, and reducers."""
+    only = set(reducers(state))
+    dialled = only.union(n for n in members if not state.members.here[n].leaf)
+    return dialled if len(dialled) == 1 else only
+
+
+def _worst(state: State, members: tuple[NodeId, ...], spared: Collection[NodeId] = ()) -> NodeId | None:
+    known = {*members, *reducers(state)}
+    times = Counter(pair for pair in state.round.lost if known.issuperset(pair))
+    partners = Counter(n for pair in times for n in pair)
+    bad = {n for pair, k in times.items() for n in pair if k > 1 or partners[n] > 1}
+    return max(bad.difference(spared), key=lambda n: (partners[n], order(n)), default=None)
+
+
+def plan(state: State, members: tuple[NodeId, ...], now: float, out: list[Effect]) -> State:
+    """Put the next attempt in force: it continues the one before without those that were lost."""
+    r, chunks = state.round, state.chunks.count
+    helpers = reducers(state, members)
+    planned = owning(state, members, helpers, chunks)
+    split = None if r.ledger.owners else levels(state, members, planned)
+    owners = split.owners if split is not None else ()
+    ledger = book.reopen(r.ledger, members, helpers, chunks, lambda n: owners or planned.deal(n))
+    reason = f"{len(members)} members reduce" if len(members) > 1 else "1 member reduces"
+    predicted = planned.seconds
+    if split is not None:
+        ledger = book.divide(ledger, split.regions, split.relays)
+        state = with_round(state, levels=split.levels, predictions=split.predictions)
+        predicted = split.predicted or predicted
+        reason += told(split)
+    if r.planned_at is not None:
+        without = [n for n in r.participants if n not in members]
+        reason = f"attempt {ledger.attempt} among {count(len(members), 'member')}"
+        reason += f", without {state.names(without)}" if without else ""
+        out.append(Note(f"round {r.number}: {reason}; {r.story.rpartition('; ')[2]}"))
+    for entry, clip in zip(ledger.entries, clips(ledger, state.config), strict=True):
+        if clip < OUTSIZED and not any(e.node == entry.node for e in r.ledger.entries):
+            sentence = (
+                f"the delta of {state.name(entry.node)} is {1 / clip:.3g} times the median: it is scaled down"
+            )
+            out.append(Note(sentence, entry.node))
+    state = with_round(state, phase=Phase.REDUCING, reason=reason, planned_at=_first(r.planned_at, now))
+    return _put_in_force(state, ledger, predicted, now)
+
+
+def _scaled(state: State, ledger: book.Ledger) -> dict[NodeId, float]:
+    """Whose deltas count less than they say, and how much."""
+    found = zip(ledger.entries, scales(ledger, state.config), strict=True)
+    return {entry.node: scale for entry, scale in found if scale < 1}
+
+
+def _put_in_force(state: State, ledger: book.Ledger, predicted: float, now: float) -> State:
+    fence = Fence(Incarnation(state.incarnation), Epoch(state.epoch), Round(state.round.number), ledger.attempt)
+    members = ledger.members
+    held = {n: h for n, h in state.round.held.items() if n in members and h.fence.attempt >= ledger.newest}
+    return with_round(state, ledger=ledger, plan=Plan(fence, now, predicted=predicted), held=held)
+
+
+def _first(at: float | None, now: float) -> float:
+    return now if at is None else at
+
+
+def sealed(state: State, event: Sealed, now: float) -> State:
+    """Enter an owner's seals in the ledger."""
+    r = state.round
+    if event.fence.round != r.number:
+        return state
+    ledger = book.seal(r.ledger, event.node, event.fence.attempt, event.seals)
+    if ledger.complete and not r.ledger.complete:
+        return with_round(state, ledger=ledger, sealed_at=now)
+    return with_round(state, ledger=ledger)
+
+
+def orphans(state: State, event: Orphans) -> State:
+    """A member tells which chunks of an owner that is gone it holds."""
+    r = state.round
+    if r.plan is None or r.plan.fence != event.fence or event.node not in r.ledger.members:
+        return state
+    return with_round(state, plan=replace(r.plan, orphans=r.plan.orphans | {event.node: event}))
+
+
+def held(state: State, event: Held) -> State:
+    """A member has every sealed chunk."""
+    r = state.round
+    late = event.fence.round != r.number or event.fence.attempt < r.ledger.newest
+    if late or event.node not in r.ledger.members or event.node not in state.members.here:
+        return state
+    if event.node in r.wrong and not event.proven and not (r.ledger.complete and event.digest == r.ledger.root):
+        return state  # said before it was told the digests
+    if event.up or event.down or event.rtts:
+        member, here = state.members.here[event.node], state.members.here
+        measured = {"up": event.up, "down": event.down, "inside": event.inside, "outside": event.outside}
+        rates = {what: blend(getattr(member, what), rate) for what, rate in measured.items()}
+        if r.levels > 1:  # less crosses than could
+            rates["outside"] = max(member.outside, event.outside)
+        rtts = {n: seconds for n, seconds in (member.rtts | dict(event.rtts)).items() if n in here}
+        state = with_member(state, event.node, **rates, measured=member.measured + 1, rtts=rtts)
+    return with_round(state, held=r.held | {event.node: event})
+
+
+def peer_lost(state: State, event: PeerLost, now: float, out: list[Effect]) -> State:
+    """A connection broke. A peer that lost its session too is gone; else it costs the attempt, and the pair is
+    remembered for the next ones. What is said of an earlier attempt is remembered, too."""
+    r, node, peer = state.round, event.node, event.peer
+    if r.planned_at is None or event.fence.round != r.number or node == peer:
+        return state
+    pair = (node, peer) if order(node) < order(peer) else (peer, node)
+    if r.plan is None or r.plan.fence != event.fence:
+        known = {node, peer} <= set(r.participants) and event.fence.attempt < r.ledger.attempt
+        return with_round(state, lost=(*r.lost, pair)) if known and pair not in r.lost else state
+    if not {node, peer} <= {e.node for e in r.ledger.entries if not e.gone}:
+        return state
+    name, other = state.name(node), state.name(peer)
+    out.append(Note(f"{name} lost {other} in attempt {r.ledger.attempt}: {event.reason}", node))
+    blamed = state.members.here.get(peer)
+    if blamed is None or (peer not in r.ledger.contributions and blamed.role != REDUCER):
+        return state  # the next attempt is on its way
+    if not blamed.connected and blamed.suspect_at <= now:
+        return remove(state, peer, MemberState.EVICTED, f"its connections broke ({event.reason})", out)
+    state = with_round(state, lost=(*r.lost, pair))
+    why = f"{name} could not reach {other}"
+    again = _worst(state, able(state, max(now, r.paused_until)))
+    if again is None:
+        return fail_attempt(state, why, now)
+    pause = min(SLOWEST, 2.0 ** min(len(state.round.lost), 10) / 2)  # the run needs them both
+    reason = f"{why}, and the run needs both: next attempt in {pause:g} s"
+    return with_round(fail_attempt(state, why, now), paused_until=now + pause, reason=reason)
+
+
+def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
+    """REDUCING: the attempt is over when all is held, or when it cannot end."""
+    r, here = state.round, state.members.here
+    plan_, members, ledger = r.plan, r.ledger.members, r.ledger
+    assert plan_ is not None
+    gone = [n for n in members if n not in ledger.contributions]
+    left = [n for n in members if n not in gone]
+    if left and ledger.complete and all(n in r.held or n in plan_.lacking for n in left):
+        if all(n in r.held and r.held[n].digest == ledger.root for n in left):
+            return _commit(state, left, now, out)
+        if not ledger.orphans and not gone:
+            return disputes.resolve(state, left, now, out)
+    if gone := gone or sorted(ledger.gone, key=order):
+        return fail_attempt(state, f"{state.names(gone)} {'is' if len(gone) == 1 else 'are'} gone", now)
+    if ledger.orphans and all(n in plan_.orphans for n in left):
+        return _adopt(state, now)
+    if now - plan_.opened_at > state.config.rounds.reduce_timeout:
+        slow = {o for c in ledger.unsealed if (o := ledger.owners[c])} or {
+            n for n in members if n not in r.held and n not in plan_.lacking
+        }
+        late = sorted(slow, key=order)
+        # Where others sealed all of theirs, all contributions were there; where not, once more is no accident.
+        alone = ledger.attempt > 1 or not slow.issuperset(owner for owner in ledger.owners if owner)
+        idle = {n: {"late": True, "reason": IDLE} for n in late if alone and n in here and here[n].role == REDUCER}
+        state = replace(state, members=who.update_each(state.members, idle))
+        others = [n for n in members if n not in slow]
+        if len(others) >= max(state.config.members.minimum, 1) and reachable(state, others):
+            for node in slow.intersection(members):
+                ledger = book.withdraw(ledger, node)
+        ledger = book.flatten(ledger)
+        return fail_attempt(with_round(state, ledger=ledger), f"{state.names(late)} did not finish in time", now)
+    return state
+
+
+def _adopt(state: State, now: float) -> State:
+    """All members told which orphans they hold: holders own them now. Those of nobody, and those of leaves alone,
+    which the others cannot ask, are reduced again, by those who have a place in the attempt."""
+    r, ledger = state.round, state.round.ledger
+    assert r.plan is not None
+    leaves = {n for n in ledger.members if state.members.here[n].leaf}
+    here = {n: dict(r.plan.orphans[n].here) for n in ledger.members if n not in leaves}
+    helpers = [e.node for e in ledger.entries if e.contribution is None and not e.gone]
+    deal_ = owning(state, ledger.members, helpers, len(ledger.owners)).deal
+    return _put_in_force(state, book.adopt(ledger, here, deal_), r.plan.predicted, now)
+
+
+def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect]) -> State:
+    state = publish(state, out)
+    r, ledger = state.round, state.round.ledger
+    assert r.plan is not None and r.told_at is not None and r.planned_at is not None
+    sample, parts = state.config.model.seq_len, book.included(ledger, state.chunks)
+    weights = {n: float(int(c.samples * sample * part)) for n, (c, part) in parts.items()}
+    held_ = state.leases.held
+    used = {n: book.used(ledger, n, data.front(held_[n]), sealed=True) for n in parts if held_.get(n)}
+    here = state.members.here
+    missed = {n: min(here[n].missed + 1, MOST_MISSED) for n in r.participants if n in here}
+    missed |= dict.fromkeys((n for n in weights if n in missed), 0)
+    members = who.update_each(state.members, {n: {"missed": rounds} for n, rounds in missed.items()})
+    places = dict(enumerate(ledger.entries))
+    everybody = {n for n in parts}
+    near: dict[int, list[NodeId]] = {}
+    for entry, g in zip(ledger.entries, ledger.regions, strict=False):
+        near.setdefault(g, []).append(entry.node)
+    scaled = _scaled(state, ledger)
+    record = CommitRecord(
+        round=r.number,
+        epoch=state.epoch,
+        attempts=ledger.attempt,
+        members=r.participants,
+        contributors=weights,
+        tokens=state.tokens + int(sum(weights.values())),
+        train_loss=sum(c.loss * part * c.samples for c, part in parts.values())
+        / sum(part * c.samples for c, part in parts.values()),
+        seconds={
+            "inner": r.told_at - r.started_at,
+            "collect": r.planned_at - r.told_at,
+            "reduce": r.sealed_at - r.planned_at,
+            "commit": now - r.sealed_at,
+        },
+        bytes_up={n: r.held[n].bytes_up for n in members_},
+        bytes_down={n: r.held[n].bytes_down for n in members_},
+        reason=r.story,
+        sealed_digest=ledger.root.hex(),
+        shares={n: k / len(ledger.owners) for n, k in Counter(o for o in ledger.owners if o).items()},
+        predicted=r.plan.predicted,
+        levels=r.levels,
+        predictions=r.predictions,
+        regions=tuple(tuple(near[g]) for g in sorted(near)),
+        rates={n: (here[n].up, here[n].down) for n in members_ if here[n].up},
+        norms={n: c.norm for n, (c, _) in parts.items()},
+        scales={n: scaled[n] for n in weights if n in scaled},
+        samples={n: data.beginning(held_[n], count) for n, count in used.items()},
+        fragment=state.fragment,
+        lacking={
+            c: out_
+            for c, s in ledger.sealed.items()
+            if (out_ := tuple(sorted(everybody - {places[i].node for i in places if bit(s.inputs, i)}, key=order)))
+        },
+    )
+    return replace(
+        state,
+        members=members,
+        counted=state.counted | _counted(state, record),
+        earlier=state.earlier | _earlier(state, parts),
+        committed=r.number,
+        past=remember(state),
+        digest=b"",
+        sealed=ledger.root,
+        makers=tuple(members_),
+        tokens=record.tokens,
+        leases=data.consume_each(state.leases, used),
+        pending=record,
+        round=RoundState(
+            number=r.number + 1, reason="the next round is about to start", started_at=now, opened_at=r.told_at
+        ),
+    )
+
+
+def _counted(state: State, record: CommitRecord) -> dict[NodeId, tuple[int, bytes]]:
+    """For nodes that keep what was not sent: which chunks of this round have nothing of them."""
+    if not state.config.outer.feedback:
+        return {}
+    chunks = len(state.round.ledger.owners)
+    return {
+        n: (record.round, bitmap((c for c, out in record.lacking.items() if n in out), chunks))
+        for n in record.contributors
+    }
+
+
+def _earlier(state: State, nodes: Iterable[NodeId]) -> dict[NodeId, tuple[int, ...]]:
+    """For nodes that this round has bytes of: the samples that their deltas of other fragments have besides. What
+    an earlier life of a node had contributed is not in its vectors any more."""
+    count = len(state.fragments)
+    if not count:
+        return {}
+    newest = {e.node: e.contribution.samples for e in state.round.ledger.entries if e.contribution is not None}
+    found = {}
+    for node in nodes:
+        before = state.earlier.get(node) or (0,) * count
+        found[node] = tuple(0 if p == state.fragment else before[p] + newest[node] for p in range(count))
+    return found

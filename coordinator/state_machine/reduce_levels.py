@@ -1,0 +1,123 @@
+"""Whether a round's reduce goes in two levels, by the round trips and rates that its members have told. Pure.
+
+A node tells its round trips and, once a plan has told it the regions, the rates at which it sent within its own
+and to others. So the first round knows nothing, the second measures, and from the third on both plans are
+predicted, the flat one as it would be dealt. Two levels must be predicted to save a tenth: they round once more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from atoll.comm.config.outer import MergeName
+from atoll.comm.config.run import CodecName, RunConfig
+from atoll.comm.ids import NodeId
+from atoll.coordinator.placement.bandwidth_shares import Node
+from atoll.coordinator.placement.two_level import (
+    Rtts,
+    TwoLevel,
+    faster,
+    find_regions,
+    plan_regions,
+    predict_flat,
+    usable,
+)
+from atoll.coordinator.state_machine.chunk_owners import Owning, reducers
+from atoll.coordinator.state_machine.members import Member
+from atoll.coordinator.state_machine.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Of a reduce among several regions."""
+
+    regions: dict[NodeId, int]
+    flat: float = 0.0  # predicted seconds; 0: not enough is known of the links
+    two_level: float = 0.0
+    owners: tuple[NodeId, ...] = ()  # of each chunk; empty: it is to be flat
+    relays: tuple[tuple[NodeId, ...], ...] = ()  # (regions, chunks)
+
+    @property
+    def levels(self) -> int:
+        """That were chosen."""
+        return 2 if self.owners else 1
+
+    @property
+    def predicted(self) -> float:
+        """Seconds of the plan that was chosen."""
+        return self.two_level if self.owners else self.flat
+
+    @property
+    def predictions(self) -> dict[str, float]:
+        return {"flat": self.flat, "two_level": self.two_level} if self.flat else {}
+
+
+def levels(state: State, members: Sequence[NodeId], planned: Owning) -> Levels | None:
+    """For a round's first attempt, that is flat as `planned`; None: all are one region."""
+    if state.config.reduce.levels < 2 or not averages(state.config):
+        return None
+    nodes, here = (*members, *reducers(state)), state.members.here
+    told = [here[n] for n in nodes]
+    links = _links(told, members)
+    rtts = _rtts(told)
+    regions = usable(find_regions(len(nodes), rtts), links, rtts)
+    if len(regions) < 2:
+        return None
+    of = {nodes[i]: g for g, region in enumerate(regions) for i in region}
+    if not any(m.inside and m.outside for m in told):
+        return Levels(of)
+    payload, chunks = state.chunks.numel * state.config.reduce.bytes_per_element, state.chunks.count
+    flat = predict_flat(links, planned.shares, rtts, payload, chunks, regions)
+    two = plan_regions(links, rtts, payload, chunks)
+    if two is None:
+        return Levels(of)
+    if not isinstance(faster(flat, two), TwoLevel):
+        return Levels(of, flat.seconds, two.seconds)
+    owners = tuple(nodes[i] for i in two.owners)
+    relays = tuple(tuple(nodes[row[g]] for row in two.relays) for g in range(len(regions)))
+    return Levels(of, flat.seconds, two.seconds, owners, relays)
+
+
+def averages(config: RunConfig) -> bool:
+    """Whether a region's mean can stand for the deltas of its members."""
+    return config.outer.merge is MergeName.MEAN and config.reduce.codec is not CodecName.SPARSE
+
+
+def told(split: Levels) -> str:
+    """The choice, for the log and the page."""
+    if not split.flat:
+        return ""
+    regions = len(set(split.regions.values()))
+    if split.owners:
+        return f" in two levels, {regions} regions: {split.two_level:.2g} s predicted, {split.flat:.2g} s flat"
+    return f", {regions} regions, flat: {split.flat:.2g} s predicted, {split.two_level:.2g} s in two levels"
+
+
+def _links(told: Sequence[Member], contributors: Sequence[NodeId]) -> list[Node]:
+    """The members as the predictions see them: who told no rates is like most of the others. That its link carried
+    something within the region and something to others does not mean that it carries both at once."""
+    inside = median([m.inside for m in told if m.inside] or [0.0])
+    outside = median([m.outside for m in told if m.outside] or [0.0])
+    return [
+        Node(
+            far := m.outside or outside,
+            far,
+            m.leaf,
+            m.node in contributors,
+            near := m.inside or inside,
+            max(m.up, near, far),
+        )
+        for m in told
+    ]
+
+
+def _rtts(told: Sequence[Member]) -> Rtts:
+    """The shorter of what the two ends of a path say."""
+    place = {m.node: i for i, m in enumerate(told)}
+    found: dict[tuple[int, int], float] = {}
+    for i, m in enumerate(told):
+        for node, seconds in m.rtts.items():
+            if (j := place.get(node, i)) != i:
+                pair = min(i, j), max(i, j)
+                found[pair] = min(seconds, found.get(pair, seconds))
+    return found

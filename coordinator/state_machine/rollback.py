@@ -1,0 +1,163 @@
+"""When everybody who held the state of the last commit is gone at once: wait for one of them, then go on. Pure.
+
+A node has its state on disk and says, before it says its layout, which one that is (`StateAt`). So after a power
+cut of the whole fleet the newest state that came back is known, and proven: every commit's digest is remembered
+(`Past`), and counts whatever number the node knows the state by.
+
+    somebody holds state k          the others fetch it; nothing happens here
+    nobody, but one proves j < k    waits for those who may still bring k, from that proof on `checkpoint.patience`
+                                    seconds for each round that would be lost; then rounds j+1 ... k are void
+    nobody proves anything          waits, and says so: a run never begins anew by itself
+
+Who is back may need a moment to say what it holds, so each life of a node gets `SETTLE` seconds for that even
+when patience runs out meanwhile, until it has run out twice. A suspect gets none: what it holds may never be
+heard. Time in which the coordinator itself took nothing in (its disk was full, its process stopped) is no waiting:
+then it begins again.
+
+A void round keeps its number, so nothing goes backwards and no fence is used twice: state k *is* state j, and who
+holds j holds k. Its record says void and has no contributors; the clock of the LR schedule goes back to the tokens
+of round j; the samples in it stay consumed, for no sample counts twice. Whoever comes later with the real state k
+differs from the run's digest, and fetches the run's.
+
+A node contributes only once its disk has the last round. So where disks work, only the newest commit can be void:
+all died between its commit and the end of its write to any disk.
+"""
+
+from dataclasses import replace
+
+from atoll.comm.ids import NodeId
+from atoll.coordinator.state_machine import members as who
+from atoll.coordinator.state_machine.events import CommitRecord, Effect, Note, Publish
+from atoll.coordinator.state_machine.ledger import Ledger
+from atoll.coordinator.state_machine.members import REDUCER, MemberState
+from atoll.coordinator.state_machine.state import Gone, Past, Phase, RoundState, State, most_common
+
+REMEMBERED = 256  # commits
+SETTLE = 10.0  # seconds that who came back has to say what it can make of what it holds
+DEAF = 5.0  # seconds without a tick after which the coordinator itself was away
+
+
+def gone(state: State) -> bool:
+    """Nobody here holds the state of the last commit, or can make it from what it holds."""
+    if not state.committed or state.round.phase is Phase.FINISHED or state.held:
+        return False
+    here = state.members.here
+    return not any(n in here and here[n].standing is MemberState.ACTIVE for n in state.makers)
+
+
+def why(state: State) -> str:
+    """The reason to wait, where the state is `gone`."""
+    k, proven, may = state.committed, newest(state), awaited(state)
+    reason = f"no living member holds the state of round {k}: "
+    names = state.names(may or state.makers)
+    if proven is None:
+        had = f"; {names} had it" if names else ""
+        return f"{reason}waits for a node whose disk has it, or an earlier one{had}"
+    j = proven.round
+    if not may:
+        return f"{reason}all who may have had it are back without it; goes on from the state of round {j}"
+    limit = (k - j) * state.config.checkpoint.patience
+    return f"{reason}waits {limit:g} s at most for {names} to return, then goes on from the state of round {j}"
+
+
+def newest(state: State) -> Past | None:
+    """The newest of the run's states that a member here proves to hold."""
+    known = {past.digest: past for past in state.past}
+    told = (known.get(m.state_digest) for m in state.members.here.values() if m.state_round >= 0)
+    return max((past for past in told if past is not None), key=lambda past: past.round, default=None)
+
+
+def awaited(state: State) -> list[NodeId]:
+    """Who may still bring the state: those that had it, or could make it, and have not said otherwise since."""
+    k, members = state.committed, state.members
+    away = [
+        n
+        for n, m in members.gone.items()
+        if m.state is MemberState.EVICTED and (n in state.makers or m.state_round == k)
+    ]
+    coming = [n for n, m in members.here.items() if m.standing is MemberState.JOINING and m.role != REDUCER]
+    return away + coming
+
+
+def go_on_without(state: State, now: float, out: list[Effect]) -> State:
+    """Declare rounds void when it is time."""
+    past = newest(state) if gone(state) else None
+    if past is None:
+        return state if state.gone is None else replace(state, gone=None)
+    since = _waiting(state, now)
+    if since != state.gone:
+        return replace(state, gone=since)
+    patience = (state.committed - past.round) * state.config.checkpoint.patience
+    heard = now >= min(since.came_at + SETTLE, since.at + 2 * patience)
+    all_back = since.all_back_at is not None and now >= since.all_back_at + SETTLE
+    late = now >= since.at + patience
+    return _void(state, past, now, out) if (late and heard) or all_back else state
+
+
+def _waiting(state: State, now: float) -> Gone:
+    """Since when the run waits, and who came meanwhile."""
+    since = state.gone
+    if since is None or now > since.seen_at + DEAF:
+        since = Gone(now, now)
+    elif now > since.seen_at + DEAF / 4:
+        since = replace(since, seen_at=now)
+    may = awaited(state)
+    came = since.came.union((n, state.members.here[n].life) for n in may if state.members.trusted(n))
+    if came != since.came:
+        since = replace(since, came=came, came_at=now)
+    if may:
+        return replace(since, all_back_at=None)
+    return since if since.all_back_at is not None else replace(since, all_back_at=now)
+
+
+def _void(state: State, past: Past, now: float, out: list[Effect]) -> State:
+    j, k = past.round, state.committed
+    rounds = f"round {k} is" if j == k - 1 else f"rounds {j + 1} to {k} are"
+    reason = f"{rounds} void: the state was lost with all who held it"
+    out.append(Note(f"{reason}; the run goes on from the state of round {j}"))
+    out += [Publish(_record(state, past, number, reason)) for number in range(j + 1, k + 1)]
+    holders = [n for n, m in state.members.here.items() if m.state_round >= 0 and m.state_digest == past.digest]
+    return replace(
+        state,
+        members=who.update_each(state.members, {n: {"state_round": k} for n in holders}),
+        digest=past.digest,
+        sealed=b"",
+        makers=(),
+        tokens=past.tokens,
+        pending=None,
+        past=tuple(p for p in state.past if p.round < j or p is past),
+        gone=None,
+        round=RoundState(
+            number=k + 1,
+            reason="the next round is about to start",
+            started_at=now,
+            ledger=replace(Ledger(), attempt=state.round.ledger.attempt),
+        ),
+    )
+
+
+def _record(state: State, past: Past, number: int, reason: str) -> CommitRecord:
+    """Of a void round, in the place of what was on record."""
+    return CommitRecord(
+        round=number,
+        epoch=state.epoch,
+        attempts=0,
+        members=(),
+        contributors={},
+        tokens=past.tokens,
+        train_loss=0.0,
+        seconds={},
+        bytes_up={},
+        bytes_down={},
+        reason=reason,
+        sealed_digest="",
+        state_digest=past.digest.hex(),
+        void=True,
+    )
+
+
+def remember(state: State) -> tuple[Past, ...]:
+    """What to remember when the next round commits."""
+    here = state.members.here
+    told = state.digest or most_common({n: here[n].state_digest for n in state.holders})[0]
+    return (*state.past, Past(state.committed, told, state.tokens))[-REMEMBERED:] if told else state.past

@@ -1,0 +1,282 @@
+"""When a round starts and when it closes. Pure.
+
+A round closes when every member has taken its inner steps, or when a quorum has and those that would soon be there
+had their grace. Members go on training until they are told, up to the ceiling, so waiting costs nobody a step; a
+slow one then contributes what it has. Both windows follow what was measured: the members' pace in earlier rounds,
+and how long the others took to finish in this one.
+"""
+
+from dataclasses import replace
+from math import ceil
+from statistics import median
+
+from atoll.comm.ids import NodeId
+from atoll.coordinator.state_machine import leases as data
+from atoll.coordinator.state_machine import members as who
+from atoll.coordinator.state_machine import rollback
+from atoll.coordinator.state_machine.chunk_owners import reachable
+from atoll.coordinator.state_machine.events import BecameReady, Effect, Note
+from atoll.coordinator.state_machine.ledger import Contribution, contribute
+from atoll.coordinator.state_machine.members import MemberState
+from atoll.coordinator.state_machine.state import (
+    Phase,
+    RoundState,
+    State,
+    count,
+    order,
+    remove,
+    with_member,
+    with_round,
+)
+
+MOST_MISSED = 3  # rounds whose work a member may bring at once
+SOONEST = 5.0  # seconds; nobody is left out of a round sooner after it was told to finish
+
+
+def start_if_enough(state: State, now: float, out: list[Effect]) -> State:
+    """Start the next round once the run has the members it needs."""
+    limits, total = state.config.members, state.config.rounds.total
+    if total and state.committed >= total:
+        out.append(Note(f"the run is finished after {count(total, 'round')}"))
+        return with_round(state, phase=Phase.FINISHED, reason="all rounds are committed", started_at=now)
+    able = state.members.of(MemberState.SYNCED, MemberState.ACTIVE)
+    need = max(limits.start, limits.minimum) if state.committed == 0 else limits.minimum
+    if len(able) >= need:
+        return _start(state, able, now, out)
+    return with_round(
+        state, reason=rollback.why(state) if rollback.gone(state) else too_few(state, len(able), need)
+    )
+
+
+def too_few(state: State, ready: int, need: int) -> str:
+    """The reason to wait when only so many of the needed members are ready, with what the others are doing."""
+    able = (MemberState.SYNCED, MemberState.ACTIVE, MemberState.REDUCER)
+    others = [m for m in state.members.here.values() if m.state not in able]
+    suspect = MemberState.SUSPECT
+    doing = "".join(f"; {m.name} is {'suspected' if m.state is suspect else m.state}" for m in others[:3])
+    return (
+        f"{ready} of the {count(need, 'member')} that the run needs {'is' if ready == 1 else 'are'} ready{doing}"
+    )
+
+
+def _start(state: State, members: tuple[NodeId, ...], now: float, out: list[Effect]) -> State:
+    number = state.committed + 1
+    state = _enter(state, members, now, out)
+    participants = tuple(sorted(members, key=order))
+    every = state.config.data.eval_every * state.turns.fragments
+    due = state.committed % every == 0 and not _evaluated_before(state)
+    able = [n for n in participants if n in state.makers] or participants  # the first to have the new state
+    attempts = state.round.ledger.attempt if state.round.number == number else 0
+    return replace(
+        state,
+        round=RoundState(
+            number=number,
+            phase=Phase.INNER,
+            reason=_training(state, len(participants)),
+            started_at=now,
+            participants=participants,
+            ledger=replace(RoundState().ledger, attempt=attempts),
+            evaluator=able[number % len(able)] if due else None,
+        ),
+    )
+
+
+def _training(state: State, members: int) -> str:
+    steps = count(state.steps, "inner step")
+    return f"{members} members at {steps} each" if members > 1 else f"1 member at {steps}"
+
+
+def _enter(state: State, nodes: tuple[NodeId, ...], now: float, out: list[Effect]) -> State:
+    """Make `nodes` active members with leases for the round, and for what they may have carried over. So may
+    suspects that are heard again before the next one."""
+    entering, rounds = frozenset(nodes), dict[NodeId, int]()  # of samples
+    for node, member in state.members.here.items():
+        if node in entering:
+            trained = member.state is MemberState.SYNCED and state.committed > 0  # while it was not counted yet
+            rounds[node] = 1 + max(member.missed, trained)
+        elif member.standing is MemberState.ACTIVE and node not in state.round.participants:
+            rounds[node] = 1 + min(member.missed + 1, MOST_MISSED)
+    for node in nodes:
+        member = state.members.here[node]
+        if member.state is not MemberState.ACTIVE:
+            out.append(Note(f"{member.name} is active from round {state.committed + 1} on", node))
+    active = {"state": MemberState.ACTIVE, "reason": "", "entered_at": now}
+    entered = dict.fromkeys(nodes, active)
+    if state.config.delay(state.committed) and state.round.opened_at:
+        begun = active | {"entered_at": state.round.opened_at}
+        entered |= {n: begun for n in nodes if n in state.makers}  # they did not stop in between
+    members = who.update_each(state.members, entered)
+    leases = data.grant_each(state.leases, {n: state.lease * k for n, k in rounds.items()})
+    return replace(state, members=members, leases=leases)
+
+
+def _evaluated_before(state: State) -> bool:
+    if state.committed == 0:
+        return state.initial_val_loss is not None
+    return state.pending is None or state.pending.val_loss is not None
+
+
+def reached(state: State, node: NodeId, round_: int, now: float) -> State:
+    """The member has taken the round's inner steps."""
+    r = state.round
+    if r.phase is not Phase.INNER or round_ != r.number or node not in r.participants or node in r.reached:
+        return state
+    state = _paced(state, node, state.steps, now)
+    return with_round(state, reached=r.reached | {node})
+
+
+def ready(state: State, event: BecameReady, now: float, out: list[Effect]) -> State:
+    """The member stopped training: enter what it can contribute."""
+    r, node = state.round, event.node
+    if event.round != r.number or node not in r.participants or node in r.ledger.contributions:
+        return state
+    lease = state.leases.held.get(node, ())
+    if not lease or event.front != data.front(lease) or state.members.here[node].state_round != state.committed:
+        return state  # trained on samples of another lease or from another state: it takes these steps again
+    if not 0 < event.samples <= data.size(lease):
+        reason = f"it claims {count(event.samples, 'sample')} of a lease of {data.size(lease)}"
+        return remove(state, node, MemberState.EVICTED, reason, out)
+    state = _paced(state, node, event.steps, now)
+    if r.phase not in (Phase.INNER, Phase.COLLECTING):
+        return state  # too late for this round: it counts in the next
+    if event.fresh:
+        state = replace(state, earlier={n: e for n, e in state.earlier.items() if n != node})
+    earlier = state.earlier[node][state.fragment] if node in state.earlier else 0
+    work = event.samples, event.steps, event.loss, event.norm
+    entry = Contribution(*work, event.life, event.front, event.damping, earlier)
+    answers = r.answers if r.told_at is None else (*r.answers, now - r.asked_at)
+    full = event.steps >= state.steps or event.samples == data.size(lease)
+    done = r.reached | {node} if full and node not in r.reached else r.reached
+    return with_round(state, ledger=contribute(r.ledger, node, entry), answers=answers, reached=done)
+
+
+def _paced(state: State, node: NodeId, steps: int, now: float) -> State:
+    if state.round.patient_until:
+        return state  # the coordinator was away: how much of the time went into steps cannot be told
+    took = now - state.members.here[node].entered_at
+    return with_member(state, node, pace=steps / took) if took > 0 and steps > 0 else state
+
+
+def close_if_due(state: State, now: float, out: list[Effect]) -> State:
+    """INNER: tell the members to finish when the round has what it needs."""
+    r, trusted = state.round, _trusted(state)
+    if r.participants and rollback.gone(state):
+        return with_round(state, reason=rollback.why(state))
+    if len(trusted) < state.config.members.minimum:
+        return refill(state, now, out)
+    done = r.reached.intersection(trusted)
+    if len(done) < quorum(state):
+        return with_round(state, reason=_training(state, len(r.participants)), reached_at=None)
+    if r.reached_at is None:
+        return with_round(state, reached_at=now)
+    late = [n for n in trusted if n not in r.reached and n not in r.ledger.contributions]
+    h = count(state.steps, "inner step")
+    if not late:
+        away = [n for n in r.participants if n not in trusted]
+        short = [n for n in trusted if n not in r.reached]
+        but = f" but {state.names(away)}, out of reach," if away else ""
+        why = f"{state.names(short)} stopped short of {h}" if short else f"every member{but} has its {h}"
+        return _close(state, now, why)
+    if now < max(grace_ends(state, late), r.patient_until):
+        return with_round(
+            state,
+            reason=f"{len(done)} of {count(len(trusted), 'member')} reached {h}; waits for {state.names(late)}",
+        )
+    out.append(Note(f"round {r.number} closes: {state.names(late)} should send what is there"))
+    return _close(state, now, f"a quorum has its {h}; {state.names(late)} had less")
+
+
+def grace_ends(state: State, late: list[NodeId]) -> float:
+    """When the round no longer waits for `late`: those whose pace makes it within the grace have made it."""
+    r, rounds, here = state.round, state.config.rounds, state.members.here
+    assert r.reached_at is not None
+    inner = _inner_time(state)
+    most = r.reached_at + rounds.grace * inner
+    soon = []
+    for node in late:
+        pace, missed = here[node].pace, here[node].missed
+        expected = here[node].entered_at + state.steps / pace if pace else most
+        if expected <= most and (pace or not missed):
+            soon.append(expected)
+    return min(most, max(soon) + 0.1 * inner) if soon else r.reached_at
+
+
+def _inner_time(state: State) -> float:
+    """Seconds that the round's inner steps take the quorum: by pace, for it may have waited as well."""
+    r, here = state.round, state.members.here
+    paces = [here[n].pace for n in r.reached if n in here and here[n].pace]
+    return state.steps / median(paces) if paces else 0.0
+
+
+def _close(state: State, now: float, why: str) -> State:
+    return with_round(state, phase=Phase.COLLECTING, told_at=now, asked_at=now, reason=why, story=why)
+
+
+def collected(state: State, now: float, out: list[Effect]) -> tuple[NodeId, ...]:
+    """COLLECTING: the members of the reduce once they are known, else none."""
+    r, trusted, contributions = state.round, _trusted(state), state.round.ledger.contributions
+    waited_for = [n for n in trusted if n not in contributions]
+    if waited_for and now < r.asked_at + min(SOONEST, state.config.rounds.collect):
+        return ()
+    able = tuple(n for n in trusted if n in contributions)
+    n = len(r.participants)
+    need = max(ceil(state.config.rounds.quorum * n), min(2, n))  # what one alone commits would die with it
+    if len(able) < max(need, state.config.members.minimum) or not reachable(state, able):
+        return ()
+    if waited_for and now < max(collect_ends(state, waited_for), r.patient_until):
+        return ()
+    if late := [n for n in r.participants if n not in contributions or not state.members.trusted(n)]:
+        work = "its" if len(late) == 1 else "their"
+        out.append(Note(f"round {r.number} goes on without {state.names(late)}; {work} work counts in the next"))
+    return able
+
+
+def collecting(state: State) -> str:
+    """Whom a round that closes is waiting for."""
+    r = state.round
+    late = [n for n in _trusted(state) if n not in r.ledger.contributions]
+    return f"waits for what {state.names(late)} {'has' if len(late) == 1 else 'have'}" if late else r.story
+
+
+def collect_ends(state: State, late: list[NodeId]) -> float:
+    """When the round no longer waits for `late`, who were told to finish. By what was measured they have two inner
+    steps at their pace, and three times what the others took; but the round does not stand still for longer than
+    its grace, for nothing is lost: their work counts in the next one."""
+    r, rounds, here = state.round, state.config.rounds, state.members.here
+    most = min(rounds.collect, max(SOONEST, rounds.grace * _inner_time(state)))
+    steps = [2 / here[n].pace if here[n].pace else (0.0 if here[n].missed else most) for n in late]
+    measured = 3 * median(r.answers or (0.0,)) + max(steps)
+    return r.asked_at + min(most, max(SOONEST, measured))
+
+
+def quorum(state: State) -> int:
+    """So many members make the round close when they have their inner steps. Who stopped short of them is not
+    counted: nothing more will come of it."""
+    r = state.round
+    stopped = r.ledger.contributions.keys() - r.reached
+    return ceil(state.config.rounds.quorum * (len(r.participants) - len(stopped)))
+
+
+def refill(state: State, now: float, out: list[Effect]) -> State:
+    """Too few members: the ones that are there without counting enter this round, or it waits."""
+    r = state.round
+    if not r.participants:
+        return with_round(state, phase=Phase.WAITING, plan=None)
+    able = state.members.of(MemberState.SYNCED, MemberState.ACTIVE)
+    entering = tuple(n for n in able if n not in r.participants)
+    if not entering:
+        return with_round(state, reason=too_few(state, len(_trusted(state)), state.config.members.minimum))
+    state = _enter(state, entering, now, out)
+    state = with_round(
+        state,
+        participants=tuple(sorted((*r.participants, *entering), key=order)),
+        reached_at=None,
+        asked_at=now,
+        story=f"{r.story}; {state.names(entering)} entered later" if r.story else "",
+    )
+    return with_round(state, reason=collecting(state)) if r.phase is Phase.COLLECTING else state
+
+
+def _trusted(state: State) -> tuple[NodeId, ...]:
+    members, participants = state.members, state.round.participants
+    return tuple(n for n in participants if members.trusted(n)) if members.suspects else participants

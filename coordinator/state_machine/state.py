@@ -1,0 +1,270 @@
+"""What the coordinator knows of the run: frozen dataclasses, and the few ways in which all parts change them."""
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from atoll.comm.chunks import Chunks
+from atoll.comm.config.run import RunConfig
+from atoll.comm.fragment_schedule import Turns
+from atoll.comm.ids import NodeId
+from atoll.comm.plan import Fence
+from atoll.coordinator.state_machine import leases as data
+from atoll.coordinator.state_machine import members as who
+from atoll.coordinator.state_machine.events import CommitRecord, Effect, Held, Note, Orphans
+from atoll.coordinator.state_machine.leases import Leases
+from atoll.coordinator.state_machine.ledger import Ledger, used, withdraw
+from atoll.coordinator.state_machine.members import Members, MemberState
+
+
+class Phase(StrEnum):
+    WAITING = "waiting"  # for members
+    INNER = "inner"  # everybody trains
+    COLLECTING = "collecting"  # the round closes: members finish their step and say what they have
+    REDUCING = "reducing"
+    FINISHED = "finished"
+
+
+TRAINING = (Phase.INNER, Phase.COLLECTING, Phase.REDUCING)
+Pair = tuple[NodeId, NodeId]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The attempt in force, beyond what the ledger knows of it."""
+
+    fence: Fence
+    opened_at: float  # seconds
+    orphans: dict[NodeId, Orphans] = field(default_factory=dict)  # who has told which of them it holds
+    predicted: float = 0.0  # seconds; 0: nothing is known of the links
+    lacking: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)  # who asked all in vain for which chunks
+    forged: frozenset[Pair] = frozenset()  # who told that who gave other bytes than the ledger's
+
+
+@dataclass(frozen=True, slots=True)
+class RoundState:
+    number: int = 1
+    phase: Phase = Phase.WAITING
+    reason: str = "no member yet"
+    started_at: float = 0.0  # seconds
+    opened_at: float = (
+        0.0  # seconds; when the round before closed: with overlap, its makers' steps since count here
+    )
+    participants: tuple[NodeId, ...] = ()
+    reached: frozenset[NodeId] = frozenset()  # have taken the round's inner steps
+    reached_at: float | None = None  # seconds; when they became a quorum
+    told_at: float | None = None  # seconds; when the members were told to finish
+    asked_at: float = 0.0  # seconds; the same, or later where not all could hear it then
+    planned_at: float | None = None  # seconds; when the first attempt was
+    story: str = ""  # why it closed, and why attempts failed: the commit record's reason
+    patient_until: float = 0.0  # seconds; nobody is left out before: the coordinator was away
+    paused_until: float = 0.0  # seconds; no attempt before: the last one failed and the next is no better
+    lost: tuple[Pair, ...] = ()  # whose connections broke in its attempts, once for each time
+    answers: tuple[float, ...] = ()  # seconds that members took to finish, when told
+    ledger: Ledger = Ledger()
+    plan: Plan | None = None
+    held: dict[NodeId, Held] = field(default_factory=dict)  # members that have every sealed chunk
+    wrong: frozenset[NodeId] = frozenset()  # told the digests: members that said so and had others, and all that
+    # lack chunks then
+    settled: frozenset[NodeId] = frozenset()  # who held, or lacked, what the ledger says in an attempt before
+    sealed_at: float = 0.0  # seconds; when the last chunk was sealed
+    levels: int = 1  # of its first attempt
+    predictions: dict[str, float] = field(default_factory=dict)  # seconds, of the plans there were to choose from
+    evaluator: NodeId | None = None  # measures the validation loss of the state this round starts from
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A commit's state, which its digest proves."""
+
+    round: int
+    digest: bytes
+    tokens: int  # committed
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The state of the last commit is, with those who held it."""
+
+    at: float  # seconds; since when an older one is proven
+    seen_at: float  # seconds; when the coordinator last looked, about
+    came: frozenset[tuple[NodeId, int]] = frozenset()  # lives that were here since, and may have brought it
+    came_at: float = 0.0  # seconds; when the last of these came
+    all_back_at: float | None = None  # seconds; since when nobody is away who may bring it
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    config: RunConfig
+    incarnation: int = 0
+    epoch: int = 0
+    members: Members = Members()
+    layout: tuple[int, bytes] | None = None  # numel and digest of the run's flat vector
+    fragments: tuple[int, ...] = ()  # elements of each, if they take turns
+    committed: int = 0  # the last committed round; 0: the initial state
+    digest: bytes = b""  # of state_committed; empty: no member has told yet
+    sealed: bytes = b""  # root over the sealed chunks of round `committed`
+    makers: tuple[NodeId, ...] = ()  # contributors of round `committed`: they can make its state by themselves
+    tokens: int = 0  # committed
+    initialiser: NodeId | None = None  # makes state_0, while nobody holds it
+    initial_val_loss: float | None = None
+    round: RoundState = RoundState()
+    leases: Leases = Leases()
+    pending: CommitRecord | None = None  # the last commit, until its digests and validation loss are in
+    past: tuple[Past, ...] = ()  # earlier commits, the latest last
+    counted: dict[NodeId, tuple[int, bytes]] = field(default_factory=dict)  # with error feedback, of each node the
+    # last committed round that has bytes of it, and a bitmap of the chunks of that round that have none
+    earlier: dict[NodeId, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # where fragments take turns: of each node
+    # and fragment, samples committed with others since a commit had the node's delta of this one
+    gone: Gone | None = None  # nobody has the state, but one an older one
+
+    @property
+    def holders(self) -> tuple[NodeId, ...]:
+        """Living members that hold state_committed."""
+        return tuple(n for n, m in self.members.here.items() if m.state_round == self.committed)
+
+    @property
+    def held(self) -> bool:
+        """Some living member holds state_committed."""
+        return any(m.state_round == self.committed for m in self.members.here.values())
+
+    @property
+    def awaited(self) -> frozenset[NodeId]:
+        """Members whose trainers the run waits for."""
+        r = self.round
+        late: set[NodeId] = set()
+        if r.phase in (Phase.INNER, Phase.COLLECTING):
+            late = {n for n in r.participants if n not in r.ledger.contributions}
+        if r.phase is Phase.INNER:
+            late -= r.reached
+        late -= self._fetching(late) if late else set()
+        return frozenset(late | {n for n in (self.initialiser, r.evaluator) if n is not None})
+
+    def _fetching(self, nodes: set[NodeId]) -> set[NodeId]:
+        """Those that cannot train yet: they fetch the state, or would if it could be had."""
+        here, there = self.members.here, bool(self.digest) and self.held
+        lack = {n for n in nodes if here[n].state_round != self.committed}
+        return {n for n in lack if not there or here[n].phase in ("sync", "recovering")}
+
+    @property
+    def turns(self) -> Turns:
+        return Turns(len(self.fragments) or 1)
+
+    @property
+    def fragment(self) -> int:
+        """That this round exchanges."""
+        return self.turns.fragment(self.round.number)
+
+    @property
+    def chunks(self) -> Chunks:
+        """Of this round's fragment."""
+        assert self.layout is not None
+        return Chunks((self.fragments or self.layout[:1])[self.fragment], self.config.reduce.chunk)
+
+    @property
+    def steps(self) -> int:
+        """Inner steps of this round."""
+        rounds, number = self.config.rounds, self.round.number
+        return 1 if number <= rounds.data_parallel else self.turns.steps(number, rounds.inner_steps)
+
+    @property
+    def most_steps(self) -> int:
+        """Inner steps that a member takes in this round at most."""
+        together = self.round.number <= self.config.rounds.data_parallel
+        return 1 if together else max(self.steps, int(self.steps * self.config.rounds.ceiling))
+
+    @property
+    def lease(self) -> int:
+        """Samples that one node can use in one round, and until the next one begins."""
+        longest = -(-self.config.rounds.inner_steps // self.turns.fragments)
+        most = max(longest, int(longest * self.config.rounds.ceiling))
+        ahead = max(longest, self.config.overlap.delay) if self.config.overlap.delay else 0
+        return (most + ahead) * self.config.inner.batch_size
+
+    def name(self, node: NodeId) -> str:
+        member = self.members.here.get(node) or self.members.gone.get(node)
+        return member.name if member is not None else str(node)
+
+    def names(self, nodes: tuple[NodeId, ...] | list[NodeId]) -> str:
+        """Of a few members; of many, the first and how many more."""
+        shown = ", ".join(self.name(n) for n in nodes[:5])
+        return f"{shown} and {len(nodes) - 5} more" if len(nodes) > 5 else shown
+
+
+def count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def order(node: NodeId) -> int:
+    """Nodes in the order in which they first joined."""
+    return int(node[1:])
+
+
+def with_member(state: State, node: NodeId, /, **changes: object) -> State:
+    return replace(state, members=who.update(state.members, node, **changes))
+
+
+def with_round(state: State, **changes: object) -> State:
+    return replace(state, round=replace(state.round, **changes))  # type: ignore[arg-type]
+
+
+def with_standing(state: State, node: NodeId, standing: MemberState, reason: str, **changes: object) -> State:
+    """Change what a member is; one that is suspected stays so."""
+    if state.members.here[node].state is MemberState.SUSPECT:
+        return with_member(state, node, before=standing, **changes)
+    return with_member(state, node, state=standing, reason=reason, **changes)
+
+
+def fail_attempt(state: State, why: str, now: float) -> State:
+    """Give the attempt up. Contributions stay: members keep what they encoded until the round is over."""
+    r = state.round
+    story = f"{r.story}; attempt {r.ledger.attempt} failed: {why}"
+    return with_round(state, phase=Phase.COLLECTING, plan=None, asked_at=now, reason=why, story=story)
+
+
+def drop_from_round(state: State, node: NodeId) -> State:
+    """Neither its contribution nor its vote counts in this round any more. It keeps its lease."""
+    r = state.round
+    return with_round(
+        state,
+        participants=tuple(n for n in r.participants if n != node),
+        reached=r.reached - {node},
+        held={n: h for n, h in r.held.items() if n != node},
+        settled=r.settled - {node},
+        ledger=withdraw(r.ledger, node),
+        evaluator=None if r.evaluator == node else r.evaluator,
+    )
+
+
+def remove(state: State, node: NodeId, how: MemberState, reason: str, out: list[Effect]) -> State:
+    """The member is out. What it trained on is free again when it left for good; else it may come back with it."""
+    out.append(Note(f"{state.name(node)} {how}: {reason}", node))
+    state = drop_from_round(replace(state, members=who.remove(state.members, node, how, reason)), node)
+    if how is MemberState.LEFT:
+        state = replace(state, leases=data.release(_used(state, node), node))
+    forgotten = who.forgettable(state.members)
+    for old in forgotten:
+        state = replace(state, leases=data.release(state.leases, old))
+    if forgotten:
+        counted = {n: c for n, c in state.counted.items() if n not in forgotten}
+        earlier = {n: e for n, e in state.earlier.items() if n not in forgotten}
+        members = who.forget(state.members, forgotten)
+        state = replace(state, members=members, counted=counted, earlier=earlier)
+    if state.committed == 0 and all(m.standing is MemberState.JOINING for m in state.members.here.values()):
+        state = replace(state, layout=None, fragments=())  # nobody is left who has built this model
+    return state
+
+
+def _used(state: State, node: NodeId) -> Leases:
+    """The leases, when what the node contributed to the reduce under way counts as consumed: it is in sealed
+    chunks, or may be."""
+    lease = state.leases.held.get(node, ())
+    samples = used(state.round.ledger, node, data.front(lease), sealed=False) if lease else 0
+    return data.consume(state.leases, node, samples)
+
+
+def most_common(votes: dict[NodeId, bytes]) -> tuple[bytes, int]:
+    """The value that most gave, and how many did."""
+    return Counter(votes.values()).most_common(1)[0] if votes else (b"", 0)

@@ -1,0 +1,193 @@
+"""Who holds which state of the model: from a member's first word to its being in step with the run. Pure.
+
+Every commit record's digests are settled here: the contributors name the digest of the new state by majority, and
+a member that differs fetches it again.
+"""
+
+from dataclasses import replace
+
+from atoll.comm.ids import NodeId
+from atoll.coordinator.state_machine import leases as data
+from atoll.coordinator.state_machine.events import Effect, LayoutKnown, Mended, Note, Publish
+from atoll.coordinator.state_machine.members import MemberState
+from atoll.coordinator.state_machine.state import (
+    TRAINING,
+    Phase,
+    State,
+    count,
+    most_common,
+    remove,
+    with_member,
+    with_round,
+    with_standing,
+)
+
+
+def layout_known(state: State, event: LayoutKnown, out: list[Effect]) -> State:
+    """All members train one model, in the same fragments; who builds another is refused."""
+    node, numel, digest = event.node, event.numel, event.digest
+    if state.layout is not None and (state.layout, state.fragments) != ((numel, digest), event.fragments):
+        reason = (
+            f"its model has {numel:,} parameters in layout {digest.hex()[:8]}, the run's has "
+            f"{state.layout[0]:,} in layout {state.layout[1].hex()[:8]}"
+        )
+        return remove(state, node, MemberState.EVICTED, reason, out)
+    state = replace(state, layout=(numel, digest), fragments=event.fragments)
+    if state.members.here[node].standing is not MemberState.JOINING:
+        return state
+    return with_standing(state, node, MemberState.RECOVERING, "fetches the live state")
+
+
+def state_at(state: State, node: NodeId, round_: int, digest: bytes, out: list[Effect]) -> State:
+    making = round_ == 0 and state.committed == 0 and not state.digest
+    if making and node != state.initialiser:
+        return state  # it was not the one to make it: it fetches what the initialiser makes
+    if round_ < state.committed and digest == state.digest:
+        round_ = state.committed  # the rounds in between are void
+    if not state.members.here[node].state_round <= round_ <= state.committed:
+        return state  # an older word that came late; or what nobody can hold, for it was not committed
+    state = with_member(state, node, state_round=round_, state_digest=digest)
+    if making:
+        out.append(Note(f"{state.name(node)} initialised the model", node))
+        return replace(state, digest=digest)
+    return state
+
+
+def mended(state: State, event: Mended, out: list[Effect]) -> State:
+    """It is told, and nothing follows: what could not be mended shows in the next commit's digests."""
+    if event.disk:
+        how = "has its state from the rest" if event.whole else "the rest does not have all of its state"
+        story = f"{count(event.chunks, 'file')} changed on its disk: {how}"
+    else:
+        how = "mended from its disk" if event.whole else "its disk could not mend all of it"
+        story = f"{count(event.chunks, 'chunk')} of its state of round {event.round} changed in memory: {how}"
+    out.append(Note(f"{state.name(event.node)}: {story}", event.node))
+    return state
+
+
+def evaluated(state: State, node: NodeId, round_: int, loss: float) -> State:
+    if node != state.round.evaluator or round_ != state.committed:
+        return state
+    state = with_round(state, evaluator=None)
+    if round_ == 0:
+        return replace(state, initial_val_loss=loss)
+    if state.pending is None or state.pending.round != round_:
+        return state
+    return replace(state, pending=replace(state.pending, val_loss=loss))
+
+
+def choose_initialiser(state: State) -> State:
+    """Somebody must make state_0; who was asked stays asked while it lives."""
+    if state.committed or state.held:
+        return state if state.initialiser is None else replace(state, initialiser=None)
+    standing = {n: m.standing for n, m in state.members.here.items()}
+    if state.digest:
+        state = replace(state, digest=b"")  # state_0 went with its last holder: it is made again
+    if state.initialiser is not None and standing.get(state.initialiser) is MemberState.RECOVERING:
+        return state
+    here, able = state.members.here, state.members.of(MemberState.RECOVERING)
+    coming = any(m.standing is MemberState.JOINING and not m.leaf for m in here.values())
+    if coming or not all(here[n].leaf for n in able):  # the others are to fetch it from there
+        able = tuple(n for n in able if not here[n].leaf)
+    return replace(state, initialiser=next(iter(able), None))
+
+
+def settled_alike(a: State, b: State) -> bool:
+    """Whether `settle_digests` has as little to do in one as in the other."""
+    return (
+        a.members.changes == b.members.changes
+        and (a.committed, a.digest, a.round.evaluator) == (b.committed, b.digest, b.round.evaluator)
+        and (a.round.phase is Phase.FINISHED) == (b.round.phase is Phase.FINISHED)
+        and a.pending == b.pending
+    )
+
+
+def settle_digests(state: State, out: list[Effect]) -> State:
+    """Name the digest of state_committed once it can be known, and hold every member's against it."""
+    here, voters = state.members.here, _voters(state)
+    told = {n: m.state_digest for n in voters if (m := here[n]).state_round == state.committed}
+    if not state.digest:
+        digest, votes = most_common(told)
+        if not votes or (2 * votes <= len(voters) and len(told) < len(voters)):
+            return state
+        state = replace(state, digest=digest)
+    if (pending := state.pending) is not None:
+        if len(told.keys() | pending.digests) != len(pending.digests) or not pending.state_digest:
+            digests = pending.digests | {n: d.hex() for n, d in told.items()}
+            equal = len(set(digests.values())) == 1
+            record = replace(pending, state_digest=state.digest.hex(), digests=digests, digests_equal=equal)
+            state = replace(state, pending=record)
+    holders = [m for m in here.values() if m.state_round == state.committed]
+    for member in holders:
+        if member.state is not MemberState.ACTIVE and member.standing is MemberState.JOINING:
+            continue  # first it says which model it has
+        if member.state_digest != state.digest:
+            state = _diverged(state, member.node, out)
+        elif member.state is not MemberState.ACTIVE and member.standing is MemberState.RECOVERING:
+            state = _synced(state, member.node, out)
+    if len(told) == len(voters) and state.round.evaluator is None and state.round.phase is not Phase.FINISHED:
+        return publish(state, out)
+    return state
+
+
+def _voters(state: State) -> tuple[NodeId, ...]:
+    """Who names the digest of state_committed: those that made it, live and did not lose it, or whoever else
+    holds it. One that came back without its state waits for this very digest."""
+    here, held, suspect = state.members.here, state.committed, MemberState.SUSPECT
+    makers = state.makers if state.pending is not None else ()
+    living = [m for n in makers if (m := here.get(n)) is not None and m.state is not suspect]
+    able = [m.node for m in living if m.state is MemberState.ACTIVE or m.state_round == held]
+    return tuple(able) or state.holders
+
+
+def _diverged(state: State, node: NodeId, out: list[Effect]) -> State:
+    """It fetches the state again. If it trained from its own, it must come back in a new life: what it said of
+    those steps may still arrive."""
+    differs = f"its state of round {state.committed} differs from the run's"
+    if state.members.here[node].standing is not MemberState.RECOVERING:
+        return remove(state, node, MemberState.EVICTED, differs, out)
+    reason = f"fetches the state of round {state.committed} again: its own differs from the run's"
+    out.append(Note(f"{state.name(node)} {reason}", node))
+    return with_standing(state, node, MemberState.RECOVERING, reason, state_round=-1)
+
+
+def _synced(state: State, node: NodeId, out: list[Effect]) -> State:
+    """Where a round is under way it trains from now on, though the round does not wait for it; its first
+    contribution has that too."""
+    out.append(Note(f"{state.name(node)} has the state of round {state.committed}", node))
+    trains = state.round.phase in TRAINING
+    reason = "trains; counted from the next round boundary on" if trains else "waits for the first round"
+    state = with_standing(state, node, MemberState.SYNCED, reason)
+    return replace(state, leases=data.grant(state.leases, node, state.lease))
+
+
+def publish(state: State, out: list[Effect]) -> State:
+    """The commit record of the last round is as complete as it will be."""
+    record = state.pending
+    if record is None:
+        return state
+    if not state.digest:  # some living contributor has not told: the others speak
+        here = state.members.here
+        told = {n: here[n].state_digest for n in state.holders if n in record.contributors}
+        record = replace(
+            record,
+            state_digest=most_common(told)[0].hex(),
+            digests={n: d.hex() for n, d in told.items()},
+            digests_equal=len(set(told.values())) == 1 if told else None,
+        )
+    out.append(Publish(record))
+    return with_round(replace(state, pending=None), evaluator=None)
+
+
+def publish_last(state: State, now: float, out: list[Effect]) -> State:
+    """The last commit is complete when its digests and its validation loss are in, or do not come."""
+    pending = state.pending
+    if pending is None:
+        return state
+    if now - state.round.started_at > state.config.members.stall:
+        return publish(state, out)
+    if not state.holders:
+        return state if state.members.here else publish(state, out)
+    if pending.val_loss is None:
+        return with_round(state, evaluator=state.round.evaluator or state.holders[0])
+    return publish(state, out) if state.digest else state

@@ -1,0 +1,242 @@
+"""The run as one pure state machine: `step(state, event, now) -> (state, effects)`.
+
+            enough members       a quorum has its steps         all ready, or late
+    waiting -------------> inner ----------------------> collecting -------------> reducing <--+ a member is lost:
+       ^                                                     ^                      |  |  |    | next attempt, with
+       |                                                     +---- too few left ----+  |  +----+ the same deltas
+       |                                                                               |
+       +-------------------- every chunk sealed and held: commit ----------------------+---> finished
+
+No clock, no socket, no randomness: the same events in the same order give the same state, so replaying the
+journal rebuilds it. This file takes events to the part they concern: `roster` (who holds which state), `rounds`
+(when a round starts and closes), `attempts` (reduce and commit), `disputes` (sealed chunks that cannot be had),
+`lost` (when the state is gone with all who held it), on the small machines `membership`, `leases` and `ledger`.
+Each decision says why in a `Note`.
+"""
+
+from dataclasses import replace
+from typing import assert_never
+
+from atoll.comm.ids import NodeId
+from atoll.coordinator.state_machine import disputes, reduce, rollback, rounds, state_sync
+from atoll.coordinator.state_machine import members as who
+from atoll.coordinator.state_machine.chunk_owners import reachable
+from atoll.coordinator.state_machine.events import (
+    BecameReady,
+    Connected,
+    Disconnected,
+    Effect,
+    Evaluated,
+    Event,
+    Expired,
+    Forged,
+    Heard,
+    Held,
+    Joined,
+    Lacking,
+    LayoutKnown,
+    Leaving,
+    Mended,
+    Note,
+    Orphans,
+    PeerLost,
+    Reached,
+    Sealed,
+    Started,
+    StateAt,
+    Suspected,
+    Tick,
+    Trusted,
+)
+from atoll.coordinator.state_machine.members import MemberState
+from atoll.coordinator.state_machine.state import Phase, State, drop_from_round, remove, with_member, with_round
+
+
+def step(state: State, event: Event, now: float) -> tuple[State, list[Effect]]:
+    """Take in one event; return the new state and what must leave the coordinator because of it."""
+    effects: list[Effect] = []
+    if _late(state, event):
+        return state, effects
+    if isinstance(event, Heard):  # moves no decision; the next tick judges it
+        step_ = event.round, event.inner_step
+        return replace(state, members=who.heard(state.members, event.node, event.phase, step_, now)), effects
+    before = state
+    state = _counted(before, _take(before, event, now, effects))
+    state = _counted(state, _advance(before, state, now, effects))
+    return _watched(before, state, event, now), effects
+
+
+def _counted(before: State, state: State) -> State:
+    """A new generation of members has a new epoch."""
+    if state.members.changes == before.members.changes or state.members.generation == before.members.generation:
+        return state
+    return replace(state, epoch=state.epoch + 1)
+
+
+def _watched(before: State, state: State, event: Event, now: float) -> State:
+    """Trainers are held to making progress while, and only while, the run waits for them."""
+    did = event.node if isinstance(event, Reached | BecameReady | Evaluated | StateAt) else None
+    if _waits_for(before) == _waits_for(state):  # for the same ones, but perhaps for the one that spoke
+        left, came = {did} if did is not None else set(), frozenset[NodeId]()
+    else:
+        earlier, later = before.awaited, state.awaited
+        left, came = {*(earlier - later)}, later - earlier
+    members = state.members
+    for node in left:
+        if node in members.here:
+            members = who.unawaited(members, node, node == did, now)
+    for node in came:
+        members = who.awaited(members, node, now)
+    return state if members is state.members else replace(state, members=members)
+
+
+def _waits_for(state: State) -> tuple[object, ...]:
+    r = state.round
+    return (state.members.changes, state.digest, state.initialiser, r.number, r.phase, r.participants, r.evaluator)
+
+
+def _late(state: State, event: Event) -> bool:
+    """It speaks of a node that is gone, or of an earlier life of it."""
+    if isinstance(event, Started | Tick):
+        return False
+    member = state.members.here.get(event.node) or state.members.gone.get(event.node)
+    if isinstance(event, Joined):
+        return member is not None and event.life <= member.life
+    return event.node not in state.members.here or member is None or event.life != member.life
+
+
+def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
+    match event:
+        case Started(incarnation):
+            return _restarted(state, incarnation, now)
+        case Joined():
+            return _joined(state, event, now, out)
+        case Connected(node):
+            state = with_member(state, node, connected=True, heard_at=now)
+            return _trust(state, node, out)
+        case Disconnected(node):
+            if state.members.here[node].connected:
+                out.append(Note(f"{state.name(node)} is suspected: its connection broke", node))
+            return replace(state, members=who.lost(state.members, node, state.config.members, now))
+        case LayoutKnown():
+            return state_sync.layout_known(state, event, out)
+        case StateAt(node, _, round_, digest):
+            return state_sync.state_at(state, node, round_, digest, out)
+        case Mended():
+            return state_sync.mended(state, event, out)
+        case Reached(node, _, round_):
+            return rounds.reached(state, node, round_, now)
+        case BecameReady():
+            return rounds.ready(state, event, now, out)
+        case Sealed():
+            return reduce.sealed(state, event, now)
+        case Orphans():
+            return reduce.orphans(state, event)
+        case Held():
+            return reduce.held(state, event)
+        case Forged():
+            return disputes.forged(state, event, out)
+        case Lacking():
+            return disputes.lacking(state, event)
+        case Evaluated(node, _, round_, loss):
+            return state_sync.evaluated(state, node, round_, loss)
+        case PeerLost():
+            return reduce.peer_lost(state, event, now, out)
+        case Leaving(node, _, reason):
+            return remove(state, node, MemberState.LEFT, reason or "it said good-bye", out)
+        case Suspected(node, _, reason):
+            out.append(Note(f"{state.name(node)} is suspected: {reason}", node))
+            return replace(state, members=who.suspect(state.members, node, reason))
+        case Trusted(node):
+            return _trust(state, node, out)
+        case Expired(node, _, reason):
+            return remove(state, node, MemberState.EVICTED, reason, out)
+        case Tick() | Heard():
+            return state
+        case _:
+            assert_never(event)
+
+
+def _advance(settled: State, state: State, now: float, out: list[Effect]) -> State:
+    """Make every transition that is due. `settled`: the state before the event, where none was."""
+    while True:
+        chosen = state_sync.choose_initialiser(rollback.go_on_without(state, now, out))
+        after = chosen
+        if not state_sync.settled_alike(settled, chosen):
+            after = state_sync.settle_digests(chosen, out)
+            settled = chosen if after == chosen else settled
+        match after.round.phase:
+            case Phase.WAITING:
+                after = rounds.start_if_enough(after, now, out)
+            case Phase.INNER:
+                after = rounds.close_if_due(after, now, out)
+            case Phase.COLLECTING:
+                after = _reduce_if_due(after, now, out)
+            case Phase.REDUCING:
+                after = reduce.commit_or_retry(after, now, out)
+            case Phase.FINISHED:
+                after = state_sync.publish_last(after, now, out)
+            case _:
+                assert_never(after.round.phase)
+        if after == state:
+            return state
+        state = after
+
+
+def _reduce_if_due(state: State, now: float, out: list[Effect]) -> State:
+    if len(state.round.participants) < state.config.members.minimum or not state.round.participants:
+        return rounds.refill(state, now, out)
+    if not reachable(state, state.round.participants):
+        if reachable(state, state.members.of(MemberState.SYNCED, MemberState.ACTIVE)):
+            return rounds.refill(state, now, out)
+        return with_round(
+            state,
+            reason="no member can be dialled by the others, so nobody can reduce: have one join without --leaf, "
+            "or with --role reducer",
+        )
+    first = state.round.planned_at is None
+    members = rounds.collected(state, now, out) if first else reduce.able(state, now)
+    if members:
+        return reduce.plan(state, members, now, out)
+    return with_round(state, reason=rounds.collecting(state)) if first else state
+
+
+def _restarted(state: State, incarnation: int, now: float) -> State:
+    """Nobody is connected to a fresh coordinator; nobody is left out before all had time to come back."""
+    members = who.orphaned(state.members, state.config.members, now)
+    plan = state.round.plan
+    state = replace(state, incarnation=incarnation, members=members)
+    return with_round(
+        replace(state, gone=None),
+        patient_until=now + who.RETURN,
+        asked_at=now,
+        plan=None if plan is None else replace(plan, opened_at=now),
+    )
+
+
+def _joined(state: State, event: Joined, now: float, out: list[Effect]) -> State:
+    node = event.node
+    again = node in state.members.here or node in state.members.gone
+    out.append(Note(f"{event.name} {'is back' if again else 'joins'} as {node}", node))
+    if node in state.members.here:  # before it was missed, but with nothing that the round could use
+        state = drop_from_round(state, node)
+    members = who.join(
+        state.members,
+        node,
+        event.life,
+        event.name,
+        event.address,
+        event.session,
+        now,
+        event.leaf,
+        event.role,
+        event.pin,
+    )
+    return replace(state, members=members)
+
+
+def _trust(state: State, node: NodeId, out: list[Effect]) -> State:
+    if state.members.trusted(node):
+        return state
+    out.append(Note(f"{state.name(node)} is heard again", node))
+    return replace(state, members=who.trust(state.members, node))
