@@ -85,9 +85,9 @@ def join(
     config = load_dataclass(NodeConfig, local if local.exists() else None, overrides)
     check(config)
     from atoll.comm import log
-    from atoll.node.daemon import live
-    from atoll.node.home import Options
-    from atoll.node.reducer import reduce_only
+    from atoll.node.daemon.daemon import live
+    from atoll.node.daemon.reducer import reduce_only
+    from atoll.node.daemon.state_dir import Options
 
     log.setup()
     try:
@@ -102,7 +102,7 @@ def join(
 @click.option("--json", "as_json", is_flag=True)
 def status(state_dir: Path, as_json: bool) -> None:
     """Show what the daemon of this machine is doing."""
-    from atoll.node.local import ask
+    from atoll.node.daemon.control_socket import ask
 
     said = ask(state_dir.expanduser(), "status")
     if as_json:
@@ -120,7 +120,7 @@ def status(state_dir: Path, as_json: bool) -> None:
 @state_dir_option
 def leave(state_dir: Path) -> None:
     """Let the daemon leave the run and stop."""
-    from atoll.node.local import ask
+    from atoll.node.daemon.control_socket import ask
 
     ask(state_dir.expanduser(), "leave")
     click.echo("the node leaves the run")
@@ -143,8 +143,8 @@ def export(state_dir: Path, out: Path, layout: str, run: str, overwrite: bool) -
 
     STATE_DIR is the node's (~/.atoll/node unless it was told another); its daemon may run meanwhile.
     """
-    from atoll.node.export import Naming
-    from atoll.node.export import export as write
+    from atoll.node.checkpoint.export import Naming
+    from atoll.node.checkpoint.export import export as write
 
     done = write(state_dir.expanduser(), out.expanduser(), Naming(layout), run, overwrite)
     click.echo(f"run {done.run}, round {done.round}: {done.n_params:,} parameters are in {out}")

@@ -10,15 +10,15 @@ from atoll.comm.byte_view import U8
 from atoll.comm.codecs.codec import make
 from atoll.comm.config.run import ModelConfig, ReduceConfig, RunConfig
 from atoll.comm.digest import digest
-from atoll.node.about import About
-from atoll.node.durable import Durable, Place
-from atoll.node.flat import layout_of
-from atoll.node.layout import in_turns, stretches
-from atoll.node.method import schedule_of, sealing_of
-from atoll.node.model import build
-from atoll.node.outer import OuterState
-from atoll.node.snapshots import Layout
-from atoll.node.vectors import Vectors
+from atoll.node.checkpoint.checkpointer import Durable, Place
+from atoll.node.checkpoint.run_manifest import About
+from atoll.node.checkpoint.snapshots import Layout
+from atoll.node.outer.layout import in_turns, stretches
+from atoll.node.outer.method import schedule_of, sealing_of
+from atoll.node.outer.shared_vectors import Vectors
+from atoll.node.outer.state import OuterState
+from atoll.node.trainer.flat_vector import layout_of
+from atoll.node.trainer.model import build
 
 TINY = ModelConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=4, ffn_dim=48, seq_len=16)
 RUN = RunConfig(name="tiny", model=TINY, reduce=ReduceConfig(chunk=4096))

@@ -40,9 +40,9 @@ def test_imports_point_down(package: str) -> None:
     [
         "atoll.coordinator.server",
         "atoll.coordinator.demo.command",
-        "atoll.node.daemon",
-        "atoll.node.export",
-        "atoll.node.method",
+        "atoll.node.daemon.daemon",
+        "atoll.node.checkpoint.export",
+        "atoll.node.outer.method",
         "atoll.node.simulate.cli",
         "atoll.outer_opt.merge",
     ],

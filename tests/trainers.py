@@ -14,9 +14,9 @@ import psutil
 from numpy.typing import NDArray
 
 from atoll.comm.config.run import InnerConfig, ModelConfig, RunConfig
-from atoll.node import channel
-from atoll.node.channel import DaemonEnd
+from atoll.node import trainer_channel
 from atoll.node.config import Device, NodeConfig, TrainerSpec
+from atoll.node.trainer_channel import DaemonEnd
 
 T = TypeVar("T")
 DEADLINE = 60.0  # seconds for anything a trainer does here
@@ -30,19 +30,19 @@ class Node:
     process: asyncio.subprocess.Process
     end: DaemonEnd
     folder: Path
-    progress: list[channel.Progress] = field(default_factory=list)
+    progress: list[trainer_channel.Progress] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
 
-    async def attach(self) -> channel.Hello:
-        hello = await self.answer(channel.Hello)
+    async def attach(self) -> trainer_channel.Hello:
+        hello = await self.answer(trainer_channel.Hello)
         self.anchor, self.local = (self.vector(name, hello.numel) for name in ("anchor", "local"))
-        self.end.send(channel.Attach(f"{self.folder}/anchor", f"{self.folder}/local", hello.numel))
+        self.end.send(trainer_channel.Attach(f"{self.folder}/anchor", f"{self.folder}/local", hello.numel))
         return hello
 
     def vector(self, name: str, numel: int) -> NDArray[np.float32]:
         return np.memmap(self.folder / name, np.float32, "w+", shape=(numel,))
 
-    async def ask(self, command: channel.ToTrainer, kind: type[T]) -> T:
+    async def ask(self, command: trainer_channel.ToTrainer, kind: type[T]) -> T:
         self.end.send(command)
         return await self.answer(kind)
 
@@ -53,22 +53,22 @@ class Node:
             if isinstance(message, kind):
                 return message
             match message:
-                case channel.Progress():
+                case trainer_channel.Progress():
                     self.progress.append(message)
-                case channel.Told(sentence):
+                case trainer_channel.Told(sentence):
                     self.told.append(sentence)
                 case _:
-                    assert isinstance(message, channel.Reached), message
+                    assert isinstance(message, trainer_channel.Reached), message
 
     async def working(self) -> None:
         """Return when the trainer has reported progress."""
-        assert isinstance(await asyncio.wait_for(self.end.receive(), DEADLINE), channel.Progress)
+        assert isinstance(await asyncio.wait_for(self.end.receive(), DEADLINE), trainer_channel.Progress)
 
     async def stop(self) -> None:
         """Have it end in order, with all that it has yet to write."""
-        self.end.send(channel.Stop())
+        self.end.send(trainer_channel.Stop())
         while (message := await asyncio.wait_for(self.end.receive(), DEADLINE)) is not None:
-            assert isinstance(message, channel.Told), message
+            assert isinstance(message, trainer_channel.Told), message
             self.told.append(message.sentence)
         assert await asyncio.wait_for(self.process.wait(), DEADLINE) == 0
 
@@ -100,7 +100,7 @@ async def launched(
         connected.set_result(DaemonEnd(reader, writer))
 
     async with await asyncio.start_unix_server(accept, path):
-        launcher = (sys.executable, "-m", "atoll.node.launch", "--spec", str(spec))
+        launcher = (sys.executable, "-m", "atoll.node.trainer.launcher", "--spec", str(spec))
         process = await asyncio.create_subprocess_exec(*through, *launcher)
         try:
             end = await asyncio.wait_for(connected, DEADLINE)
@@ -112,6 +112,6 @@ async def launched(
             await process.wait()
 
 
-def order(round: int, steps: int, tokens: int = 0, fleet: int = 1, first: int = 0) -> channel.Train:
+def order(round: int, steps: int, tokens: int = 0, fleet: int = 1, first: int = 0) -> trainer_channel.Train:
     """Exactly `steps` inner steps on the samples from `first` on."""
-    return channel.Train(round, steps, 1, steps, tokens, fleet, ((first, 4 * steps),))
+    return trainer_channel.Train(round, steps, 1, steps, tokens, fleet, ((first, 4 * steps),))

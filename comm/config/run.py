@@ -97,7 +97,7 @@ PEAKS = {OptimizerName.ADAMW: 3e-3, OptimizerName.MUON: 1.2e-2, OptimizerName.SG
 
 @dataclass
 class InnerConfig:
-    """The optimizer on each node (`atoll.node.optimizer`): one learning rate for all parameters."""
+    """The optimizer on each node (`atoll.node.trainer.optimizer`): one learning rate for all parameters."""
 
     optimizer: OptimizerName = OptimizerName.MUON
     lr: float | None = None  # peak; null: what measures best for the optimizer and a model as small as the demo's

@@ -78,7 +78,7 @@ def simulate(
     conditions.check()
     from atoll.node.config import NodeConfig, check
     from atoll.node.data import open_source
-    from atoll.node.resources import check_simulation
+    from atoll.node.preflight import check_simulation
     from atoll.node.simulate import report
     from atoll.node.simulate.play import Outcome, data_parallel, local_updates
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import Codec, make
 from atoll.comm.config.run import CodecName, RunConfig
-from atoll.node.method import Method, merge_parts, pieces_of
+from atoll.node.outer.method import Method, merge_parts, pieces_of
 from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.clip import clips
 from atoll.outer_opt.fragments import Fragment

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from atoll.comm.codecs.codec import NonFinite
 from atoll.comm.config.run import RunConfig
-from atoll.node.method import Method
-from atoll.node.schedule import learning_rate
+from atoll.node.outer.method import Method
 from atoll.node.simulate.conditions import Conditions
 from atoll.node.simulate.exchange import Contribution, Replicated
 from atoll.node.simulate.learner import Trainee
 from atoll.node.simulate.state import Event, Node, Phase, Record, Round, Share
+from atoll.node.trainer.lr_schedule import learning_rate
 from atoll.outer_opt.overlap import Adopt, replace
 
 F32 = NDArray[np.float32]

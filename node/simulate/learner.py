@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from atoll.comm.config.run import RunConfig
-from atoll.node import inner
 from atoll.node.config import NodeConfig
 from atoll.node.data import Source
-from atoll.node.flat import layout_of
-from atoll.node.inner import Team
-from atoll.node.model import blocks_of, build, build_custom, init_parameters
-from atoll.node.optimizer import make
-from atoll.node.rewarming import Rewarming
+from atoll.node.trainer import inner_loop
+from atoll.node.trainer.flat_vector import layout_of
+from atoll.node.trainer.inner_loop import Team
+from atoll.node.trainer.lr_rewarm import Rewarming
+from atoll.node.trainer.model import blocks_of, build, build_custom, init_parameters
+from atoll.node.trainer.optimizer import make
 from atoll.outer_opt import tensors
 
 F32 = NDArray[np.float32]
@@ -42,7 +42,7 @@ class Trainee:
                 block.compile(dynamic=False)
         self._model, optimizer = model, make(model, run.inner)
         trained = Mixed(model) if node.bf16 else model
-        self._learner = inner.Learner(run, Team(0, 1), torch.device("cpu"), source, trained, optimizer)
+        self._learner = inner_loop.Learner(run, Team(0, 1), torch.device("cpu"), source, trained, optimizer)
 
     def tensors(self) -> tuple[tensors.Tensor, ...]:
         return tuple(tensors.Tensor(slot.name, slot.shape, slot.offset) for slot in self.layout.slots)
@@ -55,8 +55,8 @@ class Trainee:
         `begin_without_moments`; returns its loss."""
         count = self._learner.run.inner.batch_size
         self._learner.model.train()
-        sequences = inner.batch(self._learner, self._learner.source.train, range(first, first + count))
-        return inner.finite(inner.step(self._learner, sequences, rate * self.rewarming.share()))
+        sequences = inner_loop.batch(self._learner, self._learner.source.train, range(first, first + count))
+        return inner_loop.finite(inner_loop.step(self._learner, sequences, rate * self.rewarming.share()))
 
     @property
     def rewarming(self) -> Rewarming:
@@ -67,7 +67,7 @@ class Trainee:
         self._learner.rewarming = Rewarming.of(self._learner.run.inner, round_steps)
 
     def validation_loss(self) -> float:
-        return inner.evaluate(self._learner, 0).loss
+        return inner_loop.evaluate(self._learner, 0).loss
 
     def resume(self, other: "Trainee") -> None:
         """Take the parameters and the optimizer's state of another."""

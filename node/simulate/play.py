@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from atoll.comm.config.run import RunConfig
 from atoll.node.config import NodeConfig
 from atoll.node.data import Source
-from atoll.node.method import method_of
-from atoll.node.schedule import learning_rate
+from atoll.node.outer.method import method_of
 from atoll.node.simulate.conditions import Conditions
 from atoll.node.simulate.fleet import Fleet
 from atoll.node.simulate.learner import Trainee, with_batch
 from atoll.node.simulate.state import Record
+from atoll.node.trainer.lr_schedule import learning_rate
 
 Tell = Callable[[Record], None]
 

@@ -18,11 +18,11 @@ from atoll.comm.invite import parse
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.transport.certificates import Pin
 from atoll.comm.transport.data_plane import DataPlane
-from atoll.node.control import Control, Identity
-from atoll.node.method import schedule_of, sealing_of
-from atoll.node.outer import OuterState
-from atoll.node.recover import Donor, MovedOn, Target, recover
-from atoll.node.vectors import Vectors
+from atoll.node.control.client import Control, Identity
+from atoll.node.outer.method import schedule_of, sealing_of
+from atoll.node.outer.shared_vectors import Vectors
+from atoll.node.outer.state import OuterState
+from atoll.node.recovery.recovery import Donor, MovedOn, Target, recover
 
 BEAT = 1.0  # seconds
 

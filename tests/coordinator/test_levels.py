@@ -10,7 +10,7 @@ from atoll.coordinator.service.view import view
 from atoll.coordinator.state_machine.chunk_owners import owning, reducers
 from atoll.coordinator.state_machine.reduce_levels import Levels, levels
 from atoll.coordinator.state_machine.state import State
-from atoll.node.reports import plan_of
+from atoll.node.control.reports import plan_of
 
 NAMES = ["ada", "bo", "cy", "di", "ed", "fy"]
 

@@ -16,7 +16,7 @@ import pytest
 from e2e.harness import Run, until
 from safetensors.numpy import load_file
 
-from atoll.node.export import Naming, export
+from atoll.node.checkpoint.export import Naming, export
 
 pytestmark = pytest.mark.e2e
 

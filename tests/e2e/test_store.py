@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from e2e.harness import Run, until
 
-from atoll.node.store import Store
+from atoll.node.checkpoint.remote_store import Store
 
 pytestmark = pytest.mark.e2e
 

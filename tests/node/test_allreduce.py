@@ -15,9 +15,19 @@ from click.testing import CliRunner
 
 from atoll.comm.chunks import Chunks
 from atoll.comm.errors import ConfigError, ResourceError
-from atoll.node.allreduce import allreduce, check
-from atoll.node.allreduce_figures import Bench, Course, Lap, comparison, duration, shortfall
-from atoll.node.synthetic import SIGMA, TILE, AtHand, Begun, Compare, Decoded, relative_error, tile, write_local
+from atoll.node.bench.allreduce import allreduce, check
+from atoll.node.bench.allreduce_figures import Bench, Course, Lap, comparison, duration, shortfall
+from atoll.node.bench.synthetic import (
+    SIGMA,
+    TILE,
+    AtHand,
+    Begun,
+    Compare,
+    Decoded,
+    relative_error,
+    tile,
+    write_local,
+)
 
 NUMEL, CHUNK = 200_000, 8192
 LARGE = TILE + 70_000  # more than one tile
@@ -167,7 +177,7 @@ def test_the_run_waits_for_nothing_but_the_reduce() -> None:
 
 
 def test_a_peer_runs_without_torch() -> None:
-    probe = "import sys, atoll.node.synthetic; sys.exit('torch' in sys.modules)"
+    probe = "import sys, atoll.node.bench.synthetic; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-P", "-c", probe], timeout=60).returncode == 0
 
 

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from atoll.comm.config.run import ModelConfig
 from atoll.comm.errors import ConfigError, ResourceError
-from atoll.node import export, snapshots
-from atoll.node.about import About
-from atoll.node.beginning import Beginning, Begun
-from atoll.node.export import Naming
-from atoll.node.store import ANCHOR, MANIFEST, MOMENTUM, Facts, Piece, Store, folder_of
+from atoll.node.checkpoint import export, snapshots
+from atoll.node.checkpoint.export import Naming
+from atoll.node.checkpoint.initial_state import Beginning, Begun
+from atoll.node.checkpoint.remote_store import ANCHOR, MANIFEST, MOMENTUM, Facts, Piece, Store, folder_of
+from atoll.node.checkpoint.run_manifest import About
 
 F32 = NDArray[np.float32]
 WIDE = replace(TINY, ffn_dim=64)

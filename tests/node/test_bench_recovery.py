@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from atoll.comm.errors import ResourceError
-from atoll.node.bench_recovery import recovery
+from atoll.node.bench.recovery import recovery
 
 NUMEL = 2_000_000
 

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 from atoll.comm.config.run import RunConfig
 from atoll.comm.invite import Invite
-from atoll.node import machine
+from atoll.node import state_machine
 from atoll.node.config import NodeConfig
-from atoll.node.daemon import Daemon
-from atoll.node.home import Options
+from atoll.node.daemon.daemon import Daemon
+from atoll.node.daemon.state_dir import Options
 
 
 def test_a_trainer_that_dies_while_state_0_is_read_has_it_read_no_second_time() -> None:
@@ -26,7 +26,7 @@ def test_a_trainer_that_dies_while_state_0_is_read_has_it_read_no_second_time() 
         daemon._kept = cast(Any, SimpleNamespace(begin=begin))
         async with asyncio.TaskGroup() as daemon._tasks:
             for _ in range(2):  # the second time for a trainer that was started again
-                daemon._act(machine.Initialise())
+                daemon._act(state_machine.Initialise())
                 await asyncio.sleep(0)
             assert begun == 1
             read.set()

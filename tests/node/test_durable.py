@@ -18,13 +18,13 @@ from atoll.comm.codecs.codec import make
 from atoll.comm.config.run import CodecName
 from atoll.comm.digest import digest
 from atoll.comm.ids import Round
-from atoll.node import durable, snapshots
-from atoll.node.durable import Durable, Place
-from atoll.node.mend import mend
-from atoll.node.outer import OuterState
-from atoll.node.sealed_log import SealedLog
-from atoll.node.snapshots import Torn
-from atoll.node.vectors import Vectors
+from atoll.node.checkpoint import checkpointer, snapshots
+from atoll.node.checkpoint.checkpointer import Durable, Place
+from atoll.node.checkpoint.sealed_log import SealedLog
+from atoll.node.checkpoint.snapshots import Torn
+from atoll.node.outer.repair import mend
+from atoll.node.outer.shared_vectors import Vectors
+from atoll.node.outer.state import OuterState
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.schedule import Ramp
 
@@ -319,7 +319,7 @@ def test_a_round_that_is_of_no_use_and_cannot_be_removed_is_said(tmp_path: Path)
             (path := again.folder / f"sealed-{round_:012d}").unlink()
             path.mkdir()  # it cannot be read, and even root unlinks no folder
         assert again.disk.restore() == 1 and again.state() == before
-        assert again.disk.trouble.startswith(durable.OF_NO_USE) and again.disk.proven == 1
+        assert again.disk.trouble.startswith(checkpointer.OF_NO_USE) and again.disk.proven == 1
         again.disk.renumbered(1)
         assert again.disk._log is not None and again.disk._log.rounds == (1,)
 
@@ -335,7 +335,7 @@ def test_a_full_disk_is_said_and_costs_nothing_else(tmp_path: Path, caplog: pyte
         have[0] = 100
         await node.commit(2, 3, 4)
         assert "MB for it" in node.disk.trouble and caplog.text.count("not kept on disk") == 1
-        assert len(node.disk._memory) <= durable.WAITING and node.disk.proven == 1
+        assert len(node.disk._memory) <= checkpointer.WAITING and node.disk.proven == 1
         node.disk.make_room()
         assert not node.disk._memory and len(node.given) == 4 * CHUNKS.count
         have[0] = PLENTY

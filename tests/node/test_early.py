@@ -7,7 +7,7 @@ import pytest
 from atoll.comm.byte_view import U8, Octets
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import F32, Fp32
-from atoll.node import early
+from atoll.node.bench import early_mean
 
 CODEC, CHUNKS = Fp32(), Chunks(1000, 300)
 
@@ -23,10 +23,10 @@ def sealed(seed: int) -> tuple[list[U8], bytes]:
 def test_a_mean_is_that_of_the_rounds_last_chunks_whichever_came_before(
     monkeypatch: pytest.MonkeyPatch, leisure: float, early_ones: int
 ) -> None:
-    monkeypatch.setattr(early, "AT_LEISURE", leisure)
+    monkeypatch.setattr(early_mean, "AT_LEISURE", leisure)
 
     async def story() -> None:
-        mean = early.EarlyMean(1000)
+        mean = early_mean.EarlyMean(1000)
         for round_ in (1, 2):
             mean.begin(CODEC, CHUNKS)
             replaced, (right, exact) = sealed(10 * round_)[0], sealed(round_)
@@ -54,10 +54,10 @@ class Slow(Fp32):
 
 
 def test_a_round_may_be_complete_while_its_last_chunk_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(early, "AT_LEISURE", 0.0)
+    monkeypatch.setattr(early_mean, "AT_LEISURE", 0.0)
 
     async def story() -> None:
-        mean, codec, (right, exact) = early.EarlyMean(1000), Slow(), sealed(1)
+        mean, codec, (right, exact) = early_mean.EarlyMean(1000), Slow(), sealed(1)
         mean.begin(codec, CHUNKS)
         mean.came(0, right[0])
         await asyncio.to_thread(codec.begun.wait)

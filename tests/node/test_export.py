@@ -19,11 +19,11 @@ from states import MARK, RUN, TINY, Node, filled, layout_for
 
 from atoll.comm.config.run import ModelConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
-from atoll.node import export as exporting
-from atoll.node.about import About, path_of
+from atoll.node.checkpoint import export as exporting
+from atoll.node.checkpoint.export import Naming
+from atoll.node.checkpoint.run_manifest import About, path_of
 from atoll.node.cli import export
-from atoll.node.export import Naming
-from atoll.node.model import build, init_parameters
+from atoll.node.trainer.model import build, init_parameters
 
 
 def call(node: Path, out: Path, *arguments: str) -> Result:

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import start_processes
 
-from atoll.node.flat import layout_of, local_interval, map_vector, read_shards, write_shards
+from atoll.node.trainer.flat_vector import layout_of, local_interval, map_vector, read_shards, write_shards
 
 
 def awkward() -> nn.Module:

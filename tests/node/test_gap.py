@@ -11,9 +11,9 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import make
 from atoll.comm.config.run import CodecName
 from atoll.comm.fragment_schedule import Turns
-from atoll.node.gap import Gap
-from atoll.node.outer import OuterState
-from atoll.node.vectors import Vectors
+from atoll.node.outer.shared_vectors import Vectors
+from atoll.node.outer.staleness import Gap
+from atoll.node.outer.state import OuterState
 from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.schedule import Always

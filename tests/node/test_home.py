@@ -10,8 +10,8 @@ from disks import full_disk
 from atoll.comm.errors import ResourceError
 from atoll.comm.invite import Invite
 from atoll.node.config import TrainerSpec
-from atoll.node.home import claimed, remember, remember_life, remembered
-from atoll.node.supervisor import Supervisor
+from atoll.node.daemon.state_dir import claimed, remember, remember_life, remembered
+from atoll.node.daemon.trainer_supervisor import Supervisor
 
 INVITE = Invite("127.0.0.1:4700", "run", "token")
 

@@ -9,12 +9,12 @@ import pytest
 from states import MARK, RUN, Node, filled, layout_for
 
 from atoll.comm.config.outer import FragmentsConfig, PatternName
-from atoll.node import export
-from atoll.node.about import About
-from atoll.node.beginning import Beginning
-from atoll.node.mend import mend
-from atoll.node.snapshots import Layout
-from atoll.node.store import Facts, Piece, Store, folder_of, state_digest
+from atoll.node.checkpoint import export
+from atoll.node.checkpoint.initial_state import Beginning
+from atoll.node.checkpoint.remote_store import Facts, Piece, Store, folder_of, state_digest
+from atoll.node.checkpoint.run_manifest import About
+from atoll.node.checkpoint.snapshots import Layout
+from atoll.node.outer.repair import mend
 
 STRIDED = replace(RUN, fragments=FragmentsConfig(3, PatternName.STRIDED))
 BALANCED = replace(RUN, fragments=FragmentsConfig(3))

@@ -9,14 +9,14 @@ import pytest
 from states import MARK, RUN, TINY, filled, layout_for
 
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.node import keeper as keeper_
-from atoll.node import machine
-from atoll.node.channel import Hello
+from atoll.node import state_machine
 from atoll.node.config import NodeConfig
-from atoll.node.home import Options
-from atoll.node.keeper import Keeper
-from atoll.node.recover import MovedOn, Standing, Stranded
-from atoll.node.shelf import Shelf
+from atoll.node.daemon import outer_loop as keeper_
+from atoll.node.daemon.outer_loop import Keeper
+from atoll.node.daemon.state_dir import Options
+from atoll.node.daemon.state_server import Shelf
+from atoll.node.recovery.recovery import MovedOn, Standing, Stranded
+from atoll.node.trainer_channel import Hello
 
 
 def test_a_recovery_that_nobody_answers_is_tried_less_and_less_often_and_told_once(
@@ -33,7 +33,7 @@ def test_a_recovery_that_nobody_answers_is_tried_less_and_less_often_and_told_on
 def test_a_snapshot_of_a_fetched_state_tells_the_tokens_of_its_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    donor, told = filled(tmp_path / "donor", 3), list[machine.Event]()
+    donor, told = filled(tmp_path / "donor", 3), list[state_machine.Event]()
     view = pb.View(committed=3, tokens=30, state_digest=donor.outer.settle())
     peers = SimpleNamespace(buffers=SimpleNamespace(give=lambda _: None))
     member = SimpleNamespace(
@@ -56,10 +56,10 @@ def test_a_snapshot_of_a_fetched_state_tells_the_tokens_of_its_round(
         keeper = Keeper(cast(Any, member), hello, Shelf(), told.append, asyncio.create_task)
         monkeypatch.setattr(keeper_, "recover", recover)
         keeper.stranded = "nobody gives it the state"
-        await keeper.recover(machine.Recover(view, differs=False, rebase=False))
+        await keeper.recover(state_machine.Recover(view, differs=False, rebase=False))
         assert not keeper.stranded
         await keeper.durable.quiet()
-        assert told == [machine.StateMoved(3, view.state_digest)]
+        assert told == [state_machine.StateMoved(3, view.state_digest)]
         assert [(s.first, s.tokens) for s in keeper.durable._snapshots] == [(3, 30)]
         heard = list[Any]()
         keeper.uploads = cast(Any, SimpleNamespace(told=lambda *what: heard.append(what)))

@@ -4,8 +4,8 @@ from pathlib import Path
 from atoll.comm.ids import Round
 from atoll.comm.invite import Invite
 from atoll.node.config import NodeConfig
-from atoll.node.home import Options
-from atoll.node.membership import Membership
+from atoll.node.daemon.session import Membership
+from atoll.node.daemon.state_dir import Options
 
 
 class Nothing:

@@ -5,7 +5,7 @@ import pytest
 
 from atoll.comm.config.outer import MergeName, OuterConfig
 from atoll.comm.config.run import RoundsConfig, RunConfig
-from atoll.node.method import merge_parts, schedule_of
+from atoll.node.outer.method import merge_parts, schedule_of
 from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.schedule import of_length

@@ -10,7 +10,7 @@ from torch import nn
 
 from atoll.comm.config.run import ModelConfig
 from atoll.comm.errors import ConfigError
-from atoll.node.model import blocks_of, build, build_custom, init_parameters
+from atoll.node.trainer.model import blocks_of, build, build_custom, init_parameters
 
 SMALL = ModelConfig(vocab_size=256, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, seq_len=16)
 TEN_BILLION = ModelConfig(

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from trainers import DEADLINE, Node, launched, order, small
 
 from atoll.comm.config.run import CheckpointConfig, InnerConfig, OptimizerName, RunConfig
-from atoll.node import channel
-from atoll.node.disk import Shares
-from atoll.node.files import DiskFull
-from atoll.node.moment_files import MANIFEST, MomentFiles, Unusable
-from atoll.node.rewarming import Rewarming
+from atoll.comm.files import DiskFull
+from atoll.node import trainer_channel
+from atoll.node.checkpoint.disk_budget import Shares
+from atoll.node.trainer.lr_rewarm import Rewarming
+from atoll.node.trainer.optimizer_files import MANIFEST, MomentFiles, Unusable
 
 F32 = NDArray[np.float32]
 SHAPES = {"weight": (3, 2), "bias": (3,)}
@@ -29,7 +29,7 @@ def run_of(optimizer: OptimizerName = OptimizerName.ADAMW) -> RunConfig:
 async def trained(node: Node, round_: int, files: MomentFiles | None = None) -> F32:
     """What eight inner steps from the anchor add to it; its moments are in `files` then."""
     tokens = 1000 if round_ > 1 else 0  # from the second round on the schedule is at its peak
-    await node.ask(order(round_, 8, tokens, first=32 * round_), channel.Ready)
+    await node.ask(order(round_, 8, tokens, first=32 * round_), trainer_channel.Ready)
     async with asyncio.timeout(DEADLINE):
         while files is not None and round_ not in files.rounds:
             await asyncio.sleep(0.01)
@@ -57,7 +57,7 @@ def test_a_node_comes_back_with_another_number_of_ranks_and_its_moments(
     async def story() -> None:
         async with launched(tmp_path / "steady", run, moments=str(tmp_path / "moments")) as node:
             await node.attach()
-            await node.ask(channel.Initialise(7), channel.Initialised)
+            await node.ask(trainer_channel.Initialise(7), trainer_channel.Initialised)
             anchor = node.anchor.copy()
             await trained(node, 1, files)
             two, three, four = await trained(node, 2), await trained(node, 3, files), await trained(node, 4)
@@ -89,7 +89,7 @@ def test_what_a_killed_trainer_had_not_finished_or_the_disk_damaged_is_not_used_
             environment.setenv("ATOLL_FAULTS", "moments.written@2=crash")
             async with launched(tmp_path / "killed", run, moments=str(folder)) as node:
                 await node.attach()
-                await node.ask(channel.Initialise(7), channel.Initialised)
+                await node.ask(trainer_channel.Initialise(7), trainer_channel.Initialised)
                 anchor = node.anchor.copy()
                 await trained(node, 1, files)
                 two = await trained(node, 2)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from atoll.comm.config.run import InnerConfig, ModelConfig, OptimizerName
-from atoll.node.model import build, init_parameters
-from atoll.node.optimizer import Muon, make, orthogonalised, precision
+from atoll.node.trainer.model import build, init_parameters
+from atoll.node.trainer.optimizer import Muon, make, orthogonalised, precision
 
 CONFIG = InnerConfig(optimizer=OptimizerName.MUON, lr=1e-2)
 MODEL = ModelConfig(dim=32, layers=2, heads=2, kv_heads=1, ffn_dim=48, seq_len=32, tied_head=False)

@@ -13,8 +13,8 @@ from atoll.comm.codecs.codec import make
 from atoll.comm.config.run import CodecName
 from atoll.comm.digest import digest
 from atoll.comm.ids import Round
-from atoll.node.outer import OuterState
-from atoll.node.vectors import Vectors
+from atoll.node.outer.shared_vectors import Vectors
+from atoll.node.outer.state import OuterState
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.overlap import HALFWAY, Adopt, rebase
 from atoll.outer_opt.schedule import Always

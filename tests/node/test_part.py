@@ -16,12 +16,12 @@ from atoll.comm.plan import Plan, PlanMember
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.transport.data_plane import DataPlane
 from atoll.comm.transport.frames import Kind
-from atoll.node.machine import Work
-from atoll.node.outer import OuterState
-from atoll.node.part import Part
-from atoll.node.reports import Reports
-from atoll.node.residual import Residual
-from atoll.node.vectors import Vectors
+from atoll.node.control.reports import Reports
+from atoll.node.daemon.round import Part
+from atoll.node.outer.residual import Residual
+from atoll.node.outer.shared_vectors import Vectors
+from atoll.node.outer.state import OuterState
+from atoll.node.state_machine import Work
 from atoll.outer_opt.feedback import ErrorFeedback
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.schedule import Always

@@ -21,17 +21,17 @@ from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.transport import frames
 from atoll.comm.transport.data_plane import DataPlane
 from atoll.comm.transport.fetch_client import PeerLost
-from atoll.node import errands as errands_module
-from atoll.node import recover as recover_
-from atoll.node import shelf
-from atoll.node.durable import Durable, Place
-from atoll.node.errands import Errand, Errands
-from atoll.node.keeper import how_far
-from atoll.node.outer import OuterState
-from atoll.node.parts import Parts
-from atoll.node.recover import LEAST, Donor, MovedOn, Standing, Stranded, Target, _Recovery, recover
-from atoll.node.shelf import Shelf
-from atoll.node.vectors import Vectors, clear_stale
+from atoll.node.checkpoint.checkpointer import Durable, Place
+from atoll.node.daemon import state_server
+from atoll.node.daemon.outer_loop import how_far
+from atoll.node.daemon.state_server import Shelf
+from atoll.node.outer.shared_vectors import Vectors, clear_stale
+from atoll.node.outer.state import OuterState
+from atoll.node.recovery import chunk_scheduler as errands_module
+from atoll.node.recovery import recovery as recover_
+from atoll.node.recovery.chunk_assembly import Parts
+from atoll.node.recovery.chunk_scheduler import Errand, Errands
+from atoll.node.recovery.recovery import LEAST, Donor, MovedOn, Standing, Stranded, Target, _Recovery, recover
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.schedule import Always
 
@@ -331,7 +331,7 @@ def test_a_donor_that_has_not_applied_the_round_yet_answers_when_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one may when the round was committed a moment ago; the next one may be committed before the next try."""
-    monkeypatch.setattr(shelf, "SOON", 3600.0)  # seconds
+    monkeypatch.setattr(state_server, "SOON", 3600.0)  # seconds
 
     @with_peers(tmp_path, "a", "b", "joiner")
     async def _(a: Peer, b: Peer, joiner: Peer) -> None:
@@ -355,7 +355,7 @@ def test_a_donor_that_has_not_applied_the_round_yet_answers_when_it_has(
 def test_who_is_asked_for_other_rounds_than_the_next_says_at_once_that_it_lacks_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shelf, "SOON", 3600.0)  # seconds
+    monkeypatch.setattr(state_server, "SOON", 3600.0)  # seconds
 
     @with_peers(tmp_path, "a", "joiner")
     async def _(a: Peer, joiner: Peer) -> None:

@@ -14,9 +14,9 @@ from atoll.comm.bitmap import bitmap
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import make
 from atoll.comm.config.run import CodecName
-from atoll.node.outer import OuterState
-from atoll.node.residual import NAME, Residual
-from atoll.node.vectors import Vectors
+from atoll.node.outer.residual import NAME, Residual
+from atoll.node.outer.shared_vectors import Vectors
+from atoll.node.outer.state import OuterState
 from atoll.outer_opt.feedback import ErrorFeedback
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.schedule import Always

@@ -6,8 +6,8 @@ import pytest
 
 from atoll.comm.config.run import CodecName, ReduceConfig, RunConfig
 from atoll.comm.errors import ConfigError, ResourceError
-from atoll.node import resources
-from atoll.node.resources import check_congestion, check_memory
+from atoll.node import preflight
+from atoll.node.preflight import check_congestion, check_memory
 
 KERNEL = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
@@ -25,10 +25,10 @@ def test_a_model_that_does_not_fit_is_refused_by_what_its_wire_needs_too(
     codec: CodecName, each: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunConfig(reduce=ReduceConfig(codec=codec))
-    need = each * run.model.n_params + resources.BASE
-    monkeypatch.setattr(resources, "available", lambda: need + 200_000)
+    need = each * run.model.n_params + preflight.BASE
+    monkeypatch.setattr(preflight, "available", lambda: need + 200_000)
     check_memory(run, on_gpu=False)
-    monkeypatch.setattr(resources, "available", lambda: need - 200_000)
+    monkeypatch.setattr(preflight, "available", lambda: need - 200_000)
     check_memory(run, on_gpu=True)
     with pytest.raises(ResourceError, match="needs about"):
         check_memory(run, on_gpu=False)

@@ -11,11 +11,11 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import make
 from atoll.comm.config.outer import FragmentsConfig, MergeName, OuterConfig, PatternName, WeightName
 from atoll.comm.config.run import CodecName, ReduceConfig, RunConfig
-from atoll.node.layout import in_turns, stretches
-from atoll.node.method import method_of, pieces_of, schedule_of, sealing_of
-from atoll.node.outer import OuterState
+from atoll.node.outer.layout import in_turns, stretches
+from atoll.node.outer.method import method_of, pieces_of, schedule_of, sealing_of
+from atoll.node.outer.shared_vectors import Vectors
+from atoll.node.outer.state import OuterState
 from atoll.node.simulate.exchange import Contribution, Replicated
-from atoll.node.vectors import Vectors
 from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.clip import clips
 from atoll.outer_opt.fragments import whole

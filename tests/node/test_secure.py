@@ -12,7 +12,7 @@ import pytest
 from atoll.comm.errors import Refused, Unreachable
 from atoll.comm.invite import Invite
 from atoll.comm.transport.certificates import NO_PIN, Pin, own, pin_of
-from atoll.node import secure
+from atoll.node.control import tls_channel
 
 
 def run(body: Coroutine[Any, Any, None]) -> None:
@@ -53,10 +53,10 @@ def to(address: str, pin: Pin = NO_PIN) -> Invite:
 def test_the_certificate_of_the_url_is_trusted_and_another_is_not(tmp_path: Path) -> None:
     async def body() -> None:
         async with listening(b"", tmp_path) as address:
-            channel = await secure.channel(to(address, own(tmp_path).pin), [])
+            channel = await tls_channel.channel(to(address, own(tmp_path).pin), [])
             await channel.close()
             with pytest.raises(Refused, match="another certificate than the join URL's.*new join URL"):
-                await secure.channel(to(address, pin_of(b"another")), [])
+                await tls_channel.channel(to(address, pin_of(b"another")), [])
 
     run(body())
 
@@ -66,8 +66,8 @@ def test_what_does_not_speak_tls_is_refused_where_the_url_has_a_pin(answer: byte
     async def body() -> None:
         async with listening(answer) as address:
             with pytest.raises(Refused, match="does not speak TLS and the join URL has a pin"):
-                await secure.channel(to(address, pin_of(b"")), [])
-            await secure.check_plain(to(address))
+                await tls_channel.channel(to(address, pin_of(b"")), [])
+            await tls_channel.check_plain(to(address))
 
     run(body())
 
@@ -76,21 +76,21 @@ def test_what_speaks_tls_is_refused_where_the_url_has_no_pin(tmp_path: Path) -> 
     async def body() -> None:
         async with listening(b"", tmp_path) as address:
             with pytest.raises(Refused, match="speaks TLS and the join URL has no pin"):
-                await secure.check_plain(to(address))
+                await tls_channel.check_plain(to(address))
 
     run(body())
 
 
 def test_what_hangs_up_is_silent_or_gone_may_be_there_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secure, "DEADLINE", 0.2)
+    monkeypatch.setattr(tls_channel, "DEADLINE", 0.2)
 
     async def body() -> None:
         async with listening(None) as silent, listening(b"") as gone:
             for address, why in ((silent, "nothing came from .* for 0.2 s"), (gone, ".")):
                 with pytest.raises(Unreachable, match=why):
-                    await secure.channel(to(address, pin_of(b"")), [])
-                await secure.check_plain(to(address))
+                    await tls_channel.channel(to(address, pin_of(b"")), [])
+                await tls_channel.check_plain(to(address))
         with pytest.raises(Unreachable, match="connection refused"):
-            await secure.channel(to(gone, pin_of(b"")), [])
+            await tls_channel.channel(to(gone, pin_of(b"")), [])
 
     run(body())

@@ -27,8 +27,7 @@ from atoll.comm.config.run import (
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node.config import NodeConfig
 from atoll.node.data import Source, open_source
-from atoll.node.method import method_of
-from atoll.node.schedule import learning_rate
+from atoll.node.outer.method import method_of
 from atoll.node.simulate import play
 from atoll.node.simulate.cli import simulate
 from atoll.node.simulate.conditions import Conditions
@@ -37,6 +36,7 @@ from atoll.node.simulate.fleet import Fleet
 from atoll.node.simulate.learner import Trainee, with_batch
 from atoll.node.simulate.play import Outcome, data_parallel, fleet_of, local_updates
 from atoll.node.simulate.state import Node
+from atoll.node.trainer.lr_schedule import learning_rate
 from atoll.outer_opt.merge import mean
 from atoll.outer_opt.overlap import rebase
 from atoll.outer_opt.round import Member, exchange

@@ -17,11 +17,20 @@ from states import MARK, RUN, TINY, Node, filled
 
 from atoll.comm.config.run import CheckpointConfig
 from atoll.comm.errors import ResourceError
-from atoll.node import export, uploads
-from atoll.node import store as store_
-from atoll.node.beginning import Beginning
-from atoll.node.store import ANCHOR, MANIFEST, MOMENTUM, Facts, Piece, Store, folder_of, state_digest
-from atoll.node.uploads import Uploads
+from atoll.node.checkpoint import export, uploader
+from atoll.node.checkpoint import remote_store as store_
+from atoll.node.checkpoint.initial_state import Beginning
+from atoll.node.checkpoint.remote_store import (
+    ANCHOR,
+    MANIFEST,
+    MOMENTUM,
+    Facts,
+    Piece,
+    Store,
+    folder_of,
+    state_digest,
+)
+from atoll.node.checkpoint.uploader import Uploads
 
 DEADLINE = 60.0  # seconds
 
@@ -214,13 +223,13 @@ def test_who_is_first_sends_a_checkpoint_when_it_is_due_and_the_next_where_the_f
         task.cancel()
 
     asyncio.run(story())
-    assert not (node.folder / uploads.HELD).exists()
+    assert not (node.folder / uploader.HELD).exists()
 
 
 def test_a_store_that_fails_is_a_sentence_and_is_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploads, "RETRY", 0.01)
+    monkeypatch.setattr(uploader, "RETRY", 0.01)
     node, blocked = filled(tmp_path / "node", 1), tmp_path / "store"
     blocked.write_text("a file where the folder should be")
     config = CheckpointConfig(remote=f"file://{blocked}", remote_every=1)
@@ -247,7 +256,7 @@ def test_a_store_that_fails_is_a_sentence_and_is_tried_again(
 
 def test_a_state_that_is_not_the_runs_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a node whose memory was wrong when it took its snapshot."""
-    monkeypatch.setattr(uploads, "RETRY", 0.01)
+    monkeypatch.setattr(uploader, "RETRY", 0.01)
     node = filled(tmp_path / "node", 2)
     config = CheckpointConfig(remote=f"file://{tmp_path}/store", remote_every=1)
     store = Store(folder_of(config.remote, RUN.name, MARK.hex()))
@@ -272,8 +281,8 @@ def test_a_state_that_is_not_the_runs_is_no_checkpoint(tmp_path: Path, monkeypat
 def test_a_store_that_does_not_answer_is_a_sentence_and_is_tried_again_when_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploads, "SILENT", 0.2)
-    monkeypatch.setattr(uploads, "RETRY", 0.01)
+    monkeypatch.setattr(uploader, "SILENT", 0.2)
+    monkeypatch.setattr(uploader, "RETRY", 0.01)
     node, config = (
         filled(tmp_path / "node", 1),
         CheckpointConfig(remote=f"file://{tmp_path}/store", remote_every=1),

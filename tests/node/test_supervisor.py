@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from atoll.comm.config.run import MembersConfig, RunConfig
-from atoll.node.channel import Hello, ToDaemon
 from atoll.node.config import NodeConfig, TrainerSpec
-from atoll.node.supervisor import Supervisor, _kill
+from atoll.node.daemon.trainer_supervisor import Supervisor, _kill
+from atoll.node.trainer_channel import Hello, ToDaemon
 
 NOBODY = 1 << 30  # a process id that there is not
 

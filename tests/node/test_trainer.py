@@ -17,12 +17,12 @@ from trainers import DEADLINE, FAR, Node, launched, order, small
 from atoll.comm.config.outer import FragmentsConfig, OverlapConfig, TakeName
 from atoll.comm.config.run import DataConfig, DataKind, InnerConfig, OptimizerName, RoundsConfig, RunConfig
 from atoll.comm.errors import ResourceError
-from atoll.node import channel
+from atoll.comm.leases import beyond, samples
+from atoll.node import trainer_channel
 from atoll.node.config import Device, NodeConfig
-from atoll.node.inner import Course, Team
-from atoll.node.layout import stretches
-from atoll.node.leases import beyond, samples
-from atoll.node.trainer import choose_device
+from atoll.node.outer.layout import stretches
+from atoll.node.trainer.inner_loop import Course, Team
+from atoll.node.trainer.process import choose_device
 
 
 def watch(pids: list[int]) -> list[int]:
@@ -41,12 +41,14 @@ def test_one_rank_and_two_ranks_write_the_same_vectors(tmp_path: Path) -> None:
     run = small(inner=InnerConfig(optimizer=OptimizerName.ADAMW, batch_size=4, warmup_tokens=512))
     eight = order(1, 8, tokens=256, fleet=3, first=40)
 
-    async def round_of(ranks: int) -> tuple[channel.Hello, channel.Ready, channel.Evaluated, Node]:
+    async def round_of(
+        ranks: int,
+    ) -> tuple[trainer_channel.Hello, trainer_channel.Ready, trainer_channel.Evaluated, Node]:
         async with launched(tmp_path / str(ranks), run, ranks) as node:
             hello = await node.attach()
-            await node.ask(channel.Initialise(7), channel.Initialised)
-            ready = await node.ask(eight, channel.Ready)
-            evaluated = await node.ask(channel.Evaluate(1), channel.Evaluated)
+            await node.ask(trainer_channel.Initialise(7), trainer_channel.Initialised)
+            ready = await node.ask(eight, trainer_channel.Ready)
+            evaluated = await node.ask(trainer_channel.Evaluate(1), trainer_channel.Evaluated)
             return hello, ready, evaluated, node
 
     async def both() -> None:
@@ -79,8 +81,8 @@ def test_other_optimizers_do_the_same_on_one_rank_and_on_two(
     async def trained(ranks: int) -> NDArray[np.float32]:
         async with launched(tmp_path / str(ranks), run, ranks) as node:
             await node.attach()
-            await node.ask(channel.Initialise(7), channel.Initialised)
-            await node.ask(order(1, 8, tokens=256, fleet=3, first=40), channel.Ready)
+            await node.ask(trainer_channel.Initialise(7), trainer_channel.Initialised)
+            await node.ask(order(1, 8, tokens=256, fleet=3, first=40), trainer_channel.Ready)
             moved: NDArray[np.float32] = node.local - node.anchor
             return moved
 
@@ -110,17 +112,17 @@ def test_training_lowers_the_loss_of_the_anchor(tmp_path: Path) -> None:
     async def story() -> None:
         async with launched(tmp_path / "node", small()) as node:
             await node.attach()
-            await node.ask(channel.Initialise(0), channel.Initialised)
-            before = await node.ask(channel.Evaluate(0), channel.Evaluated)
-            ready = await node.ask(order(1, 100), channel.Ready)
-            unmoved = await node.ask(channel.Evaluate(0), channel.Evaluated)
+            await node.ask(trainer_channel.Initialise(0), trainer_channel.Initialised)
+            before = await node.ask(trainer_channel.Evaluate(0), trainer_channel.Evaluated)
+            ready = await node.ask(order(1, 100), trainer_channel.Ready)
+            unmoved = await node.ask(trainer_channel.Evaluate(0), trainer_channel.Evaluated)
             node.anchor[:] = node.local
-            after = await node.ask(channel.Evaluate(1), channel.Evaluated)
+            after = await node.ask(trainer_channel.Evaluate(1), trainer_channel.Evaluated)
             assert abs(before.loss - math.log(256)) < 0.1  # an untrained model knows nothing
             assert unmoved.loss == before.loss
             assert after.loss < before.loss - 1.5
             assert after.loss < ready.loss < before.loss
-            node.end.send(channel.Stop())
+            node.end.send(trainer_channel.Stop())
             assert await asyncio.wait_for(node.process.wait(), DEADLINE) == 0
 
     asyncio.run(story())
@@ -131,12 +133,12 @@ def test_a_round_starts_from_the_anchor_also_after_an_evaluation(ranks: int, tmp
     async def story() -> None:
         async with launched(tmp_path / "node", small(), ranks) as node:
             await node.attach()
-            await node.ask(channel.Initialise(0), channel.Initialised)
-            await node.ask(order(1, 2, tokens=1000), channel.Ready)
-            await node.ask(channel.Evaluate(1), channel.Evaluated)
+            await node.ask(trainer_channel.Initialise(0), trainer_channel.Initialised)
+            await node.ask(order(1, 2, tokens=1000), trainer_channel.Ready)
+            await node.ask(trainer_channel.Evaluate(1), trainer_channel.Evaluated)
             node.anchor[:] = np.random.default_rng(0).normal(0, 0.02, node.anchor.size)
             # At no committed tokens the learning rate is zero: the step changes nothing.
-            await node.ask(order(2, 1, first=8), channel.Ready)
+            await node.ask(order(2, 1, first=8), trainer_channel.Ready)
             assert node.local.tobytes() == node.anchor.tobytes()
 
     asyncio.run(story())
@@ -146,16 +148,16 @@ def test_finish_ends_a_round_early_on_all_ranks(tmp_path: Path) -> None:
     async def story() -> None:
         async with launched(tmp_path / "node", small(), ranks=2) as node:
             await node.attach()
-            await node.ask(channel.Initialise(0), channel.Initialised)
+            await node.ask(trainer_channel.Initialise(0), trainer_channel.Initialised)
             node.end.send(order(3, FAR))
             await node.working()
-            node.end.send(channel.Finish(round=2))  # of a round long past: ignored
-            ready = await node.ask(channel.Finish(round=3), channel.Ready)
+            node.end.send(trainer_channel.Finish(round=2))  # of a round long past: ignored
+            ready = await node.ask(trainer_channel.Finish(round=3), trainer_channel.Ready)
             assert ready.round == 3
             assert 1 <= ready.steps < FAR
             assert ready.samples == ready.steps * 4
             # The ranks are still in step: they can take another round.
-            again = await node.ask(order(4, 2, first=ready.samples), channel.Ready)
+            again = await node.ask(order(4, 2, first=ready.samples), trainer_channel.Ready)
             assert again.steps == 2
 
     asyncio.run(story())
@@ -165,17 +167,19 @@ def test_the_floor_the_ceiling_and_the_lease_bound_a_round(tmp_path: Path) -> No
     async def story() -> None:
         async with launched(tmp_path / "node", small()) as node:
             await node.attach()
-            await node.ask(channel.Initialise(0), channel.Initialised)
-            node.end.send(channel.Train(1, 2, 4, 6, 0, 1, ((0, 400),)))
-            await node.answer(channel.Reached)  # and it goes on
-            ready = await node.answer(channel.Ready)
+            await node.ask(trainer_channel.Initialise(0), trainer_channel.Initialised)
+            node.end.send(trainer_channel.Train(1, 2, 4, 6, 0, 1, ((0, 400),)))
+            await node.answer(trainer_channel.Reached)  # and it goes on
+            ready = await node.answer(trainer_channel.Ready)
             assert (ready.steps, ready.samples) == (6, 24)
-            node.end.send(channel.Train(2, 8, 4, FAR, 0, 1, ((24, 4 * FAR),)))
-            ready = await node.ask(channel.Finish(2), channel.Ready)
+            node.end.send(trainer_channel.Train(2, 8, 4, FAR, 0, 1, ((24, 4 * FAR),)))
+            ready = await node.ask(trainer_channel.Finish(2), trainer_channel.Ready)
             assert 4 <= ready.steps < FAR
-            short = await node.ask(channel.Train(3, 9, 1, FAR, 0, 1, ((0, 8), (40, 4), (80, 3))), channel.Ready)
+            short = await node.ask(
+                trainer_channel.Train(3, 9, 1, FAR, 0, 1, ((0, 8), (40, 4), (80, 3))), trainer_channel.Ready
+            )
             assert (short.steps, short.samples) == (3, 12)
-            none = await node.ask(channel.Train(4, 9, 1, FAR, 0, 1, ()), channel.Ready)
+            none = await node.ask(trainer_channel.Train(4, 9, 1, FAR, 0, 1, ()), trainer_channel.Ready)
             assert (none.steps, none.samples) == (0, 0)
 
     asyncio.run(story())
@@ -185,14 +189,14 @@ def test_work_that_was_carried_over_is_trained_on_and_not_repeated(tmp_path: Pat
     async def story() -> None:
         async with launched(tmp_path / "node", small()) as node:
             await node.attach()
-            await node.ask(channel.Initialise(0), channel.Initialised)
-            await node.ask(order(1, 5, tokens=1000), channel.Ready)
+            await node.ask(trainer_channel.Initialise(0), trainer_channel.Initialised)
+            await node.ask(order(1, 5, tokens=1000), trainer_channel.Ready)
             node.local[:] += 0.25  # the rebase: the anchor moved meanwhile
             before = node.local.copy()
-            resumed = channel.Train(2, 1, 1, 1, 0, 1, ((20, 4),), resume=True)
-            await node.ask(resumed, channel.Ready)  # with a learning rate of zero
+            resumed = trainer_channel.Train(2, 1, 1, 1, 0, 1, ((20, 4),), resume=True)
+            await node.ask(resumed, trainer_channel.Ready)  # with a learning rate of zero
             assert node.local.tobytes() == before.tobytes()
-            await node.ask(order(3, 1), channel.Ready)
+            await node.ask(order(3, 1), trainer_channel.Ready)
             assert node.local.tobytes() == node.anchor.tobytes()
 
     asyncio.run(story())
@@ -209,25 +213,25 @@ def test_with_overlap_steps_go_on_and_end_up_on_top_of_the_new_anchor(ranks: int
         run = small(inner=inner, overlap=overlap if overlapped else OverlapConfig())
         async with launched(tmp_path / folder, run, ranks) as node:
             await node.attach()
-            await node.ask(channel.Initialise(7), channel.Initialised)
+            await node.ask(trainer_channel.Initialise(7), trainer_channel.Initialised)
             start = node.anchor.copy()
             if overlapped:
-                ready = await node.ask(channel.Train(1, 5, 1, 5, 0, 1, ((0, 40),)), channel.Ready)
+                ready = await node.ask(trainer_channel.Train(1, 5, 1, 5, 0, 1, ((0, 40),)), trainer_channel.Ready)
                 assert ready.ahead and ready.samples == 20
                 sent = node.local.copy()
-                waits = await node.answer(channel.Waits)
+                waits = await node.answer(trainer_channel.Waits)
                 assert waits.round == 1  # a round's steps later; the vector that travels is what it was
                 assert node.local.tobytes() == sent.tobytes()
-                before = await node.ask(channel.Evaluate(1), channel.Evaluated)
-                assert before == await node.ask(channel.Evaluate(1), channel.Evaluated)
+                before = await node.ask(trainer_channel.Evaluate(1), trainer_channel.Evaluated)
+                assert before == await node.ask(trainer_channel.Evaluate(1), trainer_channel.Evaluated)
                 node.anchor[:] = start - np.float32(0.5) * (start - sent)
-                order = channel.Train(2, 5, 1, 5, 0, 1, ((20, 20),), on=True)
-                ready = await node.ask(order, channel.Ready)
+                order = trainer_channel.Train(2, 5, 1, 5, 0, 1, ((20, 20),), on=True)
+                ready = await node.ask(order, trainer_channel.Ready)
                 assert (ready.steps, ready.samples, ready.ahead) == (5, 20, False)  # the lease is at its end
                 return np.subtract(node.local, node.anchor)
-            await node.ask(channel.Train(1, 10, 1, 10, 0, 1, ((0, 40),)), channel.Ready)
+            await node.ask(trainer_channel.Train(1, 10, 1, 10, 0, 1, ((0, 40),)), trainer_channel.Ready)
             whole = node.local.copy()
-            await node.ask(channel.Train(1, 5, 1, 5, 0, 1, ((0, 40),)), channel.Ready)
+            await node.ask(trainer_channel.Train(1, 5, 1, 5, 0, 1, ((0, 40),)), trainer_channel.Ready)
             return np.subtract(whole, node.local)
 
     async def both() -> None:
@@ -243,14 +247,14 @@ def test_with_overlap_work_that_was_left_out_is_kept_with_what_followed_it(tmp_p
         run = small(inner=InnerConfig(batch_size=4, warmup_tokens=1_000_000), overlap=OverlapConfig(delay=2))
         async with launched(tmp_path / "node", run) as node:
             await node.attach()
-            await node.ask(channel.Initialise(0), channel.Initialised)
-            await node.ask(channel.Train(1, 3, 1, 3, 1000, 1, ((0, 80),)), channel.Ready)
+            await node.ask(trainer_channel.Initialise(0), trainer_channel.Initialised)
+            await node.ask(trainer_channel.Train(1, 3, 1, 3, 1000, 1, ((0, 80),)), trainer_channel.Ready)
             sent = node.local.copy()
-            await node.answer(channel.Waits)
+            await node.answer(trainer_channel.Waits)
             node.anchor[:] += np.float32(1.0)
             node.local[:] = sent + np.float32(0.25)  # by the daemon: rebased
-            resumed = channel.Train(2, 2, 1, 2, 0, 1, ((12, 40),), resume=True, on=True)
-            await node.ask(resumed, channel.Ready)
+            resumed = trainer_channel.Train(2, 2, 1, 2, 0, 1, ((12, 40),), resume=True, on=True)
+            await node.ask(resumed, trainer_channel.Ready)
             moved = node.local - sent  # its three steps, at a small learning rate, and the rebase
             assert np.abs(moved - 0.25).max() < 1e-4
 
@@ -260,12 +264,12 @@ def test_with_overlap_work_that_was_left_out_is_kept_with_what_followed_it(tmp_p
 def test_a_trainer_goes_on_until_it_is_told_of_the_commit_or_has_a_rounds_steps() -> None:
     rounds = RoundsConfig(inner_steps=4, data_parallel=1)
     run = small(inner=InnerConfig(batch_size=4), overlap=OverlapConfig(delay=2), rounds=rounds)
-    course = Course(run, channel.Train(2, 4, 1, 6, 0, 1, ((0, 400),)), steps=4)
+    course = Course(run, trainer_channel.Train(2, 4, 1, 6, 0, 1, ((0, 400),)), steps=4)
     assert course.hand_over().ahead
     assert [course.stands_still for course.steps in range(8)] == [False] * 6 + [True] * 2
-    course.go_on(channel.Train(3, 4, 1, 6, 0, 1, ((16, 400),)))
+    course.go_on(trainer_channel.Train(3, 4, 1, 6, 0, 1, ((16, 400),)))
     assert [course.takes for course.steps in range(4)] == [False, False, True, True]
-    alone = Course(run, channel.Train(1, 1, 1, 1, 0, 1, ((0, 400),)), steps=1)
+    alone = Course(run, trainer_channel.Train(1, 1, 1, 1, 0, 1, ((0, 400),)), steps=1)
     assert not alone.hand_over().ahead, "at the start of the run its rounds have one step, and nobody goes ahead"
 
 
@@ -280,32 +284,34 @@ def test_of_fragments_that_take_turns_only_the_one_that_was_exchanged_takes_the_
             hello = await node.attach()
             fragments, chunks = stretches(run, hello.layout)
             assert [chunks.within(p) for p in range(3)] == [span for f in fragments for span in f.spans]
-            await node.ask(channel.Initialise(0), channel.Initialised)
-            ready = await node.ask(channel.Train(1, 3, 1, 3, 100_000, 1, ((0, 120),)), channel.Ready)
+            await node.ask(trainer_channel.Initialise(0), trainer_channel.Initialised)
+            ready = await node.ask(
+                trainer_channel.Train(1, 3, 1, 3, 100_000, 1, ((0, 120),)), trainer_channel.Ready
+            )
             first, second, third = (chunks.within(p) for p in range(3))
             trained, start = node.local.copy(), node.anchor.copy()
             moved = np.linalg.norm((trained - start)[first])
             assert 0 < moved and math.isclose(ready.norm, moved, rel_tol=1e-5), "the norm is of what is exchanged"
-            await node.answer(channel.Waits)
+            await node.answer(trainer_channel.Waits)
             node.anchor[:] += np.float32(0.5)  # the trainer may look at the first third only
-            await node.ask(channel.Train(2, 2, 1, 2, 0, 1, ((12, 108),), on=True), channel.Ready)
+            await node.ask(trainer_channel.Train(2, 2, 1, 2, 0, 1, ((12, 108),), on=True), trainer_channel.Ready)
             mixed = np.float32(0.25) * trained + np.float32(0.75) * node.anchor
             assert np.abs(node.local - mixed)[first].max() < 1e-3
             assert np.abs(node.local - trained)[second].max() < 1e-3 > np.abs(node.local - trained)[third].max()
-            await node.answer(channel.Waits)
+            await node.answer(trainer_channel.Waits)
             trained = node.local.copy()
             node.local[:] += np.float32(0.125)  # the daemon: rounds were missed, all is on another anchor
-            missed = channel.Train(5, 2, 1, 2, 0, 1, ((20, 100),), on=True, rebased=True)
-            await node.ask(missed, channel.Ready)
+            missed = trainer_channel.Train(5, 2, 1, 2, 0, 1, ((20, 100),), on=True, rebased=True)
+            await node.ask(missed, trainer_channel.Ready)
             mixed = np.float32(0.25) * trained + np.float32(0.75) * node.anchor
             assert np.abs(node.local - mixed)[second].max() < 1e-3
             for rebased in (first, third):
                 assert np.abs(node.local - trained - 0.125)[rebased].max() < 1e-3
-            await node.answer(channel.Waits)
+            await node.answer(trainer_channel.Waits)
             before = node.local.copy()
             node.anchor[:] = 7.0
-            kept = channel.Train(6, 1, 1, 1, 0, 1, ((400, 4),), resume=True)
-            await node.ask(kept, channel.Ready)
+            kept = trainer_channel.Train(6, 1, 1, 1, 0, 1, ((400, 4),), resume=True)
+            await node.ask(kept, trainer_channel.Ready)
             assert node.local.tobytes() == before.tobytes()
 
     asyncio.run(story())
@@ -315,11 +321,11 @@ def test_another_order_ends_what_is_ahead(tmp_path: Path) -> None:
     async def story() -> None:
         async with launched(tmp_path / "node", small(overlap=OverlapConfig(delay=FAR))) as node:
             await node.attach()
-            await node.ask(channel.Initialise(0), channel.Initialised)
-            ready = await node.ask(channel.Train(1, 2, 1, 2, 0, 1, ((0, 400_000),)), channel.Ready)
+            await node.ask(trainer_channel.Initialise(0), trainer_channel.Initialised)
+            ready = await node.ask(trainer_channel.Train(1, 2, 1, 2, 0, 1, ((0, 400_000),)), trainer_channel.Ready)
             assert ready.ahead
             node.anchor[:] = np.random.default_rng(0).normal(0, 0.02, node.anchor.size)
-            await node.ask(channel.Train(1, 1, 1, 1, 0, 1, ((800_000, 4),)), channel.Ready)
+            await node.ask(trainer_channel.Train(1, 1, 1, 1, 0, 1, ((800_000, 4),)), trainer_channel.Ready)
             assert node.local.tobytes() == node.anchor.tobytes()  # at no committed tokens the rate is zero
 
     asyncio.run(story())
@@ -338,7 +344,7 @@ def test_a_trainer_whose_channel_closes_ends_in_the_middle_of_a_round(tmp_path: 
     async def story() -> None:
         async with launched(tmp_path / "node", small(), ranks=2) as node:
             await node.attach()
-            await node.ask(channel.Initialise(0), channel.Initialised)
+            await node.ask(trainer_channel.Initialise(0), trainer_channel.Initialised)
             node.end.send(order(1, FAR))
             await node.working()
             node.end.close()
@@ -370,7 +376,7 @@ def test_killing_the_launcher_or_the_daemon_leaves_no_process(tmp_path: Path) ->
 def test_what_a_restart_would_not_cure_is_said_in_a_sentence(tmp_path: Path) -> None:
     async def sentence(folder: str, run: RunConfig, ranks: int = 1, **node: Any) -> str:
         async with launched(tmp_path / folder, run, ranks, **node) as trainer:
-            failed = await trainer.answer(channel.Failed)
+            failed = await trainer.answer(trainer_channel.Failed)
             assert await asyncio.wait_for(trainer.process.wait(), DEADLINE) != 0
             return failed.sentence
 
@@ -404,11 +410,11 @@ def test_bf16_and_your_own_model_train_too(tmp_path: Path, monkeypatch: pytest.M
     async def losses(folder: str, ranks: int, **node: Any) -> tuple[float, float]:
         async with launched(tmp_path / folder, small(), ranks, **node) as trainer:
             await trainer.attach()
-            await trainer.ask(channel.Initialise(0), channel.Initialised)
-            before = await trainer.ask(channel.Evaluate(0), channel.Evaluated)
-            await trainer.ask(order(1, 40, tokens=1000), channel.Ready)
+            await trainer.ask(trainer_channel.Initialise(0), trainer_channel.Initialised)
+            before = await trainer.ask(trainer_channel.Evaluate(0), trainer_channel.Evaluated)
+            await trainer.ask(order(1, 40, tokens=1000), trainer_channel.Ready)
             trainer.anchor[:] = trainer.local
-            return before.loss, (await trainer.ask(channel.Evaluate(1), channel.Evaluated)).loss
+            return before.loss, (await trainer.ask(trainer_channel.Evaluate(1), trainer_channel.Evaluated)).loss
 
     async def both() -> None:
         bf16, own = await asyncio.gather(losses("bf16", 1, bf16=True), losses("own", 2, model="my_models:Bigram"))
@@ -424,11 +430,11 @@ def test_parameters_that_are_not_finite_are_never_ready(ranks: int, tmp_path: Pa
     async def story() -> None:
         async with launched(tmp_path / "node", small(), ranks) as node:
             await node.attach()
-            await node.ask(channel.Initialise(0), channel.Initialised)
-            await node.ask(order(1, 1), channel.Ready)
+            await node.ask(trainer_channel.Initialise(0), trainer_channel.Initialised)
+            await node.ask(order(1, 1), trainer_channel.Ready)
             node.local[-1] = math.nan  # of the work that is carried on, in the last parameter, `norm.weight`
-            resumed = channel.Train(2, 1, 1, 1, 0, 1, ((20, 4),), resume=True)
-            failed = await node.ask(resumed, channel.Failed)
+            resumed = trainer_channel.Train(2, 1, 1, 1, 0, 1, ((20, 4),), resume=True)
+            failed = await node.ask(resumed, trainer_channel.Failed)
             assert "diverged" in failed.sentence and " norm.weight holds NaN" in failed.sentence
 
     asyncio.run(story())
@@ -437,8 +443,8 @@ def test_parameters_that_are_not_finite_are_never_ready(ranks: int, tmp_path: Pa
 def test_a_vector_of_another_model_is_refused(tmp_path: Path) -> None:
     async def story() -> None:
         async with launched(tmp_path / "node", small()) as node:
-            hello = await node.answer(channel.Hello)
-            failed = await node.ask(channel.Attach("", "", hello.numel + 1), channel.Failed)
+            hello = await node.answer(trainer_channel.Hello)
+            failed = await node.ask(trainer_channel.Attach("", "", hello.numel + 1), trainer_channel.Failed)
             assert f"{hello.numel + 1} parameters, this node's model {hello.numel}" in failed.sentence
 
     asyncio.run(story())

@@ -11,7 +11,7 @@ import pytest
 from disks import full_disk
 
 from atoll.comm.errors import ResourceError
-from atoll.node.vectors import Vectors, clear_stale
+from atoll.node.outer.shared_vectors import Vectors, clear_stale
 
 
 def test_they_are_zeroed_files_of_the_right_size_and_go_when_closed(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ of them, and its steps are in the deltas of all, each once (`invariants.no_fragm
 """
 
 from atoll.comm.fragment_schedule import Turns
-from atoll.node import machine
+from atoll.node import state_machine
 
 
 class Beyond:
@@ -25,7 +25,7 @@ class Beyond:
         """Behind the delta of this round."""
         return self._local[self._turns.fragment(round_)]
 
-    def train(self, effect: machine.Train) -> None:
+    def train(self, effect: state_machine.Train) -> None:
         """The trainer loads the anchor or the local vector, or takes what is new of them."""
         if effect.on and not effect.carried:
             self.vague = self.vague or self.applied < self._handed

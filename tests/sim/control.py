@@ -1,4 +1,4 @@
-"""A node's side of the control plane, as `atoll.node.control` and the daemon run it: join, a stream of views,
+"""A node's side of the control plane, as `atoll.node.control.client` and the daemon run it: join, a stream of views,
 reports in order and each until it is acknowledged, heartbeats; and a stream that fell behind is opened again."""
 
 import itertools
@@ -10,7 +10,7 @@ from sim.engine import Call
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.state_machine import events as ev
-from atoll.node import machine
+from atoll.node import state_machine
 
 if TYPE_CHECKING:
     from sim.node import Node
@@ -68,7 +68,7 @@ class Control:
         if first:
             self.node.trainer.start()
         else:
-            self.node.feed(machine.Rejoined())
+            self.node.feed(state_machine.Rejoined())
         self.watch()
         self._beat(self.session)
 
@@ -98,7 +98,7 @@ class Control:
         self._pause_watch = 0.25
         if (view.incarnation, view.version) >= self._seen:
             self._seen, self._behind_since = (view.incarnation, view.version), None
-        self.node.feed(machine.ViewArrived(view))
+        self.node.feed(state_machine.ViewArrived(view))
 
     def broke(self, number: int) -> None:
         if number == self.stream:

@@ -1,4 +1,4 @@
-"""What a host's disk has of the run, as `atoll.node.durable` writes it: snapshots, and the log since. It outlives
+"""What a host's disk has of the run, as `atoll.node.checkpoint.checkpointer` writes it: snapshots, and the log since. It outlives
 the processes; what was being written when one of them died is not on it."""
 
 from dataclasses import dataclass, field

@@ -20,7 +20,7 @@ from sim.truth import Contribution, Life, digest, next_state, norm, root
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import NOBODY
 from atoll.coordinator.state_machine import events as ev
-from atoll.node import machine
+from atoll.node import state_machine
 
 if TYPE_CHECKING:
     from sim.world import World
@@ -54,7 +54,7 @@ class Node(Process):
     def __init__(self, world: "World", host: Host) -> None:
         super().__init__(world.engine, host.name)
         self.world, self.host = world, host
-        self.machine = machine.Node(in_turns=bool(world.fragments))
+        self.machine = state_machine.Node(in_turns=bool(world.fragments))
         self.control, self.trainer, self.plane = Control(self), Trainer(self), Plane(self)
         self.durable = Durable(self)
         self.state = -1, b""  # round and digest of what anchor and momentum hold
@@ -97,10 +97,10 @@ class Node(Process):
         if self.world.tracing:
             self.world.say(f"{self.place} {self.me}.{self.control.life} {sentence}")
 
-    def feed(self, event: machine.Event) -> None:
-        if isinstance(event, machine.ViewArrived):
+    def feed(self, event: state_machine.Event) -> None:
+        if isinstance(event, state_machine.ViewArrived):
             self.serve = [donor.node_id for donor in event.view.serve]
-        self.machine, effects = machine.step(self.machine, event)
+        self.machine, effects = state_machine.step(self.machine, event)
         if self.world.tracing:
             self.say(f"{told(event)} -> {', '.join(map(told, effects)) or 'nothing'}")
         for effect in effects:
@@ -112,58 +112,58 @@ class Node(Process):
         self.world.truth.hear(said)
         self.control.report(said)
 
-    def _act(self, effect: machine.Effect) -> None:
+    def _act(self, effect: state_machine.Effect) -> None:
         match effect:
-            case machine.Initialise():
+            case state_machine.Initialise():
                 self.trainer.busy(0.1, self._initialised)
-            case machine.Train():
+            case state_machine.Train():
                 self._train(effect)
-            case machine.Evaluate(round_):
-                self.trainer.busy(0.1, lambda: self.feed(machine.TrainerEvaluated(round_, 2.0)))
-            case machine.FinishTraining(round_):
+            case state_machine.Evaluate(round_):
+                self.trainer.busy(0.1, lambda: self.feed(state_machine.TrainerEvaluated(round_, 2.0)))
+            case state_machine.FinishTraining(round_):
                 self.trainer.finish(round_)
-            case machine.StartReduce(plan):
+            case state_machine.StartReduce(plan):
                 self.world.planned(plan)
                 behind = self.beyond.of(plan.round)
                 local, vague = tuple(self.local), self.beyond.vague
                 self.plane.begin(plan, Contribution(self.me, local, self.base, behind, vague))
-            case machine.Prove(view):
+            case state_machine.Prove(view):
                 self.plane.prove(view.plan.round, view.ledger)
-            case machine.StopReduce():
+            case state_machine.StopReduce():
                 self.plane.cancel()
-            case machine.Apply(view):
+            case state_machine.Apply(view):
                 if not self.plane.holds(view.sealed):
-                    self.later(0.0, self.feed, machine.MoveFailed(self.state[0]))
+                    self.later(0.0, self.feed, state_machine.MoveFailed(self.state[0]))
                     return
                 self.still = False
                 self.later(self.world.apply_time, self._apply, view.committed, self.plane.result())
                 self.plane.cancel()
-            case machine.Recover(_, differs, rebase):
+            case state_machine.Recover(_, differs, rebase):
                 self._recover(effect, differs, rebase)
-            case machine.FallBack():
+            case state_machine.FallBack():
                 self.later(self.world.apply_time, self._fall_back)
-            case machine.Renumber(round_):
+            case state_machine.Renumber(round_):
                 self.still = False
                 self.later(self.world.apply_time, self._renumber, round_)
-            case machine.ReportLayout():
+            case state_machine.ReportLayout():
                 numel, sizes = self.world.numel, self.world.fragments
                 self.report(lambda n, life: ev.LayoutKnown(n, life, numel, digest("layout"), sizes))
-            case machine.ReportState(round_, state):
+            case state_machine.ReportState(round_, state):
                 self.report(lambda n, life: ev.StateAt(n, life, round_, state))
-            case machine.ReportReached(round_):
+            case state_machine.ReportReached(round_):
                 self.report(lambda n, life: ev.Reached(n, life, round_))
-            case machine.ReportReady(work):
+            case state_machine.ReportReady(work):
                 self.later(self.world.encode_time, self._report_when_written, work, self.clock)
-            case machine.ReportEvaluated(round_, loss):
+            case state_machine.ReportEvaluated(round_, loss):
                 self.report(lambda n, life: ev.Evaluated(n, life, round_, loss))
-            case machine.RunFinished():
+            case state_machine.RunFinished():
                 self.world.over(self)
             case _:
                 assert_never(effect)
 
     # Training
 
-    def _train(self, effect: machine.Train) -> None:
+    def _train(self, effect: state_machine.Train) -> None:
         order, carried, on = effect.order, effect.carried, effect.on
         self.beyond.train(effect)
         lease = [s for r in order.lease for s in range(r.first, r.first + r.count)]
@@ -197,13 +197,13 @@ class Node(Process):
         elif samples:
             self.world.dropped(self, samples, why)
 
-    def _report_when_written(self, work: machine.Work, since: float) -> None:
+    def _report_when_written(self, work: state_machine.Work, since: float) -> None:
         if self.durable.busy(work.round - 1) and self.clock - since < PATIENCE:
             self.later(0.05, self._report_when_written, work, since)
-        elif machine.still_ready(self.machine, work):
+        elif state_machine.still_ready(self.machine, work):
             self._report_ready(work)
 
-    def _report_ready(self, work: machine.Work) -> None:
+    def _report_ready(self, work: state_machine.Work) -> None:
         lies_about = self.host.lies_about
         front = work.front + lies_about("front")
         samples = work.samples + 1000 * lies_about("samples")
@@ -222,16 +222,16 @@ class Node(Process):
             round_, state = self.host.disk.state()
             self.state, self.still, self.base = (round_, state), True, state
             self.world.restored(self, state)
-            self.feed(machine.StateMoved(round_, state))
+            self.feed(state_machine.StateMoved(round_, state))
 
     def _fall_back(self) -> None:
         if self.host.disk is None or not self.host.disk.snapshots:
-            self.feed(machine.MoveFailed(self.state[0]))
+            self.feed(state_machine.MoveFailed(self.state[0]))
             return
         round_, state = self.host.disk.state()
         self.state, self.still, self.base = (round_, state), True, state
         self.world.restored(self, state)
-        self.feed(machine.StateMoved(round_, state))
+        self.feed(state_machine.StateMoved(round_, state))
 
     def _initialised(self) -> None:
         self.drop_for_good()
@@ -252,7 +252,7 @@ class Node(Process):
         self.durable.committed(round_, sealed)
         self._settle(round_, next_state(self.state[1], sealed))
 
-    def _recover(self, order: machine.Recover, differs: bool, rebase: bool) -> None:
+    def _recover(self, order: state_machine.Recover, differs: bool, rebase: bool) -> None:
         self.still = False
         if differs:
             self.durable.doubt()
@@ -268,13 +268,13 @@ class Node(Process):
         self.local = []
         self.excused = True
 
-    def recovered(self, order: machine.Recover) -> None:
+    def recovered(self, order: state_machine.Recover) -> None:
         self._settle(order.view.committed, order.view.state_digest)
 
     def not_recovered(self) -> None:
         if self.world.rng.random() < 0.3:
             self.state = -1, b""  # some chunks are of another round now
-        self.feed(machine.MoveFailed(self.state[0]))
+        self.feed(state_machine.MoveFailed(self.state[0]))
 
     def _settle(self, round_: int, state: bytes, alone: bool = False, computed: bool = True) -> None:
         if self.flip and computed:
@@ -284,7 +284,7 @@ class Node(Process):
         self.state, self.still, self.base = (round_, state), True, state
         self.world.settled(self, round_)
         self.durable.settled(round_, state, alone)
-        self.feed(machine.StateMoved(round_, state))
+        self.feed(state_machine.StateMoved(round_, state))
 
     def state_of(self, round_: int) -> bytes:
         """What peers may fetch; empty if it does not have it."""
@@ -301,7 +301,7 @@ class Node(Process):
 def told(event: object) -> str:
     """An event or an effect on one line."""
     match event:
-        case machine.ViewArrived(view):
+        case state_machine.ViewArrived(view):
             parts = [f"{view.incarnation}.{view.version} epoch {view.epoch} {view.phase} {view.you}"]
             parts += [
                 f"committed {view.committed} digest {view.state_digest.hex()[:6]} sealed {view.sealed.hex()[:6]}"
@@ -316,16 +316,16 @@ def told(event: object) -> str:
             flags = "initialise evaluate ready reached closing has_state finished"
             parts += [flag for flag in flags.split() if getattr(view, flag)]
             return f"View({', '.join(parts)})"
-        case machine.Apply(view):
+        case state_machine.Apply(view):
             return f"Apply({view.committed})"
-        case machine.Recover(view, differs, rebase):
+        case state_machine.Recover(view, differs, rebase):
             donors = " ".join(d.node_id for d in view.donors)
             return f"Recover({view.committed}, {differs=}, {rebase=}, from {donors})"
-        case machine.Train(order, carried, on, kept, rebased):
+        case state_machine.Train(order, carried, on, kept, rebased):
             return f"Train({order.round}, {carried=}, {on=}, {kept=}, {rebased=})"
-        case machine.Prove(view):
+        case state_machine.Prove(view):
             return f"Prove({view.plan.round}/{view.plan.attempt})"
-        case machine.StartReduce(plan):
+        case state_machine.StartReduce(plan):
             return f"StartReduce({plan.round}/{plan.attempt})"
         case _:
             return str(event)

@@ -1,8 +1,8 @@
-"""A simulated reducer: it takes part in reduces, with chunks of its own and no delta (`atoll.node.reducer`)."""
+"""A simulated reducer: it takes part in reduces, with chunks of its own and no delta (`atoll.node.daemon.reducer`)."""
 
 from sim.node import Node
 
-from atoll.node import machine
+from atoll.node import state_machine
 
 
 class Reducer(Node):
@@ -10,18 +10,18 @@ class Reducer(Node):
     def progress(self) -> tuple[str, int, int]:
         return "waiting" if self.plane.reduce is None else "sync", 0, 0
 
-    def feed(self, event: machine.Event) -> None:
+    def feed(self, event: state_machine.Event) -> None:
         reduce = self.plane.reduce
         match event:
-            case machine.ViewArrived(view) if view.finished:
+            case state_machine.ViewArrived(view) if view.finished:
                 self.control.leave("the run is finished")
                 self.world.kill(self)
-            case machine.ViewArrived(view) if view.HasField("plan"):
+            case state_machine.ViewArrived(view) if view.HasField("plan"):
                 self.world.planned(view.plan)
                 self.plane.begin(view.plan, None)
-            case machine.ViewArrived(view) if reduce is not None and reduce.round <= view.committed:
+            case state_machine.ViewArrived(view) if reduce is not None and reduce.round <= view.committed:
                 self.plane.cancel()
-            case machine.Rejoined():
+            case state_machine.Rejoined():
                 self.plane.cancel()
             case _:  # of a trainer, which it has not, or a state
                 pass

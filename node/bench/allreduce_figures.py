@@ -1,0 +1,177 @@
+"""What `atoll bench allreduce` measures, and the figures that follow from what its peers told."""
+
+import shlex
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.comm.errors import AtollError
+from atoll.comm.invite import join_host_port
+from atoll.node.bench.synthetic import AtHand, Begun, Compare, Decoded
+
+FP32 = 4  # bytes of an element
+
+
+class BenchFailed(AtollError):
+    """What was to be measured did not happen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What is to be measured."""
+
+    peers: int
+    numel: int
+    codec: str
+    iters: int
+    warmup: int  # rounds before the first iteration
+    streams: int  # TCP streams between two peers; 0: automatic
+    host: str  # {i} is the peer's number
+    prefix: str  # of each peer's command, likewise
+    victim: int  # peer to kill; 0: none
+    kill_at: float  # of an iteration's usual time
+    timeout: float  # seconds for one iteration
+    overrides: tuple[str, ...]
+
+    @property
+    def rounds(self) -> range:
+        return range(1, self.warmup + self.iters + 1)
+
+    def through(self, number: int) -> list[str]:
+        """The command that the process of peer `number` is started by."""
+        return [word.replace("{i}", str(number)) for word in shlex.split(self.prefix)]
+
+    def any_port(self, number: int) -> str:
+        """Where peer `number` listens: HOST:PORT."""
+        return join_host_port(self.host.replace("{i}", str(number)), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What is printed; the lists of peers are in the order of their numbers."""
+
+    peers: int
+    numel: int
+    codec: str
+    streams: int
+    seconds: list[float | None]  # of each iteration; None: it was not committed
+    rel_err: float | None  # of the last iteration
+    digests_equal: bool  # in every round
+    tx_bytes: list[int]  # of each peer, in the last iteration that nobody died in
+    rx_bytes: list[int]
+    committed: list[bool]  # by every peer that lives
+    killed: list[int]
+    killed_late: bool  # it had the result before: its death was not in the way
+    predicted_s: list[float]  # by the plans; 0: nothing was known of the links
+    levels: list[int]  # 2: planned in two levels
+    predictions: list[dict[str, float]]  # seconds, of the plans that there were to choose from
+    shares: list[dict[str, float]]  # of the chunks that each peer owned, by node id
+    rates: dict[str, tuple[float, float]]  # bytes a second up and down, as the last plan had them
+    reduce_s: list[float]  # from the plan to the last seal, by the coordinator's clock
+    attempts: list[int]
+    tx_bytes_killed: list[int | None]  # of each survivor, in the iteration that a peer died in
+    rx_bytes_killed: list[int | None]
+    cpu_s: list[float]  # of each peer, in the measured part of the same iteration as tx_bytes
+    rss_peak_mb: list[float]  # of each peer, its vectors included
+    beyond_mb: list[float]  # of each peer, without its vectors and what its process has before the first round
+    vector_mb: float
+    payload_mb: float  # of one encoded vector
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """One round, as one peer tells it."""
+
+    begun: Begun | None
+    decoded: Decoded | None  # None: it did not get the mean from the reduce
+    before: AtHand
+    after: AtHand | None  # None: it was killed
+
+    @property
+    def tx(self) -> int | None:
+        return None if self.after is None else self.after.bytes_up - self.before.bytes_up
+
+    @property
+    def rx(self) -> int | None:
+        return None if self.after is None else self.after.bytes_down - self.before.bytes_down
+
+    @property
+    def cpu(self) -> float:
+        return 0.0 if self.begun is None or self.decoded is None else self.decoded.cpu - self.begun.cpu
+
+
+@dataclass
+class Course:
+    """All rounds so far."""
+
+    laps: list[dict[int, Lap]] = field(default_factory=list)  # of each round, by the peers' numbers
+    killed: list[int] = field(default_factory=list)
+    records: list[dict[str, Any]] = field(default_factory=list)  # the coordinator's, of every round
+    rel_err: float | None = None
+
+
+def duration(laps: dict[int, Lap]) -> float | None:
+    """Seconds from the last input to the last result; None if a peer that lives has none."""
+    begun = [lap.begun.at for lap in laps.values() if lap.begun is not None]
+    decoded = [lap.decoded.at if lap.decoded else None for lap in laps.values() if lap.after is not None]
+    times = [at for at in decoded if at is not None]
+    return max(times) - max(begun) if begun and times and len(times) == len(decoded) else None
+
+
+def comparison(record: dict[str, Any], numbers: dict[str, int]) -> Compare:
+    """What arrived, as the commit record has it; `numbers` are the peers' by their ids."""
+    # All bring as much; who died weighs less in the record, by the part of the vector that has its delta.
+    weights = {numbers[node]: 1.0 for node in record["contributors"]}
+    lacking = {int(c): tuple(numbers[node] for node in nodes) for c, nodes in record["lacking"].items()}
+    return Compare(record["round"], weights, lacking)
+
+
+def shortfall(course: Course) -> BenchFailed | None:
+    """What is wrong with a course that came to its end."""
+    for round_, laps in enumerate(course.laps, 1):
+        late = [n for n, lap in laps.items() if lap.after is not None and lap.decoded is None]
+        if late:
+            return BenchFailed(
+                f"peer {late[0]} fetched the state of round {round_}: it did not get the mean in time"
+            )
+    for record in course.records:
+        if not record["digests_equal"]:
+            return BenchFailed(f"the peers' states differ after round {record['round']}")
+    return None
+
+
+def summarise(bench: Bench, course: Course) -> Figures:
+    measured = course.laps[bench.warmup :]
+    seconds = [duration(laps) for laps in measured] + [None] * (bench.iters - len(measured))
+    records = course.records[bench.warmup :]
+    full = [laps for laps in course.laps if all(lap.after is not None for lap in laps.values())]
+    whole = full[-1] if full else {}
+    cut = course.laps[-1] if course.laps[-1] is not whole else {}
+    last = [lap.after or lap.before for lap in course.laps[-1].values()]
+    return Figures(
+        peers=bench.peers,
+        numel=bench.numel,
+        codec=bench.codec,
+        streams=bench.streams,
+        seconds=seconds,
+        rel_err=course.rel_err,
+        digests_equal=bool(course.records) and all(record["digests_equal"] for record in course.records),
+        tx_bytes=[lap.tx or 0 for lap in whole.values()],
+        rx_bytes=[lap.rx or 0 for lap in whole.values()],
+        committed=[took is not None for took in seconds],
+        killed=course.killed,
+        killed_late=any(lap.decoded is not None for lap in course.laps[-1].values() if lap.after is None),
+        reduce_s=[record["seconds"]["reduce"] for record in records],
+        predicted_s=[record["predicted"] for record in records],
+        levels=[record["levels"] for record in records],
+        predictions=[record["predictions"] for record in records],
+        shares=[record["shares"] for record in records],
+        rates=records[-1]["rates"] if records else {},
+        attempts=[record["attempts"] for record in records],
+        tx_bytes_killed=[lap.tx for lap in cut.values()],
+        rx_bytes_killed=[lap.rx for lap in cut.values()],
+        cpu_s=[lap.cpu for lap in whole.values()],
+        rss_peak_mb=[at_hand.rss_peak / 1e6 for at_hand in last],
+        beyond_mb=[at_hand.beyond / 1e6 for at_hand in last],
+        vector_mb=FP32 * bench.numel / 1e6,
+        payload_mb=last[0].payload / 1e6,
+    )

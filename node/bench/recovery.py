@@ -1,0 +1,314 @@
+"""`atoll bench recovery`: how fast a node gets the run's state from its peers.
+
+Donors and receiver are real processes with a data plane and an outer state each; the receiver recovers as a node
+that joins does. Its clock runs from the first connection to the last chunk checked. Bench and process talk in JSON
+lines over the process's standard input and output:
+
+    bench                        process
+    Spec             ------->
+                     <-------    Up          a donor: its state stands
+                     <-------    PartWay     the receiver: so much is here that somebody is to be killed
+                     <-------    Figures     the receiver: it has the state
+    (end of input)   ------->
+
+With --kill one of them is killed when half of the chunks are here. A killed receiver is started again, and goes on
+with what its memory-mapped files have. What came twice is told as a share of the state: without a death it is what
+several donors were asked for at the end. Not in it is the part, of 256 KiB at most, that a stream was at.
+"""
+
+import asyncio
+import os
+import secrets
+import selectors
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from atoll.comm import log
+from atoll.comm.allreduce.sealing import mean_of
+from atoll.comm.chunks import Chunks
+from atoll.comm.codecs.codec import make
+from atoll.comm.config.run import CodecName, RunConfig
+from atoll.comm.errors import AtollError, ConfigError, ResourceError
+from atoll.comm.ids import NodeId, Round, RunId
+from atoll.comm.invite import join_host_port
+from atoll.comm.transport.data_plane import DataPlane
+from atoll.node.daemon.state_server import Shelf
+from atoll.node.outer.shared_vectors import Vectors, clear_stale
+from atoll.node.outer.state import OuterState
+from atoll.node.preflight import available, check_host
+from atoll.node.recovery.recovery import Donor, Standing, Target, recover
+from atoll.node.trainer.launcher import die_with_parent
+from atoll.outer_opt.nesterov import Nesterov
+from atoll.outer_opt.schedule import Always
+
+PROCESS = (sys.executable, "-P", "-m", "atoll.node.bench.recovery")
+COME_UP = 60.0  # seconds, and so many more for each 10 million elements
+BASE = 150 << 20  # bytes of a process without a state
+STATE = 12  # bytes of an element, with the local vector
+T = TypeVar("T")
+
+
+class BenchFailed(AtollError):
+    """What was to be measured did not happen."""
+
+
+class Spec(msgspec.Struct, frozen=True):
+    """All that a process needs to start."""
+
+    name: str
+    numel: int
+    listen: str  # host:port
+    key: str  # hex
+    folder: str
+    digest: str = ""  # hex; of the state to recover
+    donors: dict[str, str] = {}  # addresses by name; none: this is a donor
+    tell: bool = False  # when half of the chunks are here; and let another go on with them
+
+
+class Up(msgspec.Struct, frozen=True):
+    address: str
+    digest: str  # hex
+
+
+class PartWay(msgspec.Struct, frozen=True):
+    done: int  # chunks
+
+
+class Figures(msgspec.Struct, frozen=True):
+    seconds: float
+    bytes: int  # received, headers included
+    per_donor: dict[str, int]  # bytes of chunks that each gave
+    came: int  # bytes of chunks, all that came, also in an earlier life
+
+
+@click.command()
+@click.option("--donors", default=4, show_default=True, type=click.IntRange(1, 64))
+@click.option(
+    "--numel", default=25_000_000, show_default=True, type=click.IntRange(min=1), help="Elements of the state."
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Process {i} listens there.")
+@click.option(
+    "--launch-prefix", "prefix", default="", help="Command that starts process {i}: 'ip netns exec wan{i}'."
+)
+@click.option("--link", default=0.0, type=click.FloatRange(0.0, 1e9), help="Mbit/s of the receiver's link.")
+@click.option(
+    "--timeout",
+    default=600.0,
+    show_default=True,
+    type=click.FloatRange(1.0, 1e6),
+    help="Seconds that the recovery may take.",
+)
+@click.option("--kill", type=click.Choice(["donor", "receiver"]), help="When half of the chunks are here.")
+@click.option("--json", "as_json", is_flag=True)
+def recovery(
+    donors: int,
+    numel: int,
+    host: str,
+    prefix: str,
+    link: float,
+    timeout: float,
+    kill: str | None,
+    as_json: bool,
+) -> None:
+    """Fetch a state of NUMEL elements, 8 bytes each, from DONORS processes; print how fast it went.
+
+    In --host and --launch-prefix, {i} stands for the number of the process: donors from 1, the receiver after the
+    last. The share of its link is told if --link says what that can carry.
+    """
+    if (need := (donors + 1) * (BASE + STATE * numel)) > (have := available()):
+        raise ResourceError(
+            f"{donors + 1} processes with {numel:,} elements need about {need / 1e9:.1f} GB of memory, "
+            f"{have / 1e9:.1f} GB are available: take fewer of either"
+        )
+    if not prefix:  # behind one, addresses are others
+        check_host(host, range(1, donors + 2))
+    patience = COME_UP * (1 + numel / 10e6)
+    key = secrets.token_hex(32)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-bench-")))
+
+        def start(number: int, name: str, **more: Any) -> subprocess.Popen[bytes]:
+            listen = join_host_port(host.replace("{i}", str(number)), 0)
+            spec = Spec(name, numel, listen, key, str(folder / name), **more)
+            return stack.enter_context(_process(_through(prefix, number), spec))
+
+        stack.callback(clear_stale, folder)
+        givers = {f"donor{i}": start(i, f"donor{i}") for i in range(1, donors + 1)}
+        up = {name: _hear(process, Up, patience, name) for name, process in givers.items()}
+        first = up["donor1"]
+        addresses = {name: word.address for name, word in up.items()}
+
+        def receive() -> subprocess.Popen[bytes]:
+            return start(donors + 1, "receiver", digest=first.digest, donors=addresses, tell=kill is not None)
+
+        receiver = receive()
+        if kill is not None:
+            _hear(receiver, PartWay, patience + timeout, "the receiver")
+            (receiver if kill == "receiver" else givers.pop("donor1")).kill()
+        if kill == "receiver":
+            receiver.wait()
+            receiver = receive()
+        figures = _hear(receiver, Figures, patience + timeout, "the receiver")
+    rate = figures.bytes / figures.seconds
+    result = {
+        "donors": donors,
+        "numel": numel,
+        "killed": kill,
+        "seconds": figures.seconds,
+        "bytes": figures.bytes,
+        "bytes_per_s": rate,
+        "link_share": rate * 8 / (link * 1e6) if link else None,
+        "twice": figures.came / (8 * numel) - 1,
+        "per_donor": figures.per_donor,
+    }
+    click.echo(msgspec.json.encode(result).decode()) if as_json else _table(result)
+
+
+def _table(result: dict[str, Any]) -> None:
+    console, table = Console(), Table("donor", "MB")
+    for name, size in result["per_donor"].items():
+        table.add_row(name, f"{size / 1e6:,.2f}")
+    share = f", {result['link_share']:.1%} of its link" if result["link_share"] is not None else ""
+    size, rate = result["bytes"] / 1e6, result["bytes_per_s"] / 1e6
+    console.print(f"{size:,.1f} MB in {result['seconds']:.2f} s: {rate:,.1f} MB/s{share}")
+    console.print(f"{result['twice']:.1%} of the state came twice")
+    console.print(table)
+
+
+def _through(prefix: str, number: int) -> list[str]:
+    try:
+        return [word.replace("{i}", str(number)) for word in shlex.split(prefix)]
+    except ValueError as error:
+        raise ConfigError(f"--launch-prefix is {prefix!r}: {error}") from None
+
+
+@contextmanager
+def _process(through: list[str], spec: Spec) -> Iterator[subprocess.Popen[bytes]]:
+    """It ends when this one does, however that ends; its errors are shown."""
+    pipe = subprocess.PIPE
+    command = [*through, *PROCESS]
+    try:
+        process = subprocess.Popen(
+            command, bufsize=0, stdin=pipe, stdout=pipe, preexec_fn=lambda: die_with_parent(signal.SIGKILL)
+        )
+    except OSError as error:
+        raise ConfigError(f"cannot start {command[0]!r}: {error.strerror}") from None
+    with process:
+        try:
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(spec) + b"\n")
+            process.stdin.flush()
+            yield process
+        finally:
+            process.kill()
+            clear_stale(Path(spec.folder))
+
+
+def _hear(process: subprocess.Popen[bytes], kind: type[T], seconds: float, who: str) -> T:
+    """The line that the process says next."""
+    assert process.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        if not selector.select(seconds):
+            raise BenchFailed(f"{who} was not done within {seconds:g} s")
+    if not (line := process.stdout.readline()):
+        raise BenchFailed(f"{who} ended with exit code {process.wait()}")
+    return msgspec.json.decode(line, type=kind)
+
+
+# The processes
+
+
+async def live(spec: Spec) -> None:
+    config = RunConfig().reduce
+    codec = make(CodecName.INT8, config.block)
+    vectors = Vectors.create(spec.numel, Path(spec.folder), whose="bench" if spec.tell else "")
+    outer = OuterState(vectors, Chunks(spec.numel, config.chunk), mean_of(codec), Always(Nesterov(0.7, 0.9)))
+    shelf = Shelf()
+    shelf.fill(outer)
+    plane = await DataPlane.start(spec.listen, RunId("bench"), NodeId(spec.name), bytes.fromhex(spec.key), shelf)
+    try:
+        if not spec.donors:
+            rng = np.random.default_rng(1)
+            for vector in (vectors.anchor, vectors.momentum):
+                rng.standard_normal(out=vector, dtype=np.float32)
+            outer.initialised(momentum=True)
+            say(Up(plane.address, outer.settle().hex()))
+            await asyncio.to_thread(sys.stdin.buffer.read)
+            return
+        outer.resume()
+        came = _count(outer, Path(spec.folder))
+        last, half = Standing(0), min(outer.at) != max(outer.at)  # then somebody was killed already
+
+        def look(standing: Standing) -> None:
+            nonlocal last, half
+            if spec.tell and not half and standing.done >= standing.of / 2:
+                half = True
+                say(PartWay(standing.done))
+            last = standing
+
+        donors = tuple(Donor(NodeId(name), address) for name, address in spec.donors.items())
+        target = Target(Round(0), bytes.fromhex(spec.digest), donors)
+        with ThreadPoolExecutor(1) as worker:
+            began = time.monotonic()
+            await recover(plane, outer, target, worker, look)
+            seconds = time.monotonic() - began
+        if outer.settle() != target.digest:
+            raise BenchFailed("what was fetched is not the donors' state")
+        say(
+            Figures(
+                seconds, plane.bytes_down, {str(node): size for node, size in last.donors.items()}, int(came[0])
+            )
+        )
+    finally:
+        await plane.close()
+        vectors.close()
+
+
+def _count(outer: OuterState, folder: Path) -> NDArray[np.int64]:
+    """(1,): bytes of the chunks' parts that have come, in a file, so that they outlive who counts them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "came").touch()
+    os.truncate(folder / "came", 8)
+    came, land = np.memmap(folder / "came", np.int64), outer.land
+
+    def landing(c: int, sum_: bytes, at: int, part: bytes) -> None:
+        came[0] += len(part)
+        land(c, sum_, at, part)
+
+    outer.land = landing  # type: ignore[method-assign]
+    return came
+
+
+def say(word: Up | PartWay | Figures) -> None:
+    print(msgspec.json.encode(word).decode(), flush=True)
+
+
+def main() -> None:
+    log.setup()
+    spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=Spec)
+    try:
+        asyncio.run(live(spec))
+    except AtollError as error:
+        print(f"{spec.name}: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

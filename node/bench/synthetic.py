@@ -1,0 +1,375 @@
+"""A peer of `atoll bench allreduce`: a real node daemon whose trainer is a stand-in that takes no steps.
+
+The stand-in answers the daemon as a trainer does, and its local vector is the anchor minus a delta that anybody
+can make again from the peer's number and the round. It says `Ready` when the bench says go, so that all peers
+have their input at the same time. Bench and peer talk in JSON lines over the peer's standard input and output:
+
+    bench                            peer
+    Spec                 ------->
+                         <-------    Joined
+                         <-------    AtHand(k)      state k - 1 stands and was looked at, the delta of round k is
+                                                    written
+    Go(k)                ------->
+                         <-------    Begun(k)       the trainer says Ready: nothing is encoded yet
+                         <-------    Decoded(k)     the round is committed, its mean is here as fp32
+    Step(k)              ------->                   all have it: now the outer step
+    Compare(k) | Leave   ------->
+                         <-------    Compared(k)
+
+Times are of CLOCK_MONOTONIC, which all processes of one machine share.
+"""
+
+import asyncio
+import os
+import resource
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.comm import log
+from atoll.comm.chunks import Chunks
+from atoll.comm.errors import AtollError
+from atoll.comm.invite import Invite, parse
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.node.bench.early_mean import EarlyMean
+from atoll.node.config import NodeConfig
+from atoll.node.daemon.daemon import Daemon
+from atoll.node.daemon.outer_loop import Emit, Keeper, Spawn
+from atoll.node.daemon.session import Membership
+from atoll.node.daemon.state_dir import Options
+from atoll.node.daemon.state_server import Shelf
+from atoll.node.daemon.trainer_supervisor import Supervisor
+from atoll.node.outer.shared_vectors import Vectors
+from atoll.node.trainer_channel import (
+    Evaluate,
+    Evaluated,
+    Finish,
+    Hello,
+    Initialise,
+    Initialised,
+    Reached,
+    Ready,
+    ToDaemon,
+    ToTrainer,
+    Train,
+)
+
+F32 = NDArray[np.float32]
+TOGETHER = 1.0  # seconds that a peer waits for the others before its outer step
+SIGMA = 1e-3
+TILE = 1_048_573  # elements that a delta repeats; a prime, so that no two chunks hold the same
+
+
+class Spec(msgspec.Struct, tag=True, frozen=True):
+    """All that a peer needs to start."""
+
+    number: int  # from 1
+    numel: int
+    url: str  # to join by
+    state_dir: str
+    listen: str  # data plane, host:port
+    patience: float  # seconds to try for the coordinator
+
+
+class Go(msgspec.Struct, tag=True, frozen=True):
+    round: int
+
+
+class Step(msgspec.Struct, tag=True, frozen=True):
+    """Every peer is done with the reduce: what comes next may have this machine."""
+
+    round: int
+
+
+class Compare(msgspec.Struct, tag=True, frozen=True):
+    """How far is the decoded mean from the exact one of what arrived?"""
+
+    round: int
+    weights: dict[int, float]  # of each contributor, by its number
+    lacking: dict[int, tuple[int, ...]]  # chunk -> contributors whose part of it did not arrive
+
+
+class Leave(msgspec.Struct, tag=True, frozen=True):
+    pass
+
+
+class Joined(msgspec.Struct, tag=True, frozen=True):
+    pid: int
+    node: str  # id
+
+
+class AtHand(msgspec.Struct, tag=True, frozen=True):
+    round: int
+    payload: int  # bytes of one encoded vector
+    bytes_up: int  # of the data plane, so far
+    bytes_down: int
+    rss_peak: int  # bytes
+    beyond: int  # bytes at the peak, without the flat vectors and what the process had before its first round
+
+
+class Begun(msgspec.Struct, tag=True, frozen=True):
+    round: int
+    at: float  # seconds
+    cpu: float  # seconds that this process has used so far
+
+
+class Decoded(msgspec.Struct, tag=True, frozen=True):
+    round: int
+    at: float  # seconds
+    cpu: float  # seconds
+
+
+class Compared(msgspec.Struct, tag=True, frozen=True):
+    round: int
+    rel_err: float  # l2 norm of the difference, over that of the exact mean
+
+
+ToPeer = Spec | Go | Step | Compare | Leave
+ToBench = Joined | AtHand | Begun | Decoded | Compared
+Say = Callable[[ToBench], None]
+
+_to_peer = msgspec.json.Decoder(ToPeer)
+
+
+# The deltas
+
+
+def tile(peer: int, round_: int, numel: int, out: F32 | None = None) -> F32:
+    """What a peer's delta of a round repeats: (min(TILE, numel),), in `out` if that is given."""
+    normal = np.empty(min(TILE, numel), np.float32) if out is None else out
+    np.random.default_rng((peer, round_)).standard_normal(dtype=np.float32, out=normal)
+    normal *= np.float32(SIGMA)
+    return normal
+
+
+def write_local(anchor: F32, local: F32, repeated: F32) -> None:
+    """`local = anchor - delta`, all (numel,)."""
+    for start in range(0, anchor.size, repeated.size):
+        part = anchor[start : start + repeated.size]
+        np.subtract(part, repeated[: part.size], out=local[start : start + repeated.size])
+
+
+def relative_error(decoded: F32, chunks: Chunks, order: Compare) -> float:
+    """Of the decoded mean (numel,) against the fp64 weighted mean of the deltas that arrived, chunk by chunk."""
+    tiles = {peer: tile(peer, order.round, chunks.numel) for peer in order.weights}
+    means: dict[tuple[int, ...], NDArray[np.float64]] = {}
+    wrong = whole = 0.0
+    for c in range(chunks.count):
+        span = chunks.span(c)
+        here = tuple(peer for peer in order.weights if peer not in order.lacking.get(c, ()))
+        if here not in means:
+            total = sum(order.weights[peer] for peer in here)
+            means[here] = np.asarray(sum(order.weights[p] / total * tiles[p].astype(np.float64) for p in here))
+        exact = means[here].take(np.arange(span.start, span.stop), mode="wrap")
+        wrong += float(np.square(decoded[span] - exact).sum())
+        whole += float(np.square(exact).sum())
+    return float((wrong / whole) ** 0.5)
+
+
+# The peer
+
+
+class StandIn:
+    """In the place of a `Supervisor`: what the daemon says is answered without a process, or a model. It uses the
+    daemon's own mapping of the vectors: with a second one their memory would count twice."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        vectors: Callable[[], Vectors],
+        on_message: Callable[[ToDaemon], None],
+        at_hand: Callable[[int], Awaitable[None]],
+        say: Say,
+    ) -> None:
+        self._spec, self._vectors = spec, vectors
+        self._on_message, self._at_hand, self._say = on_message, at_hand, say
+        self._inbox: asyncio.Queue[ToTrainer] = asyncio.Queue()
+        self._go: asyncio.Queue[int] = asyncio.Queue()
+        self._tile = np.empty(min(TILE, spec.numel), np.float32)  # not of the memory that a round takes
+        self._order: Train | None = None  # that it has answered with `Reached`
+
+    def send(self, message: ToTrainer) -> None:
+        self._inbox.put_nowait(message)
+
+    def hang_up(self) -> None:
+        """It waits for the bench, not for a model: there is nothing to end."""
+
+    def go(self, round_: int) -> None:
+        """Say `Ready` in this round."""
+        self._go.put_nowait(round_)
+
+    async def run(self) -> None:
+        numel = self._spec.numel
+        self._on_message(Hello(os.getpid(), 1, numel, (("synthetic", (numel,)),)))
+        while True:
+            await self._answer(await self._inbox.get())
+
+    async def _answer(self, message: ToTrainer) -> None:
+        match message:
+            case Initialise():
+                self._vectors().anchor[:] = 0.0
+                self._on_message(Initialised())
+            case Train(round_):
+                vectors = self._vectors()
+                repeated = tile(self._spec.number, round_, self._spec.numel, self._tile)
+                await asyncio.to_thread(write_local, vectors.anchor, vectors.local, repeated)
+                self._order = message
+                self._on_message(Reached(round_))
+            case Finish(round_) if self._order is not None and self._order.round == round_:
+                samples, self._order = sum(count for _, count in self._order.lease), None
+                await self._at_hand(round_)
+                while await self._go.get() != round_:
+                    pass  # of a round that went on without this peer
+                self._say(Begun(round_, time.monotonic(), time.process_time()))
+                self._on_message(Ready(round_, 1, 0.0, samples))
+            case Evaluate(round_):
+                self._on_message(Evaluated(round_, 0.0))
+            case _:  # Attach; Finish of a round that it is done with
+                pass
+
+
+class Pauses(Keeper):
+    """Says when it has looked at its state, and asks before it steps."""
+
+    def __init__(
+        self,
+        stepping: Callable[[int], Awaitable[None]],
+        member: Membership,
+        hello: Hello,
+        shelf: Shelf,
+        emit: Emit,
+        spawn: Spawn,
+    ) -> None:
+        super().__init__(member, hello, shelf, emit, spawn)
+        self._stepping = stepping
+        self.inspected = asyncio.Event()
+
+    async def inspect(self, round_: int) -> None:
+        """In training it is done while the trainer goes on; the stand-in does not."""
+        self.inspected.clear()
+        await super().inspect(round_)
+        self.inspected.set()
+
+    async def apply(self, view: pb.View) -> None:
+        await self._stepping(view.committed)
+        await super().apply(view)
+
+
+class Peer(Daemon):
+    """A node that says when it has decoded a committed mean, before it applies it."""
+
+    def __init__(self, spec: Spec, invite: Invite, say: Say) -> None:
+        options = Options(Path(spec.state_dir), spec.listen, "", str(spec.number), spec.patience)
+        # In training the disk is done long before the next reduce; here it would be in its way.
+        config = NodeConfig(streams=int(os.environ.get("ATOLL_STREAMS", "0")), durable=False)
+        super().__init__(invite, config, options)
+        self._spec, self._say = spec, say
+        self._mean = EarlyMean(spec.numel)
+        self._base: int | None = None  # bytes
+        self._steps: asyncio.Queue[int] = asyncio.Queue()
+        self.trainer = StandIn(spec, self._vectors, self._on_trainer, self._at_hand, say)
+
+    def _make_supervisor(self) -> Supervisor:
+        self._say(Joined(os.getpid(), self._member.me))
+        return cast(Supervisor, self.trainer)
+
+    def _make_keeper(self, hello: Hello) -> Keeper:
+        emit, spawn = self._events.put_nowait, self._spawn
+        self._pauses = Pauses(self._stepping, self._member, hello, self._shelf, emit, spawn)
+        return self._pauses
+
+    def _vectors(self) -> Vectors:
+        return self._keeper.outer.vectors
+
+    async def _at_hand(self, round_: int) -> None:
+        await self._pauses.inspected.wait()
+        self._mean.begin(self._keeper.codec, self._keeper.outer.chunks)
+        self._keeper.part.came = self._mean.came
+        up, down = self._member.plane.bytes_up, self._member.plane.bytes_down
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        self._say(AtHand(round_, self._payload(), up, down, peak, self._beyond(peak)))
+
+    def _beyond(self, peak: int) -> int:
+        """Bytes at the peak, without the vectors that are shared with the trainer, and what there was before the
+        first round: the decoded mean is, and everything is loaded, but nothing encoded."""
+        if self._base is None:
+            import_module("atoll.comm.codecs.kernels")
+            now, shared = _resident()
+            self._base = now - shared
+            return 0
+        return peak - _resident()[1] - self._base
+
+    async def _stepping(self, round_: int) -> None:
+        assert self._keeper.part.reduction is not None
+        await self._mean.complete(self._keeper.part.reduction.result.chunks)
+        self._say(Decoded(round_, time.monotonic(), time.process_time()))
+        with suppress(TimeoutError):  # one of the others may need this state to get to its own
+            async with asyncio.timeout(TOGETHER):
+                while await self._steps.get() != round_:
+                    pass  # of a round that this peer did not decode
+
+    def _payload(self) -> int:
+        """Bytes of one encoded vector."""
+        chunks, codec = self._keeper.outer.chunks, self._keeper.codec
+        return sum(codec.size(chunks.size(c)) for c in range(chunks.count))
+
+    async def obey(self, lines: asyncio.StreamReader) -> None:
+        """Carry out the bench's orders until it says to leave, or is gone."""
+        while line := await lines.readline():
+            match _to_peer.decode(line):
+                case Go(round_):
+                    self.trainer.go(round_)
+                case Step(round_):
+                    self._steps.put_nowait(round_)
+                case Compare() as order:
+                    chunks = Chunks(self._spec.numel, self._member.run.reduce.chunk)
+                    error = await asyncio.to_thread(relative_error, self._mean.decoded, chunks, order)
+                    self._say(Compared(order.round, error))
+                case _:
+                    break
+        self.leave()
+
+
+def _resident() -> tuple[int, int]:
+    """Bytes of this process in memory, and how many of these are shared with others."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    rss, shared = (int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "RssShmem"))
+    return rss, shared
+
+
+async def live() -> None:
+    loop = asyncio.get_running_loop()
+    lines = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    spec = _to_peer.decode(await lines.readline())
+    assert isinstance(spec, Spec)
+    peer = Peer(spec, parse(spec.url), say)
+    async with asyncio.TaskGroup() as group:
+        obeying = group.create_task(peer.obey(lines))
+        await peer.run()
+        obeying.cancel()
+
+
+def say(word: ToBench) -> None:
+    print(msgspec.json.encode(word).decode(), flush=True)
+
+
+def main() -> None:
+    log.setup()
+    try:
+        asyncio.run(live())
+    except* AtollError as errors:
+        print(f"peer: {errors.exceptions[0]}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""`atoll export`: the anchor of a node's newest state as a safetensors file, to be loaded without Atoll.
+
+It reads what the node has on its disk (`atoll.node.checkpoint.checkpointer`), whether its daemon runs or not, and changes nothing
+there. Chunk after chunk is read from a snapshot, brought forward by the sealed log, and written to its place in
+the file: of a model of any size, no more than a chunk is in memory.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.comm.chunks import Chunks
+from atoll.comm.codecs.codec import Malformed
+from atoll.comm.digest import digest, root
+from atoll.comm.errors import ConfigError, ResourceError
+from atoll.comm.files import Room, appearing, room, write_all
+from atoll.comm.fragment_schedule import Turns
+from atoll.node.checkpoint import hf_llama, run_manifest, snapshots
+from atoll.node.checkpoint.run_manifest import About
+from atoll.node.checkpoint.sealed_log import SealedLog
+from atoll.node.checkpoint.snapshots import Layout, Snapshot, header_of
+from atoll.node.outer.layout import stretches
+from atoll.node.outer.method import schedule_of, sealing_of
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"  # where transformers looks for them
+PUBLIC = 0o666  # within the umask: a model is made to be passed on
+
+
+class Naming(StrEnum):
+    NAMES = "names"  # the parameters' own
+    LLAMA = "llama"  # Hugging Face's LlamaForCausalLM
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What the disk has of one run."""
+
+    about: About
+    mark: str  # of the run, hexadecimal
+    layout: Layout
+    chunks: Chunks
+    snapshots: tuple[Snapshot, ...]  # the newest first
+    log: SealedLog
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(s.path for s in self.snapshots)
+
+    @property
+    def rounds(self) -> list[int]:
+        """Those whose state it should have, the newest first."""
+        found, logged = set[int](), set(self.log.rounds)
+        for snapshot in self.snapshots:
+            reach = snapshot.first
+            while reach >= snapshot.last or reach + 1 in logged:
+                if reach >= snapshot.last:
+                    found.add(reach)
+                if reach + 1 not in logged:
+                    break
+                reach += 1
+        return sorted(found, reverse=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written."""
+
+    run: str
+    round: int
+    n_params: int
+    state_digest: str  # as the round's commit record has it
+
+
+class Lacking(Exception):
+    """The disk does not have the state of any round from `round` on."""
+
+    def __init__(self, round_: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.round = round_
+
+
+def export(
+    state_dir: Path, out: Path, naming: Naming, run: str = "", overwrite: bool = False, room: Room = room
+) -> Exported:
+    """Write the model to `out`, and `config.json` beside it. `run`: name or mark, where the node has kept several.
+    Raises `ConfigError`, `ResourceError`."""
+    _check_out(out, naming, overwrite)
+    while True:
+        kept = choose(state_dir, run)
+        tensors = _tensors(kept, naming)
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            return _newest(kept, out, tensors, naming, room)
+        except Lacking as lacking:
+            if choose(state_dir, run).files == kept.files:
+                raise ResourceError(
+                    f"no state of run {kept.about.run.name} in {state_dir} is whole ({lacking}): export from "
+                    "another node, or start this one, which then fetches what it lacks from its peers"
+                ) from None
+            # else the daemon has replaced them meanwhile: once more
+        except OSError as error:
+            raise ResourceError(f"cannot write {out}: {error.strerror or error}") from None
+
+
+def choose(state_dir: Path, run: str = "") -> Kept:
+    """What a node's state directory has, of the run that is asked for if it has several."""
+    if not state_dir.is_dir():
+        raise ConfigError(f"there is no state directory {state_dir}: give a node's, such as ~/.atoll/node")
+    if (state_dir / "journal.sqlite").exists():
+        raise ConfigError(
+            f"{state_dir} is a coordinator's, which never has the model: give the state directory of a node"
+        )
+    folders = sorted({path.parent for path in state_dir.glob(f"outer/*/{snapshots.PREFIX}*{snapshots.SUFFIX}")})
+    if not folders:
+        raise ResourceError(
+            f"there is no snapshot in {state_dir} yet: a node takes its first when it has the run's state, and "
+            "none if it is a reducer, has durable=false, or checkpoint.copies leaves them to others"
+        )
+    everything = [kept for folder in folders if (kept := look(folder)) is not None]
+    if not everything:
+        raise ResourceError(
+            f"no snapshot in {state_dir} can be read (damaged, another user's, or without the .json beside its "
+            "folder, which a node writes when it starts): start this node, or export from another"
+        )
+    found = [k for k in everything if run in ("", k.about.run.name) or (len(run) >= 4 and k.mark.startswith(run))]
+    if len(found) != 1:
+        known = ", ".join(
+            f"{k.about.run.name} ({k.mark[:8]}, round {max(k.rounds, default=0)})" for k in everything
+        )
+        wrong = f"{len(found)} of them are {run!r}" if run else "say which with --run"
+        raise ConfigError(f"{state_dir} has the runs {known}: {wrong}; a name will do, or what is in brackets")
+    return found[0]
+
+
+def look(folder: Path) -> Kept | None:
+    """What a run's folder has; None: nothing that can be read."""
+    known = run_manifest.read(folder)
+    for path in sorted(folder.glob(f"{snapshots.PREFIX}*{snapshots.SUFFIX}"), reverse=True):
+        if known is None or (described := snapshots.describe(path)) is None:
+            continue
+        run, layout, chunks = described
+        if found := snapshots.find(folder, run, layout, chunks):
+            log = SealedLog(folder, run, chunks)
+            return Kept(known, run.hex(), layout, chunks, tuple(found), log)
+    return None
+
+
+def states(kept: Kept, round_: int) -> Iterator[tuple[slice, NDArray[np.float32], NDArray[np.float32], bytes]]:
+    """The state of a round, chunk by chunk: where it lies in the flat vector, its anchor, its momentum, the digest
+    of both. Raises `Lacking`."""
+    config, chunks = kept.about.run, kept.chunks
+    fragments, _ = stretches(config, kept.layout)
+    sealing, schedule, turns = sealing_of(config, *fragments), schedule_of(config), Turns(chunks.parts)
+    deltas, scratches = np.empty((2, chunks.largest), np.float32)
+    for c in range(chunks.count):
+        size = chunks.size(c)
+        at, both = _stored(kept, c, round_)
+        anchor, momentum, delta, scratch = both[:size], both[size:], deltas[:size], scratches[:size]
+        fragment, i = chunks.place(c)
+        for k in turns.rounds(fragment, at, round_):
+            payload = kept.log.read(k, i)
+            if payload is None:
+                raise Lacking(k, f"chunk {c} of sealed round {k} is damaged or gone")
+            try:
+                length = sealing.decode(c, payload, delta)
+            except Malformed as error:
+                raise Lacking(k, f"chunk {c} of sealed round {k}: {error}") from None
+            schedule.at(turns.turn(k), length).step(anchor, momentum, delta, scratch)
+        yield chunks.span(c), anchor, momentum, digest(both)
+
+
+def _stored(kept: Kept, c: int, most: int) -> tuple[int, NDArray[np.float32]]:
+    """The newest round, `most` at most, of which a snapshot has chunk `c`; and anchor, momentum then."""
+    for snapshot in kept.snapshots:
+        if snapshot.at[c] <= most and (data := snapshot.chunk(c, kept.chunks)) is not None:
+            return snapshot.at[c], np.frombuffer(bytearray(data), np.float32)
+    raise Lacking(most, f"chunk {c} of {kept.snapshots[0].path.name} is damaged or gone")
+
+
+def _newest(kept: Kept, out: Path, tensors: Layout, naming: Naming, room: Room) -> Exported:
+    """Write the newest state that is whole."""
+    lacking = Lacking(1 << 62, f"{kept.snapshots[0].path.name} needs rounds that the log lacks")
+    for round_ in kept.rounds:
+        if round_ < lacking.round:
+            try:
+                return _write(kept, round_, out, tensors, naming, room)
+            except Lacking as error:
+                lacking = error
+    raise lacking
+
+
+def _write(kept: Kept, round_: int, out: Path, tensors: Layout, naming: Naming, room: Room) -> Exported:
+    newest = next(s for s in kept.snapshots if s.first <= round_)
+    config = kept.about.run
+    facts = {
+        "run": config.name,
+        "run_id": kept.mark,
+        "round": str(round_),
+        "tokens": str(newest.tokens),
+        "tokens_round": str(newest.first),  # after which so many tokens were committed
+        "state_digest": "0" * 32,
+    }
+    start = len(header_of({"format": "pt", **facts}, tensors))
+    with appearing(out, start + 4 * kept.chunks.numel, room, PUBLIC) as file:
+        sums = []
+        for span, anchor, _, sum_ in states(kept, round_):
+            write_all(file, [anchor.data.cast("B")], start + 4 * span.start)
+            sums.append(sum_)
+        facts["state_digest"] = root(sums).hex()
+        write_all(file, [memoryview(header_of({"format": "pt", **facts}, tensors))], 0)
+        own = {**facts, "build": kept.about.model, "model": asdict(config.model)}
+        said = hf_llama.config(config.model) if naming is Naming.LLAMA else own
+        text = json.dumps(said, indent=2).encode() + b"\n"
+        with appearing(out.with_name(CONFIG), len(text), room, PUBLIC) as beside:
+            write_all(beside, [memoryview(text)], 0)
+    return Exported(config.name, round_, kept.chunks.numel, facts["state_digest"])
+
+
+def _tensors(kept: Kept, naming: Naming) -> Layout:
+    """What the file calls the parameters, in the order of the flat vector."""
+    if naming is Naming.NAMES:
+        return kept.layout
+    if kept.about.model:
+        raise ConfigError(
+            f"this node trains a model of its own (model={kept.about.model}), the llama layout is of the run's "
+            "built-in one: export it with --layout names"
+        )
+    return hf_llama.renamed(kept.layout, kept.about.run.model)
+
+
+def _check_out(out: Path, naming: Naming, overwrite: bool) -> None:
+    if out.is_dir():
+        raise ConfigError(f"{out} is a folder: name a file, such as {out / WEIGHTS}")
+    if out.suffix != snapshots.SUFFIX:
+        raise ConfigError(f"{out.name} will be a safetensors file: give --out {out.with_suffix(snapshots.SUFFIX)}")
+    if naming is Naming.LLAMA and out.name != WEIGHTS:
+        raise ConfigError(f"transformers looks for {WEIGHTS}, not {out.name}: give --out {out.with_name(WEIGHTS)}")
+    for path in (out, out.with_name(CONFIG)):
+        if path.exists() and not overwrite:
+            raise ConfigError(f"{path} exists: give --overwrite, or --out in another folder")

@@ -1,0 +1,310 @@
+"""What a run begins with, where its config has `init_from`: read, checked, and written into the flat vectors.
+
+    a folder with checkpoint.json        a checkpoint of a remote store (`atoll.node.checkpoint.remote_store`): anchor and momentum
+    a folder of such, or of a run's      the newest of them
+    snapshot-ROUND.safetensors           of a node's disk (`atoll.node.checkpoint.snapshots`): anchor and momentum
+    any other .safetensors file,         weights alone, under the parameters' own names, as `atoll export` writes
+    or a folder with model.safetensors   them, or under Hugging Face's for Llama; fp32, fp16 or bf16
+
+at a path, or at any URL that fsspec knows. The first node to join does it, and all others fetch what it has made
+of it, by its digest. Nothing is trusted: a header's numbers are checked before memory is taken for what they
+announce, digests are compared where there are any, and values that are not finite are refused.
+"""
+
+import json
+import math
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from atoll.comm.chunks import Chunks
+from atoll.comm.config.run import ModelConfig
+from atoll.comm.digest import SIZE
+from atoll.comm.errors import ConfigError, ResourceError
+from atoll.node.checkpoint import hf_llama, snapshots
+from atoll.node.checkpoint.remote_store import (
+    ANCHOR,
+    MANIFEST,
+    MOMENTUM,
+    PREFIX,
+    Manifest,
+    Store,
+    Written,
+    state_digest,
+)
+from atoll.node.checkpoint.snapshots import DAMAGED, LONGEST, MOST_DIMS, Layout
+
+PIECE = 8 << 20  # bytes that are read at once
+WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of an element
+F32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What the vectors hold now."""
+
+    what: str  # for people
+    momentum: bool  # it was there, and wanted
+
+
+class _Wrong(Exception):
+    """The file is not what it should be; the text says why."""
+
+
+@dataclass
+class Beginning:
+    """The flat vectors to fill, and what they are of."""
+
+    layout: Layout
+    model: ModelConfig | None  # the run's own, whose Hugging Face names are known; None: the volunteer's
+    anchor: F32  # (n_params,)
+    momentum: F32  # (n_params,)
+    progress: Callable[[float], None] = lambda share: None  # told how much is done, 0 to 1
+    files: bool = True  # they may be this machine's own
+
+    def load(self, url: str, with_momentum: bool) -> Begun:
+        """Raises `ConfigError` if this is not the model's, or damaged; `ResourceError` if it cannot be read."""
+        try:
+            return self._load(url, with_momentum)
+        except _Wrong as error:
+            raise ConfigError(f"the run cannot begin with init_from={url}: {error}") from None
+        except (ConfigError, ResourceError):
+            raise
+        except Exception as error:  # each kind of store raises its own
+            said = f"{type(error).__name__}: {error}"
+            raise ResourceError(
+                f"init_from={url} cannot be read on this machine ({said}): the first node to join has to read it"
+            ) from None
+
+    def _load(self, url: str, with_momentum: bool) -> Begun:
+        store = Store(url, self.files)
+        if url.endswith(".safetensors"):
+            if store.fs.protocol in ("file", ("file", "local")) and (told := snapshots.describe(Path(store.path))):
+                return self._snapshot(Path(store.path), told, with_momentum)
+            return self._weights(store, store.path)
+        folder = checkpoint_in(store)
+        if folder is None:
+            if not store.fs.exists(f"{store.path}/{ANCHOR}"):
+                raise _Wrong(f"neither {MANIFEST}, nor {PREFIX}* folders, nor {ANCHOR} are there")
+            return self._weights(store, f"{store.path}/{ANCHOR}")
+        return self._checkpoint(store, folder, with_momentum)
+
+    def _checkpoint(self, store: Store, folder: str, with_momentum: bool) -> Begun:
+        try:
+            manifest = store.manifest(folder.removeprefix(store.path).strip("/"))
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise _Wrong(f"{folder}/{MANIFEST} is damaged: {error}") from None
+        assert manifest is not None
+        vectors = {ANCHOR: self.anchor} | ({MOMENTUM: self.momentum} if with_momentum else {})
+        for name, vector in vectors.items():
+            if (written := manifest.files.get(name)) is None:
+                raise _Wrong(f"{folder}/{MANIFEST} does not name {name}")
+            order = self._read(store, f"{folder}/{name}", vector, written)
+        if with_momentum:
+            self._compare(manifest, order)
+        what = f"the checkpoint of round {manifest.round} of run {manifest.run}"
+        return Begun(f"{what}, {'with' if with_momentum else 'without'} its momentum", with_momentum)
+
+    def _compare(self, manifest: Manifest, order: list[str]) -> None:
+        """`order`: of the parameters in its files."""
+        if manifest.chunk < 1:
+            raise _Wrong(f"{MANIFEST} has chunks of {manifest.chunk} elements")
+        if order != [name for name, _ in self.layout]:
+            return  # it is of other fragments; the files' digests were right
+        try:
+            chunks = Chunks(self.anchor.size, manifest.chunk, manifest.fragments)
+        except ValueError as error:
+            raise _Wrong(f"{MANIFEST}: {error}") from None
+        found = state_digest(self.anchor, self.momentum, chunks)
+        if found != manifest.state_digest:
+            raise _Wrong(f"the state's digest is {found}, not {manifest.state_digest}, which {MANIFEST} has")
+
+    def _weights(self, store: Store, path: str) -> Begun:
+        self._read(store, path, self.anchor, None)
+        return Begun(f"the weights in {path}", False)
+
+    def _snapshot(self, path: Path, told: Any, with_momentum: bool) -> Begun:
+        """A file of a node's disk."""
+        run, layout, chunks = told
+        self._compare_tensors(dict(layout), dict(self.layout))
+        snapshot = snapshots.read(path, run, layout, chunks)
+        if snapshot is None:
+            raise _Wrong("its header is damaged")
+        if snapshot.first != snapshot.last:
+            raise _Wrong(
+                f"it was written while rounds {snapshot.first + 1} to {snapshot.last} were applied, and is whole "
+                "only with the log beside it: give another one, or what atoll export makes of the folder"
+            )
+        for c in range(chunks.count):
+            if (data := snapshot.chunk(c, chunks)) is None:
+                raise _Wrong(f"chunk {c} is damaged")
+            both, size, span = np.frombuffer(data, np.float32), chunks.size(c), chunks.span(c)
+            self._check_finite(both, f"chunk {c}")
+            for there, here in self._pieces(layout, span):
+                self.anchor[here] = both[:size][there]
+                if with_momentum:
+                    self.momentum[here] = both[size:][there]
+            self.progress((c + 1) / chunks.count)
+        return Begun(f"the snapshot of round {snapshot.first} in {path}", with_momentum)
+
+    def _read(self, store: Store, path: str, vector: F32, written: Written | None) -> list[str]:
+        """A safetensors file, from its beginning to its end, into its places of the vector; returns the names of
+        its tensors in their order."""
+        size = int(store.fs.size(path))
+        if written is not None and written.size != size:
+            raise _Wrong(f"{path} has {size} bytes, {written.size} were written")
+        state, places = blake3(), self._places()
+        with store.fs.open(path, "rb", block_size=PIECE) as file:
+            begin = _exactly(file, 8)
+            (length,) = struct.unpack("<Q", begin)
+            if not 2 <= length <= min(LONGEST, size - 8):
+                raise _Wrong(f"{path} is no safetensors file: its header would have {length} bytes")
+            text = _exactly(file, length)
+            state.update(begin)
+            state.update(text)
+            tensors = tensors_of(path, text, size - 8 - length)
+            names = self._named({name: shape for name, (_, shape, _) in tensors.items()})
+            order = sorted(tensors.items(), key=lambda item: item[1][2])
+            for name, (kind, shape, (start, _)) in order:
+                into = names.get(name)
+                at, end = places[into][0] if into else 0, 8 + length + start
+                left = WIDTHS[kind] * math.prod(shape)
+                while left:
+                    data = _exactly(file, min(left, PIECE))
+                    state.update(data)
+                    left -= len(data)
+                    if into:
+                        values = as_fp32(data, kind)
+                        self._check_finite(values, name)
+                        vector[at : at + values.size] = values
+                        at += values.size
+                    end += len(data)
+                self.progress(end / size)
+        if written is not None and (found := state.digest(length=SIZE).hex()) != written.digest:
+            raise _Wrong(f"the digest of {path} is {found}, not {written.digest}, which {MANIFEST} has")
+        return [name for name, _ in order]
+
+    def _places(self) -> dict[str, tuple[int, int]]:
+        """Of each parameter in the flat vector."""
+        places, at = {}, 0
+        for name, shape in self.layout:
+            places[name] = at, math.prod(shape)
+            at += math.prod(shape)
+        return places
+
+    def _pieces(self, layout: Layout, span: slice) -> Iterator[tuple[slice, slice]]:
+        """What this stretch of a flat vector of another order has of each parameter: where in the stretch, and
+        where in this one's."""
+        places, start = self._places(), 0
+        for name, shape in layout:
+            stop = start + math.prod(shape)
+            first, last = max(start, span.start), min(stop, span.stop)
+            if first < last:
+                here = places[name][0] + first - start
+                yield slice(first - span.start, last - span.start), slice(here, here + last - first)
+            start = stop
+
+    def _named(self, found: dict[str, tuple[int, ...]]) -> dict[str, str]:
+        """The parameter that each tensor is; some that a Llama has need not be any."""
+        wanted = dict(self.layout)
+        if self.model is not None and any(name.startswith("model.") for name in found):
+            theirs = [name for name, _ in hf_llama.renamed(self.layout, self.model)]
+            names = dict(zip(theirs, (name for name, _ in self.layout), strict=True))
+            spare = {"lm_head.weight"} - names.keys() if self.model.tied_head else set[str]()
+            ours = {names.get(name, name): shape for name, shape in found.items() if name not in spare}
+            self._compare_tensors(ours, wanted)
+            return names
+        self._compare_tensors(found, wanted)
+        return {name: name for name in wanted}
+
+    def _compare_tensors(
+        self, found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        if missing := sorted(wanted.keys() - found.keys()):
+            raise _Wrong(f"it lacks {some(missing)} of the model's {len(wanted)} tensors")
+        if extra := sorted(found.keys() - wanted.keys()):
+            raise _Wrong(f"it has {some(extra)}, which the model has not")
+        for name, shape in wanted.items():
+            if found[name] != shape:
+                raise _Wrong(f"{name} has the shape {found[name]}, the model's is {shape}")
+
+    def _check_finite(self, values: F32, where: str) -> None:
+        if not np.isfinite(values).all():
+            raise _Wrong(f"{where} holds NaN or infinity")
+
+
+def checkpoint_in(store: Store) -> str | None:
+    """The folder of the checkpoint that is meant: this one, or the newest one in it, or in the one run's in it."""
+    if store.fs.exists(f"{store.path}/{MANIFEST}"):
+        return store.path
+    for depth in ("", "/*"):
+        paths = (str(path) for path in store.fs.glob(f"{store.path}{depth}/{PREFIX}*/{MANIFEST}"))
+        matches = (re.search(rf"(?:^|([^/]+)/){PREFIX}(\d+)/{MANIFEST}$", path) for path in paths)
+        found = [match for match in matches if match]
+        runs = {match[1] for match in found}
+        if len(runs) > 1:
+            names = some(sorted(runs))
+            raise _Wrong(f"it has checkpoints of {len(runs)} runs: give the folder of one of {names}")
+        if found:
+            newest = max(found, key=lambda match: int(match[2]))
+            return newest.string.removesuffix(f"/{MANIFEST}")
+    return None
+
+
+def tensors_of(path: str, text: bytes, size: int) -> dict[str, tuple[str, tuple[int, ...], tuple[int, int]]]:
+    """A header's tensors: kind, shape, place in the `size` bytes behind it, which they fill without a gap."""
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        tensors = {
+            str(name): (
+                str(entry["dtype"]),
+                tuple(int(n) for n in entry["shape"]),
+                (int(entry["data_offsets"][0]), int(entry["data_offsets"][1])),
+            )
+            for name, entry in header.items()
+        }
+        if any(len(shape) > MOST_DIMS for _, shape, _ in tensors.values()):
+            raise ValueError("their product alone could take hours")
+    except DAMAGED:
+        raise _Wrong(f"{path} is no safetensors file: its header is damaged") from None
+    at = 0
+    for name, (kind, shape, (start, end)) in sorted(tensors.items(), key=lambda item: item[1][2]):
+        if kind not in WIDTHS:
+            raise _Wrong(f"{name} is of {kind}: {', '.join(WIDTHS)} can be read")
+        if min(shape, default=0) < 0 or start != at or end - start != WIDTHS[kind] * math.prod(shape):
+            raise _Wrong(f"{path} is no safetensors file: {name} is not where its header says")
+        at = end
+    if at != size:
+        raise _Wrong(f"{path} has {size} bytes of tensors, its header says {at}")
+    return tensors
+
+
+def as_fp32(data: bytes, kind: str) -> F32:
+    match kind:
+        case "F32":
+            return np.frombuffer(data, "<f4")
+        case "F16":
+            return np.frombuffer(data, "<f2").astype(np.float32)
+        case _:  # bf16: the upper half of an fp32
+            return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def some(names: list[str]) -> str:
+    """A few of them, for a sentence."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _exactly(file: Any, size: int) -> bytes:
+    data = bytes(file.read(size))
+    if len(data) != size:
+        raise _Wrong("it ends too early")
+    return data

@@ -1,0 +1,37 @@
+"""`RUN.json`, beside the folder of a run's snapshots: what they are of, for who reads them without the run."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from atoll.comm.config.run import RunConfig
+from atoll.comm.files import Room, appearing, room, write_all
+
+
+@dataclass
+class About:
+    run: RunConfig = field(default_factory=RunConfig)
+    model: str = ""  # "package.module:function" that builds the volunteer's own model; empty: the run's own
+
+
+def path_of(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".json")
+
+
+def write(folder: Path, about: About, room: Room = room) -> None:
+    """Raises `OSError`; then what was there is still there."""
+    data = msgspec.json.format(msgspec.json.encode(about)) + b"\n"
+    path = path_of(folder)
+    if path.exists() and path.read_bytes() == data:
+        return
+    with appearing(path, len(data), room) as file:
+        write_all(file, [memoryview(data)], 0)
+
+
+def read(folder: Path) -> About | None:
+    """None: there is none, or it is damaged."""
+    try:
+        return msgspec.json.decode(path_of(folder).read_bytes(), type=About)
+    except (OSError, msgspec.MsgspecError):
+        return None

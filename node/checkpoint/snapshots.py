@@ -1,0 +1,223 @@
+"""Snapshots of the outer state on disk: anchor and momentum as a safetensors file, with digests.
+
+They are written while the node works. Each chunk is copied at one moment, so none is torn; where the next round
+was applied meanwhile, later chunks are of that one, and the sealed log brings the others forward: a snapshot from
+`first` to `last` stands for a state if the log has the rounds after `first` up to `last`.
+
+    u64 length | JSON header | anchor, fp32 | momentum, fp32        (huggingface.co/docs/safetensors)
+
+The header names each parameter twice, `anchor.NAME` and `momentum.NAME`, with its shape; parameters lie in the
+order of the flat vector. Its metadata has `run`, `tokens` (committed by the run after round `first`), `chunk`
+(elements) and `chunks`: for each its round and digest, 16 and 32 hexadecimal digits; and of fragments, if there is
+more than one, the elements.
+"""
+
+import json
+import math
+import os
+import struct
+from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.comm.chunks import Chunks
+from atoll.comm.digest import SIZE, digest
+from atoll.comm.files import Room, appearing, room, write_all
+
+FORMAT = "atoll snapshot 1"
+PREFIX, SUFFIX = "snapshot-", ".safetensors"
+LONGEST = 100 << 20  # bytes of a header; the library's limit, too
+TOGETHER = 64 << 20  # bytes that are written before the disk must have them: the last fsync is then short
+MOST_DIMS = 64  # of a tensor
+# What reading a header can raise that is not one, however it was made.
+DAMAGED = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+    struct.error,
+)
+ENTRY = 16 + 2 * SIZE  # hexadecimal digits of a chunk
+Layout = Sequence[tuple[str, tuple[int, ...]]]  # (name, shape) of each parameter, as the flat vector has them
+F32 = NDArray[np.float32]
+
+
+class Torn(Exception):
+    """No snapshot came of it; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A finished one."""
+
+    path: Path
+    tokens: int
+    at: tuple[int, ...]  # round of each chunk
+    digests: tuple[bytes, ...]
+    start: int  # byte at which the anchor begins
+    size: int  # bytes
+
+    @property
+    def first(self) -> int:
+        """The oldest round of a chunk."""
+        return min(self.at)
+
+    @property
+    def last(self) -> int:
+        return max(self.at)
+
+    def reach(self, rounds: Container[int]) -> int:
+        """The newest state that it and the log of these rounds bring back; -1: none."""
+        reach = self.first
+        while reach + 1 in rounds:
+            reach += 1
+        return reach if reach >= self.last else -1
+
+    def chunk(self, c: int, chunks: Chunks) -> bytes | None:
+        """Anchor, then momentum; None: they are not as they were."""
+        span = chunks.span(c)
+        size = 4 * (span.stop - span.start)
+        try:
+            with open(self.path, "rb") as file:
+                anchor = os.pread(file.fileno(), size, self.start + 4 * span.start)
+                momentum = os.pread(file.fileno(), size, self.start + 4 * (chunks.numel + span.start))
+        except OSError:
+            return None
+        both = anchor + momentum
+        return both if digest(both) == self.digests[c] else None
+
+
+def size_of(run: bytes, layout: Layout, chunks: Chunks) -> int:
+    """Bytes of a snapshot."""
+    return len(_header(run, layout, chunks, 1 << 40, [(0, bytes(SIZE))] * chunks.count)) + 8 * chunks.numel
+
+
+def write(
+    folder: Path,
+    run: bytes,
+    layout: Layout,
+    chunks: Chunks,
+    tokens: int,
+    copy: Callable[[int], tuple[int, F32, bytes]],
+    room: Room = room,
+) -> Snapshot:
+    """Write one; `copy(c)` gives the round, anchor and momentum, and digest of a chunk at this moment. Blocks for
+    as long as the disk takes. Raises `OSError`, or what `copy` raises; then nothing is left of it."""
+    blank = _header(run, layout, chunks, tokens, [(0, bytes(SIZE))] * chunks.count)
+    start, size = len(blank), len(blank) + 8 * chunks.numel
+    entries: list[tuple[int, bytes]] = []
+    path = folder / f"{PREFIX}{copy(0)[0]:012d}{SUFFIX}"
+    unsynced = 0
+    with appearing(path, size, room) as file:
+        for c in range(chunks.count):
+            round_, both, sum_ = copy(c)
+            begin, half = chunks.span(c).start, both.size // 2
+            write_all(file, [both[:half].data.cast("B")], start + 4 * begin)
+            write_all(file, [both[half:].data.cast("B")], start + 4 * (chunks.numel + begin))
+            entries.append((round_, sum_))
+            unsynced += both.nbytes
+            if unsynced >= TOGETHER:
+                os.fdatasync(file)
+                unsynced = 0
+        write_all(file, [memoryview(_header(run, layout, chunks, tokens, entries))], 0)
+    return Snapshot(path, tokens, tuple(r for r, _ in entries), tuple(d for _, d in entries), start, size)
+
+
+def find(folder: Path, run: bytes, layout: Layout, chunks: Chunks) -> list[Snapshot]:
+    """Those of this run and model in `folder`, the newest first."""
+    found = (read(path, run, layout, chunks) for path in folder.glob(f"{PREFIX}*{SUFFIX}"))
+    return sorted((s for s in found if s is not None), key=lambda s: s.first, reverse=True)
+
+
+def read(path: Path, run: bytes, layout: Layout, chunks: Chunks) -> Snapshot | None:
+    """None: it is of another run or model, or damaged."""
+    try:
+        size, text = _read_header(path)
+        metadata = json.loads(text)["__metadata__"]
+        table, tokens = str(metadata["chunks"]), int(metadata["tokens"])
+        if len(table) != ENTRY * chunks.count or digest(table.encode()).hex() != metadata["digest"]:
+            return None
+        parts = [table[i : i + ENTRY] for i in range(0, len(table), ENTRY)]
+        entries = [(int(part[:16], 16), bytes.fromhex(part[16:])) for part in parts]
+    except DAMAGED:
+        return None
+    start = 8 + len(text)
+    if _header(run, layout, chunks, tokens, entries)[8:] != text or size != start + 8 * chunks.numel:
+        return None  # another run's, another model's
+    return Snapshot(path, tokens, tuple(r for r, _ in entries), tuple(d for _, d in entries), start, size)
+
+
+def unread(folder: Path, found: Sequence[Snapshot]) -> list[Path]:
+    """The files in `folder` that have a snapshot's name, and are not among those found."""
+    return sorted(set(folder.glob(f"{PREFIX}*{SUFFIX}")) - {s.path for s in found})
+
+
+def describe(path: Path) -> tuple[bytes, Layout, Chunks] | None:
+    """Run, layout and chunks that a file says it has, for those who do not know them; None: it is none."""
+    try:
+        _, text = _read_header(path)
+        header = json.loads(text)
+        metadata = header["__metadata__"]
+        anchor = [(name, entry) for name, entry in header.items() if name.startswith("anchor.")]
+        layout = tuple((name.removeprefix("anchor."), tuple(map(int, e["shape"]))) for name, e in anchor)
+        if any(len(shape) > MOST_DIMS for _, shape in layout):
+            return None  # their product alone could take hours
+        fragments = tuple(map(int, metadata.get("fragments", "").split()))
+        chunks = Chunks(sum(math.prod(shape) for _, shape in layout), int(metadata["chunk"]), fragments)
+        return bytes.fromhex(metadata["run"]), layout, chunks
+    except DAMAGED:
+        return None
+
+
+def remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _header(run: bytes, layout: Layout, chunks: Chunks, tokens: int, entries: list[tuple[int, bytes]]) -> bytes:
+    """With its length in front; padded to eight bytes. As long for any rounds and digests."""
+    table = "".join(f"{round_:016x}{sum_.hex()}" for round_, sum_ in entries)
+    metadata = {
+        "format": FORMAT,
+        "run": run.hex(),
+        "tokens": str(tokens),
+        "chunk": str(chunks.chunk),
+        "chunks": table,
+        "digest": digest(table.encode()).hex(),
+    }
+    if chunks.fragments:
+        metadata["fragments"] = " ".join(map(str, chunks.fragments))
+    return header_of(metadata, [(f"{v}.{name}", shape) for v in ("anchor", "momentum") for name, shape in layout])
+
+
+def header_of(metadata: dict[str, str], tensors: Layout) -> bytes:
+    """A safetensors file's beginning, up to where these fp32 tensors follow one another."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    at = 0
+    for name, shape in tensors:
+        end = at + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _read_header(path: Path) -> tuple[int, bytes]:
+    """Bytes of the file, and its header's text. Raises `OSError`, `ValueError` or `struct.error`."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > min(LONGEST, size):
+            raise ValueError(f"a header of {length} bytes")
+        return size, file.read(length)

@@ -1,0 +1,206 @@
+"""Sends this node's checkpoints to the run's remote store, from what it has on its disk.
+
+    a snapshot is taken --> is a checkpoint due? --> the snapshot's and the log's files are held --> the store
+
+All nodes have the same state, and one is enough to send it: the coordinator numbers a few (`View.upload`), and
+each sends only when the store's newest checkpoint is so old that all before it must have failed. Pieces pass
+through the cap that what is not the reduce's gets of the link. It works in a thread of its own; whatever fails
+there is a sentence, is tried again later, and holds nothing up.
+"""
+
+import asyncio
+import logging
+import math
+import os
+import shutil
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.comm.config.run import CheckpointConfig
+from atoll.comm.digest import root
+from atoll.comm.errors import AtollError
+from atoll.node.checkpoint import export, snapshots
+from atoll.node.checkpoint.export import Kept, Lacking
+from atoll.node.checkpoint.remote_store import Facts, Piece, Store, folder_of
+from atoll.node.checkpoint.sealed_log import SealedLog
+
+log = logging.getLogger("atoll.node")
+HELD = "upload"  # folder, in the run's
+RETRY, MOST = 30.0, 1800.0  # seconds until the next try: at first, and at most
+KNOWN = 1000  # rounds
+SILENT = 300.0  # seconds without a word of the store, or a piece taken by it, after which a try is given up
+
+
+class _Closing(Exception):
+    """The node stops, or has given this try up."""
+
+
+class Differs(AtollError):
+    """What the disk has is not the run's state."""
+
+
+class Silent(AtollError):
+    """The store does not answer."""
+
+
+@dataclass
+class Uploads:
+    """`run` it until cancelled; say `taken` when there is a new snapshot."""
+
+    folder: Path  # of the run's snapshots and log
+    checkpoint: CheckpointConfig
+    allow: Callable[[int], Awaitable[None]]  # returns when so many bytes may be sent
+    files: bool = True  # the store may be among this machine's own
+    turn: int = 0  # as the coordinator says; 0: others send
+    trouble: str = ""  # why the last try failed
+    newest: int = -1  # round of the newest checkpoint that this node has sent
+
+    def __post_init__(self) -> None:
+        self._new, self._idle = asyncio.Event(), asyncio.Event()
+        self._closing = threading.Event()
+        self._known: dict[int, bytes] = {}  # digests of the run's newest states, by round
+        self._heard = math.inf  # seconds; when the store answered last; inf: it is not its turn
+        shutil.rmtree(self.folder / HELD, ignore_errors=True)  # of a daemon that was killed
+
+    def taken(self) -> None:
+        self._new.set()
+        self._idle.clear()
+
+    def told(self, round_: int, digest: bytes) -> None:
+        """What the run's state of this round is."""
+        self._known[round_] = digest
+        if len(self._known) > KNOWN:
+            del self._known[min(self._known)]
+
+    async def run(self) -> None:
+        pause = RETRY
+        try:
+            while True:
+                await self._new.wait()
+                self._new.clear()
+                if not self.turn or self._told(await self._in_thread()):
+                    pause = RETRY
+                else:
+                    asyncio.get_running_loop().call_later(pause, self.taken)
+                    pause = min(2 * pause, MOST)
+                if not self._new.is_set():
+                    self._idle.set()
+        finally:
+            self._closing.set()
+
+    async def idle(self) -> None:
+        """Wait until all that was taken is sent, or failed."""
+        await self._idle.wait()
+
+    def _told(self, error: Exception | None) -> bool:
+        """Whether it went well."""
+        if error is None:
+            self.trouble = ""
+        else:
+            why = str(error) if isinstance(error, AtollError | Lacking) else f"{type(error).__name__}: {error}"
+            if not self.trouble:
+                lacks = "could not stand in to send a" if self.turn > 1 else "sends no"
+                log.warning(f"this node {lacks} checkpoint to {self.checkpoint.remote}: {why}; it is tried again")
+            self.trouble = why
+        return error is None
+
+    async def _in_thread(self) -> Exception | None:
+        """In one that ends with the process, if the store does not answer. Told that, a try is over only when the
+        store answers or fails after all, so that there is never more than one."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Exception | None] = loop.create_future()
+        given_up = threading.Event()
+
+        def tell(error: Exception | None) -> None:
+            if not done.done():
+                done.set_result(error)
+
+        def allow(size: int) -> None:
+            self._heard = math.inf
+            if given_up.is_set() or self._closing.is_set():
+                raise _Closing
+            asyncio.run_coroutine_threadsafe(_awaited(self.allow(size)), loop).result()
+            self._heard = time.monotonic()
+
+        def work() -> None:
+            error: Exception | None = None
+            try:
+                self._send_if_due(allow)
+            except _Closing:
+                error = silent
+            except Exception as failed:  # each kind of store raises its own
+                error = failed
+            if not self._closing.is_set():
+                loop.call_soon_threadsafe(tell, error)
+
+        self._heard = time.monotonic()
+        silent = Silent(f"the store has not answered for {SILENT:g} s: is it reachable from here, and well?")
+        threading.Thread(target=work, name="upload", daemon=True).start()
+        while not done.done():
+            left = self._heard + SILENT - time.monotonic()
+            if left <= 0 and not given_up.is_set():
+                given_up.set()
+                self._told(silent)
+                self._idle.set()
+            await asyncio.wait([done], timeout=None if given_up.is_set() else min(max(left, 0.0), SILENT))
+        return done.result()
+
+    def _send_if_due(self, allow: Callable[[int], None]) -> None:
+        """In the thread."""
+        kept = export.look(self.folder)
+        if kept is None or not kept.rounds:
+            return
+        store = Store(folder_of(self.checkpoint.remote, kept.about.run.name, kept.mark), self.files)
+        there = max(store.rounds(), default=0)
+        if kept.rounds[0] - there < self.turn * self.checkpoint.remote_every * kept.chunks.parts:
+            return
+        with held(self.folder, kept) as mine:
+            round_ = mine.rounds[0]
+            of = next(s for s in mine.snapshots if s.first <= round_)
+            run = mine.about.run.name
+            facts = Facts(run, mine.mark, round_, of.tokens, of.first, mine.chunks, mine.layout)
+            sent = store.write(facts, self._pieces(mine, round_), allow)
+        self.newest = round_
+        mega = sum(file.size for file in sent.files.values()) / 1e6
+        log.info(f"sent the checkpoint of round {round_}, {mega:,.1f} MB, to {store.url}")
+        store.retain(self.checkpoint.remote_keep)
+
+    def _pieces(self, mine: Kept, round_: int) -> Iterator[Piece]:
+        """Of the state; raises `Differs` behind the last if it was found not to be the run's meanwhile."""
+        sums = list[bytes]()
+        for _, anchor, momentum, sum_ in export.states(mine, round_):
+            sums.append(sum_)
+            yield Piece(anchor, momentum, sum_)
+        if root(sums) != self._known.get(round_, root(sums)):
+            raise Differs(f"the state of round {round_} on its disk is not the run's")
+
+
+@contextmanager
+def held(folder: Path, kept: Kept) -> Iterator[Kept]:
+    """The same, which the daemon does not remove meanwhile: links to the files. Raises `Lacking`, `OSError`."""
+    own = folder / HELD
+    shutil.rmtree(own, ignore_errors=True)
+    own.mkdir()
+    try:
+        for path in (*kept.files, *folder.glob("sealed-*[0-9]")):
+            try:
+                os.link(path, own / path.name)
+            except FileNotFoundError:  # removed by now
+                continue
+        mark = bytes.fromhex(kept.mark)
+        found = tuple(snapshots.find(own, mark, kept.layout, kept.chunks))
+        log_ = SealedLog(own, mark, kept.chunks)
+        mine = Kept(kept.about, kept.mark, kept.layout, kept.chunks, found, log_)
+        if not mine.rounds:
+            raise Lacking(0, "its snapshots were replaced meanwhile")
+        yield mine
+    finally:
+        shutil.rmtree(own, ignore_errors=True)
+
+
+async def _awaited(work: Awaitable[None]) -> None:
+    await work

@@ -1,0 +1,271 @@
+"""The node's side of the control plane: join, views, reports and heartbeats over one gRPC channel (`secure`).
+
+Rides out a coordinator that is away: every call has a deadline and is tried again with jittered backoff, of at
+most a few seconds, so that the node is back soon after the coordinator is. Reports leave in order, each is
+repeated until it is acknowledged; seals, what is held, and that the inner steps are taken have an order of their
+own, so that nothing else waits for their acknowledgements. Acknowledgements say how new the node's view should
+be; a stream that silently fell behind is opened again.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+
+from atoll.comm.errors import Refused, Unreachable
+from atoll.comm.invite import Invite
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.proto import atoll_pb2_grpc as rpc
+from atoll.comm.transport.certificates import NO_PIN, Pin
+from atoll.comm.transport.frames import PROTOCOL
+from atoll.node.control import tls_channel
+
+log = logging.getLogger("atoll.node")
+T = TypeVar("T")
+DEADLINE = 10.0  # seconds for one call
+BACKOFF = 2.0  # seconds between two tries at most; with what gRPC adds, less than the coordinator waits
+BEHIND = 3.0  # seconds that a stream may be behind the newest view
+LINGER = 0.1  # seconds for which a report waits when more of its kind are to follow
+AWAY = 24 * 3600.0  # seconds that a member rides out without a coordinator
+NO = {  # answers that trying again will not change
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+OPTIONS = [
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1_500),
+]
+
+
+class SessionLost(Exception):
+    """The coordinator no longer counts this session among the members'."""
+
+
+class Lane:
+    """Reports that leave in order, each when the one before was acknowledged."""
+
+    def __init__(self) -> None:
+        self.outbox: deque[pb.ReportRequest] = deque()
+        self.posted = asyncio.Event()
+        self.more = False  # others follow the newest one soon
+        self.last = asyncio.Event()  # that one has come
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the node says of itself when it joins."""
+
+    name: str
+    address: str  # data plane
+    leaf: bool = False  # nobody can dial it
+    role: str = ""  # "reducer": owns chunks, has no trainer
+    pin: Pin = NO_PIN  # of the certificate that the data plane shows
+
+
+class Control:
+    def __init__(self, invite: Invite) -> None:
+        self._invite = invite
+        self._channel: grpc.aio.Channel | None = None  # opened by the first join
+        self._stub: rpc.CoordinatorAsyncStub
+        self._lanes = {kind: Lane() for kind in ("seals", "held", "reached", "")}
+        self._seen = (0, 0)  # incarnation and version of the newest view
+        self._behind_since: float | None = None  # seconds
+        self._stream: grpc.aio.UnaryStreamCall[pb.WatchRequest, pb.View] | None = None
+        self._away_since: float | None = None  # seconds; when the coordinator stopped answering
+        self.session = ""
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def join(self, identity: Identity, patience: float) -> pb.JoinReply:
+        """Join, or come back under the session held before. Raises `Refused`, `Unreachable` after `patience`."""
+        request = pb.JoinRequest(
+            protocol=PROTOCOL,
+            run=self._invite.run,
+            token=self._invite.token,
+            name=identity.name,
+            address=identity.address,
+            session=self.session,
+            leaf=identity.leaf,
+            role=identity.role,
+            pin=identity.pin,
+        )
+        reply = await self._insist(lambda: self._ask_to_join(request), patience)
+        self.session = reply.session
+        for lane in self._lanes.values():
+            lane.outbox.clear()  # reports of the lost session
+        self._seen, self._behind_since = (0, 0), None
+        return reply
+
+    async def _ask_to_join(self, request: pb.JoinRequest) -> pb.JoinReply:
+        if self._channel is None:
+            self._channel = await tls_channel.channel(self._invite, OPTIONS)
+            self._stub = rpc.CoordinatorStub(self._channel)
+        try:
+            return await self._stub.Join(request, timeout=DEADLINE)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE and not self._invite.pin:
+                await tls_channel.check_plain(self._invite)
+            raise
+
+    async def watch(self) -> AsyncIterator[pb.View]:
+        """Views as they come, through as many streams as it takes. Raises `SessionLost`."""
+        pause = 0.1
+        while True:
+            async for view in self._views():
+                pause = 0.1
+                self._seen, self._behind_since = (view.incarnation, view.version), None
+                yield view
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, BACKOFF)
+
+    async def _views(self) -> AsyncIterator[pb.View]:
+        """The views of one stream; ends when it breaks."""
+        call = self._stream = self._stub.Watch(pb.WatchRequest(session=self.session), wait_for_ready=True)
+        try:
+            async for view in call:
+                self._heard()
+                yield view
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                raise SessionLost(error.details() or "") from None
+            self._missed(_why(error))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._stream is call or (task is not None and task.cancelling()):
+                raise  # else it was `_compare` that gave the stream up
+        finally:
+            call.cancel()
+
+    def report(self, report: pb.ReportRequest, more: bool = False) -> None:
+        """Send a report when its turn comes; seals that wait together travel together, and nothing waits for them.
+        `more`: others of its kind follow soon."""
+        report.session = self.session
+        kind = report.WhichOneof("report") or ""
+        lane = self._lanes.get(kind, self._lanes[""])
+        last = lane.outbox[-1] if lane.outbox else None
+        if last is not None and kind == "seals" and report.fence == last.fence:
+            last.seals.seals.extend(report.seals.seals)
+        else:
+            lane.outbox.append(report)
+        lane.more = more
+        lane.posted.set()
+        if not more:
+            lane.last.set()
+
+    async def send_reports(self) -> None:
+        """Empty the outboxes until cancelled. Raises `SessionLost`."""
+        try:
+            async with asyncio.TaskGroup() as lanes:
+                for lane in self._lanes.values():
+                    lanes.create_task(self._send_lane(lane))
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+    async def _send_lane(self, lane: "Lane") -> None:
+        while True:
+            while not lane.outbox:
+                lane.posted.clear()
+                await lane.posted.wait()
+            if lane.more:
+                lane.last.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LINGER):
+                        await lane.last.wait()
+            request = lane.outbox.popleft()
+            ack = await self._insist(lambda r=request: self._stub.Report(r, timeout=DEADLINE), AWAY)  # type: ignore[misc]
+            if not ack.known and not request.HasField("leave"):
+                if request.HasField("layout"):
+                    raise Refused(f"the coordinator refused this node: {ack.reason}")
+                raise SessionLost(ack.reason)
+
+    async def heartbeat(self, beat: pb.HeartbeatRequest) -> None:
+        """One heartbeat; a missed one is made up for by the next. Raises `SessionLost`."""
+        beat.session = self.session
+        try:
+            ack = await self._stub.Heartbeat(beat, timeout=DEADLINE)
+        except grpc.aio.AioRpcError as error:
+            self._missed(_why(error))
+            return
+        self._heard()
+        if not ack.known:
+            raise SessionLost(ack.reason)
+        self._compare((ack.incarnation, ack.version))
+
+    def _compare(self, newest: tuple[int, int]) -> None:
+        """Give up a stream that has not brought the newest view for too long."""
+        now = time.monotonic()
+        if newest <= self._seen:
+            self._behind_since = None
+        elif self._behind_since is None:
+            self._behind_since = now
+        elif now - self._behind_since > BEHIND and self._stream is not None:
+            log.info("the stream of views fell behind: it is opened again")
+            self._behind_since, stream, self._stream = None, self._stream, None
+            stream.cancel()
+
+    async def leave(self, reason: str) -> None:
+        """Say good-bye; the node goes in any case."""
+        request = pb.ReportRequest(session=self.session, leave=pb.Leave(reason=reason))
+        try:
+            await self._stub.Report(request, timeout=2.0)
+        except grpc.aio.AioRpcError:
+            log.info("the coordinator did not hear the good-bye; it will notice")
+
+    async def _insist(self, call: Callable[[], Awaitable[T]], patience: float) -> T:
+        until = time.monotonic() + patience
+        pause = 0.25
+        while True:
+            try:
+                answer = await call()
+                self._heard()
+                return answer
+            except (grpc.aio.AioRpcError, Unreachable) as error:
+                if isinstance(error, grpc.aio.AioRpcError) and error.code() in NO:
+                    raise Refused(error.details() or error.code().name) from None
+                why = _why(error)
+                self._missed(why)
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise Unreachable(
+                        f"no coordinator at {self._invite.address} for {patience:g} s ({why}): "
+                        "is it running, is the port open?"
+                    ) from None
+                await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), left))
+                pause = min(pause * 2, BACKOFF)
+
+    @property
+    def away(self) -> float:
+        """Seconds for which the coordinator has not answered; 0: it does."""
+        return 0.0 if self._away_since is None else time.monotonic() - self._away_since
+
+    def _missed(self, why: str) -> None:
+        """Say once that the coordinator does not answer."""
+        if self._away_since is None:
+            self._away_since = time.monotonic()
+            log.warning(f"no coordinator at {self._invite.address} ({why}): trying until it answers")
+
+    def _heard(self) -> None:
+        if self._away_since is not None:
+            log.info(f"the coordinator answers again after {time.monotonic() - self._away_since:.1f} s")
+            self._away_since = None
+
+
+def _why(error: grpc.aio.AioRpcError | Unreachable) -> str:
+    """One line of why a call failed."""
+    said = str(error) if isinstance(error, Unreachable) else error.details() or error.code().name
+    return said.splitlines()[0]

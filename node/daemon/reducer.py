@@ -1,0 +1,156 @@
+"""A node without a trainer: it owns chunks of the others' reduces, and holds no state.
+
+Where no member can be dialled, each of them dials this one: on the coordinator's host, say.
+"""
+
+import asyncio
+import logging
+
+import psutil
+
+from atoll.comm.allreduce.reduction import Reduction
+from atoll.comm.byte_view import Octets
+from atoll.comm.chunks import Chunks
+from atoll.comm.codecs.codec import make as make_codec
+from atoll.comm.errors import AtollError
+from atoll.comm.ids import Round
+from atoll.comm.invite import Invite
+from atoll.comm.plan import Plan
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.node.config import NodeConfig
+from atoll.node.control.reports import plan_of
+from atoll.node.daemon import control_socket
+from atoll.node.daemon.session import Membership
+from atoll.node.daemon.state_dir import Options, claimed, on_signals
+from atoll.node.outer.method import sealing_of
+
+log = logging.getLogger("atoll.node")
+
+
+class Reducer:
+    """One life of such a node. `run` returns when the run is finished or the node was told to leave."""
+
+    def __init__(self, invite: Invite, config: NodeConfig, options: Options) -> None:
+        self._invite, self._config, self._options = invite, config, options
+        self._over = asyncio.Event()
+        self._finished = False  # the run is
+        self._reduction: Reduction | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._reduced = 0
+        self._heartbeat = 0.0  # seconds between two
+        self._member: Membership
+
+    async def run(self) -> None:
+        with claimed(self._options.state_dir):
+            await self._story()
+
+    async def _story(self) -> None:
+        """From join to good-bye."""
+        async with Membership.opened(self._invite, self._config, self._options, _Nothing()) as self._member:
+            try:
+                self._heartbeat = (await self._member.join("reducer")).heartbeat
+                with on_signals(self._over.set):
+                    async with control_socket.serve(self._options.state_dir, self.status, self._over.set):
+                        await self._live()
+                await self._member.leave("the run is finished" if self._finished else "stopped by its operator")
+            finally:
+                self._stop()
+
+    async def _live(self) -> None:
+        """The session with the coordinator until the run, or this node, is over."""
+        session = asyncio.create_task(self._member.keep(self._stop, self._watch, self._beat))
+        over = asyncio.create_task(self._over.wait())
+        try:
+            await asyncio.wait((session, over), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            over.cancel()
+            session.cancel()
+            ended = (await asyncio.gather(session, return_exceptions=True))[0]
+        if ended is not None and not isinstance(ended, asyncio.CancelledError):
+            raise ended
+
+    async def _watch(self) -> None:
+        async for view in self._member.control.watch():
+            if view.finished:
+                self._finished = True
+                self._over.set()
+            elif view.HasField("plan"):
+                self._follow(plan_of(view.plan), view.plan.numel)
+            elif self._reduction is not None and self._reduction.round <= view.committed:
+                self._stop()
+
+    def _follow(self, plan: Plan, numel: int) -> None:
+        try:
+            if self._reduction is not None and self._reduction.round == plan.round:
+                if plan.fence > self._reduction.plan.fence:
+                    self._reduction.replan(plan)
+                return
+            self._stop()
+            reduce = self._member.run.reduce
+            codec = make_codec(reduce.codec, reduce.block, reduce.scales)
+            chunks = Chunks(numel, reduce.chunk)
+            sealing = sealing_of(self._member.run)
+            self._reduction = Reduction(
+                self._member.plane.peers, self._member.me, None, codec, chunks, plan, self._member.reports, sealing
+            )
+            self._task = asyncio.create_task(self._reduce(self._reduction))
+            self._reduced += 1
+        except (AtollError, ValueError) as error:
+            log.warning(f"round {plan.round}: {error}")
+
+    async def _reduce(self, reduction: Reduction) -> None:
+        try:
+            await reduction.run()
+        except AtollError as error:
+            log.warning(f"round {reduction.round}: {error}")  # the coordinator's clock decides
+        except Exception:
+            log.exception(f"round {reduction.round}: a fault of this node")
+
+    def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._reduction = self._task = None
+
+    async def _beat(self) -> None:
+        me = psutil.Process()
+        while True:
+            beat = pb.HeartbeatRequest(
+                phase="sync" if self._reduction is not None else "waiting",
+                bytes_up=self._member.plane.bytes_up,
+                bytes_down=self._member.plane.bytes_down,
+                rss_bytes=me.memory_info().rss,
+            )
+            await self._member.control.heartbeat(beat)
+            await asyncio.sleep(self._heartbeat)
+
+    # For `atoll node status`
+
+    def status(self) -> dict[str, object]:
+        return {
+            "node_id": self._member.me,
+            "name": self._options.name,
+            "run": self._invite.run,
+            "phase": "sync" if self._reduction is not None else "waiting",
+            "round": self._reduction.round if self._reduction is not None else 0,
+            "rounds_reduced": self._reduced,
+            "bytes_up": self._member.plane.bytes_up,
+            "bytes_down": self._member.plane.bytes_down,
+        }
+
+
+async def reduce_only(invite: Invite, config: NodeConfig, options: Options) -> None:
+    """A reducer's life in this event loop."""
+    await Reducer(invite, config, options).run()
+
+
+class _Nothing:
+    """It has nothing that peers may fetch."""
+
+    async def sealed(self, round: Round, chunk: int) -> Octets | None:
+        return None
+
+    async def state(self, round: Round, chunk: int) -> Octets | None:
+        return None
+
+    async def digests(self, round: Round) -> None:
+        return None

@@ -1,0 +1,240 @@
+"""A node's part in the reduces: what it brings to a round, the reduce under way, and what becomes of the rest.
+
+    encode      anchor - local of the round's fragment, once a round, whatever the number of attempts; with error
+                feedback, what the wire left out before is added
+    begin       take part under the round's first plan, or go on under a newer one
+    prove       the ledger's digests, where what is here was found to be something else
+    sealed      every sealed chunk, once the round is committed
+    keep        with error feedback: what the wire has left out this time
+
+The daemon says when; nothing here decides.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.comm.allreduce.delta_encoder import DeltaEncoder, EncodedVector, encoded_norm
+from atoll.comm.allreduce.reduction import Outcome, Reduction, SealedVector
+from atoll.comm.allreduce.sealing import Sealing
+from atoll.comm.byte_view import U8
+from atoll.comm.chunks import Chunks
+from atoll.comm.codecs.codec import F32, Codec, NonFinite
+from atoll.comm.digest import SIZE
+from atoll.comm.errors import AtollError
+from atoll.comm.ids import NodeId
+from atoll.comm.plan import BadPlan, Plan
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.transport.data_plane import DataPlane
+from atoll.node.checkpoint.snapshots import Layout
+from atoll.node.outer.residual import Residual
+from atoll.node.outer.state import OuterState
+from atoll.node.state_machine import Work
+
+log = logging.getLogger("atoll.node")
+
+
+@dataclass(slots=True)
+class RoundBuffers:
+    """The encoded delta of the round at hand."""
+
+    encoded: EncodedVector | None = None  # or being encoded
+    encoded_for: tuple[int, int] = (-1, -1)  # (round, front of the lease)
+    encoding: asyncio.Task[None] | None = None
+    norm: float | None = None  # l2, of what it says; None: not known yet
+    norming: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by who finds it out
+    up: int = 0  # the data plane's counters when the round's first attempt began
+    down: int = 0
+
+
+@dataclass(slots=True)
+class Reducing:
+    """The reduce under way."""
+
+    round: int
+    task: asyncio.Task[None] | None = None
+    reduction: Reduction | None = None  # None: it is about to begin
+
+
+class Part:
+    def __init__(
+        self,
+        plane: DataPlane,
+        outer: OuterState,
+        codec: Codec,
+        sealings: Sequence[Sealing],
+        layout: Layout,
+        residual: Residual | None,
+        outcome: Outcome,
+        compute: Callable[[Callable[[], Any]], Awaitable[Any]],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        """`sealings`: of each fragment alone. `compute` calls a function in the thread that does the state's
+        arithmetic; `spawn` starts a task."""
+        self._plane, self._outer, self._codec, self._layout = plane, outer, codec, layout
+        self._sealings = sealings
+        self._residual, self._outcome, self._compute, self._spawn = residual, outcome, compute, spawn
+        self._round = RoundBuffers()
+        self._reducing: Reducing | None = None
+        self._plan: Plan  # the latest one
+        self.came: Callable[[int, U8], None] | None = None  # is told of sealed chunks before the commit
+
+    # What it brings
+
+    def encode(self, ready: Work) -> EncodedVector:
+        """The round's delta; from now on, if it was not begun."""
+        key = (ready.round, ready.front)
+        if self._round.encoded is None or self._round.encoded_for != key:
+            vectors, within = self._outer.vectors, self._within(ready.round)
+            anchor, local, chunks = vectors.anchor[within], vectors.local[within], self._chunks(ready.round)
+            offer = None if self._residual is None else _behind(within.start, self._residual.offer)
+            buffers, keep = self._plane.peers.buffers, self._residual is not None
+            encoder = DeltaEncoder(anchor, local, self._codec, chunks, buffers, offer, keep)
+            up, down = self._plane.bytes_up, self._plane.bytes_down
+            self._new_round(RoundBuffers(encoder.encoded, key, up=up, down=down))
+            self._round.encoding = self._spawn(self._encode(encoder, within.start))
+        assert self._round.encoded is not None
+        return self._round.encoded
+
+    async def norm(self, ready: Work) -> float | None:
+        """The l2 norm of what the encoded delta says, once it is there; None: it is of no more use."""
+        encoded, encoding = self._round.encoded, self._round.encoding
+        if encoded is None or encoding is None or self._round.encoded_for != (ready.round, ready.front):
+            return None
+        await asyncio.wait([encoding])
+        if encoding.cancelled() or encoding.exception() is not None or self._round.encoded is not encoded:
+            return None
+        buffers = self._round
+        async with buffers.norming:
+            if buffers.norm is None:  # nobody was told it: no chunk of it was let go of
+                chunks, payloads = self._chunks(ready.round), encoded.whole
+                buffers.norm = await self._compute(lambda: encoded_norm(self._codec, chunks, payloads))
+        return buffers.norm if self._round is buffers else None
+
+    def forget(self) -> None:
+        """What was encoded is of no more use: the local vector is about to change, or the anchor is."""
+        self._new_round(RoundBuffers())
+
+    @property
+    def members(self) -> int:
+        """How many take part under the latest plan."""
+        return sum(not m.gone for m in self._plan.members)
+
+    @property
+    def bytes_up(self) -> int:
+        """Since the round's first attempt began."""
+        return self._plane.bytes_up - self._round.up
+
+    @property
+    def bytes_down(self) -> int:
+        return self._plane.bytes_down - self._round.down
+
+    def _within(self, round_: int) -> slice:
+        """Where the round's fragment lies in the flat vector, in elements."""
+        return self._outer.chunks.within(self._outer.turns.fragment(round_))
+
+    def _chunks(self, round_: int) -> Chunks:
+        """The chunks of the round's fragment."""
+        return self._outer.chunks.alone(self._outer.turns.fragment(round_))
+
+    async def _encode(self, encoder: DeltaEncoder, start: int) -> None:
+        try:
+            await encoder.run(self._compute)
+        except NonFinite as error:
+            raise NonFinite(f"training diverged: {error} in {self._parameter(start + error.element)}") from None
+
+    def _new_round(self, buffers: RoundBuffers) -> None:
+        """The worker is at most in the middle of a few chunks of what was encoded, and does whatever else it is
+        told to, as to move the anchor, after that."""
+        if self._round.encoding is not None:
+            self._round.encoding.cancel()
+        if self._round.encoded is not None:
+            self._round.encoded.end()
+        self._round = buffers
+
+    def _parameter(self, element: int) -> str:
+        """The name of the parameter that this element of the flat vector belongs to."""
+        for name, shape in self._layout:
+            element -= math.prod(shape)
+            if element < 0:
+                return name
+        return "no parameter"
+
+    # The reduce
+
+    @property
+    def reduction(self) -> Reduction | None:
+        return self._reducing.reduction if self._reducing is not None else None
+
+    def begin(self, plan: Plan, me: NodeId, ready: Work) -> None:
+        """Take part, or go on."""
+        self._plan = plan
+        if self._reducing is not None and self._reducing.round == plan.round:
+            self._follow(plan)
+            return
+        self.stop()
+        reducing = self._reducing = Reducing(plan.round)
+        reducing.task = self._spawn(self._reduce(reducing, me, ready))
+
+    def stop(self) -> None:
+        """The reduce is over for this node."""
+        if self._reducing is not None and self._reducing.task is not None:
+            self._reducing.task.cancel()
+        self._reducing = None
+
+    def prove(self, round_: int, ledger: bytes) -> None:
+        """The digests of the round's sealed chunks, one after the other: members were found to hold others."""
+        if (reduction := self.reduction) is not None and reduction.round == round_:
+            reduction.prove([ledger[i : i + SIZE] for i in range(0, len(ledger), SIZE)])
+
+    def sealed(self, root: bytes) -> SealedVector | None:
+        """The sealed chunks, if all are here and are `root`'s."""
+        reduction = self.reduction
+        return reduction.result if reduction is not None and reduction.holds(root) else None
+
+    def _follow(self, plan: Plan) -> None:
+        """Go on under a newer plan, once the reduce has begun."""
+        if (reduction := self.reduction) is not None:
+            try:
+                reduction.replan(plan)
+            except BadPlan as error:
+                log.warning(str(error))  # the coordinator's clock decides
+
+    async def _reduce(self, reducing: Reducing, me: NodeId, ready: Work) -> None:
+        """This node's part in the reduce of a round, until it is committed or the node is out of it."""
+        encoded, peers, chunks = self.encode(ready), self._plane.peers, self._chunks(reducing.round)
+        try:
+            sealing = self._sealings[self._outer.turns.fragment(reducing.round)]
+            terms = self._codec, chunks, self._plan, self._outcome, sealing
+            reducing.reduction = Reduction(peers, me, encoded, *terms, self.came)
+            await reducing.reduction.run()
+        except AtollError as error:
+            log.warning(f"round {reducing.round}: {error}")  # nobody to blame: the coordinator's clock decides
+
+    # What the wire left out
+
+    def keep(self, view: pb.View) -> Callable[[], None] | None:
+        """What the worker is to do, before the anchor moves or training starts anew, when the view tells of a
+        committed round that has this node's bytes; None: nothing new."""
+        residual, buffers = self._residual, self._round
+        if residual is None or view.counted <= residual.at:
+            return None
+        counted, lacking = view.counted, view.lacking
+        encoded = buffers.encoded if buffers.encoded_for[0] == counted == view.committed else None
+
+        def work() -> None:
+            if encoded is not None:
+                residual.commit(counted, encoded.chunks, lacking)
+            else:
+                residual.heard(counted)
+            residual.save()
+
+        return work
+
+
+def _behind(start: int, offer: Callable[[slice, F32], None]) -> Callable[[slice, F32], None]:
+    """The same for a part of the vector that begins at `start`."""
+    return lambda span, delta: offer(slice(start + span.start, start + span.stop), delta)

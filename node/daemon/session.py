@@ -1,0 +1,110 @@
+"""A node's place in a run, whatever its role: its data plane, its identity, and its session with the coordinator,
+joined again when it is lost.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+from atoll.comm.config.run import RunConfig, from_json
+from atoll.comm.digest import digest
+from atoll.comm.ids import NodeId, RunId
+from atoll.comm.invite import Invite, join_host_port, split_host_port
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.transport.data_plane import DataPlane, Shelf
+from atoll.node.config import NodeConfig
+from atoll.node.control.client import AWAY, Control, Identity, SessionLost
+from atoll.node.control.reports import Reports
+from atoll.node.daemon.state_dir import Options, remember, remember_life, remembered, sessions
+
+log = logging.getLogger("atoll.node")
+MEGABIT = 125e3  # bytes
+
+
+class Membership:
+    """`opened`, then `join`, `keep` and `leave`."""
+
+    def __init__(self, invite: Invite, config: NodeConfig, options: Options, plane: DataPlane) -> None:
+        self._invite = invite
+        self.config, self.options, self.plane = config, options, plane
+        self._memory = options.state_dir / "session"
+        self._identity: Identity
+        self._joined = False
+        self.control = Control(invite)
+        self.reports = Reports(self.control)
+        self.me = NodeId("")
+        self.mark = b""  # of the run: what is kept of it is told from others' by this
+        self.run: RunConfig
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(
+        cls, invite: Invite, config: NodeConfig, options: Options, shelf: Shelf
+    ) -> AsyncIterator[Self]:
+        """Peers can dial this node while the context lasts; `shelf`: what they may fetch."""
+        plane = await DataPlane.start(
+            options.listen,
+            RunId(invite.run),
+            NodeId("?"),
+            b"",
+            shelf,
+            (config.upload * MEGABIT, config.download * MEGABIT),
+            config.streams,
+            config.congestion,
+            sessions(invite, options),
+        )
+        member = cls(invite, config, options, plane)
+        try:
+            yield member
+        finally:
+            await member.leave("it failed")
+            await plane.close()
+            await member.control.close()
+
+    async def join(self, role: str = "") -> pb.JoinReply:
+        """Raises `Refused`, or `Unreachable` after the options' patience."""
+        host, port = split_host_port(self.plane.address, "--listen")
+        listening = "" if host in ("0.0.0.0", "::", "") else host
+        options, address = self.options, self.options.advertise or join_host_port(listening, port)
+        self._identity = Identity(options.name, address, options.leaf, role, self.plane.pin)
+        # Chosen here and remembered first: if the answer is lost, the next try is the same node's.
+        self.control.session = remembered(self._memory, self._invite) or secrets.token_hex(16)
+        remember(self._memory, self._invite, self.control.session)
+        reply = await self.control.join(self._identity, options.patience)
+        self.run = from_json(reply.config)
+        self.plane.peers.squeeze.on = self.run.reduce.zstd
+        self._admitted(reply)
+        self._joined = True
+        log.info(f"joined run {reply.run} as {self.me}; peers reach this node at {reply.address}")
+        return reply
+
+    def _admitted(self, reply: pb.JoinReply) -> None:
+        """Be the node that the coordinator says this is, now and when it starts again."""
+        self.me = NodeId(reply.node_id)
+        self.mark = digest(b"run" + reply.data_key)
+        self.plane.identify(self.me, reply.data_key)
+        remember_life(self._memory, self._invite, reply.session)
+
+    async def keep(self, rejoined: Callable[[], None], *parts: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Carry out `parts` and send reports as long as the session lasts; join again when it is lost, and call
+        `rejoined`. Returns after the good-bye of this node."""
+        while True:
+            try:
+                async with asyncio.TaskGroup() as session:
+                    for part in (*parts, self.control.send_reports):
+                        session.create_task(part())
+            except* SessionLost as lost:
+                log.warning(f"the coordinator dropped this node ({lost.exceptions[0]}); it joins again")
+            if not self._joined:
+                return
+            self._admitted(await self.control.join(self._identity, AWAY))
+            rejoined()
+
+    async def leave(self, reason: str) -> None:
+        """Once: first of all, so that nobody waits for what takes its time to stop."""
+        if self._joined:
+            self._joined = False
+            await self.control.leave(reason)

@@ -1,0 +1,102 @@
+"""What a process of a node needs of its machine, whatever its role: its options, its state directory, signals."""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.comm.errors import ResourceError
+from atoll.comm.files import appearing, make_folder, write_all
+from atoll.comm.invite import Invite
+from atoll.comm.transport.certificates import own
+from atoll.comm.transport.tls import Sessions
+from atoll.node.daemon import control_socket
+from atoll.node.outer.shared_vectors import clear_stale
+
+log = logging.getLogger("atoll.node")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    state_dir: Path
+    listen: str  # data plane, host:port
+    advertise: str  # data plane as peers dial it; empty: as it listens, host seen by the coordinator
+    name: str
+    patience: float  # seconds to wait for a coordinator that does not answer at first
+    leaf: bool = False  # nobody can dial this node
+
+
+@contextlib.contextmanager
+def claimed(state_dir: Path) -> Iterator[None]:
+    """Be the only daemon in this state directory while the context lasts; clear what a dead one left. Raises
+    `ResourceError`."""
+    try:
+        make_folder(state_dir)
+        lock = os.open(state_dir / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    except OSError as error:
+        raise ResourceError(f"cannot use the state directory {state_dir}: {error.strerror}") from None
+    try:
+        control_socket.refuse_second(state_dir)
+        try:  # the socket is there only once the daemon has joined
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ResourceError(control_socket.second(state_dir)) from None
+        except OSError:
+            pass  # a file system without locks
+        clear_stale(state_dir)
+        yield
+    finally:
+        os.close(lock)
+
+
+def sessions(invite: Invite, options: Options) -> Sessions | None:
+    """The data plane's TLS, with the certificate in the state directory; None where the run is not encrypted."""
+    return Sessions(own(options.state_dir)) if invite.pin else None
+
+
+def remember(memory: Path, invite: Invite, session: str) -> None:
+    """So that a daemon started again comes back as the same node, without another token. Raises `ResourceError`;
+    then what was there still is."""
+    if remembered(memory, invite) == session:
+        return
+    data = f"{invite.address} {invite.run}\n{session}\n".encode()
+    try:
+        with appearing(memory, len(data), lambda _: len(data)) as file:
+            write_all(file, [memoryview(data)], 0)
+    except OSError as error:
+        raise ResourceError(f"cannot write {memory}: {error.strerror or error}") from None
+
+
+def remember_life(memory: Path, invite: Invite, session: str) -> None:
+    """Remember a node's next life. What was remembered of the one before brings it back, too."""
+    try:
+        remember(memory, invite, session)
+    except ResourceError as error:
+        log.warning(str(error))
+
+
+def remembered(memory: Path, invite: Invite) -> str:
+    """The session of an earlier life in this run; empty if there was none."""
+    try:
+        whose, session = memory.read_text().splitlines()
+    except (OSError, ValueError):
+        return ""
+    return session if whose == f"{invite.address} {invite.run}" else ""
+
+
+@contextlib.contextmanager
+def on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` in this event loop when the process is told to end."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,149 @@
+"""Keeps a trainer alive: starts the launcher, takes its connection, starts it again when it dies.
+
+The trainer is a process of its own, so its death (CUDA error, out of memory, kill) costs the node its inner steps
+of the round at hand and nothing else.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from atoll.comm.errors import AtollError, ResourceError
+from atoll.node.config import TrainerSpec
+from atoll.node.trainer_channel import DaemonEnd, Failed, Ready, ToDaemon, ToTrainer
+
+log = logging.getLogger("atoll.node")
+
+
+class TrainerFailed(AtollError):
+    """The trainer cannot work here."""
+
+    exit_code = 3
+
+
+class Supervisor:
+    """`run` it until cancelled. `on_message` gets what the trainer says, `on_down` when it is gone."""
+
+    def __init__(
+        self,
+        spec: TrainerSpec,
+        state_dir: Path,
+        on_message: Callable[[ToDaemon], None],
+        on_down: Callable[[], None],
+    ) -> None:
+        self._spec, self._state_dir = spec, state_dir
+        self._on_message, self._on_down = on_message, on_down
+        self._end: DaemonEnd | None = None
+        self._connected: asyncio.Queue[DaemonEnd] = asyncio.Queue()
+        self._crashes = 0
+
+    def send(self, message: ToTrainer) -> None:
+        """To the living trainer; one that is down learns it from the next view."""
+        if self._end is not None:
+            self._end.send(message)
+
+    def hang_up(self) -> None:
+        """Give a trainer up that does not answer: it is ended, by force if it must be, and started again."""
+        if self._end is not None:
+            self._end.close()
+
+    async def run(self) -> None:
+        """Raises `TrainerFailed` when starting it again would not help, or did not."""
+        with tempfile.TemporaryDirectory(prefix="atoll-") as folder:  # unix socket paths are short
+            channel = str(Path(folder, "trainer.sock"))
+            server = await asyncio.start_unix_server(self._accept, channel, limit=16 << 20)
+            os.chmod(channel, 0o600)
+            spec_file = self._state_dir / "trainer.json"
+            self._spec.channel = channel
+            try:
+                spec_file.write_bytes(msgspec.json.encode(self._spec))
+            except OSError as error:
+                raise ResourceError(f"cannot write {spec_file}: {error.strerror}") from None
+            async with server:
+                while True:
+                    await self._live_once(spec_file)
+                    await self._recover_from_crash()
+
+    async def _live_once(self, spec_file: Path) -> None:
+        command = [sys.executable, "-P", "-m", "atoll.node.trainer.launcher", "--spec", str(spec_file)]
+        with open(self._state_dir / "trainer.log", "ab") as out:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out
+            )
+        while not self._connected.empty():  # of one that connected when it was given up
+            self._connected.get_nowait().close()
+        connecting = asyncio.create_task(self._connected.get())
+        exited = asyncio.create_task(process.wait())
+        try:
+            patience = self._spec.run.members.stall  # one that does not come up is ended and started again
+            await asyncio.wait([connecting, exited], timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            if connecting.done():
+                await self._listen(connecting.result())
+        finally:
+            connecting.cancel()
+            await _kill(process)
+            await asyncio.gather(exited, return_exceptions=True)
+
+    async def _listen(self, end: DaemonEnd) -> None:
+        self._end = end
+        try:
+            while (message := await end.receive()) is not None:
+                if isinstance(message, Failed):
+                    raise TrainerFailed(message.sentence)
+                if isinstance(message, Ready):
+                    self._crashes = 0
+                self._on_message(message)
+        finally:
+            self._end = None
+            end.close()
+            self._on_down()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connected.put_nowait(DaemonEnd(reader, writer))
+
+    async def _recover_from_crash(self) -> None:
+        self._crashes += 1
+        tail = _tail(self._state_dir / "trainer.log")
+        if self._crashes > self._spec.node.max_restarts:
+            raise TrainerFailed(f"the trainer died {self._crashes} times without finishing a round: {tail}")
+        pause = min(0.5 * 2 ** (self._crashes - 1), 30.0)
+        log.warning(f"the trainer died ({tail}); it starts again from the anchor in {pause:g} s")
+        await asyncio.sleep(pause)
+
+
+async def _kill(process: asyncio.subprocess.Process) -> None:
+    """End the launcher and its ranks. They go by themselves once the channel is closed; else they are made to."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(3.0):  # wait_for may lose a cancellation
+            await process.wait()
+    with contextlib.suppress(psutil.Error):
+        ranks = psutil.Process(process.pid).children(recursive=True)
+        for rank in ranks:
+            with contextlib.suppress(psutil.Error):
+                rank.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(psutil.wait_procs, ranks, 5.0)
+        for rank in ranks:
+            with contextlib.suppress(psutil.Error):
+                rank.kill()
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
+
+
+def _tail(path: Path) -> str:
+    """The last line of a log, where an exception says what it was."""
+    try:
+        lines = [line.strip() for line in path.read_bytes()[-4000:].decode(errors="replace").splitlines()]
+    except OSError as error:
+        raise ResourceError(f"cannot read {path}: {error}") from None
+    said = [line for line in lines if line]
+    return f"{said[-1]} (see {path})" if said else f"it said nothing (see {path})"

@@ -1,0 +1,38 @@
+"""In which order the parameters lie in the flat vector: by name, and where fragments take turns, fragment after
+fragment, so that each is one stretch of it. Trainer and daemon follow it alike. No torch.
+"""
+
+from collections.abc import Sequence
+
+from atoll.comm.chunks import Chunks
+from atoll.comm.config.run import RunConfig
+from atoll.node.outer.method import fragments_of
+from atoll.outer_opt.fragments import Fragment, whole
+from atoll.outer_opt.tensors import Tensor, placed
+
+Shapes = Sequence[tuple[str, tuple[int, ...]]]  # (name, shape) of each parameter
+
+
+def in_turns(config: RunConfig, shapes: Shapes) -> list[tuple[str, tuple[int, ...]]]:
+    """The parameters, given by name, in the order of the flat vector."""
+    return [(t.name, t.shape) for fragment in _fragments(config, shapes) for t in fragment.tensors]
+
+
+def stretches(config: RunConfig, shapes: Shapes) -> tuple[tuple[Fragment, ...], Chunks]:
+    """The fragments of a flat vector in that order, each one stretch of it, and its chunks."""
+    rest, found = list(placed(shapes)), list[Fragment]()
+    fragments = _fragments(config, shapes)
+    if len(fragments) == 1:
+        (model,) = whole(rest)
+        return (model,), Chunks(model.numel, config.reduce.chunk)
+    for fragment in fragments:
+        mine: list[Tensor] = [rest.pop(0) for _ in fragment.tensors]
+        if [t.name for t in mine] != [t.name for t in fragment.tensors]:
+            raise ValueError("the parameters do not lie fragment after fragment")
+        found.append(Fragment(tuple(mine)))
+    sizes = tuple(fragment.numel for fragment in found)
+    return tuple(found), Chunks(sum(sizes), config.reduce.chunk, sizes)
+
+
+def _fragments(config: RunConfig, shapes: Shapes) -> tuple[Fragment, ...]:
+    return fragments_of(config, placed(sorted(shapes)))

@@ -1,0 +1,114 @@
+"""Start a trainer's local ranks under torch's elastic launcher: `python -m atoll.node.trainer.launcher --spec FILE`.
+
+Called by the daemon, from a thread that lives as long as the daemon (the kernel ends the launcher when that
+thread ends, and the ranks when the launcher does: nothing is left behind by `kill -9`). Ranks are not
+restarted here: the daemon starts a new launcher. No port is opened but on loopback: the ranks meet in a file.
+"""
+
+import argparse
+import ctypes
+import logging
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atoll.node.config import Device, TrainerSpec
+
+LAUNCHER = "ATOLL_LAUNCHER"  # environment variable: the launcher's process id
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(sign: signal.Signals, parent: int | None = None) -> None:
+    """Have the kernel send `sign` when the thread that started this process ends; exit if `parent` has."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(sign), 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        sys.exit(f"launcher {parent} ended before its rank started")
+
+
+def main() -> int:
+    die_with_parent(signal.SIGTERM)
+    parser = argparse.ArgumentParser(description="Start a trainer's local ranks.")
+    parser.add_argument("--spec", required=True, help="the daemon's TrainerSpec, JSON")
+    path = Path(parser.parse_args().spec).resolve()
+    spec = msgspec.json.decode(path.read_bytes(), type=TrainerSpec)
+    set_environment(spec)
+    return launch(spec, path)
+
+
+def set_environment(spec: TrainerSpec) -> None:
+    """Before torch is imported: it reads some of these once."""
+    threads = spec.node.threads or max(1, (os.cpu_count() or 1) // spec.node.ranks)
+    os.environ[LAUNCHER] = str(os.getpid())
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # it would listen on every interface
+    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "5"  # seconds from SIGTERM to SIGKILL
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    if spec.node.device is Device.CPU:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def launch(spec: TrainerSpec, path: Path) -> int:
+    """Run the ranks until they end; return the exit code."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    for part in ("agent.server.api", "multiprocessing.api"):  # ranks say themselves what happened
+        logging.getLogger(f"torch.distributed.elastic.{part}").setLevel(logging.CRITICAL)
+    work = path.with_suffix(".launch")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir()
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=spec.node.ranks,
+        run_id="trainer",
+        rdzv_backend="c10d",
+        rdzv_endpoint=str(work / "rendezvous"),
+        rdzv_configs={"store_type": "file"},
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        monitor_interval=0.1,
+        start_method="fork",
+        logs_specs=DefaultLogsSpecs(log_dir=str(work / "logs")),
+    )
+    entrypoint, arguments = rank_command(spec, str(path), str(work / "group"))
+    try:
+        elastic_launch(config, entrypoint)(*arguments)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        code = failure.exitcode
+        how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        print(f"launch: rank {rank} ended with {how}", file=sys.stderr)
+        return code if code > 0 else 1
+    except SignalException as error:
+        return 128 + error.sigval
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return 0
+
+
+def rank_command(spec: TrainerSpec, path: str, group: str) -> tuple[Any, tuple[str, ...]]:
+    """What a rank runs: on the CPU a fork, which has torch imported; CUDA would not survive a fork."""
+    if spec.node.device is Device.CPU or not cuda_available():
+        from atoll.node.trainer import process
+
+        return process.main, (path, group)
+    return sys.executable, ("-m", "atoll.node.trainer.process", "--spec", path, "--group", group)
+
+
+def cuda_available() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""The model of a run: a small modern decoder, or the volunteer's own module.
+
+`build` promises a module whose `forward(tokens)` maps (B, T) int64 to logits (B, T, V). `init_parameters`
+promises the same numbers for the same seed and parameter names, whatever the number of local ranks: each
+rank draws the whole tensor of a parameter and keeps the interval it owns. The trainer calls both.
+"""
+
+import hashlib
+import importlib
+import math
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from atoll.comm.config.run import ModelConfig
+from atoll.comm.errors import ConfigError
+from atoll.node.trainer.flat_vector import local_interval, local_tensor
+
+INIT_STD = 0.02
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention (arXiv 2305.13245) with rotary positions (arXiv 2104.09864)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.head_dim = config.dim // config.heads
+        self.grouped = config.kv_heads < config.heads
+        self.query = nn.Linear(config.dim, config.heads * self.head_dim, bias=False)
+        self.key = nn.Linear(config.dim, config.kv_heads * self.head_dim, bias=False)
+        self.value = nn.Linear(config.dim, config.kv_heads * self.head_dim, bias=False)
+        self.output = nn.Linear(config.heads * self.head_dim, config.dim, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        # (B, heads, T, head_dim) each
+        q, k, v = (self._heads(project(x)) for project in (self.query, self.key, self.value))
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if x.device.type == "cpu":  # whose kernel takes four times as long in bf16 as in fp32
+            q, k, v = q.float(), k.float(), v.float()
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped).to(x.dtype)
+        return cast(Tensor, self.output(mixed.transpose(1, 2).flatten(2)))  # (B, T, dim)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
+
+
+class FeedForward(nn.Module):
+    """SwiGLU (arXiv 2002.05202)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.dim, config.ffn_dim, bias=False)
+        self.up = nn.Linear(config.dim, config.ffn_dim, bias=False)
+        self.down = nn.Linear(config.ffn_dim, config.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.down(F.silu(self.gate(x)) * self.up(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.dim, config.norm_eps)
+        self.attention = Attention(config)
+        self.ffn_norm = nn.RMSNorm(config.dim, config.norm_eps)
+        self.ffn = FeedForward(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), cos, sin)
+        return cast(Tensor, x + self.ffn(self.ffn_norm(x)))
+
+
+class Decoder(nn.Module):
+    """The run's own model. `blocks` is what the trainer shards one by one."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.head_dim = config.dim // config.heads
+        self.rope_base = config.rope_base
+        self.embedding = nn.Embedding(config.vocab_size, config.dim)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = nn.RMSNorm(config.dim, config.norm_eps)
+        # A tied head reads the embedding's weight in forward: the weight has one name in the flat vector.
+        self.head = None if config.tied_head else nn.Linear(config.dim, config.vocab_size, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)  # (B, T, dim)
+        cos, sin = rotary(tokens.shape[1], self.head_dim, self.rope_base, tokens.device)
+        for block in self.blocks:
+            x = block(x, cos, sin)
+        x = self.norm(x)
+        return F.linear(x, self.embedding.weight if self.head is None else self.head.weight)  # (B, T, V)
+
+
+def rotary(length: int, head_dim: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of each position's angles, (T, head_dim / 2) each.
+
+    Computed, not stored: a buffer would be lost when the model is built on the meta device.
+    """
+    frequency = base ** (-torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim)
+    angle = torch.outer(torch.arange(length, device=device, dtype=torch.float32), frequency)
+    return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pairs (x[i], x[i + D/2]) of (B, heads, T, D) by their position's angle."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
+
+
+def build(config: ModelConfig) -> nn.Module:
+    """The run's own model; `blocks` is its `nn.ModuleList`."""
+    return Decoder(config)
+
+
+def build_custom(path: str, config: ModelConfig) -> nn.Module:
+    """The module that `path`, "package.module:function", returns for `config`, or a `ConfigError`."""
+    module_name, _, function = path.partition(":")
+    try:
+        model = getattr(importlib.import_module(module_name), function)(config)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"model={path}: {error}; install the package here, or name its folder in PYTHONPATH"
+        ) from error
+    except Exception as error:  # the volunteer's code may raise anything
+        raise ConfigError(f"model={path} did not build: {type(error).__name__}: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model={path} returned a {type(model).__name__}: it must return a torch.nn.Module")
+    return model.float()
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """What the trainer shards and compiles one by one; none if the model does not name its `blocks`."""
+    blocks = getattr(model, "blocks", None)
+    return list(blocks) if isinstance(blocks, nn.ModuleList) else []
+
+
+@torch.no_grad()
+def init_parameters(model: nn.Module, seed: int) -> None:
+    """Fill every parameter, or this rank's shard of it, with its initial value."""
+    depth = len(blocks_of(model)) or 1
+    for name, parameter in model.named_parameters():
+        start, stop = local_interval(parameter)
+        if stop > start:
+            full = initial(name, tuple(parameter.shape), depth, seed)
+            local_tensor(parameter).view(-1).copy_(full.view(-1)[start:stop])
+
+
+def initial(name: str, shape: tuple[int, ...], depth: int, seed: int) -> Tensor:
+    """The initial value of one parameter, by its name: norms 1, biases 0, the rest normal.
+
+    What projects back onto the residual stream starts smaller, by 1/sqrt(2 * depth) as in GPT-2: the stream's
+    variance then does not grow with depth.
+    """
+    if len(shape) < 2:
+        return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+    residual = name.endswith(("attention.output.weight", "ffn.down.weight"))
+    std = INIT_STD / math.sqrt(2 * depth) if residual else INIT_STD
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+    return torch.empty(shape).normal_(0.0, std, generator=generator)

@@ -1,0 +1,398 @@
+"""The trainer, the process of one local rank: `python -m atoll.node.trainer.process --spec FILE`, run by `launch`.
+
+Rank 0 holds the channel to the daemon and passes each command to the other ranks; all ranks carry it out
+together. A trainer lives as long as its daemon: a closed channel ends it in order, and the kernel ends it
+when the launcher dies. What a restart would not cure (a wrong config, too little memory) is told to the
+daemon as `Failed`; anything else is a crash, which the daemon answers with a new trainer.
+"""
+
+import argparse
+import math
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, assert_never
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from atoll.comm.errors import AtollError, ConfigError, ResourceError, Unreachable
+from atoll.comm.fragment_schedule import Turns
+from atoll.node import trainer_channel
+from atoll.node.checkpoint.disk_budget import Shares
+from atoll.node.config import Device, NodeConfig, TrainerSpec
+from atoll.node.data import Source, open_source
+from atoll.node.outer.layout import in_turns, stretches
+from atoll.node.outer.method import adopt_of
+from atoll.node.trainer.flat_vector import (
+    Layout,
+    adopt_shards,
+    copy_shards,
+    layout_of,
+    map_vector,
+    read_shards,
+    restore_shards,
+    shapes_of,
+    squared_distances,
+    write_shards,
+)
+from atoll.node.trainer.inner_loop import Learner, Team, evaluate, train
+from atoll.node.trainer.launcher import LAUNCHER, die_with_parent
+from atoll.node.trainer.model import blocks_of, build, build_custom, init_parameters
+from atoll.node.trainer.optimizer import make as make_optimizer
+from atoll.node.trainer.optimizer_checkpoint import Moments
+from atoll.node.trainer.optimizer_files import MomentFiles
+from atoll.node.trainer_channel import TrainerEnd
+from atoll.outer_opt.overlap import rebase
+
+PATIENCE = timedelta(days=10)  # ranks wait in a collective while the daemon has nothing for them to do
+
+
+class Diverged(AtollError):
+    """The parameters are of no use any more."""
+
+
+class Line:
+    """Rank 0's channel: a thread receives, so that the daemon is heard while a step runs."""
+
+    def __init__(self, end: TrainerEnd) -> None:
+        self._end = end
+        self._inbox: queue.SimpleQueue[trainer_channel.ToTrainer] = queue.SimpleQueue()
+        threading.Thread(target=self._receive, name="channel", daemon=True).start()
+
+    def _receive(self) -> None:
+        try:
+            while (message := self._end.receive()) is not None:
+                self._inbox.put(message)
+        except (OSError, ValueError):  # the channel broke
+            pass
+        self._inbox.put(trainer_channel.Stop())
+
+    def next(self) -> trainer_channel.ToTrainer:
+        """The daemon's next command; `Stop` when it is gone."""
+        return self._inbox.get()
+
+    def waiting(self) -> bool:
+        """Whether `next` would return at once."""
+        return not self._inbox.empty()
+
+    def send(self, message: trainer_channel.ToDaemon) -> None:
+        """Tell the daemon; if it is gone, the receiving thread has noticed."""
+        try:
+            self._end.send(message)
+        except OSError:
+            pass
+
+
+class Commands:
+    """The daemon's commands in the same order on every rank; answers go out from rank 0."""
+
+    def __init__(self, team: Team, line: Line | None) -> None:
+        assert (team.rank == 0) == (line is not None)
+        self._team, self._line = team, line
+
+    def next(self) -> trainer_channel.ToTrainer:
+        message = self._line.next() if self._line else None
+        return message if self._team.size == 1 and message else self._broadcast(message)
+
+    def _broadcast(self, message: trainer_channel.ToTrainer | None) -> trainer_channel.ToTrainer:
+        data = list(msgspec.json.encode(message)) if message else []
+        length = torch.tensor([len(data)])
+        dist.broadcast(length, 0)
+        text = torch.zeros(int(length), dtype=torch.uint8)
+        text[: len(data)] = torch.tensor(data, dtype=torch.uint8)
+        dist.broadcast(text, 0)
+        command: trainer_channel.ToTrainer = msgspec.json.decode(
+            text.numpy().tobytes(), type=trainer_channel.ToTrainer
+        )
+        return command
+
+    def waiting(self) -> bool:
+        """Whether there is one; on the other ranks there never seems to be."""
+        return self._line.waiting() if self._line else False
+
+    def send(self, message: trainer_channel.ToDaemon) -> None:
+        if self._line:
+            self._line.send(message)
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The flat vectors shared with the daemon, (numel,) fp32 each."""
+
+    anchor: Tensor
+    local: Tensor
+
+
+def main(spec_path: str, group: str) -> None:
+    """Be local rank `RANK` of `WORLD_SIZE`, who meet in the file `group`; return when the daemon is gone."""
+    die_with_parent(signal.SIGKILL, int(os.environ.get(LAUNCHER, "0")) or None)
+    for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(sign, signal.SIG_DFL)  # a forked rank inherits the launcher's
+    spec = msgspec.json.decode(Path(spec_path).read_bytes(), type=TrainerSpec)
+    team = Team(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    try:
+        commands = Commands(team, Line(connect(spec.channel)) if team.rank == 0 else None)
+        with told_to_the_daemon(commands):
+            device = choose_device(spec.node, team)
+            with local_group(spec, team, device, group):
+                learner, layout = prepare(spec, team, device)
+                commands.send(trainer_channel.Hello(os.getpid(), team.size, layout.numel, shapes_of(layout)))
+                with kept_moments(spec, learner, layout, commands) as moments:
+                    serve(commands, learner, layout, moments)
+    except AtollError as error:
+        print(f"trainer rank {team.rank}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except Exception:  # a crash: here, because the launcher would print it with a prefix on each line
+        print(f"trainer rank {team.rank}: {traceback.format_exc()}", file=sys.stderr)
+        sys.exit(1)
+
+
+def connect(path: str) -> TrainerEnd:
+    try:
+        return TrainerEnd(path)
+    except OSError as error:
+        raise Unreachable(f"the daemon does not answer at {path}: {error.strerror}") from error
+
+
+@contextmanager
+def told_to_the_daemon(commands: Commands) -> Iterator[None]:
+    """Tell the daemon what a restart would not cure, as `Failed`, and raise it as an `AtollError`."""
+    try:
+        yield
+    except AtollError as error:
+        commands.send(trainer_channel.Failed(str(error)))
+        raise
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        sentence = (
+            f"the trainer ran out of memory ({str(error).partition('. ')[0]}): share the model among more "
+            "local ranks (ranks=), or join a run with a smaller model or batch"
+        )
+        commands.send(trainer_channel.Failed(sentence))
+        raise ResourceError(sentence) from error
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Torch has a class for a GPU's memory only; for the host's it raises a plain RuntimeError."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
+
+
+def choose_device(node: NodeConfig, team: Team) -> torch.device:
+    """This rank's device: one GPU a rank, or the CPU."""
+    if node.device is Device.CPU or (node.device is Device.AUTO and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if not count:
+        raise ResourceError(
+            "device=cuda but this machine has no CUDA device: set device=cpu, or install a CUDA build of torch"
+        )
+    if team.size > count:
+        devices = f"{count} CUDA device{'s' if count > 1 else ''}"
+        raise ResourceError(f"ranks={team.size} but this machine has {devices}: set ranks={count}")
+    torch.cuda.set_device(team.rank)
+    return torch.device("cuda", team.rank)
+
+
+@contextmanager
+def local_group(spec: TrainerSpec, team: Team, device: torch.device, meeting: str) -> Iterator[None]:
+    """The process group of this node's ranks, and only these."""
+    options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        init_method=f"file://{meeting}",
+        rank=team.rank,
+        world_size=team.size,
+        timeout=PATIENCE,
+        **options,
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def prepare(spec: TrainerSpec, team: Team, device: torch.device) -> tuple[Learner, Layout]:
+    """Data, model and optimizer; the parameters hold nothing yet."""
+    team.share(spec.run.inner.batch_size)
+    source = open_together(spec, team)
+    model = place(spec, team, device)
+    layout = layout_of(model)
+    names = [name for name, _ in in_turns(spec.run, shapes_of(layout))]
+    learner = Learner(spec.run, team, device, source, model, make_optimizer(model, spec.run.inner))
+    return learner, layout_of(model, names)
+
+
+def open_together(spec: TrainerSpec, team: Team) -> Source:
+    """Open the data; rank 0 first, since it may tokenise the text that the others then find in the cache."""
+    if team.rank == 0:
+        source = open_source(spec.run, spec.node, Path(spec.cache))
+    team.wait()
+    return source if team.rank == 0 else open_source(spec.run, spec.node, Path(spec.cache))
+
+
+def place(spec: TrainerSpec, team: Team, device: torch.device) -> nn.Module:
+    """The model on its device, without values; only the volunteer's own has those of its buffers."""
+    if spec.node.model:
+        model = build_custom(spec.node.model, spec.run.model)
+    else:
+        with torch.device("meta"):
+            model = build(spec.run.model)
+    blocks = blocks_of(model)
+    if spec.node.compile:
+        for block in blocks or [model]:
+            block.compile()
+    shard(model, blocks, team, device, spec.node.bf16)
+    return model.to(device) if spec.node.model else model.to_empty(device=device)
+
+
+def shard(model: nn.Module, blocks: list[nn.Module], team: Team, device: torch.device, bf16: bool) -> None:
+    """Shard block by block, then the rest: one block's parameters at a time are gathered."""
+    mesh = init_device_mesh(device.type, (team.size,), mesh_dim_names=("shard",))
+    policy = MixedPrecisionPolicy(torch.bfloat16 if bf16 else None, torch.float32 if bf16 else None)
+    for module in (*blocks, model):  # the root last
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+
+
+@contextmanager
+def kept_moments(spec: TrainerSpec, learner: Learner, layout: Layout, commands: Commands) -> Iterator[Moments]:
+    """The inner optimizer's state on disk; what is being written when the trainer ends is finished."""
+    limit = Shares.of(spec.node.disk * 1e9, layout.numel, spec.run.inner.optimizer).inner
+    files = MomentFiles(Path(spec.moments), limit) if spec.moments else None
+    fragments, _ = stretches(spec.run, shapes_of(layout))
+    every = spec.run.checkpoint.every * len(fragments)
+    moments = Moments(learner, files, every, lambda said: commands.send(trainer_channel.Told(said)))
+    try:
+        yield moments
+    finally:
+        moments.close()
+
+
+def serve(commands: Commands, learner: Learner, layout: Layout, moments: Moments) -> None:
+    """Carry out the daemon's commands until it says stop or is gone."""
+    bench: Workbench | None = None
+    command: trainer_channel.ToTrainer | None = None
+    while True:
+        command, order = None, command or commands.next()
+        match order:
+            case trainer_channel.Attach(anchor=anchor, local=local, numel=numel):
+                if numel != layout.numel:
+                    raise ConfigError(
+                        f"the run's flat vector has {numel} parameters, this node's model {layout.numel}: "
+                        "model= must build the model that the run's other nodes train"
+                    )
+                vectors = Vectors(map_vector(anchor, numel), map_vector(local, numel))
+                bench = Workbench(commands, learner, layout, vectors, moments)
+            case trainer_channel.Initialise(seed=seed):
+                assert bench, "Initialise before Attach"
+                bench.initialise(seed)
+            case trainer_channel.Train():
+                assert bench, "Train before Attach"
+                moments.restore(order)
+                command = train(learner, order, bench)
+            case trainer_channel.Evaluate(round=number):
+                assert bench, "Evaluate before Attach"
+                bench.evaluate(number)
+            case trainer_channel.Finish():
+                pass  # its round was ready when it came
+            case trainer_channel.Stop():
+                return
+            case other:
+                assert_never(other)
+
+
+class Workbench:
+    """The model between its parameters and the vectors that the daemon shares (`atoll.node.trainer.inner_loop.Bench`)."""
+
+    def __init__(
+        self, commands: Commands, learner: Learner, layout: Layout, vectors: Vectors, moments: Moments
+    ) -> None:
+        self._commands, self._learner, self._layout, self._vectors = commands, learner, layout, vectors
+        self._moments = moments
+        self._adopt = adopt_of(learner.run.overlap)
+        self._sent: list[Tensor] = []  # this rank's shards at the last hand-over from which it went ahead
+        self._handed = 0  # the round that it was of
+        fragments, _ = stretches(learner.run, shapes_of(layout))
+        self._turns = Turns(len(fragments))
+        self._of = [p for p, fragment in enumerate(fragments) for _ in fragment.tensors]  # of each slot
+        self.next, self.waiting, self.send = commands.next, commands.waiting, commands.send
+
+    def initialise(self, seed: int) -> None:
+        init_parameters(self._learner.model, seed)
+        write_shards(self._learner.model, self._layout, self._vectors.anchor)
+        self._learner.team.wait()
+        self.send(trainer_channel.Initialised())
+
+    def load(self, resume: bool) -> None:
+        vector = self._vectors.local if resume else self._vectors.anchor
+        read_shards(self._learner.model, self._layout, vector)
+
+    def hand_over(self, ready: trainer_channel.Ready) -> None:
+        model, vectors = self._learner.model, self._vectors
+        write_shards(model, self._layout, vectors.local)
+        if ready.ahead:
+            self._sent = copy_shards(model, self._layout, into=self._sent)
+        self._handed = ready.round
+        # What follows is also: every rank has written its shards.
+        norm = distance(self._learner, self._layout, vectors.anchor, self._exchanged(ready.round))
+        self.send(msgspec.structs.replace(ready, norm=norm))
+        self._moments.keep(ready.round)
+
+    def take(self, order: trainer_channel.Train) -> None:
+        """The daemon touches neither vector before the next hand-over. Of a committed round only its fragment has
+        a new anchor; others have one if later rounds were missed."""
+        model, layout, vectors, sent = self._learner.model, self._layout, self._vectors, self._sent
+        exchanged = self._exchanged(self._handed)
+        if order.resume:
+            adopt_shards(model, layout, vectors.local, sent, rebase)
+        else:
+            adopt_shards(model, layout, vectors.anchor, sent, self._adopt, exchanged)
+            if order.rebased:
+                adopt_shards(model, layout, vectors.local, sent, rebase, lambda slot: not exchanged(slot))
+
+    def _exchanged(self, round_: int) -> Callable[[int], bool]:
+        """Whether a slot is of the round's fragment."""
+        fragment = self._turns.fragment(round_)
+        return lambda slot: self._of[slot] == fragment
+
+    def evaluate(self, round: int) -> None:
+        model = self._learner.model
+        own, training = copy_shards(model, self._layout), model.training
+        read_shards(model, self._layout, self._vectors.anchor)
+        evaluated = evaluate(self._learner, round)
+        restore_shards(model, self._layout, own)
+        model.train(training)
+        self.send(evaluated)
+
+
+def distance(learner: Learner, layout: Layout, anchor: Tensor, chosen: Callable[[int], bool]) -> float:
+    """L2 norm of what the parameters of chosen slots, all ranks', are away from the anchor; `Diverged` if that of
+    any slot is not finite."""
+    squares = learner.team.total(*squared_distances(learner.model, layout, anchor))
+    for slot, square in zip(layout.slots, squares, strict=True):
+        if not math.isfinite(square):
+            raise Diverged(f"training diverged: {slot.name} holds NaN, infinity or values too large")
+    return math.sqrt(sum(square for slot, square in enumerate(squares) if chosen(slot)))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description="One local rank of a trainer; started by atoll.node.trainer.launcher."
+    )
+    parser.add_argument("--spec", required=True, help="the daemon's TrainerSpec, JSON")
+    parser.add_argument("--group", default="", help="file in which the local ranks meet")
+    arguments = parser.parse_args()
+    main(arguments.spec, arguments.group)
