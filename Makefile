@@ -33,17 +33,17 @@ test: .venv/installed-dev
 chaos: .venv/installed-dev
 	ATOLL_CHAOS_TIMES=5 ATOLL_POWER_CUTS=50 $(BIN)/pytest -s -m "chaos or not chaos" tests/e2e tests/test_wan.py
 	ATOLL_SIM_SEEDS=2000 $(BIN)/pytest -n logical --dist worksteal -m "chaos or not chaos" tests/sim
-	ATOLL_CHURN_ROUNDS=2000 $(BIN)/pytest tests/comm/test_reduce.py -k leave_nothing_behind
+	ATOLL_CHURN_ROUNDS=2000 $(BIN)/pytest tests/comm/allreduce/test_reduction.py -k leave_nothing_behind
 
 # docs/performance.md and docs/overlap.md: about 15 minutes. Emulated links need root; without it their rows say so.
 bench: .venv/installed-dev
-	PYTHONPATH=tests $(BIN)/python -m bench
-	PYTHONPATH=tests $(BIN)/python -m bench.overlap --out docs
+	PYTHONPATH=tests/tools $(BIN)/python -m bench
+	PYTHONPATH=tests/tools $(BIN)/python -m bench.overlap --out docs
 
 # docs/quality.md: hours. Killed and started again it goes on where it was.
 quality: .venv/installed-dev
-	PYTHONPATH=tests $(BIN)/python -m quality
-	for steps in 300 1000 3000; do PYTHONPATH=tests $(BIN)/python -m quality --size eighth --steps $$steps || exit; done
+	PYTHONPATH=tests/tools $(BIN)/python -m quality
+	for steps in 300 1000 3000; do PYTHONPATH=tests/tools $(BIN)/python -m quality --size eighth --steps $$steps || exit; done
 
 check: .venv/installed-dev
 	$(BIN)/ruff format --check .

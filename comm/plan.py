@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from atoll.comm.errors import AtollError
-from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
-from atoll.comm.transport.certificates import NO_PIN, Pin
+from atoll.comm.ids import NO_PIN, Epoch, Incarnation, NodeId, Pin, Round
 
 NOBODY = 0xFFFF_FFFF  # owner of a chunk that was sealed by a member that is gone, until its holders are known
 

@@ -16,8 +16,9 @@ from msgspec import to_builtins
 
 from atoll.comm.config.run import RunConfig, TlsMode, from_json, to_json
 from atoll.comm.errors import ConfigError, ResourceError
+from atoll.comm.ids import NO_PIN, Pin
 from atoll.comm.invite import Invite, join_host_port, split_host_port
-from atoll.comm.transport.certificates import NO_PIN, Pin, own
+from atoll.comm.transport.certificates import own
 from atoll.coordinator.monitor.http import app
 from atoll.coordinator.monitor.wandb_logger import Tracker
 from atoll.coordinator.service.control_plane import ControlPlane

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from atoll.comm.byte_view import U8
-from atoll.comm.codecs.codec import make
+from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import ModelConfig, ReduceConfig, RunConfig
 from atoll.comm.digest import digest
 from atoll.node.checkpoint.checkpointer import Durable, Place
@@ -38,7 +38,7 @@ class Node:
         layout = layout or layout_for(about.run.model)
         layout = in_turns(self.run, layout) if self.run.fragments.count > 1 else layout
         fragments, self.chunks = stretches(self.run, layout)
-        self.codec = make(self.run.reduce.codec, self.run.reduce.block, self.run.reduce.scales)
+        self.codec = make_codec(self.run.reduce.codec, self.run.reduce.block, self.run.reduce.scales)
         vectors = Vectors.create(self.chunks.numel, folder, folder / "shm")
         self.outer = OuterState(vectors, self.chunks, sealing_of(self.run, *fragments), schedule_of(self.run))
         place = Place(self.folder, mark, layout, 3, about=about)

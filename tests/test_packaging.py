@@ -11,7 +11,7 @@ def test_every_package_is_listed() -> None:
     listed = set(pyproject["tool"]["setuptools"]["packages"])
     on_disk = {
         "atoll." + ".".join(init.parent.relative_to(ROOT).parts)
-        for top in ("node", "coordinator", "outer_opt", "comm")
+        for top in ("node", "coordinator", "outer_opt", "comm", "configs")
         for init in (ROOT / top).rglob("__init__.py")
     }
     assert on_disk == listed

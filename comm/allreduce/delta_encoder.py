@@ -4,10 +4,7 @@ way already. It is the same for every attempt of the round.
 
 import asyncio
 import math
-import os
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from functools import cache
 
 import numpy as np
 
@@ -15,6 +12,7 @@ from atoll.comm.buffers import Buffers, room
 from atoll.comm.byte_view import U8
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import F32, Codec, NonFinite
+from atoll.comm.workers import threads, workers
 
 AT_ONCE = 8  # chunks that a thread encodes before others may have them
 Compute = Callable[[Callable[[], None]], Awaitable[None]]  # calls a function in another thread
@@ -72,16 +70,6 @@ class EncodedVector:
         """No more chunks come."""
         self._ended = True
         self._more.set()
-
-
-@cache
-def workers() -> Executor:
-    """Threads for encoding and merging: half of the processor's cores, the trainer has the others."""
-    return ThreadPoolExecutor(threads(), "codec")
-
-
-def threads() -> int:
-    return max(1, min(8, len(os.sched_getaffinity(0)) // 2))
 
 
 def encoded_norm(codec: Codec, chunks: Chunks, payloads: Sequence[U8]) -> float:

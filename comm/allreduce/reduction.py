@@ -39,7 +39,7 @@ from typing import Protocol, assert_never
 import numpy as np
 
 from atoll.comm.allreduce import protocol
-from atoll.comm.allreduce.delta_encoder import EncodedVector, squared_norm, workers
+from atoll.comm.allreduce.delta_encoder import EncodedVector, squared_norm
 from atoll.comm.allreduce.protocol import Exchange, Verdict
 from atoll.comm.allreduce.sealing import Refused, Sealing, Term, mean_of
 from atoll.comm.bitmap import bitmap, places
@@ -54,6 +54,7 @@ from atoll.comm.plan import BadPlan, Fence, Plan, PlanMember
 from atoll.comm.transport.connection import Broken
 from atoll.comm.transport.frames import Header, Kind
 from atoll.comm.transport.peer_links import Peers, Waiting
+from atoll.comm.workers import workers
 
 TICK = 0.3  # seconds between two looks at the clock
 ASK = 1.5  # seconds of silence after which a peer is asked what it has

@@ -15,7 +15,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from atoll.comm.codecs.codec import F32, Codec, make
+from atoll.comm.codecs.codec import F32, Codec
+from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import CodecName, ReduceConfig, ScaleName
 
 SAMPLE = 1 << 18  # elements of a vector whose mean is taken
@@ -50,7 +51,7 @@ def codec(chunk: int, block: int, scales: str, repeat: int, as_json: bool) -> No
     """Time every codec on one thread, and measure the error of a mean."""
     if block % 2:
         raise click.UsageError(f"a block of {block} elements: it must be even")
-    figures = {name: measure(make(name, block, ScaleName(scales)), chunk, repeat) for name in CodecName}
+    figures = {name: measure(make_codec(name, block, ScaleName(scales)), chunk, repeat) for name in CodecName}
     if as_json:
         click.echo(msgspec.json.encode({"codecs": figures}).decode())
         return

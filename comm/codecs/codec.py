@@ -48,7 +48,7 @@ from numpy.typing import NDArray
 from atoll.comm.byte_view import U8 as U8
 from atoll.comm.byte_view import Octets as Octets
 from atoll.comm.byte_view import view as view
-from atoll.comm.config.run import CodecName, ScaleName
+from atoll.comm.config.run import ScaleName
 from atoll.comm.errors import AtollError, PeerError
 
 if TYPE_CHECKING:
@@ -407,25 +407,6 @@ class _Header:
         """Compared as bits, so that NaN, infinity, and what is negative, even -0.0, are beyond the limit."""
         if scales.view(np.uint32).max(initial=np.uint32(0)) > self._largest.view(np.uint32):
             raise Malformed("it holds scales that are negative or not finite")
-
-
-def make(name: CodecName, block: int, scales: ScaleName = ScaleName.FP16) -> Codec:
-    """The codec of a run's config; `block` and `scales` are ignored by codecs that have no scales."""
-    match name:
-        case CodecName.FP32:
-            return Fp32()
-        case CodecName.BF16:
-            return Bf16()
-        case CodecName.INT8:
-            return Int8(block, scales)
-        case CodecName.INT4:
-            return Int4(block, scales)
-        case CodecName.SPARSE:
-            from atoll.comm.codecs.sparse import Sparse
-
-            return Sparse()
-        case _:
-            assert_never(name)
 
 
 def one_by_one(codec: Codec, payloads: Sequence[Octets], weights: Sequence[float], out: F32) -> None:

@@ -2,16 +2,15 @@
 
 from pathlib import Path
 
+from atoll import configs
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import ConfigError
-
-SHIPPED = Path(__file__).resolve().parent.parent / "configs" / "methods"
 
 
 def method_file(name: str, run: Path) -> Path:
     """The YAML file of a named method: a path, or NAME.yaml in the folder `methods` beside the run's file or in
     the shipped configs."""
-    folders = [run.resolve().parent / "methods", SHIPPED]
+    folders = [run.resolve().parent / "methods", configs.METHODS]
     if name.endswith((".yaml", ".yml")):
         return Path(name)
     for folder in folders:

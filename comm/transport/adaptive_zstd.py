@@ -9,11 +9,11 @@ import asyncio
 import time
 from collections import OrderedDict, deque
 
-from atoll.comm.allreduce.delta_encoder import workers
 from atoll.comm.byte_view import U8
 from atoll.comm.codecs import zstd
 from atoll.comm.codecs.codec import Apart
 from atoll.comm.transport.frames import Kind
+from atoll.comm.workers import workers
 
 TRY_AGAIN = 64  # chunks, after one that did not pay
 TRIES = 8  # chunks whose cost is known

@@ -11,12 +11,9 @@ import re
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NewType
 
 from atoll.comm.errors import ConfigError, ResourceError
-
-Pin = NewType("Pin", str)  # 52 characters; empty: none is known
-NO_PIN = Pin("")
+from atoll.comm.ids import Pin
 
 FILE = "tls.pem"  # in the state directory
 NAME = "atoll"  # in every certificate

@@ -23,9 +23,8 @@ from typing import Protocol, Self
 from atoll.comm.byte_view import Octets, view
 from atoll.comm.codecs import zstd
 from atoll.comm.errors import ResourceError
-from atoll.comm.ids import NodeId, Round, RunId
+from atoll.comm.ids import NO_PIN, NodeId, Pin, Round, RunId
 from atoll.comm.transport import frames
-from atoll.comm.transport.certificates import NO_PIN, Pin
 from atoll.comm.transport.chunk_slots import PLACES, Kept
 from atoll.comm.transport.connection import FAR, PIECE, Broken, Cap, Closed, Link, Meter, Reset, reason
 from atoll.comm.transport.fetch_client import Fetcher, Item

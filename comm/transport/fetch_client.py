@@ -10,9 +10,8 @@ from typing import Protocol, Self
 from atoll.comm.codecs import zstd
 from atoll.comm.codecs.codec import Malformed
 from atoll.comm.errors import PeerError
-from atoll.comm.ids import NodeId, Round
+from atoll.comm.ids import NO_PIN, NodeId, Pin, Round
 from atoll.comm.transport import frames
-from atoll.comm.transport.certificates import NO_PIN, Pin
 from atoll.comm.transport.connection import Broken, Link, Path, close_dialled
 from atoll.comm.transport.frames import Kind
 from atoll.comm.transport.leaf_relay import Offered, Offers

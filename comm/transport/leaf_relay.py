@@ -11,8 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
-from atoll.comm.ids import NodeId
-from atoll.comm.transport.certificates import Pin
+from atoll.comm.ids import NodeId, Pin
 from atoll.comm.transport.connection import Broken, Link
 
 log = logging.getLogger("atoll.plane")

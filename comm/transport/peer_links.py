@@ -18,12 +18,11 @@ import numpy as np
 
 from atoll.comm.buffers import Buffers
 from atoll.comm.byte_view import U8
-from atoll.comm.ids import NodeId, Round
+from atoll.comm.ids import NO_PIN, NodeId, Pin, Round
 from atoll.comm.plan import PlanMember
 from atoll.comm.transport import frames
 from atoll.comm.transport.adaptive_zstd import Squeeze
 from atoll.comm.transport.bandwidth import Known, Rate
-from atoll.comm.transport.certificates import NO_PIN, Pin
 from atoll.comm.transport.connection import FAR, PIECE, Broken, Cap, Link, Meter, close_dialled
 from atoll.comm.transport.frames import Header, Kind
 from atoll.comm.transport.pacing import Pace, Part

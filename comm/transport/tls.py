@@ -7,7 +7,8 @@ and no tickets, because nobody resumes.
 
 import ssl
 
-from atoll.comm.transport.certificates import Certificate, Pin, pin_of
+from atoll.comm.ids import Pin
+from atoll.comm.transport.certificates import Certificate, pin_of
 from atoll.comm.transport.connection import Broken, Link
 
 

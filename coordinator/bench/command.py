@@ -30,11 +30,11 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from atoll import configs
 from atoll.comm.errors import AtollError
 from atoll.comm.invite import Invite
 from atoll.coordinator.bench.load import NUMEL, Result, Task, simulate
 
-RUN_YAML = Path(__file__).with_name("demo.yaml")
 SETTINGS = (
     "members.lease=20",
     "members.reconnect=20",
@@ -188,7 +188,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 @contextmanager
 def _coordinator(folder: Path, members: int) -> Iterator[subprocess.Popen[bytes]]:
     """A coordinator process that waits for `members` members."""
-    command = [sys.executable, "-P", "-m", "atoll.comm.cli", "coordinator", "start", str(RUN_YAML)]
+    command = [sys.executable, "-P", "-m", "atoll.comm.cli", "coordinator", "start", str(configs.DEMO)]
     command += ["--state-dir", str(folder), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
     with (folder / "log").open("wb") as log:
         command += [f"members.start={members}", *SETTINGS]

@@ -25,6 +25,7 @@ import click
 import msgspec
 import psutil
 
+from atoll import configs
 from atoll.comm.config.run import RunConfig, load_run
 from atoll.comm.errors import AtollError, ConfigError, Unreachable
 from atoll.coordinator.cli import fetch
@@ -34,7 +35,6 @@ from atoll.coordinator.demo.report import Mark, MarkKind, Story
 from atoll.coordinator.service.event_loop import sentence
 from atoll.coordinator.state_machine.events import CommitRecord
 
-RUN_YAML = Path(__file__).with_name("demo.yaml")
 COORDINATOR = "coordinator"
 NAMES = "ada bo cy dee eve fay gus hal ivy jo kai lou max ned oz pia".split()
 NODE_OPTIONS = ("device=cpu", "threads=1")  # the nodes share this machine
@@ -67,7 +67,7 @@ def demo(
     in --out. What an earlier demo left there is replaced: it is deleted when this one starts.
     """
     asked = _overrides(nodes, rounds, overrides)
-    config = load_run(RUN_YAML, asked)
+    config = load_run(configs.DEMO, asked)
     _check(config, nodes, chaos=not no_chaos)
     _prepare(out)
     story = Story(config.rounds.total, config.round_steps, config.model.n_params)
@@ -91,7 +91,7 @@ def play(
     with Fleet(out) as fleet:
         fleet.start(
             COORDINATOR,
-            *("coordinator", "start", str(RUN_YAML), "--state-dir", str(out / COORDINATOR)),
+            *("coordinator", "start", str(configs.DEMO), "--state-dir", str(out / COORDINATOR)),
             *("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", *overrides),
         )
         page = fleet.page()
@@ -363,7 +363,7 @@ def by_age(run: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _overrides(nodes: int, rounds: int | None, overrides: tuple[str, ...]) -> tuple[str, ...]:
     """The run's overrides: those that follow from the options, then the user's, which win."""
-    minimum = min(load_run(RUN_YAML).members.minimum, nodes)
+    minimum = min(load_run(configs.DEMO).members.minimum, nodes)
     total = () if rounds is None else (f"rounds.total={rounds}",)
     return (f"members.start={nodes}", f"members.minimum={minimum}", *total, *overrides)
 

@@ -20,9 +20,8 @@ import grpc
 from atoll.comm.config.outer import MergeName
 from atoll.comm.config.run import to_json
 from atoll.comm.errors import AtollError, ConfigError, Refused
-from atoll.comm.ids import NodeId
+from atoll.comm.ids import NodeId, Pin
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.transport.certificates import Pin
 from atoll.comm.transport.frames import PROTOCOL
 from atoll.coordinator.service import validation
 from atoll.coordinator.service.event_loop import STOPPING, Kernel, Stopped

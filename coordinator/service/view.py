@@ -9,10 +9,9 @@ from math import inf
 from typing import NamedTuple
 
 from atoll.comm.bitmap import bitmap
-from atoll.comm.ids import NodeId
+from atoll.comm.ids import NO_PIN, NodeId, Pin
 from atoll.comm.plan import NOBODY, Fence
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.transport.certificates import NO_PIN, Pin
 from atoll.coordinator.state_machine import rollback
 from atoll.coordinator.state_machine.leases import Lease
 from atoll.coordinator.state_machine.members import REDUCER, Member, MemberState

@@ -7,9 +7,8 @@ an event belongs to, `fence` which attempt of a reduce: what is late is refused 
 
 from dataclasses import dataclass, field
 
-from atoll.comm.ids import NodeId
+from atoll.comm.ids import NO_PIN, NodeId, Pin
 from atoll.comm.plan import Fence
-from atoll.comm.transport.certificates import NO_PIN, Pin
 
 
 @dataclass(frozen=True, slots=True)

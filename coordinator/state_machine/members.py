@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from atoll.comm.config.run import MembersConfig
-from atoll.comm.ids import NodeId
-from atoll.comm.transport.certificates import NO_PIN, Pin
+from atoll.comm.ids import NO_PIN, NodeId, Pin
 from atoll.coordinator.state_machine.events import Event, Expired, Suspected, Trusted
 
 RETURN = 5.0  # seconds that members have to find a coordinator that was started again; their backoff ends below

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from atoll.comm.child_process import die_with_parent
 from atoll.comm.errors import ConfigError
 from atoll.node.bench.allreduce_figures import Bench, BenchFailed, Course, Lap, comparison, duration
 from atoll.node.bench.synthetic import (
@@ -35,7 +36,6 @@ from atoll.node.bench.synthetic import (
     ToPeer,
 )
 from atoll.node.outer.shared_vectors import clear_stale
-from atoll.node.trainer.launcher import die_with_parent
 
 ATOLL = (sys.executable, "-P", "-m", "atoll.comm.cli")
 PEER = (sys.executable, "-P", "-m", "atoll.node.bench.synthetic")

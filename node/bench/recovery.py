@@ -41,8 +41,9 @@ from rich.table import Table
 
 from atoll.comm import log
 from atoll.comm.allreduce.sealing import mean_of
+from atoll.comm.child_process import die_with_parent
 from atoll.comm.chunks import Chunks
-from atoll.comm.codecs.codec import make
+from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import CodecName, RunConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.comm.ids import NodeId, Round, RunId
@@ -53,7 +54,6 @@ from atoll.node.outer.shared_vectors import Vectors, clear_stale
 from atoll.node.outer.state import OuterState
 from atoll.node.preflight import available, check_host
 from atoll.node.recovery.recovery import Donor, Standing, Target, recover
-from atoll.node.trainer.launcher import die_with_parent
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.schedule import Always
 
@@ -237,7 +237,7 @@ def _hear(process: subprocess.Popen[bytes], kind: type[T], seconds: float, who: 
 
 async def live(spec: Spec) -> None:
     config = RunConfig().reduce
-    codec = make(CodecName.INT8, config.block)
+    codec = make_codec(CodecName.INT8, config.block)
     vectors = Vectors.create(spec.numel, Path(spec.folder), whose="bench" if spec.tell else "")
     outer = OuterState(vectors, Chunks(spec.numel, config.chunk), mean_of(codec), Always(Nesterov(0.7, 0.9)))
     shelf = Shelf()

@@ -1,8 +1,8 @@
 """`atoll export`: the anchor of a node's newest state as a safetensors file, to be loaded without Atoll.
 
-It reads what the node has on its disk (`atoll.node.checkpoint.checkpointer`), whether its daemon runs or not, and changes nothing
-there. Chunk after chunk is read from a snapshot, brought forward by the sealed log, and written to its place in
-the file: of a model of any size, no more than a chunk is in memory.
+It reads what the node has on its disk (`atoll.node.checkpoint.checkpointer`), whether its daemon runs or not, and
+changes nothing there. Chunk after chunk is read from a snapshot, brought forward by the sealed log, and
+written to its place in the file: of a model of any size, no more than a chunk is in memory.
 """
 
 import json

@@ -1,8 +1,8 @@
 """What a run begins with, where its config has `init_from`: read, checked, and written into the flat vectors.
 
-    a folder with checkpoint.json        a checkpoint of a remote store (`atoll.node.checkpoint.remote_store`): anchor and momentum
+    a folder with checkpoint.json        a checkpoint of a remote store (`remote_store`): anchor and momentum
     a folder of such, or of a run's      the newest of them
-    snapshot-ROUND.safetensors           of a node's disk (`atoll.node.checkpoint.snapshots`): anchor and momentum
+    snapshot-ROUND.safetensors           of a node's disk (`snapshots`): anchor and momentum
     any other .safetensors file,         weights alone, under the parameters' own names, as `atoll export` writes
     or a folder with model.safetensors   them, or under Hugging Face's for Llama; fp32, fp16 or bf16
 

@@ -20,10 +20,10 @@ from typing import TypeVar
 import grpc
 
 from atoll.comm.errors import Refused, Unreachable
+from atoll.comm.ids import NO_PIN, Pin
 from atoll.comm.invite import Invite
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as rpc
-from atoll.comm.transport.certificates import NO_PIN, Pin
 from atoll.comm.transport.frames import PROTOCOL
 from atoll.node.control import tls_channel
 

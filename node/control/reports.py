@@ -8,17 +8,16 @@ from typing import Any
 
 from atoll.comm.allreduce.reduction import Seal
 from atoll.comm.bitmap import bitmap, places
-from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
+from atoll.comm.ids import Epoch, Incarnation, NodeId, Pin, Round
 from atoll.comm.plan import Plan, PlanMember
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.transport.certificates import Pin
 from atoll.node.control.client import Control
 
 log = logging.getLogger("atoll.node")
 
 
 class Reports:
-    """To whom a reduction tells its outcome (`atoll.comm.allreduce.reduction.Outcome`), and all else that is reported."""
+    """A reduction's outcome (`atoll.comm.allreduce.reduction.Outcome`) and all else that a member reports."""
 
     def __init__(self, control: Control) -> None:
         self.control = control

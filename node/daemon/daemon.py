@@ -1,8 +1,8 @@
 """The node daemon: joins a run, keeps a trainer busy, takes part in every reduce, holds the outer state.
 
-The pure machine (`atoll.node.state_machine`) decides, this shell acts: each effect becomes a call or a task, and what
-comes of it goes back as the next event. Never imports torch and never blocks its event loop: arithmetic runs in
-one worker thread.
+The pure machine (`atoll.node.state_machine`) decides, this shell acts: each effect becomes a call or a task, and
+what comes of it goes back as the next event. Never imports torch and never blocks its event loop: arithmetic runs
+in one worker thread.
 """
 
 import asyncio
@@ -17,11 +17,10 @@ from typing import Any, assert_never
 import psutil
 
 from atoll.comm.errors import AtollError, Refused
-from atoll.comm.ids import NodeId
+from atoll.comm.ids import NodeId, Pin
 from atoll.comm.invite import Invite
 from atoll.comm.leases import beyond
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.transport.certificates import Pin
 from atoll.node import state_machine
 from atoll.node.config import NodeConfig, TrainerSpec
 from atoll.node.daemon import control_socket

@@ -18,13 +18,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from atoll.comm.codecs.codec import make as make_codec
+from atoll.comm.codecs.factory import make_codec
 from atoll.comm.fragment_schedule import Turns
-from atoll.comm.ids import NodeId, Round
+from atoll.comm.ids import NodeId, Pin, Round
 from atoll.comm.plan import Plan
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.transport.bandwidth import some
-from atoll.comm.transport.certificates import Pin
 from atoll.node import state_machine
 from atoll.node.checkpoint.checkpointer import Durable, Place
 from atoll.node.checkpoint.disk_budget import Shares

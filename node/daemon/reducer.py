@@ -11,7 +11,7 @@ import psutil
 from atoll.comm.allreduce.reduction import Reduction
 from atoll.comm.byte_view import Octets
 from atoll.comm.chunks import Chunks
-from atoll.comm.codecs.codec import make as make_codec
+from atoll.comm.codecs.factory import make_codec
 from atoll.comm.errors import AtollError
 from atoll.comm.ids import Round
 from atoll.comm.invite import Invite

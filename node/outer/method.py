@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from atoll.comm.allreduce.sealing import Encoded, Gathered, Mean, Merge, Refused, Sealing, Term, Timed
 from atoll.comm.chunks import Chunks
-from atoll.comm.codecs.codec import Codec, Malformed, make
+from atoll.comm.codecs.codec import Codec, Malformed
+from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.outer import (
     FragmentsConfig,
     LeftOutName,
@@ -104,7 +105,7 @@ def sealing_of(config: RunConfig, *fragments: Fragment) -> Sealing:
     """How the contributions to a chunk of these fragments, that follow one another, become the bytes that are
     sealed. None given: for an owner that does not know the model, which is enough where deltas are not merged by
     tensors."""
-    codec = make(config.reduce.codec, config.reduce.block, config.reduce.scales)
+    codec = make_codec(config.reduce.codec, config.reduce.block, config.reduce.scales)
     merge: Merge = Mean(codec)
     if config.outer.merge is MergeName.RADIAL:
         assert fragments, "radial merges are by tensors"

@@ -21,8 +21,7 @@ from typing import TypeVar
 from atoll.comm.codecs.codec import Malformed
 from atoll.comm.digest import SIZE, digest, root
 from atoll.comm.errors import Unreachable
-from atoll.comm.ids import NodeId, Round
-from atoll.comm.transport.certificates import NO_PIN, Pin
+from atoll.comm.ids import NO_PIN, NodeId, Pin, Round
 from atoll.comm.transport.data_plane import DataPlane
 from atoll.comm.transport.fetch_client import PART, Fetcher, Item, Missing, PeerLost
 from atoll.comm.transport.stream_policy import streams

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.comm.chunks import Chunks
-from atoll.comm.codecs.codec import Codec, make
+from atoll.comm.codecs.codec import Codec
+from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import CodecName, RunConfig
 from atoll.node.outer.method import Method, merge_parts, pieces_of
 from atoll.outer_opt.arrays import norm
@@ -43,7 +44,7 @@ class Replicated:
         self.moved = 0.0  # |anchor_k - anchor_{k-1}|
         self._config, self._method = config, method
         self._gathers = config.reduce.codec is CodecName.SPARSE
-        self._codec: Codec = make(config.reduce.codec, config.reduce.block, config.reduce.scales)
+        self._codec: Codec = make_codec(config.reduce.codec, config.reduce.block, config.reduce.scales)
         self._chunks = Chunks(fragment.numel, config.reduce.chunk)
         self._pieces = pieces_of(fragment, self._chunks)
 

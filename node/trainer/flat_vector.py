@@ -1,8 +1,8 @@
 """The flat vector: all parameters of a model in one fp32 array, in an order every node agrees on.
 
-Parameters are sorted by name, or where fragments take turns by fragment and name (`atoll.node.outer.layout`), and laid
-out row-major, one after the other. Under FSDP2's `Shard(0)` a local
-rank owns one contiguous interval of each parameter, whatever the number of ranks, so it writes and reads its
+Parameters are sorted by name, or where fragments take turns by fragment and name (`atoll.node.outer.layout`),
+and laid out row-major, one after the other. Under FSDP2's `Shard(0)` a local rank
+owns one contiguous interval of each parameter, whatever the number of ranks, so it writes and reads its
 intervals of a memory-mapped vector by itself: no collective, no gathered copy, and nodes of 1, 2 and 8 GPUs
 exchange the same vector. Called by the trainer, between optimizer steps only (inside forward and backward
 FSDP2 may hold unsharded parameters).

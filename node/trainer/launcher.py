@@ -1,4 +1,6 @@
-"""Start a trainer's local ranks under torch's elastic launcher: `python -m atoll.node.trainer.launcher --spec FILE`.
+"""Start a trainer's local ranks under torch's elastic launcher.
+
+    python -m atoll.node.trainer.launcher --spec FILE
 
 Called by the daemon, from a thread that lives as long as the daemon (the kernel ends the launcher when that
 thread ends, and the ranks when the launcher does: nothing is left behind by `kill -9`). Ranks are not
@@ -6,7 +8,6 @@ restarted here: the daemon starts a new launcher. No port is opened but on loopb
 """
 
 import argparse
-import ctypes
 import logging
 import os
 import shutil
@@ -17,18 +18,8 @@ from typing import Any
 
 import msgspec
 
+from atoll.comm.child_process import LAUNCHER, die_with_parent
 from atoll.node.config import Device, TrainerSpec
-
-LAUNCHER = "ATOLL_LAUNCHER"  # environment variable: the launcher's process id
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent(sign: signal.Signals, parent: int | None = None) -> None:
-    """Have the kernel send `sign` when the thread that started this process ends; exit if `parent` has."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(sign), 0, 0, 0)
-    if parent is not None and os.getppid() != parent:
-        sys.exit(f"launcher {parent} ended before its rank started")
 
 
 def main() -> int:

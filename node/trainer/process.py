@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from atoll.comm.child_process import LAUNCHER, die_with_parent
 from atoll.comm.errors import AtollError, ConfigError, ResourceError, Unreachable
 from atoll.comm.fragment_schedule import Turns
 from atoll.node import trainer_channel
@@ -49,7 +50,6 @@ from atoll.node.trainer.flat_vector import (
     write_shards,
 )
 from atoll.node.trainer.inner_loop import Learner, Team, evaluate, train
-from atoll.node.trainer.launcher import LAUNCHER, die_with_parent
 from atoll.node.trainer.model import blocks_of, build, build_custom, init_parameters
 from atoll.node.trainer.optimizer import make as make_optimizer
 from atoll.node.trainer.optimizer_checkpoint import Moments
@@ -315,7 +315,7 @@ def serve(commands: Commands, learner: Learner, layout: Layout, moments: Moments
 
 
 class Workbench:
-    """The model between its parameters and the vectors that the daemon shares (`atoll.node.trainer.inner_loop.Bench`)."""
+    """The model between its parameters and the vectors that the daemon shares (`inner_loop.Bench`)."""
 
     def __init__(
         self, commands: Commands, learner: Learner, layout: Layout, vectors: Vectors, moments: Moments

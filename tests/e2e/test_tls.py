@@ -7,8 +7,8 @@ import subprocess
 import pytest
 from e2e.harness import ATOLL, Run, until
 
+from atoll.comm.ids import Pin
 from atoll.comm.invite import Invite, parse
-from atoll.comm.transport.certificates import Pin
 
 pytestmark = pytest.mark.e2e
 

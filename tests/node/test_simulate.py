@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from atoll import configs
 from atoll.comm.codecs.codec import NonFinite
-from atoll.comm.config.methods import SHIPPED, check_real, method_file, simulated_only
+from atoll.comm.config.methods import check_real, method_file, simulated_only
 from atoll.comm.config.outer import FragmentsConfig, LeftOutName, OuterConfig, OverlapConfig, TakeName
 from atoll.comm.config.run import (
     CodecName,
@@ -43,8 +44,7 @@ from atoll.outer_opt.round import Member, exchange
 from atoll.outer_opt.sgd import Sgd
 from atoll.outer_opt.weights import shares
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-METHODS = sorted((CONFIGS / "methods").glob("*.yaml"))
+METHODS = sorted(configs.METHODS.glob("*.yaml"))
 MODEL = ModelConfig(dim=32, layers=2, heads=2, kv_heads=1, ffn_dim=48, seq_len=32, tied_head=False)
 FP32 = ReduceConfig(codec=CodecName.FP32)
 NODE = NodeConfig()
@@ -415,13 +415,15 @@ def test_a_fleet_too_large_for_memory_is_refused_before_anything_is_allocated(tm
 def test_what_is_wrong_is_said(arguments: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=sentence):
         CliRunner().invoke(
-            simulate, [str(CONFIGS / "demo.yaml"), "--out", str(tmp_path), *arguments], catch_exceptions=False
+            simulate,
+            [str(configs.FOLDER / "demo.yaml"), "--out", str(tmp_path), *arguments],
+            catch_exceptions=False,
         )
 
 
 def test_a_coordinator_refuses_what_nodes_would_ignore() -> None:
-    demo = CONFIGS / "demo.yaml"
-    for method in SHIPPED.glob("*.yaml"):
+    demo = configs.FOLDER / "demo.yaml"
+    for method in configs.METHODS.glob("*.yaml"):
         check_real(load_run(demo, (), method))
     check_real(load_run(demo, ("outer.damping=true", "rounds.data_parallel=5", "overlap.delay=1")))
     check_real(load_run(demo, ("outer.damping=true", "fragments.count=2")))

@@ -1,5 +1,6 @@
-"""A node's side of the control plane, as `atoll.node.control.client` and the daemon run it: join, a stream of views,
-reports in order and each until it is acknowledged, heartbeats; and a stream that fell behind is opened again."""
+"""A node's side of the control plane, as `atoll.node.control.client` and the daemon run it: join, a stream of
+views, reports in order and each until it is acknowledged, heartbeats; and a stream that fell behind is opened
+again."""
 
 import itertools
 from collections import deque

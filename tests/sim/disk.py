@@ -1,5 +1,5 @@
-"""What a host's disk has of the run, as `atoll.node.checkpoint.checkpointer` writes it: snapshots, and the log since. It outlives
-the processes; what was being written when one of them died is not on it."""
+"""What a host's disk has of the run, as `atoll.node.checkpoint.checkpointer` writes it: snapshots, and the log
+since. It outlives the processes; what was being written when one of them died is not on it."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING

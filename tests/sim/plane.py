@@ -1,6 +1,6 @@
 """A node's data plane: the real `Exchange` of one round, on links that break, delay and reorder. Around it is what
-`atoll.comm.transport.peer_links` and `atoll.comm.allreduce.reduction` do, with contributions and means for bytes; and the state for those who
-lack it.
+`atoll.comm.transport.peer_links` and `atoll.comm.allreduce.reduction` do, with contributions and means for bytes;
+and the state for those who lack it.
 """
 
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""A simulated reducer: it takes part in reduces, with chunks of its own and no delta (`atoll.node.daemon.reducer`)."""
+"""A simulated reducer (`atoll.node.daemon.reducer`): it takes part in reduces, with chunks of its own."""
 
 from sim.node import Node
 
