@@ -10,7 +10,7 @@ from atoll.comm.codecs.codec import F32
 _thread = threading.local()
 
 
-class Buffers:
+class BufferPool:
     """Buffers of one size at least; parts of them are handed out."""
 
     def __init__(self) -> None:

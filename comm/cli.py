@@ -8,7 +8,7 @@ import click
 from atoll.comm.errors import AtollError
 
 
-class Commands(click.Group):
+class CommandGroup(click.Group):
     """A group whose commands are found by name among the entry points of a group, and imported when called."""
 
     entry_points = "atoll.commands"
@@ -24,7 +24,7 @@ class Commands(click.Group):
         return None
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version("atoll"), prog_name="atoll")
 def cli() -> None:
     """Train one language model on many machines that share nothing but the internet.
@@ -35,11 +35,11 @@ def cli() -> None:
     """
 
 
-class Benches(Commands):
+class BenchGroup(CommandGroup):
     entry_points = "atoll.benches"
 
 
-@click.group(cls=Benches)
+@click.group(cls=BenchGroup)
 def bench() -> None:
     """Measure a part of atoll on this machine."""
 

@@ -1,8 +1,8 @@
 """Faults as data, for tests with real processes: `ATOLL_FAULTS="point=action,..."` in a process's environment.
 
 `coordinator.plan.written=crash` ends the process by SIGKILL when it gets to that point, `point@3=crash` the
-third time, `trainer.step=stall:0.05` holds it up for so many seconds every time. Without the variable `hit` does
-nothing.
+third time, `trainer.step=stall:0.05` holds it up for so many seconds every time. Without the variable
+`fault_point` does nothing.
 """
 
 import os
@@ -36,7 +36,7 @@ def parse(text: str) -> dict[str, Fault]:
 FAULTS = parse(os.environ.get("ATOLL_FAULTS", ""))
 
 
-def hit(point: str) -> None:
+def fault_point(point: str) -> None:
     """The process is at `point`."""
     fault = FAULTS.get(point) if FAULTS else None
     if fault is None:

@@ -23,7 +23,7 @@ def room(folder: Path) -> int:
 
 
 @contextmanager
-def appearing(path: Path, size: int, room: Room = room, mode: int = 0o600) -> Iterator[int]:
+def atomic_write(path: Path, size: int, room: Room = room, mode: int = 0o600) -> Iterator[int]:
     """A descriptor to write `size` bytes to. They are `path` when the context is left; if it is left by an
     exception, or the process ends, nothing is. `mode`: who may use the file, within the process's umask. Raises
     `DiskFull` before anything is written."""

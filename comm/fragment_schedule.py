@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class FragmentSchedule:
     fragments: int = 1  # P
 
     def fragment(self, round_: int) -> int:

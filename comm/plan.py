@@ -25,7 +25,7 @@ from atoll.comm.ids import NO_PIN, Epoch, Incarnation, NodeId, Pin, Round
 NOBODY = 0xFFFF_FFFF  # owner of a chunk that was sealed by a member that is gone, until its holders are known
 
 
-class BadPlan(AtollError):
+class InvalidPlan(AtollError):
     """A plan that no member can carry out; the coordinator's fault."""
 
 
@@ -75,7 +75,7 @@ class Plan:
         for i, member in enumerate(self.members):
             if member.node == node and not member.gone:
                 return i
-        raise BadPlan(f"{self}: {node} is not one of its members")
+        raise InvalidPlan(f"{self}: {node} is not one of its members")
 
     def owned(self, index: int) -> list[int]:
         """The chunks that member `index` owns."""
@@ -116,58 +116,62 @@ class Plan:
         return found
 
     def validate(self) -> None:
-        """Raise `BadPlan` with a sentence unless every member can carry this plan out."""
+        """Raise `InvalidPlan` with a sentence unless every member can carry this plan out."""
         here = [member for member in self.members if not member.gone]
         if not here:
-            raise BadPlan(f"{self}: it has no members")
+            raise InvalidPlan(f"{self}: it has no members")
         nodes = [member.node for member in here]
         for node in nodes:
             if nodes.count(node) > 1:
-                raise BadPlan(f"{self}: {node} is in it {nodes.count(node)} times")
+                raise InvalidPlan(f"{self}: {node} is in it {nodes.count(node)} times")
         for member in self.members:
             if not (math.isfinite(member.weight) and member.weight >= 0):
-                raise BadPlan(
+                raise InvalidPlan(
                     f"{self}: the weight of {member.node} is {member.weight}, it must be at least 0 and finite"
                 )
             if not 0 < member.scale <= 1:
-                raise BadPlan(f"{self}: the scale of {member.node} is {member.scale}, it must be in (0, 1]")
+                raise InvalidPlan(f"{self}: the scale of {member.node} is {member.scale}, it must be in (0, 1]")
         if not (math.isfinite(self.length) and self.length > 0):
-            raise BadPlan(f"{self}: its length is {self.length}, it must be above 0 and finite")
+            raise InvalidPlan(f"{self}: its length is {self.length}, it must be above 0 and finite")
         total = sum(member.weight for member in self.members)
         if not math.isfinite(total):
-            raise BadPlan(f"{self}: the sum of the weights is not finite")
+            raise InvalidPlan(f"{self}: the sum of the weights is not finite")
         if not any(member.weight for member in here):
-            raise BadPlan(f"{self}: no member has a weight above 0")
+            raise InvalidPlan(f"{self}: no member has a weight above 0")
         if len(self.since) not in (0, len(self.owners)):
-            raise BadPlan(f"{self}: it has {len(self.owners)} owners and {len(self.since)} attempts of theirs")
+            raise InvalidPlan(f"{self}: it has {len(self.owners)} owners and {len(self.since)} attempts of theirs")
         for c, owner in enumerate(self.owners):
             if owner == NOBODY and c in self.kept:
                 continue
             if not 0 <= owner < len(self.members):
-                raise BadPlan(f"{self}: the owner of chunk {c} is {owner}, there are {len(self.members)} members")
+                raise InvalidPlan(
+                    f"{self}: the owner of chunk {c} is {owner}, there are {len(self.members)} members"
+                )
             if self.members[owner].gone:
-                raise BadPlan(f"{self}: the owner of chunk {c} is {self.members[owner].node}, which is gone")
+                raise InvalidPlan(f"{self}: the owner of chunk {c} is {self.members[owner].node}, which is gone")
         self._validate_regions()
 
     def _validate_regions(self) -> None:
         n, chunks = len(self.relays), len(self.owners)
         if len(self.regions) > len(self.members) or min(self.regions, default=0) < 0:
-            raise BadPlan(f"{self}: its regions are not those of its members")
+            raise InvalidPlan(f"{self}: its regions are not those of its members")
         if any(len(row) != chunks for row in self.relays) or not all(0 <= c < chunks for c in self.layered):
-            raise BadPlan(f"{self}: it does not have a relay for each of {chunks} chunks in each of {n} regions")
+            raise InvalidPlan(
+                f"{self}: it does not have a relay for each of {chunks} chunks in each of {n} regions"
+            )
         if self.layered and max(self.regions, default=-1) + 1 != n:
-            raise BadPlan(
+            raise InvalidPlan(
                 f"{self}: it has relays for {n} regions and members in {max(self.regions, default=-1) + 1}"
             )
         for c in self.layered:
             if self.region(self.owners[c]) < 0:
-                raise BadPlan(f"{self}: the owner of chunk {c} has no region")
+                raise InvalidPlan(f"{self}: the owner of chunk {c} has no region")
             for g, row in enumerate(self.relays):
                 relay = row[c]
                 if not 0 <= relay < len(self.regions) or self.regions[relay] != g or self.members[relay].gone:
-                    raise BadPlan(f"{self}: the relay of chunk {c} in region {g} is {relay}")
+                    raise InvalidPlan(f"{self}: the relay of chunk {c} in region {g} is {relay}")
                 if g == self.region(self.owners[c]) and relay != self.owners[c]:
-                    raise BadPlan(f"{self}: the owner of chunk {c} is not its region's relay")
+                    raise InvalidPlan(f"{self}: the owner of chunk {c} is not its region's relay")
 
     def __str__(self) -> str:
         return f"plan of round {self.round}, attempt {self.attempt}"

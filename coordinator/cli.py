@@ -49,10 +49,10 @@ def start(
     config = load_run(run_yaml, overrides, method_file(method, run_yaml) if method else None)
     check_real(config)
     from atoll.comm import log
-    from atoll.coordinator.server import Options, serve
+    from atoll.coordinator.server import ServerOptions, serve
 
     log.setup()
-    asyncio.run(serve(config, Options(state_dir.expanduser(), listen, http, advertise)))
+    asyncio.run(serve(config, ServerOptions(state_dir.expanduser(), listen, http, advertise)))
 
 
 @coordinator.command("check")

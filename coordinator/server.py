@@ -20,7 +20,7 @@ from atoll.comm.ids import NO_PIN, Pin
 from atoll.comm.invite import Invite, join_host_port, split_host_port
 from atoll.comm.transport.certificates import own
 from atoll.coordinator.monitor.http import app
-from atoll.coordinator.monitor.wandb_logger import Tracker
+from atoll.coordinator.monitor.wandb_logger import WandbLogger
 from atoll.coordinator.service.control_plane import ControlPlane
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.state_machine.events import CommitRecord
@@ -31,21 +31,21 @@ FEW = 5  # keys that differ which are named
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ServerOptions:
     state_dir: Path
     listen: str  # control plane, host:port
     http: str  # page, host:port
     advertise: str  # control plane as nodes dial it; empty: as it listens
 
 
-async def serve(config: RunConfig, options: Options) -> None:
+async def serve(config: RunConfig, options: ServerOptions) -> None:
     """Run the service until SIGTERM or SIGINT, and then until the round that is closing is done."""
     gc.freeze()  # what was imported stays: a collection need not look at it again
     journal = Journal(options.state_dir)
     try:
         _same_run(journal, config)
         http_socket = _bind(options.http, "--http")
-        tracker = Tracker(config, options.state_dir, _past(journal))
+        tracker = WandbLogger(config, options.state_dir, _past(journal))
         try:
             await _serve(config, options, journal, http_socket, tracker)
         finally:
@@ -55,7 +55,7 @@ async def serve(config: RunConfig, options: Options) -> None:
 
 
 async def _serve(
-    config: RunConfig, options: Options, journal: Journal, http_socket: socket.socket, tracker: Tracker
+    config: RunConfig, options: ServerOptions, journal: Journal, http_socket: socket.socket, tracker: WandbLogger
 ) -> None:
     certificate = own(options.state_dir) if encrypted(config, options) else None
     plane = ControlPlane(config, journal, tracker.tell, certificate)
@@ -128,7 +128,7 @@ def _differing(kept: dict[str, Any], given: dict[str, Any], above: str = "") -> 
     return found
 
 
-def encrypted(config: RunConfig, options: Options) -> bool:
+def encrypted(config: RunConfig, options: ServerOptions) -> bool:
     """Whether the run's connections are: by `security.tls`, and by where nodes come from."""
     if config.security.tls is not TlsMode.AUTO:
         return config.security.tls is TlsMode.ON
@@ -145,7 +145,7 @@ def _loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _listen(plane: ControlPlane, options: Options) -> str:
+def _listen(plane: ControlPlane, options: ServerOptions) -> str:
     """Bind the control plane; return the address that join URLs carry."""
     host, port = split_host_port(options.listen, "--listen")
     _bind(options.listen, "--listen", probe=True).close()

@@ -87,11 +87,11 @@ def join(
     from atoll.comm import log
     from atoll.node.daemon.daemon import live
     from atoll.node.daemon.reducer import reduce_only
-    from atoll.node.daemon.state_dir import Options
+    from atoll.node.daemon.state_dir import JoinOptions
 
     log.setup()
     try:
-        options = Options(state_dir, listen, advertise, name, patience, leaf)
+        options = JoinOptions(state_dir, listen, advertise, name, patience, leaf)
         asyncio.run(reduce_only(invite, config, options) if role == "reducer" else live(invite, config, options))
     except* AtollError as errors:
         raise _first(errors) from None
@@ -143,10 +143,10 @@ def export(state_dir: Path, out: Path, layout: str, run: str, overwrite: bool) -
 
     STATE_DIR is the node's (~/.atoll/node unless it was told another); its daemon may run meanwhile.
     """
-    from atoll.node.checkpoint.export import Naming
+    from atoll.node.checkpoint.export import TensorNaming
     from atoll.node.checkpoint.export import export as write
 
-    done = write(state_dir.expanduser(), out.expanduser(), Naming(layout), run, overwrite)
+    done = write(state_dir.expanduser(), out.expanduser(), TensorNaming(layout), run, overwrite)
     click.echo(f"run {done.run}, round {done.round}: {done.n_params:,} parameters are in {out}")
 
 

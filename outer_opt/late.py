@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Gap:
+class Staleness:
     """Between the anchor that the work at hand was begun from and the one of now. Of one node and fragment."""
 
     way: float = 0.0  # sum of the rounds' steps, in l2 norms, that the anchor took under the work at hand

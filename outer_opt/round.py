@@ -21,14 +21,14 @@ from atoll.outer_opt.rule import Rule
 
 
 @dataclass
-class Member:
+class RoundMember:
     local: Array  # (n,) its parameters
     residual: Array  # (n,) what the wire left out of its deltas, with feedback
     offered: Array  # (n,) what it encoded in this round
     share: float = 0.0  # of the mean (`weights.shares`); 0: the round leaves it out
 
 
-def offer(member: Member, anchor: Array, feedback: ErrorFeedback | None, scratch: Array) -> None:
+def offer(member: RoundMember, anchor: Array, feedback: ErrorFeedback | None, scratch: Array) -> None:
     """Write what the member encodes into `offered`: anchor - local, and its residual."""
     delta = scratch if feedback else member.offered
     delta[...] = anchor
@@ -40,7 +40,7 @@ def offer(member: Member, anchor: Array, feedback: ErrorFeedback | None, scratch
 def exchange(
     anchor: Array,
     momentum: Array,
-    members: Sequence[Member],
+    members: Sequence[RoundMember],
     merge: Merge,
     rule: Rule,
     left_out: Adopt,

@@ -10,7 +10,7 @@ EMBEDDINGS = re.compile(r"embed|wte|wpe|head", re.IGNORECASE)
 LAYER = re.compile(r"(?:^|\.)(\d+)\.")
 
 
-class Kind(Enum):
+class TensorKind(Enum):
     """What optimizers and merges treat differently."""
 
     MATRIX = "matrix"  # projects one hidden layer onto another
@@ -33,7 +33,7 @@ class Tensor:
         return slice(self.offset, self.offset + self.numel)
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> TensorKind:
         return kind_of(self.name, len(self.shape))
 
     @property
@@ -43,11 +43,15 @@ class Tensor:
         return int(match[1]) if match else None
 
 
-def kind_of(name: str, dimensions: int) -> Kind:
+def kind_of(name: str, dimensions: int) -> TensorKind:
     """By its name, the same for every model: one that says embed, wte, wpe or head is an embedding."""
     if dimensions < 2:
-        return Kind.VECTOR
-    return Kind.EMBEDDING if EMBEDDINGS.search(name.removesuffix(".weight").rpartition(".")[2]) else Kind.MATRIX
+        return TensorKind.VECTOR
+    return (
+        TensorKind.EMBEDDING
+        if EMBEDDINGS.search(name.removesuffix(".weight").rpartition(".")[2])
+        else TensorKind.MATRIX
+    )
 
 
 def placed(layout: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[Tensor, ...]:

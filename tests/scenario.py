@@ -95,7 +95,7 @@ class Run:
     def feed(self, event: ev.Event) -> None:
         before = self.state
         self.state, effects = step(before, event, self.now)
-        if not isinstance(event, ev.Heard) and (effects or self.state != before):
+        if not isinstance(event, ev.Heartbeat) and (effects or self.state != before):
             self.journal.append((self.now, event))
         for effect in effects:
             self.say(effect.sentence if isinstance(effect, ev.Note) else published(effect.record, self.name))
@@ -236,19 +236,19 @@ class Run:
         fence = self.fence(options) if of_reduce else None
         match verb:
             case "layout":
-                return ev.LayoutKnown(node, life, NUMEL, digest(rest[0].encode()))
+                return ev.LayoutReported(node, life, NUMEL, digest(rest[0].encode()))
             case "state":
                 known = [options["as"]] if "as" in options else rest
-                return ev.StateAt(node, life, int(rest[0]), digest(" ".join(known).encode()))
+                return ev.StateReported(node, life, int(rest[0]), digest(" ".join(known).encode()))
             case "reached":
-                return ev.Reached(node, life, int(options.get("round", r.number)))
+                return ev.StepsReached(node, life, int(options.get("round", r.number)))
             case "ready":
                 lease = self.state.leases.held.get(node, ())
                 front = int(options.get("front", data.front(lease) if lease else 0))
                 steps = int(options.get("steps", 10))
                 samples = int(options.get("samples", steps))
                 round_ = int(options.get("round", r.number))
-                return ev.BecameReady(node, life, round_, front, samples, steps, 2.0, 1.0)
+                return ev.ContributionReady(node, life, round_, front, samples, steps, 2.0, 1.0)
             case "seal":
                 assert fence is not None
                 word = options.get("word", "sealed")
@@ -258,30 +258,32 @@ class Run:
                     fence = fence._replace(attempt=int(options["since"]))
                     chunks = [c for c in chunks if r.ledger.since[c] == fence.attempt]
                 seals = ((c, digest(f"{word} {c}".encode()), self.alive()) for c in chunks)
-                return ev.Sealed(node, life, fence, tuple(seals))
+                return ev.ChunksSealed(node, life, fence, tuple(seals))
             case "orphans":
                 assert fence is not None
                 told = (int(c) for c in options.get("here", "").split(",") if c)
-                return ev.Orphans(node, life, fence, tuple((c, r.ledger.sealed[c].digest) for c in told))
+                return ev.OrphansFound(node, life, fence, tuple((c, r.ledger.sealed[c].digest) for c in told))
             case "held":
                 assert fence is not None
                 root = r.ledger.root if r.ledger.complete else b""
                 root = digest(options["word"].encode()) if "word" in options else root
                 measured, proven = self.measured(node), "proven" in options
-                return ev.Held(node, life, fence, root, 1000, 1000, 0.0, 0.0, *measured, proven)
+                return ev.ReduceComplete(node, life, fence, root, 1000, 1000, 0.0, 0.0, *measured, proven)
             case "lost":
                 assert fence is not None
-                return ev.PeerLost(node, life, self.node(rest[0]), fence, "connection reset")
+                return ev.PeerUnreachable(node, life, self.node(rest[0]), fence, "connection reset")
             case "forged":
                 assert fence is not None
-                return ev.Forged(node, life, self.node(rest[0]), fence, int(options.get("chunk", 0)))
+                return ev.ChunkForged(node, life, self.node(rest[0]), fence, int(options.get("chunk", 0)))
             case "lacking":
                 assert fence is not None
-                return ev.Lacking(node, life, fence, tuple(int(c) for c in options["chunks"].split(",")))
+                return ev.ChunksMissing(node, life, fence, tuple(int(c) for c in options["chunks"].split(",")))
             case "mended":
-                return ev.Mended(node, life, self.state.committed, int(rest[0]), True, rest[1:] == ["disk"])
+                return ev.StateRepaired(node, life, self.state.committed, int(rest[0]), True, rest[1:] == ["disk"])
             case "evaluated":
-                return ev.Evaluated(node, life, int(rest[1]) if rest[1:] else self.state.committed, float(rest[0]))
+                return ev.LossEvaluated(
+                    node, life, int(rest[1]) if rest[1:] else self.state.committed, float(rest[0])
+                )
             case "disconnect":
                 return ev.Disconnected(node, life)
             case "connect":
@@ -327,7 +329,7 @@ class Run:
             return
         if disk:
             self.feed(self.event("state", name, disk, {}))
-        self.feed(ev.LayoutKnown(node, life, NUMEL, digest(b"layout")))
+        self.feed(ev.LayoutReported(node, life, NUMEL, digest(b"layout")))
 
     def wait(self, seconds: float) -> None:
         for _ in range(round(seconds / TICK)):
@@ -335,7 +337,7 @@ class Run:
             for node, m in self.state.members.here.items():
                 if m.connected and node not in self.quiet:
                     step_ = m.step[1] if node in self.hung else m.step[1] + 1
-                    self.feed(ev.Heard(node, m.life, self.phases.get(node, m.phase), 0, step_))
+                    self.feed(ev.Heartbeat(node, m.life, self.phases.get(node, m.phase), 0, step_))
             for verdict in members.judge(
                 self.state.members, self.state.config.members, self.state.awaited, self.now
             ):

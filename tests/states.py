@@ -10,12 +10,12 @@ from atoll.comm.byte_view import U8
 from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import ModelConfig, ReduceConfig, RunConfig
 from atoll.comm.digest import digest
-from atoll.node.checkpoint.checkpointer import Durable, Place
-from atoll.node.checkpoint.run_manifest import About
-from atoll.node.checkpoint.snapshots import Layout
+from atoll.node.checkpoint.checkpointer import Checkpointer, CheckpointLocation
+from atoll.node.checkpoint.run_manifest import RunManifest
+from atoll.node.checkpoint.snapshots import TensorShapes
 from atoll.node.outer.layout import in_turns, stretches
 from atoll.node.outer.method import schedule_of, sealing_of
-from atoll.node.outer.shared_vectors import Vectors
+from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.outer.state import OuterState
 from atoll.node.trainer.flat_vector import layout_of
 from atoll.node.trainer.model import build
@@ -25,24 +25,26 @@ RUN = RunConfig(name="tiny", model=TINY, reduce=ReduceConfig(chunk=4096))
 MARK = b"r" * 16
 
 
-def layout_for(model: ModelConfig) -> Layout:
+def layout_for(model: ModelConfig) -> TensorShapes:
     return tuple((slot.name, slot.shape) for slot in layout_of(build(model)).slots)
 
 
 class Node:
     """A node's state directory, filled as its daemon fills it."""
 
-    def __init__(self, folder: Path, about: About | None = None, layout: Layout = (), mark: bytes = MARK) -> None:
-        about = about or About(RUN)
+    def __init__(
+        self, folder: Path, about: RunManifest | None = None, layout: TensorShapes = (), mark: bytes = MARK
+    ) -> None:
+        about = about or RunManifest(RUN)
         self.state_dir, self.run, self.folder = folder, about.run, folder / "outer" / mark.hex()
         layout = layout or layout_for(about.run.model)
         layout = in_turns(self.run, layout) if self.run.fragments.count > 1 else layout
         fragments, self.chunks = stretches(self.run, layout)
         self.codec = make_codec(self.run.reduce.codec, self.run.reduce.block, self.run.reduce.scales)
-        vectors = Vectors.create(self.chunks.numel, folder, folder / "shm")
+        vectors = SharedVectors.create(self.chunks.numel, folder, folder / "shm")
         self.outer = OuterState(vectors, self.chunks, sealing_of(self.run, *fragments), schedule_of(self.run))
-        place = Place(self.folder, mark, layout, 3, about=about)
-        self.disk = Durable(self.outer, lambda _: None, place)
+        place = CheckpointLocation(self.folder, mark, layout, 3, about=about)
+        self.disk = Checkpointer(self.outer, lambda _: None, place)
 
     async def commit(self, *rounds: int) -> None:
         for round_ in rounds:

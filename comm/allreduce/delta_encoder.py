@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
-from atoll.comm.buffers import Buffers, room
+from atoll.comm.buffers import BufferPool, room
 from atoll.comm.byte_view import U8
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import F32, Codec, NonFinite
@@ -101,7 +101,7 @@ class DeltaEncoder:
         local: F32,
         codec: Codec,
         chunks: Chunks,
-        buffers: Buffers | None = None,
+        buffers: BufferPool | None = None,
         offer: Callable[[slice, F32], None] | None = None,
         keep: bool = False,
     ) -> None:
@@ -113,7 +113,7 @@ class DeltaEncoder:
         )  # of a map each slice costs ten times that
         self._codec, self._chunks = codec, chunks
         self._offer = offer
-        self._buffers = Buffers() if buffers is None else buffers
+        self._buffers = BufferPool() if buffers is None else buffers
         self._largest = codec.size(chunks.largest)
         self.encoded = EncodedVector([None] * chunks.count, again=None if keep else self._again)
         self._threads = threads()

@@ -23,7 +23,7 @@ They go out in the same order at all members, sums too, which may have to wait f
 
 Sealed chunks are taken for what they should be until the coordinator finds that not all members hold the same. It
 tells the ledger's digests then (`prove`): what differs is given up, and comes again from somebody else. Of whom it
-came so is told, and at last what is `Lacking`, where everybody was asked in vain.
+came so is told, and at last what is `ReportMissing`, where everybody was asked in vain.
 Whatever is sent to whom and when follows from the calls, so the simulation of the protocol runs this class.
 """
 
@@ -36,19 +36,19 @@ from atoll.comm.bitmap import bit, bitmap
 from atoll.comm.digest import root
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import NOBODY, Plan
-from atoll.comm.transport.frames import Kind
+from atoll.comm.transport.frames import FrameKind
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendFrame:
     node: NodeId
-    kind: Kind
+    kind: FrameKind
     chunk: int = 0
     since: int = 0  # the attempt in which the chunk got its owner
 
 
 @dataclass(frozen=True, slots=True)
-class Merge:
+class MergeChunk:
     """Average these contributions to a chunk, and call `merged`."""
 
     chunk: int
@@ -58,7 +58,7 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class SumRegion:
     """Average these contributions of this member's region to a chunk, and call `summed`."""
 
     chunk: int
@@ -67,7 +67,7 @@ class Sum:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReportSeal:
     """Enter this chunk as sealed in the ledger."""
 
     chunk: int
@@ -77,28 +77,28 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Free:
+class FreeContributions:
     """Contributions to this chunk are of no more use here; nor is its region's sum, but one that was just made."""
 
     chunk: int
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
+class FreeSealed:
     """So are its sealed bytes."""
 
     chunk: int
 
 
 @dataclass(frozen=True, slots=True)
-class Orphans:
+class ReportOrphans:
     """Tell the coordinator which chunks without an owner are here sealed, with which digests."""
 
     here: tuple[tuple[int, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ReportComplete:
     """Every sealed chunk is here."""
 
     root: bytes
@@ -106,7 +106,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Forged:
+class ReportForged:
     """The sealed chunk as this member gave it is not the ledger's."""
 
     chunk: int
@@ -114,16 +114,27 @@ class Forged:
 
 
 @dataclass(frozen=True, slots=True)
-class Lacking:
+class ReportMissing:
     """Only these are not here, and nobody who may be asked gave them as the ledger has them."""
 
     chunks: tuple[int, ...]
 
 
-Effect = Send | Merge | Sum | Report | Free | Forget | Orphans | Held | Forged | Lacking
+Effect = (
+    SendFrame
+    | MergeChunk
+    | SumRegion
+    | ReportSeal
+    | FreeContributions
+    | FreeSealed
+    | ReportOrphans
+    | ReportComplete
+    | ReportForged
+    | ReportMissing
+)
 
 
-class Verdict(Enum):
+class FrameVerdict(Enum):
     """What to do with a frame whose header has come."""
 
     TAKE = "take"
@@ -131,7 +142,7 @@ class Verdict(Enum):
     DISCARD = "discard"  # it is late, or comes twice
 
 
-class Exchange:
+class ReduceProtocol:
     def __init__(self, me: NodeId, chunks: int, window: int) -> None:
         self.me, self.chunks, self.window = me, chunks, max(window, 1)
         self.plan: Plan | None = None
@@ -187,7 +198,7 @@ class Exchange:
                 # It asks for what its first plan kept; which chunks these are is not known if that was skipped.
                 late = self._mine if skipped else self._mine - plan.kept
                 late = {c for c in late if self._gives(c, place)}
-                out += [Send(node, Kind.SEALED, c, self._since[c]) for c in sorted(late)]
+                out += [SendFrame(node, FrameKind.SEALED, c, self._since[c]) for c in sorted(late)]
         again = {i for i, m in enumerate(plan.members) if m.gone and m.node in self._here}
         for arrived in self._arrived.values():
             arrived -= again  # a member that came back brings its contribution anew
@@ -199,7 +210,7 @@ class Exchange:
             self._feed(node, out)
         if NOBODY in plan.owners:
             orphans = [c for c, owner in enumerate(plan.owners) if owner == NOBODY]
-            out.append(Orphans(tuple((c, d) for c in orphans if (d := self.digests[c]) is not None)))
+            out.append(ReportOrphans(tuple((c, d) for c in orphans if (d := self.digests[c]) is not None)))
         self._complete(out)
         return out
 
@@ -214,7 +225,7 @@ class Exchange:
             elif not plan.since or plan.since[c] != self._since[c]:
                 self.digests[c] = None
                 self._lacking += 1
-                out.append(Forget(c))
+                out.append(FreeSealed(c))
 
     def _reassign(self, c: int, owner: int, since: int, out: list[Effect]) -> None:
         """The chunk has an owner, and starts from there, or is kept as it was sealed before."""
@@ -224,7 +235,7 @@ class Exchange:
             if c in (queue := self._queue.get(old, deque())):
                 queue.remove(c)
         if self._arrived.pop(c, None) is not None or c in self._relayed:
-            out.append(Free(c))
+            out.append(FreeContributions(c))
         self._partials.pop(c, None)
         for chunks in (self._merging, self._relayed, self._summed, self._mine):
             chunks.discard(c)
@@ -233,7 +244,7 @@ class Exchange:
         if not kept and self.digests[c] is not None:
             self.digests[c] = None
             self._lacking += 1
-            out.append(Forget(c))
+            out.append(FreeSealed(c))
         self._ledger[c], self._since[c] = None, since
         if owner == NOBODY:
             self._up[c] = None
@@ -246,7 +257,7 @@ class Exchange:
             holder = self.plan.members[owner].node
             if holder != self.me and self.digests[c] is None and contributes:
                 self._asked[c] = [holder]
-                out.append(Send(holder, Kind.WANT, c, since))
+                out.append(SendFrame(holder, FrameKind.WANT, c, since))
             return
         if relays or node == self.me:
             self._arrived[c] = {self._place} if contributes else set()
@@ -256,23 +267,23 @@ class Exchange:
 
     # Frames
 
-    def verdict(self, node: NodeId, place: int, kind: Kind, c: int, since: int) -> Verdict:
+    def verdict(self, node: NodeId, place: int, kind: FrameKind, c: int, since: int) -> FrameVerdict:
         """Whether a frame about chunk `c`, of `node` at this place in its plan, is of use."""
         if self.plan is None or since > self.plan.attempt or place >= len(self.plan.members):
-            return Verdict.HOLD
+            return FrameVerdict.HOLD
         if since != self._since[c] or self._here.get(node) != place:
-            return Verdict.DISCARD
+            return FrameVerdict.DISCARD
         useful = True
-        if kind is Kind.CONTRIBUTION:
+        if kind is FrameKind.CONTRIBUTION:
             arrived = self._arrived.get(c)
             useful = arrived is not None and place not in arrived and self._contributes(place)
             useful = useful and self._sums_for(c, place)
-        elif kind is Kind.PARTIAL:
+        elif kind is FrameKind.PARTIAL:
             useful = c not in self._relayed and place not in self._partials.get(c, {place: ()})
             useful = useful and self.plan.relays_for(c, place)
-        elif kind is Kind.SEALED:
+        elif kind is FrameKind.SEALED:
             useful = self.digests[c] is None and (node == self._up[c] or node in self._asked.get(c, ()))
-        return Verdict.TAKE if useful else Verdict.DISCARD
+        return FrameVerdict.TAKE if useful else FrameVerdict.DISCARD
 
     def contribution(self, node: NodeId, c: int) -> list[Effect]:
         """A contribution to chunk `c` that is to be taken is here."""
@@ -318,14 +329,14 @@ class Exchange:
         self._mine.add(c)
         self.digests[c] = digest
         self._lacking -= 1
-        out: list[Effect] = [Report(c, since, digest, tuple(inputs)), Free(c)]
+        out: list[Effect] = [ReportSeal(c, since, digest, tuple(inputs)), FreeContributions(c)]
         more = len(self._arrived) >= self.window  # else nobody has contributions that wait for room
         for node, place in self._here.items():
             if node != self.me:
                 if more and (place in relays or (place in inputs and self._sums_for(c, place))):
-                    out.append(Send(node, Kind.MERGED, c, since))
+                    out.append(SendFrame(node, FrameKind.MERGED, c, since))
                 if self._gives(c, place):
-                    out.append(Send(node, Kind.SEALED, c, since))
+                    out.append(SendFrame(node, FrameKind.SEALED, c, since))
         self._complete(out)
         return out
 
@@ -337,28 +348,28 @@ class Exchange:
         self._merging.discard(c)
         del self._arrived[c], self._partials[c]
         self._summed.add(c)
-        out: list[Effect] = [Free(c)]
+        out: list[Effect] = [FreeContributions(c)]
         more = len(self._arrived) >= self.window
         for node, place in self._here.items():
             if more and node != self.me and place in inputs:
-                out.append(Send(node, Kind.MERGED, c, since))
+                out.append(SendFrame(node, FrameKind.MERGED, c, since))
         if (up := self._up[c]) is not None:
             self._feed(up, out)
         return out
 
     def is_merged(self, node: NodeId, c: int) -> list[Effect]:
         """The owner or relay has made use of what this member sent: there is room for more."""
-        out: list[Effect] = [Free(c)] if c in self._summed and node == self._up[c] else []
+        out: list[Effect] = [FreeContributions(c)] if c in self._summed and node == self._up[c] else []
         self._out.get(node, set()).discard(c)
         self._feed(node, out)
         return out
 
     def sealed(self, c: int, digest: bytes, giver: NodeId | None = None) -> list[Effect]:
-        """A sealed chunk that is to be taken is here, whole and decodable; unless it is `Forged`."""
+        """A sealed chunk that is to be taken is here, whole and decodable; unless it is `ReportForged`."""
         out: list[Effect] = []
         if giver is not None:
             if self._ledger[c] not in (None, digest):
-                return [Forged(c, giver), *self._beside(giver, c)]
+                return [ReportForged(c, giver), *self._beside(giver, c)]
             self._givers[c] = giver
         self.digests[c] = digest
         self._lacking -= 1
@@ -367,11 +378,11 @@ class Exchange:
             if self._arrived.pop(c, None) is not None:  # it was sealed without this region
                 del self._partials[c]
                 self._merging.discard(c)
-                out.append(Free(c))
+                out.append(FreeContributions(c))
             self._mine.add(c)
             for node, place in self._here.items():
                 if node != self.me and self._gives(c, place):
-                    out.append(Send(node, Kind.SEALED, c, self._since[c]))
+                    out.append(SendFrame(node, FrameKind.SEALED, c, self._since[c]))
         if (up := self._up[c]) is not None:  # it was sealed without this member, if that joined meanwhile
             if c in (queue := self._queue.get(up, deque())):
                 queue.remove(c)
@@ -381,8 +392,8 @@ class Exchange:
 
     def wanted(self, node: NodeId, c: int) -> list[Effect]:
         """A member asks for a sealed chunk."""
-        kind = Kind.LACK if self.digests[c] is None else Kind.SEALED
-        return [Send(node, kind, c, self._since[c])]
+        kind = FrameKind.LACK if self.digests[c] is None else FrameKind.SEALED
+        return [SendFrame(node, kind, c, self._since[c])]
 
     def lacked(self, node: NodeId, c: int) -> list[Effect]:
         """A member that was asked for a sealed chunk does not have it."""
@@ -402,11 +413,11 @@ class Exchange:
                 self.digests[c] = None
                 self._lacking += 1
                 self._mine.discard(c)
-                out.append(Forget(c))
+                out.append(FreeSealed(c))
                 self._asked[c] = []
                 giver = self._givers.pop(c, None)
                 asked = self._beside(giver, c) if giver is not None else self.pull(c) or self._in_vain(c)
-                out += asked if giver is None else [Forged(c, giver), *asked]
+                out += asked if giver is None else [ReportForged(c, giver), *asked]
         self._told = -1
         self._complete(out)
         return out
@@ -464,7 +475,7 @@ class Exchange:
             return []
         node = able[(c + self._place) % len(able)]  # not everybody the same one
         asked.append(node)
-        return [Send(node, Kind.WANT, c, self._since[c])]
+        return [SendFrame(node, FrameKind.WANT, c, self._since[c])]
 
     def owing(self) -> Iterator[NodeId]:
         """Members of which a contribution is due: they have not filled their window."""
@@ -508,13 +519,13 @@ class Exchange:
             if bit(merged, c) and not unheard:
                 self._out[node].discard(c)
             elif not bit(here, c) or unheard:
-                out.append(Send(node, self._kind(c), c, self._since[c]))
+                out.append(SendFrame(node, self._kind(c), c, self._since[c]))
         for c in sorted(self._mine):
             if (self._since[c] > attempt or not bit(sealed, c)) and self._gives(c, self._here[node]):
-                out.append(Send(node, Kind.SEALED, c, self._since[c]))
+                out.append(SendFrame(node, FrameKind.SEALED, c, self._since[c]))
         for c, asked in self._asked.items():
             if asked[-1:] == [node]:
-                out.append(Send(node, Kind.WANT, c, self._since[c]))
+                out.append(SendFrame(node, FrameKind.WANT, c, self._since[c]))
         self._feed(node, out)
         return out
 
@@ -547,9 +558,9 @@ class Exchange:
             if any(self.plan.relays_for(c, place) for c in late):
                 yield node
 
-    def _kind(self, c: int) -> Kind:
+    def _kind(self, c: int) -> FrameKind:
         """What this member sends of the chunk."""
-        return Kind.PARTIAL if c in self._relayed else Kind.CONTRIBUTION
+        return FrameKind.PARTIAL if c in self._relayed else FrameKind.CONTRIBUTION
 
     def _merge_if_complete(self, c: int, out: list[Effect]) -> None:
         if c in self._merging:
@@ -565,7 +576,7 @@ class Exchange:
             self._merging.add(c)
             inputs, since = tuple(sorted(arrived)), self._since[c]
             sums = tuple(sorted(self._partials[c].items()))
-            out.append(Sum(c, since, inputs) if relayed else Merge(c, since, inputs, sums))
+            out.append(SumRegion(c, since, inputs) if relayed else MergeChunk(c, since, inputs, sums))
 
     def _feed(self, node: NodeId, out: list[Effect]) -> None:
         """Send contributions and sums to `node` as long as there is room, and the next one is made."""
@@ -573,15 +584,17 @@ class Exchange:
         while queue and len(sent) < self.window and (queue[0] not in self._relayed or queue[0] in self._summed):
             c = queue.popleft()
             sent.add(c)
-            out.append(Send(node, self._kind(c), c, self._since[c]))
+            out.append(SendFrame(node, self._kind(c), c, self._since[c]))
 
     def _complete(self, out: list[Effect]) -> None:
         assert self.plan is not None
         if not self._lacking and self._told != self.plan.attempt and self._contributes(self._place):
             self._told = self.plan.attempt
-            out.append(Held(root([d for d in self.digests if d is not None]), self.digests == self._ledger))
+            out.append(
+                ReportComplete(root([d for d in self.digests if d is not None]), self.digests == self._ledger)
+            )
         elif self._lacking and len(self._vain) >= self._lacking:
             lacking = tuple(c for c, digest in enumerate(self.digests) if digest is None)
             if self._vain.issuperset(lacking) and lacking != self._missed:
                 self._missed = lacking
-                out.append(Lacking(lacking))
+                out.append(ReportMissing(lacking))

@@ -40,8 +40,8 @@ import numpy as np
 
 from atoll.comm.allreduce import protocol
 from atoll.comm.allreduce.delta_encoder import EncodedVector, squared_norm
-from atoll.comm.allreduce.protocol import Exchange, Verdict
-from atoll.comm.allreduce.sealing import Refused, Sealing, Term, mean_of
+from atoll.comm.allreduce.protocol import FrameVerdict, ReduceProtocol
+from atoll.comm.allreduce.sealing import SealFormat, Term, UnusableContribution, mean_of
 from atoll.comm.bitmap import bitmap, places
 from atoll.comm.buffers import room
 from atoll.comm.byte_view import U8, Octets
@@ -50,10 +50,10 @@ from atoll.comm.codecs import zstd
 from atoll.comm.codecs.codec import Codec, Malformed
 from atoll.comm.digest import digest, root
 from atoll.comm.ids import NodeId
-from atoll.comm.plan import BadPlan, Fence, Plan, PlanMember
-from atoll.comm.transport.connection import Broken
-from atoll.comm.transport.frames import Header, Kind
-from atoll.comm.transport.peer_links import Peers, Waiting
+from atoll.comm.plan import Fence, InvalidPlan, Plan, PlanMember
+from atoll.comm.transport.connection import LinkBroken
+from atoll.comm.transport.frames import FrameKind, Header
+from atoll.comm.transport.peer_links import PeerLinks, Waiting
 from atoll.comm.workers import workers
 
 TICK = 0.3  # seconds between two looks at the clock
@@ -79,7 +79,7 @@ class SealedVector:
 
 
 @dataclass(frozen=True, slots=True)
-class Seal:
+class SealReport:
     """What an owner reports to the ledger."""
 
     chunk: int
@@ -88,10 +88,10 @@ class Seal:
     inputs: tuple[int, ...]  # places in the plan of those whose contributions are in it
 
 
-class Outcome(Protocol):
+class ReduceListener(Protocol):
     """To whom a reduction tells what the coordinator must know. Called in the event loop."""
 
-    def sealed(self, plan: Plan, seal: Seal, more: bool) -> None:
+    def sealed(self, plan: Plan, seal: SealReport, more: bool) -> None:
         """This member has sealed a chunk; `more`: others will follow."""
 
     def orphans(self, plan: Plan, here: tuple[tuple[int, bytes], ...]) -> None:
@@ -115,24 +115,24 @@ class Reduction:
 
     def __init__(
         self,
-        peers: Peers,
+        peers: PeerLinks,
         me: NodeId,
         encoded: EncodedVector | None,
         codec: Codec,
         chunks: Chunks,
         plan: Plan,
-        outcome: Outcome,
-        sealing: Sealing | None = None,
+        outcome: ReduceListener,
+        sealing: SealFormat | None = None,
         came: Callable[[int, U8], None] | None = None,
     ) -> None:
-        """`encoded`: None for a member that only owns chunks. `plan`: the first one, valid or `BadPlan`.
+        """`encoded`: None for a member that only owns chunks. `plan`: the first one, valid or `InvalidPlan`.
         `sealing`: None for the plain mean, encoded with `codec`, as contributions are. `came` is told of each
         sealed chunk that is here; before the commit another one may still take its place."""
         self.round, self.me = plan.round, me
         self._peers, self._encoded, self._codec, self._chunks = peers, encoded, codec, chunks
         self._outcome, self._came = outcome, came or _nobody
         others = max(sum(m.weight > 0 for m in plan.members) - 1, 1)
-        self._exchange = Exchange(me, chunks.count, int(WINDOW * chunks.count / others))
+        self._exchange = ReduceProtocol(me, chunks.count, int(WINDOW * chunks.count / others))
         self._sizes = [codec.size(chunks.size(c)) for c in range(chunks.count)]
         self._mean = mean_of(codec)  # of a region's contributions
         self._sealing = sealing = sealing or self._mean
@@ -227,30 +227,32 @@ class Reduction:
     def _check(self, plan: Plan) -> None:
         plan.validate()
         if len(plan.owners) != self._chunks.count:
-            raise BadPlan(f"{plan}: it has owners for {len(plan.owners)} chunks, there are {self._chunks.count}")
+            raise InvalidPlan(
+                f"{plan}: it has owners for {len(plan.owners)} chunks, there are {self._chunks.count}"
+            )
         place = plan.index(self.me)
         if self._encoded is None and plan.members[place].weight:
-            raise BadPlan(f"{plan}: it has a weight for {self.me}, which brings no delta")
+            raise InvalidPlan(f"{plan}: it has a weight for {self.me}, which brings no delta")
 
-    # What the links ask (atoll.comm.transport.peer_links.Talk)
+    # What the links ask (atoll.comm.transport.peer_links.FrameHandler)
 
     async def place(self, node: NodeId, header: Header) -> U8 | None:
         kind, c, length = header.kind, header.chunk, header.length
-        if kind in (Kind.MERGED, Kind.WANT, Kind.LACK, Kind.RESYNC):
+        if kind in (FrameKind.MERGED, FrameKind.WANT, FrameKind.LACK, FrameKind.RESYNC):
             bits = -(-self._chunks.count // 8)
-            resync = kind is Kind.RESYNC
+            resync = kind is FrameKind.RESYNC
             if length != (3 * bits if resync else 0) or not (resync or self._has(c)):
-                raise Broken(f"a frame {kind.name} of {length} bytes about chunk {c}")
-            settled = resync or await self._settled(node, header) is Verdict.TAKE
+                raise LinkBroken(f"a frame {kind.name} of {length} bytes about chunk {c}")
+            settled = resync or await self._settled(node, header) is FrameVerdict.TAKE
             return np.empty(length, np.uint8) if settled else None
-        if kind not in (Kind.CONTRIBUTION, Kind.PARTIAL, Kind.SEALED) or not self._has(c):
-            raise Broken(f"a frame {kind.name} about chunk {c}, of {self._chunks.count}")
-        follows = kind is Kind.PARTIAL or (kind is Kind.SEALED and not self._fixed)
-        if follows and await self._settled(node, header) is not Verdict.TAKE:
+        if kind not in (FrameKind.CONTRIBUTION, FrameKind.PARTIAL, FrameKind.SEALED) or not self._has(c):
+            raise LinkBroken(f"a frame {kind.name} about chunk {c}, of {self._chunks.count}")
+        follows = kind is FrameKind.PARTIAL or (kind is FrameKind.SEALED and not self._fixed)
+        if follows and await self._settled(node, header) is not FrameVerdict.TAKE:
             return None  # how long it is to be follows from the plan
         if not self._fits(header):
-            raise Broken(f"it sent {length} bytes of chunk {c}, expected {self._size(kind, c) or 'others'}")
-        if await self._settled(node, header) is not Verdict.TAKE:
+            raise LinkBroken(f"it sent {length} bytes of chunk {c}, expected {self._size(kind, c) or 'others'}")
+        if await self._settled(node, header) is not FrameVerdict.TAKE:
             return None
         return self._buffer(length)
 
@@ -259,37 +261,37 @@ class Reduction:
             return
         x, c = self._exchange, header.chunk
         match header.kind:
-            case Kind.CONTRIBUTION | Kind.PARTIAL | Kind.SEALED:
+            case FrameKind.CONTRIBUTION | FrameKind.PARTIAL | FrameKind.SEALED:
                 self._arrived_chunk(node, header, payload)
-            case Kind.MERGED:
+            case FrameKind.MERGED:
                 self._do(x.is_merged(node, c))
-            case Kind.WANT:
+            case FrameKind.WANT:
                 self._do(x.wanted(node, c))
-            case Kind.LACK:
+            case FrameKind.LACK:
                 self._do(x.lacked(node, c))
-            case Kind.RESYNC:
+            case FrameKind.RESYNC:
                 bits = len(payload) // 3
                 here, merged, sealed = (payload[i * bits : (i + 1) * bits].tobytes() for i in range(3))
                 if c in (TELL, TELL_AND_ASK):
                     self._do(x.resync(node, header.fence.attempt, here, merged, sealed))
                 if c in (TELL_AND_ASK, PING):
-                    self._peers.peer(node).post((Kind.RESYNC, TELL if c == TELL_AND_ASK else PONG, 0))
+                    self._peers.peer(node).post((FrameKind.RESYNC, TELL if c == TELL_AND_ASK else PONG, 0))
             case _:
-                raise Broken(f"a frame {header.kind.name} on a link")
+                raise LinkBroken(f"a frame {header.kind.name} on a link")
 
     async def frame(self, node: NodeId, waiting: Waiting) -> tuple[Header, memoryview] | None:
         kind, c, since = waiting
         place, fence = self.plan.index(self.me), self._fence(since)
         payload: U8 | None = None
         match kind:
-            case Kind.CONTRIBUTION:
+            case FrameKind.CONTRIBUTION:
                 self._sent[c] += 1
                 payload = await self._encoded.chunk(c) if self._encoded is not None else None
-            case Kind.PARTIAL:
+            case FrameKind.PARTIAL:
                 payload = self._partials.get(c)
-            case Kind.SEALED:
+            case FrameKind.SEALED:
                 payload = self._sealed[c]
-            case Kind.RESYNC:
+            case FrameKind.RESYNC:
                 data = b"".join(self._exchange.state(node))
                 return Header(kind, self.plan.fence, c, len(data), place=place), memoryview(data)
             case _:
@@ -297,13 +299,13 @@ class Reduction:
         if payload is None:
             return None
         far = self._peers.peer(node).far  # a short path is seldom slow, and what it carries hard to tell
-        able = self._fixed or kind is not Kind.SEALED
+        able = self._fixed or kind is not FrameKind.SEALED
         if far and able and (packed := await self._packed(kind, c, since, payload)) is not None:
             return Header(kind, fence, c, len(packed), packed=True, place=place), memoryview(packed)
         return Header(kind, fence, c, payload.size, place=place), payload.data
 
     def joined(self, node: NodeId) -> None:
-        self._peers.peer(node).post((Kind.RESYNC, TELL_AND_ASK, 0))
+        self._peers.peer(node).post((FrameKind.RESYNC, TELL_AND_ASK, 0))
 
     def lost(self, node: NodeId, sentence: str) -> None:
         now = asyncio.get_running_loop().time()
@@ -313,21 +315,21 @@ class Reduction:
 
     # Chunks
 
-    def _size(self, kind: Kind, c: int) -> int:
+    def _size(self, kind: FrameKind, c: int) -> int:
         """Bytes of such a payload; 0: it is told by its contents."""
-        if kind is Kind.SEALED:
+        if kind is FrameKind.SEALED:
             return self._sealing.size(self._chunks.size(c), 1) if self._fixed else 0
-        return self._sizes[c] + (-(-len(self.plan.regions) // 8) if kind is Kind.PARTIAL else 0)
+        return self._sizes[c] + (-(-len(self.plan.regions) // 8) if kind is FrameKind.PARTIAL else 0)
 
     def _fits(self, header: Header) -> bool:
         """Whether a payload can have this length."""
         kind, c, length = header.kind, header.chunk, header.length
-        if kind is Kind.SEALED and not header.packed:
+        if kind is FrameKind.SEALED and not header.packed:
             return self._sealing.fits(length, self._chunks.size(c), len(self.plan.members))
         size = self._size(kind, c)
         return length < size if header.packed else length == size
 
-    async def _packed(self, kind: Kind, c: int, since: int, payload: U8) -> bytes | None:
+    async def _packed(self, kind: FrameKind, c: int, since: int, payload: U8) -> bytes | None:
         return await self._peers.squeeze.pack(kind, c, since, payload, self._codec.apart(self._chunks.size(c)))
 
     def _unpacked(self, c: int, frame: U8, size: int) -> U8:
@@ -348,21 +350,21 @@ class Reduction:
         fence = self.plan.fence
         return Fence(fence.incarnation, fence.epoch, fence.round, since)
 
-    async def _settled(self, node: NodeId, header: Header) -> Verdict:
-        """What becomes of a frame, once this member has its sender's plan. `Broken` if that does not come in time:
-        over another link the frame comes again."""
+    async def _settled(self, node: NodeId, header: Header) -> FrameVerdict:
+        """What becomes of a frame, once this member has its sender's plan. `LinkBroken` if that does not come in
+        time: over another link the frame comes again."""
         ask = (node, header.place, header.kind, header.chunk, header.fence.attempt)
-        if (verdict := self._exchange.verdict(*ask)) is not Verdict.HOLD:
+        if (verdict := self._exchange.verdict(*ask)) is not FrameVerdict.HOLD:
             return verdict
         try:
             async with asyncio.timeout(SLOW):
-                while (verdict := self._exchange.verdict(*ask)) is Verdict.HOLD and not self._over:
+                while (verdict := self._exchange.verdict(*ask)) is FrameVerdict.HOLD and not self._over:
                     await self._replanned.wait()
         except TimeoutError:
-            raise Broken(
+            raise LinkBroken(
                 f"the plan under which it sent a frame {header.kind.name} did not come here in time"
             ) from None
-        return Verdict.DISCARD if verdict is Verdict.HOLD else verdict
+        return FrameVerdict.DISCARD if verdict is FrameVerdict.HOLD else verdict
 
     def _arrived_chunk(self, node: NodeId, header: Header, payload: U8) -> None:
         kind, c, since = header.kind, header.chunk, header.fence.attempt
@@ -370,22 +372,24 @@ class Reduction:
         if node in self._progress:
             self._gaps.append(now - self._progress[node])
             self._progress[node] = now
-        if self._exchange.verdict(node, header.place, kind, c, since) is not Verdict.TAKE:
+        if self._exchange.verdict(node, header.place, kind, c, since) is not FrameVerdict.TAKE:
             self._give_back(payload)
             return
         try:
             whole = self._unpacked(c, payload, self._size(kind, c)) if header.packed else payload
-            if kind is Kind.SEALED:
+            if kind is FrameKind.SEALED:
                 self._sealing.check(whole, self._chunks.size(c))
         except Malformed as error:
             self.lost(node, sentence := f"chunk {c} as it sent it was refused: {error}")
-            raise Broken(sentence) from None  # if it was right when it was sent, it comes again over another link
-        if kind is Kind.SEALED:
+            raise LinkBroken(
+                sentence
+            ) from None  # if it was right when it was sent, it comes again over another link
+        if kind is FrameKind.SEALED:
             taken = self._exchange.sealed(c, sum_ := digest(whole), node)
             if self._exchange.digests[c] == sum_:
                 self._is_sealed(c, whole, node == self._exchange.up(c))
             self._do(taken)
-        elif kind is Kind.PARTIAL:
+        elif kind is FrameKind.PARTIAL:
             mean, listed = whole[: self._sizes[c]], places(whole[self._sizes[c] :].tobytes())
             if (effects := self._exchange.partial(node, c, listed)) is None:
                 self.lost(node, f"its region's mean of chunk {c} was refused: it claims places of others")
@@ -399,40 +403,42 @@ class Reduction:
     def _do(self, effects: Sequence[protocol.Effect]) -> None:
         for effect in effects:
             match effect:
-                case protocol.Send(node, kind, c, since):
+                case protocol.SendFrame(node, kind, c, since):
                     self._peers.peer(node).post((kind, c, since))
-                case protocol.Merge() | protocol.Sum():
+                case protocol.MergeChunk() | protocol.SumRegion():
                     self._readers[effect.chunk] += 1
                     task = asyncio.create_task(self._merge(effect, self._terms(effect)))
                     self._merges.add(task)
                     task.add_done_callback(self._wound_up)
-                case protocol.Report(c, since, sum_, inputs):
-                    self._outcome.sealed(self.plan, Seal(c, since, sum_, inputs), self._exchange.unsealed > 0)
-                case protocol.Free(c):
+                case protocol.ReportSeal(c, since, sum_, inputs):
+                    self._outcome.sealed(
+                        self.plan, SealReport(c, since, sum_, inputs), self._exchange.unsealed > 0
+                    )
+                case protocol.FreeContributions(c):
                     for key in [key for key in self._inbox if key[0] == c]:
                         payload = self._inbox.pop(key)
                         if not self._readers[c]:  # else a merge that has become void may still read from it
                             self._give_back(payload)
                     self._partials.pop(c, None)
-                case protocol.Forget(c):
+                case protocol.FreeSealed(c):
                     self._sealed[c] = None
-                case protocol.Orphans(here):
+                case protocol.ReportOrphans(here):
                     self._outcome.orphans(self.plan, here)
-                case protocol.Held(root_, proven):
+                case protocol.ReportComplete(root_, proven):
                     self._outcome.held(self.plan, root_, proven)
-                case protocol.Forged(c, node):
+                case protocol.ReportForged(c, node):
                     self._outcome.forged(self.plan, node, c)
-                case protocol.Lacking(chunks):
+                case protocol.ReportMissing(chunks):
                     self._outcome.lacking(self.plan, chunks)
                 case _:
                     assert_never(effect)
 
-    def _terms(self, order: protocol.Merge | protocol.Sum) -> list[Term]:
+    def _terms(self, order: protocol.MergeChunk | protocol.SumRegion) -> list[Term]:
         """What is to be summed, taken at once: a newer plan may free the contributions before the merge begins.
         This member's own is yet to be put in."""
         c, plan = order.chunk, self.plan
         total = sum(plan.members[i].weight for i in order.inputs)
-        sums = dict(order.sums) if isinstance(order, protocol.Merge) else {}
+        sums = dict(order.sums) if isinstance(order, protocol.MergeChunk) else {}
         inside = {i for listed in sums.values() for i in listed}
         direct = {i: (i,) for i in order.inputs if i not in inside}
         terms: list[Term] = []
@@ -444,24 +450,24 @@ class Reduction:
             terms.append((i, payload, share * (plan.members[i].scale if i in direct else 1.0)))
         return terms
 
-    async def _merge(self, order: protocol.Merge | protocol.Sum, terms: Sequence[Term]) -> None:
+    async def _merge(self, order: protocol.MergeChunk | protocol.SumRegion, terms: Sequence[Term]) -> None:
         c, plan = order.chunk, self.plan
-        partial = isinstance(order, protocol.Sum)
+        partial = isinstance(order, protocol.SumRegion)
         sealing = self._mean if partial else self._sealing
         size = sealing.size(self._chunks.size(c), len(terms))
         if self._encoded is not None:
             if (own := await self._encoded.chunk(c)) is None:
                 return  # this member's delta is of no more use, nor is its part in the reduce
             terms = [(i, own if payload is OWN else payload, share) for i, payload, share in terms]
-        place = np.empty(self._size(Kind.PARTIAL, c), np.uint8) if partial else self._buffer(size)
+        place = np.empty(self._size(FrameKind.PARTIAL, c), np.uint8) if partial else self._buffer(size)
         loop = asyncio.get_running_loop()
         try:
-            relays = set() if isinstance(order, protocol.Sum) else {relay for relay, _ in order.sums}
+            relays = set() if isinstance(order, protocol.SumRegion) else {relay for relay, _ in order.sums}
             told = {i: plan.members[i].norm for i, _, _ in terms if i not in relays}
             bounds = {i: norm for i, norm in told.items() if norm < math.inf}
             work = sealing, c, terms, plan.length, self._chunks.size(c), place[:size]
             sum_ = await loop.run_in_executor(workers(), merge, self._codec, bounds, *work)
-        except Refused as refused:
+        except UnusableContribution as refused:
             self._give_back(place)
             again = self._exchange.refused(c, order.since, refused.place)
             if again is not None:
@@ -524,7 +530,7 @@ class Reduction:
             if now - heard > SILENT:
                 self.lost(node, f"it has been silent for {now - heard:.0f} s")
             elif now - heard > ASK:
-                self._peers.peer(node).post((Kind.RESYNC, PING, 0))
+                self._peers.peer(node).post((FrameKind.RESYNC, PING, 0))
             if node in owing and now - came > max(SLOW, 3 * late):
                 self.lost(node, f"its {owed[node]} did not come for {now - came:.0f} s")
         if now - self._pulled_at > max(late, IMPATIENT):
@@ -556,7 +562,7 @@ def _nobody(c: int, payload: U8) -> None:
 def merge(
     codec: Codec,
     bounds: Mapping[int, float],
-    sealing: Sealing,
+    sealing: SealFormat,
     c: int,
     terms: Sequence[Term],
     length: float,
@@ -577,6 +583,8 @@ def _refuse_beyond(codec: Codec, place: int, payload: Octets, bound: float, nume
     try:
         codec.decode(payload, decoded)
     except Malformed as error:
-        raise Refused(place, str(error)) from None
+        raise UnusableContribution(place, str(error)) from None
     if (norm := math.sqrt(squared_norm(decoded))) > bound * ROUNDED:
-        raise Refused(place, f"its norm is {norm:.3g}, and that of all its chunks was told as {bound:.3g}")
+        raise UnusableContribution(
+            place, f"its norm is {norm:.3g}, and that of all its chunks was told as {bound:.3g}"
+        )

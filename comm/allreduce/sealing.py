@@ -6,8 +6,8 @@
     Gathered    the contributions as they came: everybody merges them by itself
     Timed       another sealing's bytes, and behind them the round's length, fp64, little-endian
 
-How contributions are merged is a `Merge`: here the weighted mean. Only operations that IEEE arithmetic rounds once
-are used, so all owners would make the same bytes of the same contributions, and all members the same delta.
+How contributions are merged is a `ChunkMerge`: here the weighted mean. Only operations that IEEE arithmetic rounds
+once are used, so all owners would make the same bytes of the same contributions, and all members the same delta.
 
 Gathered bytes, of k contributions in plan order, all numbers little-endian:
 
@@ -32,7 +32,7 @@ COUNT = 4  # bytes
 MOST_LENGTH = 1e6  # usual rounds in one
 
 
-class Refused(Exception):
+class UnusableContribution(Exception):
     """A contribution that cannot be used."""
 
     def __init__(self, place: int, sentence: str) -> None:
@@ -40,16 +40,16 @@ class Refused(Exception):
         self.place, self.sentence = place, sentence
 
 
-class Merge(Protocol):
+class ChunkMerge(Protocol):
     @property
     def elementwise(self) -> bool:
         """Whether parts of a chunk may be merged one after another, as the codec has them."""
 
     def __call__(self, c: int, terms: Sequence[Term], out: F32) -> None:
-        """Write what the contributions to chunk `c` come to into `out` (n,). Raises `Refused`."""
+        """Write what the contributions to chunk `c` come to into `out` (n,). Raises `UnusableContribution`."""
 
 
-class Sealing(Protocol):
+class SealFormat(Protocol):
     def size(self, numel: int, terms: int) -> int:
         """Bytes of `numel` sealed elements of so many contributions."""
 
@@ -57,7 +57,7 @@ class Sealing(Protocol):
         """Whether `numel` elements can have so many bytes, of `most` contributions at most."""
 
     def seal(self, c: int, terms: Sequence[Term], length: float, numel: int, out: U8) -> None:
-        """Seal chunk `c`, of `numel` elements, into `out`. Raises `Refused`."""
+        """Seal chunk `c`, of `numel` elements, into `out`. Raises `UnusableContribution`."""
 
     def check(self, payload: Octets, numel: int) -> None:
         """Raise `Malformed` unless it decodes to `numel` finite elements."""
@@ -67,7 +67,7 @@ class Sealing(Protocol):
 
 
 @dataclass(frozen=True)
-class Mean:
+class WeightedMean:
     """sum_i share_i x_i, the product and the sum each rounded once, in plan order."""
 
     codec: Codec
@@ -83,11 +83,11 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedSeal:
     """The merged delta, encoded once."""
 
     codec: Codec
-    merge: Merge
+    merge: ChunkMerge
 
     def size(self, numel: int, terms: int) -> int:
         return self.codec.size(numel)
@@ -121,12 +121,12 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class Gathered:
+class GatheredSeal:
     """The contributions themselves, for codecs whose mean they could not encode: the mean of sparse deltas is not
     sparse. An all-gather by way of the chunk's owner, who says once and for all what is in it."""
 
     codec: Codec
-    merge: Merge
+    merge: ChunkMerge
 
     def size(self, numel: int, terms: int) -> int:
         return COUNT + terms * (SHARE + self.codec.size(numel))
@@ -151,7 +151,7 @@ class Gathered:
     def decode(self, c: int, payload: Octets, out: F32) -> float:
         try:
             self.merge(c, self._terms(payload, out.size), out)
-        except Refused as refused:
+        except UnusableContribution as refused:
             raise Malformed(f"its contribution {refused.place} is malformed: {refused.sentence}") from None
         largest = np.finfo(np.float32).max
         np.clip(out, -largest, largest, out=out)  # shares add up to 1, but for their rounding
@@ -172,10 +172,10 @@ class Gathered:
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedSeal:
     """With the round's length: the outer rule follows it where its decay is kept per token."""
 
-    sealing: Sealing
+    sealing: SealFormat
 
     def size(self, numel: int, terms: int) -> int:
         return self.sealing.size(numel, terms) + LENGTH
@@ -196,16 +196,16 @@ class Timed:
         return length
 
 
-def mean_of(codec: Codec) -> Encoded:
+def mean_of(codec: Codec) -> EncodedSeal:
     """The plain weighted mean."""
-    return Encoded(codec, Mean(codec))
+    return EncodedSeal(codec, WeightedMean(codec))
 
 
 def _refuse_malformed(codec: Codec, place: int, payload: Octets, numel: int) -> None:
     try:
         codec.check(payload, numel)
     except Malformed as error:
-        raise Refused(place, str(error)) from None
+        raise UnusableContribution(place, str(error)) from None
 
 
 def _split(payload: Octets) -> tuple[U8, float]:

@@ -24,7 +24,7 @@ Draw = Callable[[np.random.Generator, int], F32]
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class CodecFigures:
     encode_ns: float  # of one element, like the next; the median over the repetitions
     decode_accumulate_ns: float
     bytes_per_element: float
@@ -58,11 +58,11 @@ def codec(chunk: int, block: int, scales: str, repeat: int, as_json: bool) -> No
     Console().print(_table(figures))
 
 
-def measure(codec: Codec, chunk: int, repeat: int) -> Figures:
+def measure(codec: Codec, chunk: int, repeat: int) -> CodecFigures:
     x = _normal(np.random.default_rng(0), chunk)
     payload, total = np.empty(codec.size(chunk), np.uint8), np.zeros(chunk, np.float32)
     weight = np.float32(0.25)
-    return Figures(
+    return CodecFigures(
         encode_ns=_seconds(lambda: codec.encode(x, payload), repeat) / chunk * 1e9,
         decode_accumulate_ns=_seconds(lambda: codec.accumulate(payload, weight, total), repeat) / chunk * 1e9,
         bytes_per_element=payload.size / chunk,
@@ -108,7 +108,7 @@ def _seconds(call: Callable[[], None], repeat: int) -> float:
     return float(np.median(times))
 
 
-def _table(figures: dict[CodecName, Figures]) -> Table:
+def _table(figures: dict[CodecName, CodecFigures]) -> Table:
     table = Table("codec", title="ns to encode, to decode and add; bytes; % error of the mean of 4 and of 16")
     for column in ("encode", "add", "bytes", "normal 4", "16", "t(3) 4", "16"):
         table.add_column(column, justify="right")

@@ -87,7 +87,7 @@ class Malformed(PeerError):
     """Encoded bytes have the wrong length, or would decode to something that is not finite."""
 
 
-class Apart(NamedTuple):
+class ByteShuffle(NamedTuple):
     """Where among bytes numbers lie that are unlike the rest: `spans` in order, each of whole numbers of `width`
     bytes."""
 
@@ -109,7 +109,7 @@ class Codec(Protocol):
     def parts(self, numel: int) -> Parts:
         """What is encoded by itself: to encode `numel` elements is to encode each of these; so for the rest."""
 
-    def apart(self, numel: int) -> Apart:
+    def apart(self, numel: int) -> ByteShuffle:
         """Which bytes of `numel` encoded elements are unlike the others, as scales are unlike values, or are of
         numbers whose bytes are unlike each other: `compress` packs each with its like."""
 
@@ -137,8 +137,8 @@ class Fp32:
     def parts(self, numel: int) -> Parts:
         return _parts(numel, PART, 4 * PART, 4 * numel)
 
-    def apart(self, numel: int) -> Apart:
-        return Apart(4, [slice(0, self.size(numel))])
+    def apart(self, numel: int) -> ByteShuffle:
+        return ByteShuffle(4, [slice(0, self.size(numel))])
 
     def encode(self, x: F32, out: U8) -> None:
         _same_length(self.size(x.size), out)
@@ -174,8 +174,8 @@ class Bf16:
     def parts(self, numel: int) -> Parts:
         return _parts(numel, PART, 2 * PART, 2 * numel)
 
-    def apart(self, numel: int) -> Apart:
-        return Apart(2, [slice(0, self.size(numel))])
+    def apart(self, numel: int) -> ByteShuffle:
+        return ByteShuffle(2, [slice(0, self.size(numel))])
 
     def encode(self, x: F32, out: U8) -> None:
         _same_length(self.size(x.size), out)
@@ -216,12 +216,12 @@ class _Integers:
     def parts(self, numel: int) -> Parts:
         return _parts(numel, self._part, self._part_size(self._part), self.size(numel))
 
-    def apart(self, numel: int) -> Apart:
+    def apart(self, numel: int) -> ByteShuffle:
         spans = [
             slice(octets.start, octets.start + self._header.size(elements.stop - elements.start))
             for elements, octets in self.parts(numel)
         ]
-        return Apart(self._header.width, spans)
+        return ByteShuffle(self._header.width, spans)
 
     def encode(self, x: F32, out: U8) -> None:
         _same_length(self.size(x.size), out)

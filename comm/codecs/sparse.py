@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from atoll.comm.codecs.codec import F32, U8, U16, Apart, Malformed, NonFinite, Octets, Parts, one_by_one
+from atoll.comm.codecs.codec import F32, U8, U16, ByteShuffle, Malformed, NonFinite, Octets, Parts, one_by_one
 
 GROUP = 4096  # elements: 12 bits
 RATIO = 64  # elements for each that is sent
@@ -43,8 +43,8 @@ class Sparse:
     def parts(self, numel: int) -> Parts:
         return [(slice(0, numel), slice(0, self.size(numel)))]
 
-    def apart(self, numel: int) -> Apart:
-        return Apart()
+    def apart(self, numel: int) -> ByteShuffle:
+        return ByteShuffle()
 
     def encode(self, x: F32, out: U8) -> None:
         from atoll.comm.codecs import kernels, sparse_kernels

@@ -11,7 +11,7 @@ import numpy as np
 import zstandard
 
 from atoll.comm.byte_view import U8
-from atoll.comm.codecs.codec import Apart, Malformed
+from atoll.comm.codecs.codec import ByteShuffle, Malformed
 
 LEVEL = 1  # fp32 state hardly compresses: what there is to gain, level 1 gains
 _local = threading.local()
@@ -28,7 +28,7 @@ def unpack(frame: bytes | bytearray | memoryview, expected_size: int) -> bytes:
     return _unpacked(frame, expected_size).tobytes()
 
 
-def pack_apart(payload: U8, apart: Apart) -> bytes:
+def pack_apart(payload: U8, apart: ByteShuffle) -> bytes:
     """One frame of the same bytes in another order: first the rest, then of all numbers that lie apart the first
     byte, the second one, and so on. Each begins a block, which has a code of its own."""
     if not apart.spans:
@@ -46,7 +46,7 @@ def pack_apart(payload: U8, apart: Apart) -> bytes:
     return b"".join([*packed, stream.flush()])
 
 
-def unpack_apart(frame: bytes | bytearray | memoryview, payload: U8, apart: Apart) -> None:
+def unpack_apart(frame: bytes | bytearray | memoryview, payload: U8, apart: ByteShuffle) -> None:
     """Write what `pack_apart` packed into all of `payload`; `Malformed` if that had another size."""
     whole = _unpacked(frame, payload.size)
     at = 0

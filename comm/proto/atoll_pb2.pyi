@@ -214,79 +214,79 @@ class ReportRequest(_message.Message):
 
     SESSION_FIELD_NUMBER: _builtins.int
     FENCE_FIELD_NUMBER: _builtins.int
-    LAYOUT_FIELD_NUMBER: _builtins.int
-    STATE_AT_FIELD_NUMBER: _builtins.int
-    READY_FIELD_NUMBER: _builtins.int
-    SEALS_FIELD_NUMBER: _builtins.int
-    HELD_FIELD_NUMBER: _builtins.int
-    EVALUATED_FIELD_NUMBER: _builtins.int
-    UNREACHABLE_FIELD_NUMBER: _builtins.int
+    LAYOUT_REPORTED_FIELD_NUMBER: _builtins.int
+    STATE_REPORTED_FIELD_NUMBER: _builtins.int
+    CONTRIBUTION_READY_FIELD_NUMBER: _builtins.int
+    CHUNKS_SEALED_FIELD_NUMBER: _builtins.int
+    REDUCE_COMPLETE_FIELD_NUMBER: _builtins.int
+    LOSS_EVALUATED_FIELD_NUMBER: _builtins.int
+    PEER_UNREACHABLE_FIELD_NUMBER: _builtins.int
     LEAVE_FIELD_NUMBER: _builtins.int
-    REACHED_FIELD_NUMBER: _builtins.int
-    ORPHANS_FIELD_NUMBER: _builtins.int
-    MENDED_FIELD_NUMBER: _builtins.int
-    FORGED_FIELD_NUMBER: _builtins.int
-    LACKING_FIELD_NUMBER: _builtins.int
+    STEPS_REACHED_FIELD_NUMBER: _builtins.int
+    ORPHANS_FOUND_FIELD_NUMBER: _builtins.int
+    STATE_REPAIRED_FIELD_NUMBER: _builtins.int
+    CHUNK_FORGED_FIELD_NUMBER: _builtins.int
+    CHUNKS_MISSING_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     @_builtins.property
     def fence(self) -> Global___Fence: ...
     @_builtins.property
-    def layout(self) -> Global___Layout: ...
+    def layout_reported(self) -> Global___LayoutReported: ...
     @_builtins.property
-    def state_at(self) -> Global___StateAt: ...
+    def state_reported(self) -> Global___StateReported: ...
     @_builtins.property
-    def ready(self) -> Global___Ready: ...
+    def contribution_ready(self) -> Global___ContributionReady: ...
     @_builtins.property
-    def seals(self) -> Global___Seals: ...
+    def chunks_sealed(self) -> Global___ChunksSealed: ...
     @_builtins.property
-    def held(self) -> Global___Held: ...
+    def reduce_complete(self) -> Global___ReduceComplete: ...
     @_builtins.property
-    def evaluated(self) -> Global___Evaluated: ...
+    def loss_evaluated(self) -> Global___LossEvaluated: ...
     @_builtins.property
-    def unreachable(self) -> Global___Unreachable: ...
+    def peer_unreachable(self) -> Global___PeerUnreachable: ...
     @_builtins.property
     def leave(self) -> Global___Leave: ...
     @_builtins.property
-    def reached(self) -> Global___Reached: ...
+    def steps_reached(self) -> Global___StepsReached: ...
     @_builtins.property
-    def orphans(self) -> Global___Orphans: ...
+    def orphans_found(self) -> Global___OrphansFound: ...
     @_builtins.property
-    def mended(self) -> Global___Mended: ...
+    def state_repaired(self) -> Global___StateRepaired: ...
     @_builtins.property
-    def forged(self) -> Global___Forged: ...
+    def chunk_forged(self) -> Global___ChunkForged: ...
     @_builtins.property
-    def lacking(self) -> Global___Lacking: ...
+    def chunks_missing(self) -> Global___ChunksMissing: ...
     def __init__(
         self,
         *,
         session: _builtins.str = ...,
         fence: Global___Fence | None = ...,
-        layout: Global___Layout | None = ...,
-        state_at: Global___StateAt | None = ...,
-        ready: Global___Ready | None = ...,
-        seals: Global___Seals | None = ...,
-        held: Global___Held | None = ...,
-        evaluated: Global___Evaluated | None = ...,
-        unreachable: Global___Unreachable | None = ...,
+        layout_reported: Global___LayoutReported | None = ...,
+        state_reported: Global___StateReported | None = ...,
+        contribution_ready: Global___ContributionReady | None = ...,
+        chunks_sealed: Global___ChunksSealed | None = ...,
+        reduce_complete: Global___ReduceComplete | None = ...,
+        loss_evaluated: Global___LossEvaluated | None = ...,
+        peer_unreachable: Global___PeerUnreachable | None = ...,
         leave: Global___Leave | None = ...,
-        reached: Global___Reached | None = ...,
-        orphans: Global___Orphans | None = ...,
-        mended: Global___Mended | None = ...,
-        forged: Global___Forged | None = ...,
-        lacking: Global___Lacking | None = ...,
+        steps_reached: Global___StepsReached | None = ...,
+        orphans_found: Global___OrphansFound | None = ...,
+        state_repaired: Global___StateRepaired | None = ...,
+        chunk_forged: Global___ChunkForged | None = ...,
+        chunks_missing: Global___ChunksMissing | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["evaluated", b"evaluated", "fence", b"fence", "forged", b"forged", "held", b"held", "lacking", b"lacking", "layout", b"layout", "leave", b"leave", "mended", b"mended", "orphans", b"orphans", "reached", b"reached", "ready", b"ready", "report", b"report", "seals", b"seals", "state_at", b"state_at", "unreachable", b"unreachable"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk_forged", b"chunk_forged", "chunks_missing", b"chunks_missing", "chunks_sealed", b"chunks_sealed", "contribution_ready", b"contribution_ready", "fence", b"fence", "layout_reported", b"layout_reported", "leave", b"leave", "loss_evaluated", b"loss_evaluated", "orphans_found", b"orphans_found", "peer_unreachable", b"peer_unreachable", "reduce_complete", b"reduce_complete", "report", b"report", "state_repaired", b"state_repaired", "state_reported", b"state_reported", "steps_reached", b"steps_reached"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluated", b"evaluated", "fence", b"fence", "forged", b"forged", "held", b"held", "lacking", b"lacking", "layout", b"layout", "leave", b"leave", "mended", b"mended", "orphans", b"orphans", "reached", b"reached", "ready", b"ready", "report", b"report", "seals", b"seals", "session", b"session", "state_at", b"state_at", "unreachable", b"unreachable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_forged", b"chunk_forged", "chunks_missing", b"chunks_missing", "chunks_sealed", b"chunks_sealed", "contribution_ready", b"contribution_ready", "fence", b"fence", "layout_reported", b"layout_reported", "leave", b"leave", "loss_evaluated", b"loss_evaluated", "orphans_found", b"orphans_found", "peer_unreachable", b"peer_unreachable", "reduce_complete", b"reduce_complete", "report", b"report", "session", b"session", "state_repaired", b"state_repaired", "state_reported", b"state_reported", "steps_reached", b"steps_reached"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["layout", "state_at", "ready", "seals", "held", "evaluated", "unreachable", "leave", "reached", "orphans", "mended", "forged", "lacking"]  # noqa: Y015
+    _WhichOneofReturnType_report: _TypeAlias = _typing.Literal["layout_reported", "state_reported", "contribution_ready", "chunks_sealed", "reduce_complete", "loss_evaluated", "peer_unreachable", "leave", "steps_reached", "orphans_found", "state_repaired", "chunk_forged", "chunks_missing"]  # noqa: Y015
     _WhichOneofArgType_report: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_report) -> _WhichOneofReturnType_report | None: ...
 
 Global___ReportRequest: _TypeAlias = ReportRequest  # noqa: Y015
 
 @_typing.final
-class Layout(_message.Message):
+class LayoutReported(_message.Message):
     """the trainer is up and has this model"""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -313,10 +313,10 @@ class Layout(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Layout: _TypeAlias = Layout  # noqa: Y015
+Global___LayoutReported: _TypeAlias = LayoutReported  # noqa: Y015
 
 @_typing.final
-class StateAt(_message.Message):
+class StateReported(_message.Message):
     """the node holds state_round with this digest"""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -337,10 +337,10 @@ class StateAt(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StateAt: _TypeAlias = StateAt  # noqa: Y015
+Global___StateReported: _TypeAlias = StateReported  # noqa: Y015
 
 @_typing.final
-class Mended(_message.Message):
+class StateRepaired(_message.Message):
     """chunks of the state changed by themselves, in the node's memory"""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -369,10 +369,10 @@ class Mended(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Mended: _TypeAlias = Mended  # noqa: Y015
+Global___StateRepaired: _TypeAlias = StateRepaired  # noqa: Y015
 
 @_typing.final
-class Reached(_message.Message):
+class StepsReached(_message.Message):
     """the fence's round has its inner steps here; the node takes more until it is told to finish"""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -386,10 +386,10 @@ class Reached(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Reached: _TypeAlias = Reached  # noqa: Y015
+Global___StepsReached: _TypeAlias = StepsReached  # noqa: Y015
 
 @_typing.final
-class Ready(_message.Message):
+class ContributionReady(_message.Message):
     """the node stopped training, its delta can be reduced"""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -430,10 +430,10 @@ class Ready(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Ready: _TypeAlias = Ready  # noqa: Y015
+Global___ContributionReady: _TypeAlias = ContributionReady  # noqa: Y015
 
 @_typing.final
-class Seals(_message.Message):
+class ChunksSealed(_message.Message):
     """chunks this owner sealed; the fence's attempt is the one in which it got them"""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -452,7 +452,7 @@ class Seals(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Seals: _TypeAlias = Seals  # noqa: Y015
+Global___ChunksSealed: _TypeAlias = ChunksSealed  # noqa: Y015
 
 @_typing.final
 class Seal(_message.Message):
@@ -481,7 +481,7 @@ class Seal(_message.Message):
 Global___Seal: _TypeAlias = Seal  # noqa: Y015
 
 @_typing.final
-class Orphans(_message.Message):
+class OrphansFound(_message.Message):
     """of the plan's chunks without an owner, those that are here, with their digests"""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -500,10 +500,10 @@ class Orphans(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Orphans: _TypeAlias = Orphans  # noqa: Y015
+Global___OrphansFound: _TypeAlias = OrphansFound  # noqa: Y015
 
 @_typing.final
-class Held(_message.Message):
+class ReduceComplete(_message.Message):
     """the node has every sealed chunk of the attempt"""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -554,10 +554,10 @@ class Held(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Held: _TypeAlias = Held  # noqa: Y015
+Global___ReduceComplete: _TypeAlias = ReduceComplete  # noqa: Y015
 
 @_typing.final
-class Forged(_message.Message):
+class ChunkForged(_message.Message):
     """the sealed chunk as this member gave it is not what the ledger says"""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -578,10 +578,10 @@ class Forged(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Forged: _TypeAlias = Forged  # noqa: Y015
+Global___ChunkForged: _TypeAlias = ChunkForged  # noqa: Y015
 
 @_typing.final
-class Lacking(_message.Message):
+class ChunksMissing(_message.Message):
     """everybody who may be asked was, and gave these sealed chunks otherwise or not at all"""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -600,7 +600,7 @@ class Lacking(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Lacking: _TypeAlias = Lacking  # noqa: Y015
+Global___ChunksMissing: _TypeAlias = ChunksMissing  # noqa: Y015
 
 @_typing.final
 class RoundTrip(_message.Message):
@@ -625,7 +625,7 @@ class RoundTrip(_message.Message):
 Global___RoundTrip: _TypeAlias = RoundTrip  # noqa: Y015
 
 @_typing.final
-class Evaluated(_message.Message):
+class LossEvaluated(_message.Message):
     """validation loss of state_round"""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -646,10 +646,10 @@ class Evaluated(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Evaluated: _TypeAlias = Evaluated  # noqa: Y015
+Global___LossEvaluated: _TypeAlias = LossEvaluated  # noqa: Y015
 
 @_typing.final
-class Unreachable(_message.Message):
+class PeerUnreachable(_message.Message):
     """a connection of the attempt broke"""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -670,7 +670,7 @@ class Unreachable(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Unreachable: _TypeAlias = Unreachable  # noqa: Y015
+Global___PeerUnreachable: _TypeAlias = PeerUnreachable  # noqa: Y015
 
 @_typing.final
 class Leave(_message.Message):
@@ -912,7 +912,7 @@ class Train(_message.Message):
     LEASE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     steps: _builtins.int
-    """inner steps after which the node says `Reached`"""
+    """inner steps after which the node says `StepsReached`"""
     floor: _builtins.int
     """inner steps that it takes even when told to finish"""
     ceiling: _builtins.int

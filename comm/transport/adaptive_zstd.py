@@ -11,18 +11,18 @@ from collections import OrderedDict, deque
 
 from atoll.comm.byte_view import U8
 from atoll.comm.codecs import zstd
-from atoll.comm.codecs.codec import Apart
-from atoll.comm.transport.frames import Kind
+from atoll.comm.codecs.codec import ByteShuffle
+from atoll.comm.transport.frames import FrameKind
 from atoll.comm.workers import workers
 
 TRY_AGAIN = 64  # chunks, after one that did not pay
 TRIES = 8  # chunks whose cost is known
 KEPT = 3  # packed chunks, for those that go to several peers: these take them at about the same time
-NOTHING_APART = Apart()
+NOTHING_APART = ByteShuffle()
 SMALLEST = 4096  # bytes that are worth a try
 
 
-class Squeeze:
+class AdaptiveZstd:
     def __init__(self) -> None:
         self.on = True  # the run wants it
         self.rate = 0.0  # bytes a second that the node's link carries up; 0: not known
@@ -36,7 +36,7 @@ class Squeeze:
         return self.rate > 0 and self._saved / self.rate > min(self._costs)
 
     async def pack(
-        self, kind: Kind, chunk: int, since: int, payload: U8, apart: Apart = NOTHING_APART
+        self, kind: FrameKind, chunk: int, since: int, payload: U8, apart: ByteShuffle = NOTHING_APART
     ) -> bytes | None:
         """The payload as a zstandard frame (see `compress.pack_apart`); None: it goes as it is."""
         if (
@@ -48,7 +48,7 @@ class Squeeze:
             self._skipped += 1
             return None
         self._skipped = 0
-        shared = kind is Kind.SEALED  # with the other peers it goes to
+        shared = kind is FrameKind.SEALED  # with the other peers it goes to
         if shared and (kept := self._kept.get((chunk, since))) is not None and kept[0] is payload:
             return kept[1]
         packed, seconds = await asyncio.get_running_loop().run_in_executor(workers(), _timed, payload, apart)
@@ -67,7 +67,7 @@ class Squeeze:
         self._kept.clear()
 
 
-def _timed(payload: U8, apart: Apart) -> tuple[bytes, float]:
+def _timed(payload: U8, apart: ByteShuffle) -> tuple[bytes, float]:
     start = time.thread_time()
     packed = zstd.pack_apart(payload, apart)
     return packed, time.thread_time() - start

@@ -15,12 +15,12 @@ KEPT = 0.97  # of what is known, for each reduce that shows less: it may have ha
 MOST = 64  # round trips that a node tells
 
 
-class Rate:
+class PeakRate:
     """The highest rate of a counter over any two seconds; a little less than that over less, while it has not been
     seen for so long."""
 
     def __init__(self) -> None:
-        self._peaks = [Peak(window) for window, _ in WINDOWS]
+        self._peaks = [WindowedMaxRate(window) for window, _ in WINDOWS]
 
     def add(self, now: float, *totals: int) -> None:
         """The counters stand at `totals`."""
@@ -34,11 +34,11 @@ class Rate:
         return next((rate for rate in rates if rate), 0.0)
 
 
-class Known:
+class LinkEstimate:
     """What is known of a link from reduce to reduce."""
 
     def __init__(self) -> None:
-        self._before, self._latest = 0.0, Rate()
+        self._before, self._latest = 0.0, PeakRate()
 
     @property
     def rate(self) -> float:
@@ -47,14 +47,14 @@ class Known:
 
     def begin(self) -> None:
         """Another reduce."""
-        self._before, self._latest = max(KEPT * self._before, self._latest.best), Rate()
+        self._before, self._latest = max(KEPT * self._before, self._latest.best), PeakRate()
 
     def add(self, now: float, *totals: int) -> None:
         """The counters stand at `totals`."""
         self._latest.add(now, *totals)
 
 
-class Peak:
+class WindowedMaxRate:
     """The highest rate of a counter over any `window` seconds; of several that count the same, of the slowest.
     Bytes that fill a queue are sent faster than the link carries them, those that leave it are acknowledged faster
     (the rate samples of BBR, Cardwell et al. 2016)."""
@@ -78,7 +78,7 @@ class Peak:
             self.rate = max(self.rate, carried / (now - then))
 
 
-def some(trips: Mapping[NodeId, float], most: int = MOST) -> dict[NodeId, float]:
+def sample_round_trips(trips: Mapping[NodeId, float], most: int = MOST) -> dict[NodeId, float]:
     """Round trips that tell who is near whom: the shortest, and some of all others."""
     order = sorted(trips, key=lambda node: trips[node])
     near, rest = order[: most // 2], order[most // 2 :]

@@ -17,7 +17,7 @@ HOLD = 5.0  # seconds between two requests
 TURN = 60.0  # seconds for one chunk
 
 
-class Kept:
+class ChunkSlot:
     """Of one connection; use it with `with`."""
 
     def __init__(self, places: asyncio.Semaphore) -> None:

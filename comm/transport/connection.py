@@ -2,10 +2,10 @@
 
     out     a vector of buffers goes to the kernel in one call, however often it takes a part of it
     in      bytes land where the caller wants them
-    caps    a `Cap` shared by all links of a node bounds what they send, or take in, together
+    caps    a `RateLimiter` shared by all links of a node bounds what they send, or take in, together
     TLS     the same calls over a TLS session, where the run wants it
 
-At most one task sends and one receives. A broken connection and an expired deadline are `Broken`, with a
+At most one task sends and one receives. A broken connection and an expired deadline are `LinkBroken`, with a
 sentence; nothing here knows what the bytes mean.
 """
 
@@ -35,31 +35,31 @@ TLS_RECORD = 1 << 14  # bytes in one record at most
 TLS_PIECE = 1 << 15  # bytes encrypted at once: each link keeps memory for them
 
 
-class Broken(PeerError):
+class LinkBroken(PeerError):
     """This connection is of no more use; the text says why."""
 
 
-class Reset(Broken):
+class LinkReset(LinkBroken):
     """The other side broke the connection off, or what lies in between did."""
 
 
-class Closed(Broken):
+class LinkClosed(LinkBroken):
     """The other side closed it between two messages."""
 
 
 @dataclass
-class Meter:
+class ByteCounter:
     """Bytes through all links of a plane, headers and handshakes included."""
 
     up: int = 0
     down: int = 0
 
 
-class Cap:
+class RateLimiter:
     """At most `rate` bytes a second through whoever asks; 0: no limit. So many seconds' worth may come at once.
     What passes has to pass through `within`, too."""
 
-    def __init__(self, rate: float, burst: float = 0.25, within: "Cap | None" = None) -> None:
+    def __init__(self, rate: float, burst: float = 0.25, within: "RateLimiter | None" = None) -> None:
         self.rate, self._burst, self._within = rate, burst, within
         self._free_at = 0.0  # seconds; when what was let through will have passed at the rate
         self._changes = 0
@@ -90,7 +90,7 @@ class Cap:
             await asyncio.sleep(min(rest, LOOK))
 
 
-class Path(NamedTuple):
+class PathStats(NamedTuple):
     """What the kernel knows of a connection."""
 
     rtt: float  # seconds, the smallest of late: a receiver that is busy makes others longer
@@ -104,10 +104,16 @@ class Path(NamedTuple):
 
 
 class Link:
-    def __init__(self, sock: socket.socket, meter: Meter, up: Cap | None = None, down: Cap | None = None) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        meter: ByteCounter,
+        up: RateLimiter | None = None,
+        down: RateLimiter | None = None,
+    ) -> None:
         """`sock` is connected and does not block."""
         self._sock, self._meter = sock, meter
-        self._up, self._down = up or Cap(0), down or Cap(0)
+        self._up, self._down = up or RateLimiter(0), down or RateLimiter(0)
         self._tls: _Tls | None = None
         self._loop = asyncio.get_running_loop()
         self._waiting: set[asyncio.Future[None]] = set()
@@ -140,7 +146,7 @@ class Link:
                 await self._until(self._loop.add_writer, self._loop.remove_writer, STALL, "took no byte")
                 continue
             except OSError as error:
-                raise Reset(f"the connection broke while sending: {reason(error)}") from None
+                raise LinkReset(f"the connection broke while sending: {reason(error)}") from None
             self._meter.up += sent
             self.moved += sent
             may = max(may - sent, 0)
@@ -158,7 +164,7 @@ class Link:
         return bytes(data)
 
     async def read_into(self, place: memoryview, timeout: float | None = STALL) -> None:
-        """Fill `place`; `timeout` runs from each byte to the next. `Closed` if not even one comes."""
+        """Fill `place`; `timeout` runs from each byte to the next. `LinkClosed` if not even one comes."""
         size = len(place)
         filled = 0
         while filled < size:
@@ -167,8 +173,8 @@ class Link:
             else:
                 got = await self.pull(place[filled:], timeout)
             if not got:
-                ended = Broken("the connection ended in mid-frame")
-                raise ended if filled else Closed("the connection was closed")
+                ended = LinkBroken("the connection ended in mid-frame")
+                raise ended if filled else LinkClosed("the connection was closed")
             filled += got
 
     async def pull(self, place: memoryview, timeout: float | None, enough: int = 0) -> int:
@@ -184,7 +190,7 @@ class Link:
                 await self._until(self._loop.add_reader, self._loop.remove_reader, timeout, "sent nothing")
                 continue
             except OSError as error:
-                raise Reset(f"the connection broke: {reason(error)}") from None
+                raise LinkReset(f"the connection broke: {reason(error)}") from None
             self._meter.down += got
             self.moved += got
             self._read_at = self._loop.time()
@@ -199,7 +205,7 @@ class Link:
 
     async def drain(self) -> None:
         """End this side's bytes, and read away what still arrives for a moment: a reset would overtake ours."""
-        with suppress(Broken, OSError, TimeoutError):
+        with suppress(LinkBroken, OSError, TimeoutError):
             async with asyncio.timeout(LINGER):
                 self._sock.shutdown(socket.SHUT_WR)
                 scratch = memoryview(bytearray(PIECE))
@@ -220,7 +226,7 @@ class Link:
     def encrypted(self) -> bool:
         return self._tls is not None
 
-    def path(self) -> Path | None:
+    def path(self) -> PathStats | None:
         """None where the system does not tell."""
         return tcp_info(self._sock)
 
@@ -230,7 +236,7 @@ class Link:
         path = self.path()
         return max(self._read_at, self._loop.time() - path.quiet) if path is not None else self._read_at
 
-    def cap(self, up: Cap) -> None:
+    def cap(self, up: RateLimiter) -> None:
         """Send through this one from now on."""
         self._up = up
 
@@ -283,13 +289,13 @@ class Link:
         self._loop.remove_writer(self._sock.fileno())
         for waiting in self._waiting:
             if not waiting.done():
-                waiting.set_exception(Broken("the connection was closed on this side"))
+                waiting.set_exception(LinkBroken("the connection was closed on this side"))
         self._sock.close()
 
     async def _until(self, add, remove, timeout: float | None, what: str) -> None:  # type: ignore[no-untyped-def]
         """Wait until the socket can be read or written again."""
         if self._closed:
-            raise Broken("the connection was closed on this side")
+            raise LinkBroken("the connection was closed on this side")
         ready: asyncio.Future[None] = self._loop.create_future()
         self._waiting.add(ready)
         file = self._sock.fileno()  # not the socket: selectors write it out as text each time
@@ -319,9 +325,9 @@ class _Tls:
             async with asyncio.timeout(timeout):
                 await self._shake()
         except TimeoutError:
-            raise Broken(f"no TLS session within {timeout:g} s") from None
+            raise LinkBroken(f"no TLS session within {timeout:g} s") from None
         except ssl.SSLError as error:
-            raise Broken(f"no TLS session: {_said(error)}") from None
+            raise LinkBroken(f"no TLS session: {_said(error)}") from None
 
     async def _shake(self) -> None:
         while True:
@@ -331,9 +337,9 @@ class _Tls:
             except ssl.SSLWantReadError:
                 await self._flush()
                 if not await self._fill(None, 1):
-                    raise Closed("the connection was closed in the TLS handshake") from None
+                    raise LinkClosed("the connection was closed in the TLS handshake") from None
             except ssl.SSLError:
-                with suppress(Broken):
+                with suppress(LinkBroken):
                     await self._flush()  # tells the other side why
                 raise
         await self._flush()
@@ -346,7 +352,7 @@ class _Tls:
             try:
                 self._session.write(piece)
             except ssl.SSLError as error:  # the read that broke it was the first to say so
-                raise Broken(f"the TLS session broke: {_said(error)}") from None
+                raise LinkBroken(f"the TLS session broke: {_said(error)}") from None
             if self._out.pending >= TLS_PIECE:
                 await self._flush()
         await self._flush()
@@ -368,7 +374,7 @@ class _Tls:
             except ssl.SSLZeroReturnError:
                 break
             except ssl.SSLError as error:
-                raise Broken(f"the TLS session broke: {_said(error)}") from None
+                raise LinkBroken(f"the TLS session broke: {_said(error)}") from None
         return filled
 
     async def _fill(self, timeout: float | None, enough: int) -> int:
@@ -404,7 +410,7 @@ def tune(sock: socket.socket) -> None:
 _INFO = struct.Struct("16xI8xI20xI12xI28xI16xQQI8xI8xQ")
 
 
-def tcp_info(sock: socket.socket) -> Path | None:
+def tcp_info(sock: socket.socket) -> PathStats | None:
     if not hasattr(socket, "TCP_INFO"):
         return None
     try:
@@ -415,7 +421,7 @@ def tcp_info(sock: socket.socket) -> Path | None:
         return None
     mss, apart, quiet, smoothed, resent, acked, received, sent, smallest, rate = _INFO.unpack(info)
     rtt, there = min(smoothed, smallest) / 1e6, acked + apart * mss
-    return Path(rtt, smoothed / 1e6, there, received, quiet / 1e3, sent, resent, float(rate))
+    return PathStats(rtt, smoothed / 1e6, there, received, quiet / 1e3, sent, resent, float(rate))
 
 
 def close_dialled(dialled: "asyncio.Future[Link]") -> None:
@@ -447,4 +453,4 @@ def _done(ready: "asyncio.Future[None]") -> None:
 
 def _late(ready: "asyncio.Future[None]", sentence: str) -> None:
     if not ready.done():
-        ready.set_exception(Broken(sentence))
+        ready.set_exception(LinkBroken(sentence))

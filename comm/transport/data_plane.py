@@ -1,7 +1,8 @@
 """The data plane of one node: it accepts links and answers fetches, on one port.
 
     a link                          belongs to the reduces, this round's and the next ones' (`peers`)
-    requests for chunks             answered from the node's `Shelf`, any number on one connection, but few chunks
+    requests for chunks             answered from the node's `StateSource`, any number on one connection, but few
+    chunks
                                     at a time (`kept`); what is not there, a leaf may have that offers it here
                                     (`offers`)
     a leaf's offer                  kept, to ask it
@@ -25,14 +26,24 @@ from atoll.comm.codecs import zstd
 from atoll.comm.errors import ResourceError
 from atoll.comm.ids import NO_PIN, NodeId, Pin, Round, RunId
 from atoll.comm.transport import frames
-from atoll.comm.transport.chunk_slots import PLACES, Kept
-from atoll.comm.transport.connection import FAR, PIECE, Broken, Cap, Closed, Link, Meter, Reset, reason
-from atoll.comm.transport.fetch_client import Fetcher, Item
-from atoll.comm.transport.frames import Header, Kind
-from atoll.comm.transport.leaf_relay import Offering, Offers
-from atoll.comm.transport.peer_links import Peers
+from atoll.comm.transport.chunk_slots import PLACES, ChunkSlot
+from atoll.comm.transport.connection import (
+    FAR,
+    PIECE,
+    ByteCounter,
+    Link,
+    LinkBroken,
+    LinkClosed,
+    LinkReset,
+    RateLimiter,
+    reason,
+)
+from atoll.comm.transport.fetch_client import FetchClient, FetchItem
+from atoll.comm.transport.frames import FrameKind, Header
+from atoll.comm.transport.leaf_relay import OfferDialer, OfferPool
+from atoll.comm.transport.peer_links import PeerLinks
 from atoll.comm.transport.stream_policy import alone, is_lossy
-from atoll.comm.transport.tls import Sessions
+from atoll.comm.transport.tls import TlsContexts
 
 log = logging.getLogger("atoll.plane")
 
@@ -43,7 +54,7 @@ FAST = 60e6  # bytes a second: a path that carries more is done sooner with what
 LONGEST = 1 << 28  # bytes of an answer that is passed on
 
 
-class Shelf(Protocol):
+class StateSource(Protocol):
     """What this node can give to others. Called in the event loop, so it must be quick, or wait without blocking
     it; what it returns must not change while it is sent: the caller never copies it."""
 
@@ -65,23 +76,23 @@ class DataPlane:
         run: RunId,
         node: NodeId,
         key: bytes,
-        shelf: Shelf,
+        shelf: StateSource,
         caps: tuple[float, float] = (0, 0),
         streams: int = 0,
         congestion_control: str = "",
-        tls: Sessions | None = None,
+        tls: TlsContexts | None = None,
     ) -> None:
         self.run, self.node = run, node
         self._key, self._shelf, self._tls = key, shelf, tls
         self._congestion = congestion_control
-        self._meter = Meter()
-        self._up, self._down = (Cap(rate) for rate in caps)
+        self._meter = ByteCounter()
+        self._up, self._down = (RateLimiter(rate) for rate in caps)
         self._address = ""
         self._accepted: set[Link] = set()
         self._strangers: dict[Link, None] = {}  # of these, the oldest first
         self._serving: asyncio.Task[None] | None = None
-        self.peers = Peers(self._dial_link, self._meter, streams, congestion_control, self._up)
-        self.offers, self.offering = Offers(), Offering(self._serve_at)
+        self.peers = PeerLinks(self._dial_link, self._meter, streams, congestion_control, self._up)
+        self.offers, self.offering = OfferPool(), OfferDialer(self._serve_at)
         self._places = asyncio.Semaphore(PLACES)
 
     @classmethod
@@ -91,11 +102,11 @@ class DataPlane:
         run: RunId,
         node: NodeId,
         key: bytes,
-        shelf: Shelf,
+        shelf: StateSource,
         caps: tuple[float, float] = (0, 0),
         streams: int = 0,
         congestion_control: str = "",
-        tls: Sessions | None = None,
+        tls: TlsContexts | None = None,
     ) -> Self:
         """Listen on "host:port"; port 0 lets the kernel choose. `ResourceError` if that cannot be had.
 
@@ -148,18 +159,18 @@ class DataPlane:
     # Dialling side
 
     async def dial(self, node: NodeId, address: str, pin: Pin = NO_PIN) -> Link:
-        """A connection to `node` with the hello said; `Broken` if it cannot be had. The caller closes it. `pin` is
-        of the node's certificate, where the run is encrypted."""
+        """A connection to `node` with the hello said; `LinkBroken` if it cannot be had. The caller closes it.
+        `pin` is of the node's certificate, where the run is encrypted."""
         try:
             host, port = frames.parse_address(address)
             async with asyncio.timeout(frames.HANDSHAKE):
                 sock = await _connect(host, port)
         except ValueError as error:
-            raise Broken(str(error)) from None
+            raise LinkBroken(str(error)) from None
         except TimeoutError:
-            raise Broken(f"no connection to {address} within {frames.HANDSHAKE:g} s") from None
+            raise LinkBroken(f"no connection to {address} within {frames.HANDSHAKE:g} s") from None
         except OSError as error:
-            raise Broken(f"no connection to {address}: {reason(error)}") from None
+            raise LinkBroken(f"no connection to {address}: {reason(error)}") from None
         link = Link(sock, self._meter, self._up, self._down)
         try:
             if self._tls is not None:
@@ -173,7 +184,7 @@ class DataPlane:
     async def _dial_link(self, node: NodeId, address: str, pin: Pin) -> Link:
         link = await self.dial(node, address, pin)
         try:
-            await frames.send(link, frames.unfenced(Kind.LINK))
+            await frames.send(link, frames.unfenced(FrameKind.LINK))
         except BaseException:
             link.close()
             raise
@@ -183,15 +194,15 @@ class DataPlane:
         self,
         node: NodeId,
         address: str,
-        item: Item,
+        item: FetchItem,
         round: Round,
         chunk: int,
         size: int,
         deadline: float = 60.0,
         pin: Pin = NO_PIN,
     ) -> bytes:
-        """One `Fetcher.fetch` on a connection of its own."""
-        async with Fetcher(self, node, address, pin) as fetcher:
+        """One `FetchClient.fetch` on a connection of its own."""
+        async with FetchClient(self, node, address, pin) as fetcher:
             return await fetcher.fetch(item, round, chunk, size, deadline)
 
     # Accepting side
@@ -228,19 +239,19 @@ class DataPlane:
             who = node = await frames.welcome(link, self.run, self.node, self._key)
             self._strangers.pop(link, None)
             first = await frames.receive(link, IDLE)
-            if first.kind is Kind.LINK:
+            if first.kind is FrameKind.LINK:
                 await self.peers.adopt(node, link)
-            elif first.kind is Kind.OFFER:
+            elif first.kind is FrameKind.OFFER:
                 await self.offers.keep(node, link)
             else:
-                with suppress(Reset):  # who asked has it from another by now, or is gone
+                with suppress(LinkReset):  # who asked has it from another by now, or is gone
                     await self._answer_all(node, link, first)
-        except Closed:
+        except LinkClosed:
             pass
-        except Broken as error:
+        except LinkBroken as error:
             log.warning("closed a connection from %s: %s", who, error)
             if self._tls is None or link.encrypted:
-                await frames.farewell(link, Kind.REFUSED, str(error))
+                await frames.farewell(link, FrameKind.REFUSED, str(error))
         except Exception:
             log.exception("closed a connection from %s because of a fault of this node", who)
         finally:
@@ -252,7 +263,7 @@ class DataPlane:
         """Answer what `node` asks, which cannot dial this one."""
         link = await self.dial(node, address, pin)
         try:
-            await frames.send(link, frames.unfenced(Kind.OFFER))
+            await frames.send(link, frames.unfenced(FrameKind.OFFER))
             await self._answer_all(node, link, None)
         finally:
             link.close()
@@ -262,12 +273,12 @@ class DataPlane:
         idle = IDLE if request is not None else None
         link.suit_path()  # what waits in the kernel gives way to no reduce
         link.cap(self.peers.spare)
-        with Kept(self._places) as kept:
+        with ChunkSlot(self._places) as kept:
             while True:
                 request = request or await frames.receive(link, idle)
                 kept.asked()
                 if request.length:
-                    raise Broken("a request with a payload")
+                    raise LinkBroken("a request with a payload")
                 await self._answer(node, request, link, kept)
                 kept.answered()
                 request = None
@@ -280,7 +291,7 @@ class DataPlane:
         slow = path is None or path.burst < FAST or 0 < self._up.rate < FAST
         return slow and self.peers.squeeze.on  # where the run packs at all
 
-    async def _answer(self, node: NodeId, request: Header, link: Link, kept: Kept) -> None:
+    async def _answer(self, node: NodeId, request: Header, link: Link, kept: ChunkSlot) -> None:
         round, chunk = request.fence.round, request.chunk
         if kept.what != (request.kind, round, chunk):
             kept.slow = self._suit(link)
@@ -289,18 +300,18 @@ class DataPlane:
         if kept.data is None:
             kept.drop()  # it may be there when it is asked for again
             if not await self._pass_on(node, request, link):
-                await frames.send(link, frames.unfenced(Kind.MISSING, round, chunk))
+                await frames.send(link, frames.unfenced(FrameKind.MISSING, round, chunk))
             return
         data, smaller = kept.data, False
-        if request.kind is Kind.GET_STATE:
+        if request.kind is FrameKind.GET_STATE:
             if request.total > len(data) or (request.total - request.offset) % 4:
-                raise Broken(f"a request for bytes {request.offset} to {request.total} of {len(data)}")
+                raise LinkBroken(f"a request for bytes {request.offset} to {request.total} of {len(data)}")
             data = data[request.offset : request.total or None]
             packed = zstd.pack_floats(data) if kept.slow else b""
             if smaller := 0 < len(packed) < len(data):
                 data = view(packed)
-        await frames.send(link, frames.unfenced(Kind.DATA, round, chunk, len(data), smaller), data)
-        if request.kind is not Kind.GET_STATE or request.total in (0, len(kept.data)):
+        await frames.send(link, frames.unfenced(FrameKind.DATA, round, chunk, len(data), smaller), data)
+        if request.kind is not FrameKind.GET_STATE or request.total in (0, len(kept.data)):
             kept.drop()  # that was all of it
 
     async def _find(self, request: Header) -> memoryview | None:
@@ -308,15 +319,15 @@ class DataPlane:
         round, chunk = request.fence.round, request.chunk
         found: Octets | None
         match request.kind:
-            case Kind.GET_SEALED:
+            case FrameKind.GET_SEALED:
                 found = await self._shelf.sealed(round, chunk)
-            case Kind.GET_STATE:
+            case FrameKind.GET_STATE:
                 found = await self._shelf.state(round, chunk)
-            case Kind.GET_DIGESTS:
+            case FrameKind.GET_DIGESTS:
                 digests = await self._shelf.digests(round)
                 found = None if digests is None else b"".join(digests)
             case _:
-                raise Broken(f"a frame of kind {request.kind.name} where a stream or a request begins")
+                raise LinkBroken(f"a frame of kind {request.kind.name} where a stream or a request begins")
         return None if found is None else view(found)
 
     async def _pass_on(self, node: NodeId, request: Header, link: Link) -> bool:
@@ -329,15 +340,15 @@ class DataPlane:
             try:
                 await frames.send(offered.link, asking)
                 answer = await frames.receive(offered.link, IDLE)
-            except Broken as broken:
+            except LinkBroken as broken:
                 log.debug("%s offers nothing any more: %s", offered.node, broken)
                 offered.close()
                 continue
             except BaseException:
                 offered.close()
                 raise
-            if answer.kind is not Kind.DATA or answer.length > LONGEST:
-                if answer.kind is Kind.MISSING and not answer.length:
+            if answer.kind is not FrameKind.DATA or answer.length > LONGEST:
+                if answer.kind is FrameKind.MISSING and not answer.length:
                     self.offers.give_back(offered)
                 else:
                     offered.close()

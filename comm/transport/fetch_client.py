@@ -12,15 +12,15 @@ from atoll.comm.codecs.codec import Malformed
 from atoll.comm.errors import PeerError
 from atoll.comm.ids import NO_PIN, NodeId, Pin, Round
 from atoll.comm.transport import frames
-from atoll.comm.transport.connection import Broken, Link, Path, close_dialled
-from atoll.comm.transport.frames import Kind
-from atoll.comm.transport.leaf_relay import Offered, Offers
+from atoll.comm.transport.connection import Link, LinkBroken, PathStats, close_dialled
+from atoll.comm.transport.frames import FrameKind
+from atoll.comm.transport.leaf_relay import OfferedLink, OfferPool
 
 PART = 1 << 18  # bytes of a state's chunk that are asked for at once, and kept if the rest does not come
 AHEAD = 1 << 20  # bytes that are asked for before they are awaited: a round trip's worth
 
 
-class PeerLost(PeerError):
+class DonorLost(PeerError):
     """`node` broke the protocol or its connection; `sentence` says how."""
 
     def __init__(self, node: NodeId, sentence: str) -> None:
@@ -28,39 +28,39 @@ class PeerLost(PeerError):
         self.node, self.sentence = node, sentence
 
 
-class Missing(PeerError):
+class NotAvailable(PeerError):
     """The peer is well but does not have what was asked for: ask another, or for a newer round."""
 
 
-class Item(Enum):
+class FetchItem(Enum):
     """What can be fetched."""
 
-    SEALED = Kind.GET_SEALED
-    STATE = Kind.GET_STATE
-    DIGESTS = Kind.GET_DIGESTS
+    SEALED = FrameKind.GET_SEALED
+    STATE = FrameKind.GET_STATE
+    DIGESTS = FrameKind.GET_DIGESTS
 
 
-class Plane(Protocol):
+class Dialer(Protocol):
     """What carries it (atoll.comm.transport.data_plane)."""
 
-    offers: Offers
+    offers: OfferPool
 
     async def dial(self, node: NodeId, address: str, pin: Pin) -> Link:
-        """A connection to that node, which knows the run's key. Raises `Broken`."""
+        """A connection to that node, which knows the run's key. Raises `LinkBroken`."""
 
 
-class Fetcher:
+class FetchClient:
     """One connection to `node` for many chunks, dialled at the first one, and again after a failure; where there
     is no address, one that a leaf opened, which has the chunks.
 
     One `fetch` at a time; use several fetchers for several chunks at once.
     """
 
-    def __init__(self, plane: Plane, node: NodeId, address: str, pin: Pin = NO_PIN) -> None:
+    def __init__(self, plane: Dialer, node: NodeId, address: str, pin: Pin = NO_PIN) -> None:
         self._plane, self.node, self.address, self._pin = plane, node, address, pin
         self._link: Link | None = None
         self._dialling: asyncio.Task[Link] | None = None
-        self._offered: Offered | None = None  # whose link it is
+        self._offered: OfferedLink | None = None  # whose link it is
 
     def dial(self) -> None:
         """Connect now, in the background. What goes wrong with that is told by the first `fetch`."""
@@ -72,7 +72,7 @@ class Fetcher:
             return await self._plane.dial(self.node, self.address, self._pin)
         self._offered = self._plane.offers.take()
         if self._offered is None:
-            raise Broken("no leaf has dialled this node yet to offer what it has")
+            raise LinkBroken("no leaf has dialled this node yet to offer what it has")
         return self._offered.link
 
     async def __aenter__(self) -> Self:
@@ -88,7 +88,7 @@ class Fetcher:
 
     async def fetch(
         self,
-        item: Item,
+        item: FetchItem,
         round: Round,
         chunk: int,
         size: int,
@@ -98,7 +98,7 @@ class Fetcher:
         """`size` bytes (of digests: 16 for each chunk), or so many as `fits` says it may have, within `deadline`
         seconds. Compare their digest yourself.
 
-        `Missing` if the peer does not have them; `PeerLost` if it fails, or answers anything else.
+        `NotAvailable` if the peer does not have them; `DonorLost` if it fails, or answers anything else.
         """
         data, missing = b"", None
 
@@ -107,7 +107,7 @@ class Fetcher:
             await frames.send(link, frames.unfenced(item.value, round, chunk))
             try:
                 data = await self._hear(link, item, round, chunk, size, fits)
-            except Missing as error:  # which is an answer
+            except NotAvailable as error:  # which is an answer
                 missing = error
 
         await self._in_time(ask, f"{item.name.lower()} of round {round}, chunk {chunk}", deadline)
@@ -131,13 +131,13 @@ class Fetcher:
             under_way, ahead = deque[tuple[int, int]](), 0
             while True:
                 while ahead < AHEAD and (part := parts()) is not None:
-                    await frames.send(link, frames.part(Kind.GET_STATE, round, chunk, *part))
+                    await frames.send(link, frames.part(FrameKind.GET_STATE, round, chunk, *part))
                     under_way.append(part)
                     ahead += part[1] - part[0]
                 if not under_way:
                     return
                 begin, end = under_way.popleft()
-                take(begin, await self._hear(link, Item.STATE, round, chunk, end - begin, None))
+                take(begin, await self._hear(link, FetchItem.STATE, round, chunk, end - begin, None))
                 ahead -= end - begin
 
         await self._in_time(ask, f"state of round {round}, chunk {chunk}", deadline)
@@ -154,33 +154,35 @@ class Fetcher:
                 await ask(self._link)
             answered = True
         except TimeoutError:
-            raise PeerLost(self.node, f"it did not answer within {deadline:g} s ({what})") from None
-        except (Broken, Malformed) as error:
-            raise PeerLost(self.node, f"{error} ({what})") from None
+            raise DonorLost(self.node, f"it did not answer within {deadline:g} s ({what})") from None
+        except (LinkBroken, Malformed) as error:
+            raise DonorLost(self.node, f"{error} ({what})") from None
         finally:
             if not answered:  # what comes next on this connection could be the rest of this answer
                 self._hang_up()
 
     async def _hear(
-        self, link: Link, item: Item, round: Round, chunk: int, size: int, fits: Callable[[int], bool] | None
+        self, link: Link, item: FetchItem, round: Round, chunk: int, size: int, fits: Callable[[int], bool] | None
     ) -> bytes:
         answer = await frames.receive(link, None)
         match answer.kind:
-            case Kind.DATA if not answer.packed and (fits(answer.length) if fits else answer.length == size):
+            case FrameKind.DATA if not answer.packed and (fits(answer.length) if fits else answer.length == size):
                 return await link.read(answer.length)
-            case Kind.DATA if answer.length < size and answer.packed and item is Item.STATE:
+            case FrameKind.DATA if answer.length < size and answer.packed and item is FetchItem.STATE:
                 return zstd.unpack_floats(await link.read(answer.length), size)
-            case Kind.DATA:
-                raise Broken(f"it offers {answer.length} bytes where {size} were expected")
-            case Kind.MISSING if answer.length == 0:
-                raise Missing(f"{self.node} does not have {item.name.lower()} of round {round}, chunk {chunk}")
-            case Kind.REFUSED:
-                raise Broken(f"it refused: {await frames.sentence(link, answer)}")
+            case FrameKind.DATA:
+                raise LinkBroken(f"it offers {answer.length} bytes where {size} were expected")
+            case FrameKind.MISSING if answer.length == 0:
+                raise NotAvailable(
+                    f"{self.node} does not have {item.name.lower()} of round {round}, chunk {chunk}"
+                )
+            case FrameKind.REFUSED:
+                raise LinkBroken(f"it refused: {await frames.sentence(link, answer)}")
             case _:
-                raise Broken(f"it answered with a frame of kind {answer.kind.name}")
+                raise LinkBroken(f"it answered with a frame of kind {answer.kind.name}")
 
     @property
-    def path(self) -> Path | None:
+    def path(self) -> PathStats | None:
         """None while there is no connection, or where the system does not tell."""
         return self._link.path() if self._link is not None else None
 

@@ -82,7 +82,7 @@ from enum import IntEnum
 from atoll.comm.byte_view import Octets, view
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
 from atoll.comm.plan import Fence
-from atoll.comm.transport.connection import LINGER, STALL, Broken, Link
+from atoll.comm.transport.connection import LINGER, STALL, Link, LinkBroken
 
 MAGIC = b"ATOL"
 VERSION = 6
@@ -95,7 +95,7 @@ MAX_SENTENCE = 512  # bytes of a refusal
 HANDSHAKE = 10.0  # seconds to connect, and to say hello
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     LINK = 1  # dialling side, first: what follows belongs to reduces
     CONTRIBUTION = 2
     SEALED = 3
@@ -115,7 +115,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    kind: Kind
+    kind: FrameKind
     fence: Fence
     chunk: int = 0
     length: int = 0  # bytes of the payload
@@ -140,22 +140,22 @@ class Header:
     def unpack(data: bytes) -> "Header":
         kind, flags, place, chunk, incarnation, epoch, round, attempt, length, offset, total = HEADER.unpack(data)
         try:
-            known = Kind(kind)
+            known = FrameKind(kind)
         except ValueError:
-            raise Broken(f"a frame of unknown kind {kind}") from None
+            raise LinkBroken(f"a frame of unknown kind {kind}") from None
         fence = Fence(Incarnation(incarnation), Epoch(epoch), Round(round), attempt)
         if offset + length > total:
-            raise Broken(f"a piece of {length} bytes from {offset} on, of {total}")
+            raise LinkBroken(f"a piece of {length} bytes from {offset} on, of {total}")
         whole = 0 if total == length else total
         return Header(known, fence, chunk, length, bool(flags & 1), place, offset, whole)
 
 
-def unfenced(kind: Kind, round: int = 0, chunk: int = 0, length: int = 0, packed: bool = False) -> Header:
+def unfenced(kind: FrameKind, round: int = 0, chunk: int = 0, length: int = 0, packed: bool = False) -> Header:
     """The header of a frame outside of any attempt: fetches and last words."""
     return Header(kind, Fence(Incarnation(0), Epoch(0), Round(round), 0), chunk, length, packed)
 
 
-def part(kind: Kind, round: int, chunk: int, start: int, end: int) -> Header:
+def part(kind: FrameKind, round: int, chunk: int, start: int, end: int) -> Header:
     """A request for bytes `start` to `end` of what there is of the chunk."""
     return Header(kind, Fence(Incarnation(0), Epoch(0), Round(round), 0), chunk, offset=start, whole=end)
 
@@ -173,10 +173,10 @@ async def receive(link: Link, timeout: float | None) -> Header:
     return Header.unpack(await link.read(HEADER.size, timeout))
 
 
-async def farewell(link: Link, kind: Kind, text: str = "") -> None:
+async def farewell(link: Link, kind: FrameKind, text: str = "") -> None:
     """Send a last frame, so that it is heard even by one that is still sending."""
     data = text.encode()[:MAX_SENTENCE]
-    with suppress(Broken, TimeoutError):
+    with suppress(LinkBroken, TimeoutError):
         async with asyncio.timeout(LINGER):
             await send(link, unfenced(kind, length=len(data)), data)
         await link.drain()
@@ -185,7 +185,7 @@ async def farewell(link: Link, kind: Kind, text: str = "") -> None:
 async def sentence(link: Link, header: Header) -> str:
     """The payload of a refusal."""
     if header.length > MAX_SENTENCE:
-        raise Broken(f"a refusal of {header.length} bytes")
+        raise LinkBroken(f"a refusal of {header.length} bytes")
     return (await link.read(header.length, STALL)).decode(errors="replace")
 
 
@@ -194,9 +194,9 @@ async def greet(link: Link, run: RunId, me: NodeId, to: NodeId, key: bytes) -> N
     async with _in_time():
         magic, version, nonce = GREETING.unpack(await link.read(GREETING.size, None))
         if magic != MAGIC:
-            raise Broken("what listens there is no data plane of this software")
+            raise LinkBroken("what listens there is no data plane of this software")
         if version != VERSION:
-            raise Broken(_other(version))
+            raise LinkBroken(_other(version))
         ids = [text.encode() for text in (run, me, to)]
         hello = HELLO.pack(MAGIC, VERSION, *(len(text) for text in ids)) + b"".join(ids)
         await link.write(hello + _proof(key, nonce, hello))
@@ -213,22 +213,22 @@ async def welcome(link: Link, run: RunId, me: NodeId, key: bytes) -> NodeId:
         start = await link.read(HELLO.size, None)
         magic, version, *lengths = HELLO.unpack(start)
         if magic != MAGIC:
-            raise Broken("its first bytes are not those of a data plane")
+            raise LinkBroken("its first bytes are not those of a data plane")
         if version != VERSION:
-            raise Broken(_other(version))
+            raise LinkBroken(_other(version))
         ids = await link.read(sum(lengths), None)
         proof = await link.read(PROOF, None)
     if not key:
-        raise Broken("this node has not joined its run yet")
+        raise LinkBroken("this node has not joined its run yet")
     if not hmac.compare_digest(proof, _proof(key, nonce, start + ids)):
-        raise Broken("it does not know the run's key")
+        raise LinkBroken("it does not know the run's key")
     theirs, sender, to = (text.decode(errors="replace") for text in _split(ids, lengths))
     if theirs != run:
-        raise Broken(f"it belongs to run {theirs!r}, this node to {run!r}")
+        raise LinkBroken(f"it belongs to run {theirs!r}, this node to {run!r}")
     if to != me:
-        raise Broken(f"it looks for {to}, this is {me}")
+        raise LinkBroken(f"it looks for {to}, this is {me}")
     if sender == me:
-        raise Broken(f"it says that it is {me}, and this is")
+        raise LinkBroken(f"it says that it is {me}, and this is")
     return NodeId(sender)
 
 
@@ -239,7 +239,7 @@ async def _in_time() -> AsyncIterator[None]:
         async with asyncio.timeout(HANDSHAKE):
             yield
     except TimeoutError:
-        raise Broken(f"it did not say hello within {HANDSHAKE:g} s") from None
+        raise LinkBroken(f"it did not say hello within {HANDSHAKE:g} s") from None
 
 
 def _other(version: int) -> str:

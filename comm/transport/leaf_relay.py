@@ -1,7 +1,8 @@
 """What a leaf has, for those who cannot dial it: it dials them, and answers requests on that connection.
 
-    a leaf              `Offering` dials who needs its chunks, says OFFER, and answers what is asked there
-    who was dialled     `Offers` keeps the connections; this node fetches over them, or passes on what others ask
+    a leaf              `OfferDialer` dials who needs its chunks, says OFFER, and answers what is asked there
+    who was dialled     `OfferPool` keeps the connections; this node fetches over them, or passes on what others
+    ask
 
 The coordinator says whom a leaf dials: as long as no node that can be dialled has what others lack.
 """
@@ -12,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 from atoll.comm.ids import NodeId, Pin
-from atoll.comm.transport.connection import Broken, Link
+from atoll.comm.transport.connection import Link, LinkBroken
 
 log = logging.getLogger("atoll.plane")
 
@@ -23,7 +24,7 @@ Target = tuple[NodeId, str, Pin]  # node, address, of its certificate
 
 
 @dataclass(eq=False, slots=True)
-class Offered:
+class OfferedLink:
     """A connection on which a leaf answers; one asks at a time."""
 
     node: NodeId
@@ -35,11 +36,11 @@ class Offered:
         self.over.set()
 
 
-class Offers:
+class OfferPool:
     """Those that were opened to this node."""
 
     def __init__(self) -> None:
-        self._free: list[Offered] = []
+        self._free: list[OfferedLink] = []
 
     async def keep(self, node: NodeId, link: Link) -> None:
         """Let this node use it; returns when it is of no more use."""
@@ -47,7 +48,7 @@ class Offers:
         for old in mine[: max(len(mine) + 1 - MOST, 0)]:  # the leaf has probably given them up
             self._free.remove(old)
             old.close()
-        offered = Offered(node, link)
+        offered = OfferedLink(node, link)
         self._free.append(offered)
         try:
             await offered.over.wait()
@@ -55,19 +56,19 @@ class Offers:
             if offered in self._free:
                 self._free.remove(offered)
 
-    def take(self, besides: Collection[NodeId] = ()) -> Offered | None:
+    def take(self, besides: Collection[NodeId] = ()) -> OfferedLink | None:
         """One for the caller alone, who gives it back or closes it; None: there is none but of these nodes."""
         found = next((offered for offered in self._free if offered.node not in besides), None)
         if found is not None:
             self._free.remove(found)
         return found
 
-    def give_back(self, offered: Offered) -> None:
+    def give_back(self, offered: OfferedLink) -> None:
         """What was asked on it was answered."""
         self._free.append(offered)
 
 
-class Offering:
+class OfferDialer:
     """The connections that this node, a leaf, keeps open. `serve(target)` dials and answers until that breaks."""
 
     def __init__(self, serve: Callable[[NodeId, str, Pin], Awaitable[None]]) -> None:
@@ -93,7 +94,7 @@ class Offering:
         while True:
             try:
                 await self._serve(*target)
-            except Broken as broken:
+            except LinkBroken as broken:
                 log.debug("%s does not take what is offered: %s", target[0], broken)
             except Exception:
                 log.exception("nothing is offered to %s because of a fault of this node", target[0])

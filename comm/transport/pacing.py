@@ -1,5 +1,5 @@
 """How fast a node sends, over all its links together: as fast as its own link carries, and no queue; and to one
-slow peer (`Part`). Pure.
+slow peer (`PeerPacer`). Pure.
 
     free      nothing is known of the link: TCP finds out, as fast as it can
     paced     what would go faster than the pace waits here, not in a queue of the network
@@ -34,7 +34,7 @@ SHORT = 0.06  # seconds of queue that they are at most
 MORE = 1.05  # times a node's part of a peer's link, whose senders do not all send at the same time
 
 
-class Pace:
+class LinkPacer:
     def __init__(self) -> None:
         self.rate = 0.0  # bytes a second; 0: no limit
         self._samples = deque[tuple[float, int, int]]()  # when; bytes sent, and acknowledged, until then
@@ -81,7 +81,7 @@ def _recent(values: deque[tuple[float, float]], now: float, value: float, second
     return [value for _, value in values]
 
 
-class Part:
+class PeerPacer:
     """How fast a node sends to a peer whose link is slower than its own, and carries what others send, too.
 
     Its part of the link is its own. While no queue is seen there, others leave theirs unused: a slow peer's chunks
@@ -95,7 +95,7 @@ class Part:
         self.rate = self._own  # bytes a second
 
     def look(self, rtt: float, queue: float) -> float:
-        """The pace until the next look; for `rtt` and `queue` see `Pace`, both of this peer."""
+        """The pace until the next look; for `rtt` and `queue` see `LinkPacer`, both of this peer."""
         full = queue > max(QUEUE, OF_TRIP * rtt, min(BURST / self._whole, SHORT))
         self.rate = self._own if full else min((1 + RISE) * self.rate, self._whole)
         return self.rate

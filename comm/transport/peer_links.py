@@ -2,8 +2,8 @@
 
 Several links lead to one peer, because one TCP stream cannot fill a long fat pipe; whatever waits for the peer
 goes out on the next of them that is free. Either side may have dialled: the one that joined first does, the other
-one too when nothing has come of it for a moment; nobody dials a leaf. What the frames mean is for the `Talk` to
-say, the reduce that is under way.
+one too when nothing has come of it for a moment; nobody dials a leaf. What the frames mean is for the
+`FrameHandler` to say, the reduce that is under way.
 """
 
 import asyncio
@@ -16,16 +16,16 @@ from typing import Protocol
 
 import numpy as np
 
-from atoll.comm.buffers import Buffers
+from atoll.comm.buffers import BufferPool
 from atoll.comm.byte_view import U8
 from atoll.comm.ids import NO_PIN, NodeId, Pin, Round
 from atoll.comm.plan import PlanMember
 from atoll.comm.transport import frames
-from atoll.comm.transport.adaptive_zstd import Squeeze
-from atoll.comm.transport.bandwidth import Known, Rate
-from atoll.comm.transport.connection import FAR, PIECE, Broken, Cap, Link, Meter, close_dialled
-from atoll.comm.transport.frames import Header, Kind
-from atoll.comm.transport.pacing import Pace, Part
+from atoll.comm.transport.adaptive_zstd import AdaptiveZstd
+from atoll.comm.transport.bandwidth import LinkEstimate, PeakRate
+from atoll.comm.transport.connection import FAR, PIECE, ByteCounter, Link, LinkBroken, RateLimiter, close_dialled
+from atoll.comm.transport.frames import FrameKind, Header
+from atoll.comm.transport.pacing import LinkPacer, PeerPacer
 from atoll.comm.transport.priority_lock import PriorityLock
 from atoll.comm.transport.stream_policy import LONG_PATH, is_lossy, streams
 
@@ -39,7 +39,7 @@ SHORTEST_TURN, LONG_TURN = 0.1, 4.0  # seconds of such a chunk's piece; times wh
 FRESH = 8.0  # seconds after which BBR would soon stop to measure the round trip anew
 PIECE_TIME = 0.005  # seconds of this node's link
 SMALLEST_PIECE = 1 << 16  # bytes; the last one of a payload may be smaller
-IN_PIECES = (Kind.CONTRIBUTION, Kind.PARTIAL, Kind.SEALED)  # what may be cut
+IN_PIECES = (FrameKind.CONTRIBUTION, FrameKind.PARTIAL, FrameKind.SEALED)  # what may be cut
 AGAIN = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds between tries to dial
 PATIENCE = 20.0  # seconds that a frame of a round, or attempt, to come is held
 MOST = 1 << 28  # bytes of a frame
@@ -48,17 +48,17 @@ SPARE = 0.05  # of what this node's link carries up: for fetches while a reduce 
 LEAST_SPARE = 1e5  # bytes a second
 SHORT = 2.0  # seconds; a link that broke sooner counts as a failed try
 
-Waiting = tuple[Kind, int, int]  # kind, chunk, attempt
-Key = tuple[NodeId, Kind, int, int, int, bool, int]  # whose, and which, payload comes in pieces
+Waiting = tuple[FrameKind, int, int]  # kind, chunk, attempt
+Key = tuple[NodeId, FrameKind, int, int, int, bool, int]  # whose, and which, payload comes in pieces
 
 
-class Talk(Protocol):
+class FrameHandler(Protocol):
     """A reduce, as the links know it."""
 
     round: Round
 
     async def place(self, node: NodeId, header: Header) -> U8 | None:
-        """Where the payload belongs; None: it is of no use. Waits while that cannot be told yet. `Broken` if
+        """Where the payload belongs; None: it is of no use. Waits while that cannot be told yet. `LinkBroken` if
         the frame is not what such a peer may send."""
 
     def arrived(self, node: NodeId, header: Header, payload: U8) -> None:
@@ -74,7 +74,7 @@ class Talk(Protocol):
         """There is none, and dialling failed; it is tried again."""
 
 
-class Sending:
+class OutgoingFrame:
     """A frame on its way over several links."""
 
     def __init__(self, waiting: Waiting, header: Header, payload: memoryview) -> None:
@@ -94,7 +94,7 @@ class Sending:
         return header if len(part) < len(self.payload) else self.header, part
 
 
-class Coming:
+class IncomingPayload:
     """A payload that comes in pieces."""
 
     def __init__(self, place: U8) -> None:
@@ -121,12 +121,12 @@ class Peer:
         self.segments = self.resent = 0  # sent over them, and sent again
         self.broke = False  # a link broke, and what was on it may be lost
         self.tries = 0  # to dial, in vain
-        self.pace = Cap(0, burst=0.05)
-        self.part: Part | None = None  # of its link, which sets the pace; None: no pace
+        self.pace = RateLimiter(0, burst=0.05)
+        self.part: PeerPacer | None = None  # of its link, which sets the pace; None: no pace
         self.changed = asyncio.Event()  # links came or went
         self.tending: asyncio.Task[None] | None = None
         self.piece = 0  # bytes that one link carries at once, of what several can; 0: whole payloads
-        self._sent_in_parts = deque[Sending]()
+        self._sent_in_parts = deque[OutgoingFrame]()
         self._urgent: dict[Waiting, None] = {}
         self._first: dict[Waiting, None] = {}  # contributions: others wait for their merge
         self._then: dict[Waiting, None] = {}
@@ -156,7 +156,7 @@ class Peer:
             queue.clear()
         self._sent_in_parts.clear()
 
-    def share(self, waiting: Waiting, sending: Sending | None) -> None:
+    def share(self, waiting: Waiting, sending: OutgoingFrame | None) -> None:
         """Let other links take parts of it, or what comes next."""
         if (
             sending is not None
@@ -169,7 +169,7 @@ class Peer:
             self._opening = False
         self._wake()
 
-    async def next(self) -> Waiting | Sending:
+    async def next(self) -> Waiting | OutgoingFrame:
         """What a link that is free sends next: something new, or a part of what others are sending."""
         while True:
             while self._sent_in_parts and self._sent_in_parts[0].taken:
@@ -195,7 +195,13 @@ class Peer:
 
     def _queue(self, waiting: Waiting) -> dict[Waiting, None]:
         kind = waiting[0]
-        return self._first if kind is Kind.CONTRIBUTION else self._then if kind is Kind.SEALED else self._urgent
+        return (
+            self._first
+            if kind is FrameKind.CONTRIBUTION
+            else self._then
+            if kind is FrameKind.SEALED
+            else self._urgent
+        )
 
     def _wake(self) -> None:
         """Have one link look."""
@@ -205,34 +211,37 @@ class Peer:
                 return
 
 
-class Peers:
+class PeerLinks:
     """All of them. `dial(node, address, pin)` opens a connection for a link."""
 
     def __init__(
         self,
         dial: Callable[[NodeId, str, Pin], Awaitable[Link]],
-        meter: Meter,
+        meter: ByteCounter,
         streams: int = 0,
         congestion_control: str = "",
-        up: Cap | None = None,
+        up: RateLimiter | None = None,
     ) -> None:
         """`streams` to each peer; 0: as many as measurements say. `congestion_control`: empty: the system's. `up`
         bounds all that this node sends."""
         self._dial, self._meter, self.fixed = dial, meter, streams
         self._congestion = congestion_control
-        self.squeeze, self.buffers = Squeeze(), Buffers()
-        self._known = Known(), Known()  # what this node's link carried up, and down, in the last reduces, at best
+        self.squeeze, self.buffers = AdaptiveZstd(), BufferPool()
+        self._known = (
+            LinkEstimate(),
+            LinkEstimate(),
+        )  # what this node's link carried up, and down, in the last reduces, at best
         self.near: set[NodeId] | None = None  # peers of this node's region; None: there are no regions
         self.inside = self.outside = 0.0  # likewise, of what went to one of those, and to all others
         self._sampling: asyncio.Task[None] | None = None
         self._peers: dict[NodeId, Peer] = {}
-        self._talk: Talk | None = None
+        self._talk: FrameHandler | None = None
         self._begun = asyncio.Event()  # set, and replaced, whenever a reduce begins
         self._dialled: set[asyncio.Task[None]] = set()
-        self.spare = Cap(0, burst=0.05, within=up)  # for what is not the reduce's, and gives way to it
-        self._pace, self._pacing, self._one_by_one = Cap(0, burst=0.02), Pace(), PriorityLock()
+        self.spare = RateLimiter(0, burst=0.05, within=up)  # for what is not the reduce's, and gives way to it
+        self._pace, self._pacing, self._one_by_one = RateLimiter(0, burst=0.02), LinkPacer(), PriorityLock()
         self._scratch = memoryview(bytearray(PIECE))
-        self._coming: dict[Key, Coming] = {}
+        self._coming: dict[Key, IncomingPayload] = {}
 
     @property
     def up(self) -> float:
@@ -245,7 +254,7 @@ class Peers:
 
     # The reduce under way
 
-    def begin(self, talk: Talk) -> None:
+    def begin(self, talk: FrameHandler) -> None:
         """From now on frames belong to this reduce."""
         self._talk = talk
         self._peers = {node: peer for node, peer in self._peers.items() if peer.links or peer.tending is not None}
@@ -268,7 +277,7 @@ class Peers:
         self._begun.set()
         self._begun = asyncio.Event()
 
-    def end(self, talk: Talk) -> None:
+    def end(self, talk: FrameHandler) -> None:
         """It is over; its links stay for the next one."""
         if self._talk is talk:
             self._talk = None
@@ -311,7 +320,7 @@ class Peers:
         its link can."""
         peer = self.peer(node)
         slow = part * whole * SLOWER < self.up
-        peer.part = Part(whole, part) if slow and part * whole else None
+        peer.part = PeerPacer(whole, part) if slow and part * whole else None
         peer.pace.rate = peer.part.rate if peer.part is not None else 0
 
     def peer(self, node: NodeId) -> Peer:
@@ -351,7 +360,7 @@ class Peers:
 
     async def _sample(self) -> None:
         """Learn what the node's own link carries, and send as fast."""
-        outside = Rate()
+        outside = PeakRate()
         inside = 0.0  # within a region a reduce waits for other regions: what a link carries shows in bursts only
         clock = asyncio.get_running_loop().time
         seen: dict[Link, tuple[int, int]] = {}
@@ -411,7 +420,7 @@ class Peers:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._listen(peer, link))
                 both.create_task(self._speak(peer, link))
-        except* Broken as broken:
+        except* LinkBroken as broken:
             lived = asyncio.get_running_loop().time() - since
             peer.tries = 0 if lived > SHORT else peer.tries + 1
             log.debug("a link to %s broke after %.1f s: %s", node, lived, broken.exceptions[0])
@@ -447,7 +456,7 @@ class Peers:
                 if isinstance(result, Link):
                     self._dialled.add(task := asyncio.create_task(self.adopt(peer.node, result)))
                     task.add_done_callback(self._dialled.discard)
-                elif isinstance(result, Broken):
+                elif isinstance(result, LinkBroken):
                     peer.tries += 1
                     self._lost(peer, str(result))
                 else:
@@ -521,9 +530,9 @@ class Peers:
     async def _speak(self, peer: Peer, link: Link) -> None:
         while True:
             found, talk = await peer.next(), self._talk
-            waiting = found.waiting if isinstance(found, Sending) else found
+            waiting = found.waiting if isinstance(found, OutgoingFrame) else found
             try:
-                sending = found if isinstance(found, Sending) else await self._sending(peer, found)
+                sending = found if isinstance(found, OutgoingFrame) else await self._sending(peer, found)
                 while sending is not None and not sending.taken:
                     header, part = sending.piece(peer.piece)
                     if peer.piece:
@@ -544,12 +553,12 @@ class Peers:
         """Seconds after which others send, too, of a node whose chunks go one by one: this peer may be stuck."""
         return SHORTEST_TURN + (LONG_TURN * size / self.up if self.up else 0.0)
 
-    async def _sending(self, peer: Peer, waiting: Waiting) -> Sending | None:
+    async def _sending(self, peer: Peer, waiting: Waiting) -> OutgoingFrame | None:
         sending, talk = None, self._talk
         try:
             frame = await talk.frame(peer.node, waiting) if talk is not None else None
             if frame is not None and self._talk is talk:
-                sending = Sending(waiting, *frame)
+                sending = OutgoingFrame(waiting, *frame)
         finally:
             peer.share(waiting, sending)
         return sending
@@ -557,8 +566,8 @@ class Peers:
     async def _listen(self, peer: Peer, link: Link) -> None:
         while True:
             header = await frames.receive(link, None)
-            if header.kind is Kind.REFUSED:
-                raise Broken(f"it refused: {await frames.sentence(link, header)}")
+            if header.kind is FrameKind.REFUSED:
+                raise LinkBroken(f"it refused: {await frames.sentence(link, header)}")
             talk = await self._talk_of(header.fence.round)
             if talk is None:
                 await self._skip(link, header.length)
@@ -571,22 +580,22 @@ class Peers:
                 await self._skip(link, header.length)
             await asyncio.sleep(0)  # other links may have something, too
 
-    async def _take_piece(self, talk: Talk, peer: Peer, link: Link, header: Header) -> None:
+    async def _take_piece(self, talk: FrameHandler, peer: Peer, link: Link, header: Header) -> None:
         smallest = min(SMALLEST_PIECE, max(header.total - header.offset, 1))
         if header.kind not in IN_PIECES or header.length < smallest:
-            raise Broken(f"a piece of {header.length} bytes of a frame {header.kind.name} of {header.total}")
+            raise LinkBroken(f"a piece of {header.length} bytes of a frame {header.kind.name} of {header.total}")
         whole = replace(header, length=header.total, offset=0, whole=0)
         attempt = header.fence.attempt
         key = (peer.node, header.kind, header.chunk, attempt, header.place, header.packed, header.total)
         coming = self._coming.get(key)
         if coming is None and sum(k[:4] == key[:4] for k in self._coming) >= FORMS:
-            raise Broken(f"it sends chunk {header.chunk} in more than {FORMS} lengths at once")
+            raise LinkBroken(f"it sends chunk {header.chunk} in more than {FORMS} lengths at once")
         if coming is None and (place := await talk.place(peer.node, whole)) is not None and talk is self._talk:
-            coming = self._coming.setdefault(key, Coming(place))
+            coming = self._coming.setdefault(key, IncomingPayload(place))
         if coming is not None and not coming.fits(header.offset, header.length):
             # Sent again, after a break, and cut otherwise: what is here of it counts no more. Not into the same
             # memory: an old link may still write there when it has long been given to another chunk.
-            coming = self._coming[key] = Coming(np.empty_like(coming.place))
+            coming = self._coming[key] = IncomingPayload(np.empty_like(coming.place))
         if coming is None or header.offset in coming.begun:
             await self._skip(link, header.length)
             return
@@ -601,9 +610,9 @@ class Peers:
             del self._coming[key]
             talk.arrived(peer.node, whole, coming.place)
 
-    async def _talk_of(self, round: Round) -> Talk | None:
-        """The reduce of this round, which may be about to begin here; None: it is over. `Broken` if it does not
-        begin in time: over another link the frame comes again."""
+    async def _talk_of(self, round: Round) -> FrameHandler | None:
+        """The reduce of this round, which may be about to begin here; None: it is over. `LinkBroken` if it does
+        not begin in time: over another link the frame comes again."""
         if self._talk is not None and self._talk.round == round:
             return self._talk
         try:
@@ -611,12 +620,12 @@ class Peers:
                 while self._talk is None or self._talk.round < round:
                     await self._begun.wait()
         except TimeoutError:
-            raise Broken(f"round {round}, of which it sent a frame, did not begin here in time") from None
+            raise LinkBroken(f"round {round}, of which it sent a frame, did not begin here in time") from None
         return self._talk if self._talk.round == round else None
 
     async def _skip(self, link: Link, length: int) -> None:
         if length > MOST:
-            raise Broken(f"it sent a frame of {length} bytes")
+            raise LinkBroken(f"it sent a frame of {length} bytes")
         while length:
             piece = self._scratch[: min(length, PIECE)]
             await link.read_into(piece)

@@ -9,10 +9,10 @@ import ssl
 
 from atoll.comm.ids import Pin
 from atoll.comm.transport.certificates import Certificate, pin_of
-from atoll.comm.transport.connection import Broken, Link
+from atoll.comm.transport.connection import Link, LinkBroken
 
 
-class Sessions:
+class TlsContexts:
     """Those of one process, which shows `certificate`."""
 
     def __init__(self, certificate: Certificate) -> None:
@@ -27,16 +27,17 @@ class Sessions:
             context.minimum_version = ssl.TLSVersion.TLSv1_3
 
     async def accept(self, link: Link, timeout: float) -> None:
-        """Go over to TLS with who dialled; `Broken` if it does not speak it."""
+        """Go over to TLS with who dialled; `LinkBroken` if it does not speak it."""
         await link.secure(self._accepting, True, timeout)
 
     async def dial(self, link: Link, pin: Pin, timeout: float) -> None:
-        """Go over to TLS; `Broken` unless the other side shows the certificate with this pin, and has its key."""
+        """Go over to TLS; `LinkBroken` unless the other side shows the certificate with this pin, and has its
+        key."""
         if not pin:
-            raise Broken("the coordinator named no certificate of it, and this run is encrypted")
+            raise LinkBroken("the coordinator named no certificate of it, and this run is encrypted")
         shown = await link.secure(self._dialling, False, timeout)
         if pin_of(shown) != pin:
-            raise Broken(
+            raise LinkBroken(
                 "it shows another certificate than the coordinator has of it: somebody is in between, or another "
                 "machine has its address now"
             )

@@ -33,7 +33,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from atoll import configs
 from atoll.comm.errors import AtollError
 from atoll.comm.invite import Invite
-from atoll.coordinator.bench.load import NUMEL, Result, Task, simulate
+from atoll.coordinator.bench.load import NUMEL, LoadResult, LoadTask, simulate
 
 SETTINGS = (
     "members.lease=20",
@@ -54,7 +54,7 @@ class BenchFailed(AtollError):
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ControlFigures:
     members: int
     heartbeats_per_s: float
     cpu_share: float  # of one core
@@ -91,29 +91,29 @@ def coordinator(members: int, rounds: int, period: float, processes: int, as_jso
         click.echo(f"{name:>18}  {value:,.3f}" if isinstance(value, float) else f"{name:>18}  {value:,}")
 
 
-def measure(folder: Path, members: int, rounds: int, period: float, processes: int) -> Figures:
+def measure(folder: Path, members: int, rounds: int, period: float, processes: int) -> ControlFigures:
     """One run, from its coordinator's start to its end."""
     with _coordinator(folder, members) as process:
         invite = _invite(folder, process, members)
         tasks = [
-            Task(invite.address, invite.run, invite.token, share, members, rounds, period)
+            LoadTask(invite.address, invite.run, invite.token, share, members, rounds, period)
             for share in _shares(members, processes)
         ]
         with _load(tasks) as (loads, words), _progress(members, rounds) as show:
-            watch = Watch(psutil.Process(process.pid), loads, rounds, PATIENCE + period)
+            watch = BenchWatch(psutil.Process(process.pid), loads, rounds, PATIENCE + period)
             while len(watch.results) < len(loads):
                 watch.look(words, show)
             return watch.figures(members)
 
 
-class Watch:
+class BenchWatch:
     """Follows the members, and the coordinator while rounds are committed."""
 
     def __init__(
         self, coordinator: psutil.Process, loads: Sequence[SpawnProcess], rounds: int, patience: float
     ) -> None:
         self._coordinator, self._loads, self._rounds, self._patience = coordinator, loads, rounds, patience
-        self.results: list[Result] = []
+        self.results: list[LoadResult] = []
         self._joined, self._ordered = 0, Counter[int]()
         self._heard = time.monotonic()
         self._first: tuple[float, float] | None = (
@@ -143,7 +143,7 @@ class Watch:
                 self._joined += 1
             case str():
                 raise BenchFailed(f"a simulated member failed: {word}")
-            case Result():
+            case LoadResult():
                 self.results.append(word)
             case int():
                 self._ordered[word] += 1
@@ -153,13 +153,13 @@ class Watch:
                     self._first = self._first or now
                     self._last = now
 
-    def figures(self, members: int) -> Figures:
+    def figures(self, members: int) -> ControlFigures:
         assert self._first is not None and self._last is not None
         (begun, cpu_before), (ended, cpu_after) = self._first, self._last
         heartbeats = [at for result in self.results for at in result.heartbeats if begun <= at <= ended]
         reports = [at for result in self.results for at in result.reports if begun <= at <= ended]
         control = list(chain(*(control_times(self.results, k) for k in range(1, self._rounds + 1))))
-        return Figures(
+        return ControlFigures(
             members=members,
             heartbeats_per_s=len(heartbeats) / (ended - begun),
             cpu_share=(cpu_after - cpu_before) / (ended - begun),
@@ -171,7 +171,7 @@ class Watch:
         )
 
 
-def control_times(results: Sequence[Result], round_: int) -> Iterator[float]:
+def control_times(results: Sequence[LoadResult], round_: int) -> Iterator[float]:
     """The control time of each member in a round, seconds."""
     ready = max(result.ready[round_] for result in results)
     held = max(result.held[round_] for result in results)
@@ -217,7 +217,7 @@ def _invite(folder: Path, process: subprocess.Popen[bytes], members: int) -> Inv
 
 
 @contextmanager
-def _load(tasks: list[Task]) -> Iterator[tuple[list[SpawnProcess], "multiprocessing.Queue[object]"]]:
+def _load(tasks: list[LoadTask]) -> Iterator[tuple[list[SpawnProcess], "multiprocessing.Queue[object]"]]:
     """Processes that simulate members; what they tell comes through the queue."""
     fresh = multiprocessing.get_context("spawn")  # gRPC does not survive a fork
     words: multiprocessing.Queue[object] = fresh.Queue()

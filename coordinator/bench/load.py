@@ -33,7 +33,7 @@ NUMEL = 65_536  # of one chunk
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class LoadTask:
     """What one load process has to do."""
 
     address: str  # of the coordinator
@@ -46,7 +46,7 @@ class Task:
 
 
 @dataclass
-class Result:
+class LoadResult:
     """What one load process saw; times are `time.monotonic`'s, which is the same for all processes."""
 
     ready: dict[int, float] = field(default_factory=dict)  # round -> when the last Ready was sent
@@ -57,18 +57,18 @@ class Result:
     reports: list[float] = field(default_factory=list)
 
 
-def simulate(task: Task, tell: Callable[[object], None]) -> None:
+def simulate(task: LoadTask, tell: Callable[[object], None]) -> None:
     """Carry out `task`. `tell` hears None when a member has joined, the round that all were ordered to train, a
-    sentence when something failed, and the `Result`."""
+    sentence when something failed, and the `LoadResult`."""
     os.nice(NICE)
-    asyncio.run(Load(task, tell).run())
+    asyncio.run(LoadProcess(task, tell).run())
 
 
-class Load:
+class LoadProcess:
     """The members of one process."""
 
-    def __init__(self, task: Task, tell: Callable[[object], None]) -> None:
-        self.task, self.tell, self.result = task, tell, Result()
+    def __init__(self, task: LoadTask, tell: Callable[[object], None]) -> None:
+        self.task, self.tell, self.result = task, tell, LoadResult()
         self.gate = asyncio.Semaphore(AT_ONCE)
         self._done = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -79,7 +79,7 @@ class Load:
         options = [("grpc.use_local_subchannel_pool", 1)]  # one connection for each channel
         connections = -(-self.task.members // SHARE)
         channels = [grpc.aio.insecure_channel(self.task.address, options) for _ in range(connections)]
-        members = [Member(self, channels[i % connections]) for i in range(self.task.members)]
+        members = [LoadMember(self, channels[i % connections]) for i in range(self.task.members)]
         for member in members:
             self.start(member.live())
         self.start(self._beat(members))
@@ -127,7 +127,7 @@ class Load:
         """Over the sealed chunks of the latest plan."""
         return self._root
 
-    async def _beat(self, members: "list[Member]") -> None:
+    async def _beat(self, members: "list[LoadMember]") -> None:
         """Everybody's heartbeats, spread evenly over the interval."""
         while True:
             begun, joined = time.monotonic(), [m for m in members if m.session]
@@ -138,10 +138,10 @@ class Load:
             await asyncio.sleep(begun + interval - time.monotonic())
 
 
-class Member:
+class LoadMember:
     """One node, as far as the coordinator can tell."""
 
-    def __init__(self, load: Load, channel: grpc.aio.Channel) -> None:
+    def __init__(self, load: LoadProcess, channel: grpc.aio.Channel) -> None:
         self._load, self._stub = load, rpc.CoordinatorStub(channel)
         self._watch: grpc.aio.UnaryStreamMultiCallable[pb.WatchRequest, bytes]
         self._watch = channel.unary_stream("/atoll.v1.Coordinator/Watch", pb.WatchRequest.SerializeToString)
@@ -159,7 +159,9 @@ class Member:
             reply = await self._stub.Join(request, timeout=DEADLINE)
         self.session, self._node, self.interval = reply.session, reply.node_id, reply.heartbeat
         load.tell(None)
-        await self._report(0.0, layout=pb.Layout(numel=task.chunks * NUMEL, digest=digest("layout")))
+        await self._report(
+            0.0, layout_reported=pb.LayoutReported(numel=task.chunks * NUMEL, digest=digest("layout"))
+        )
         loop = asyncio.get_running_loop()
         async for raw in self._watch(pb.WatchRequest(session=self.session)):
             loop.call_later(READ, self._read, raw, time.monotonic())
@@ -178,18 +180,22 @@ class Member:
         if view.you == "active" and train and self._first("order", train):
             self._round = train
             load.ordered(self._node, train, at)
-            self._say(load.task.period + spread(), train, reached=pb.Reached())
+            self._say(load.task.period + spread(), train, steps_reached=pb.StepsReached())
         if view.closing and train and self._first("closing", train):
-            ready = pb.Ready(steps=STEPS, samples=STEPS, loss=2.0, delta_norm=1.0, front=view.train.lease[0].first)
-            self._say(spread(), train, ready=ready)
+            ready = pb.ContributionReady(
+                steps=STEPS, samples=STEPS, loss=2.0, delta_norm=1.0, front=view.train.lease[0].first
+            )
+            self._say(spread(), train, contribution_ready=ready)
         if view.HasField("plan") and self._first("plan", view.plan.round):
             load.result.planned.setdefault(view.plan.round, {})[self._node] = at
             self._reduce(view.plan)
         making = view.initialise and not committed
         if (making or view.has_state or committed) and self._first("state", committed):
-            self._say(spread(), state_at=pb.StateAt(round=committed, digest=digest("state", committed)))
+            self._say(
+                spread(), state_reported=pb.StateReported(round=committed, digest=digest("state", committed))
+            )
         if view.evaluate and self._first("evaluate", committed):
-            self._say(spread(), evaluated=pb.Evaluated(round=committed, loss=3.0))
+            self._say(spread(), loss_evaluated=pb.LossEvaluated(round=committed, loss=3.0))
 
     def _first(self, what: str, round_: int) -> bool:
         first = self._done.get(what, -1) < round_
@@ -202,9 +208,14 @@ class Member:
         wait = spread()
         if owned:
             everybody = bitmap(range(len(plan.members)), len(plan.members))
-            seals = pb.Seals(seals=[pb.Seal(chunk=c, digest=digest(c), inputs=everybody) for c in owned])
-            self._say(wait, plan.round, fence, seals=seals)
-        self._say(wait + 0.1 + spread(), plan.round, fence, held=pb.Held(digest=self._load.root, bytes_up=1))
+            seals = pb.ChunksSealed(seals=[pb.Seal(chunk=c, digest=digest(c), inputs=everybody) for c in owned])
+            self._say(wait, plan.round, fence, chunks_sealed=seals)
+        self._say(
+            wait + 0.1 + spread(),
+            plan.round,
+            fence,
+            reduce_complete=pb.ReduceComplete(digest=self._load.root, bytes_up=1),
+        )
 
     def _say(self, delay: float, round_: int = 0, fence: pb.Fence | None = None, **report: object) -> None:
         self._load.start(self._report(delay, round_, fence, **report))
@@ -216,9 +227,9 @@ class Member:
         fence = fence or pb.Fence(round=round_)
         request = pb.ReportRequest(session=self.session, fence=fence, **report)  # type: ignore[arg-type]
         result = self._load.result
-        if "ready" in report:
+        if "contribution_ready" in report:
             result.ready[round_] = time.monotonic()
-        if "held" in report:
+        if "reduce_complete" in report:
             result.held[round_] = time.monotonic()
         ack = await self._stub.Report(request, timeout=DEADLINE)
         result.reports.append(time.monotonic())

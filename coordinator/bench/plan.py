@@ -13,7 +13,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from atoll.coordinator.placement.bandwidth_shares import Node
+from atoll.coordinator.placement.bandwidth_shares import PlanNode
 from atoll.coordinator.placement.two_level import Rtts, TwoLevel, faster, plan_flat, plan_regions
 
 SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 1000)
@@ -25,7 +25,7 @@ MBIT = 1e6 / 8  # bytes/s
 class Scenario:
     name: str
     about: str
-    node: Node  # each member
+    node: PlanNode  # each member
     near: float  # seconds, round trip within a region
     far: float  # seconds, to another region
     between: float = 0.0  # bytes/s, each way, of a region's common link; 0: no common link
@@ -35,7 +35,7 @@ SCENARIOS = (
     Scenario(
         "clusters",
         f"regions of up to {REGION}: 10 Gbit/s within (1 ms), one link of 1 Gbit/s to the others (80 ms)",
-        Node(1000 * MBIT, 1000 * MBIT, local=10_000 * MBIT),
+        PlanNode(1000 * MBIT, 1000 * MBIT, local=10_000 * MBIT),
         near=0.001,
         far=0.08,
         between=1000 * MBIT,
@@ -43,7 +43,7 @@ SCENARIOS = (
     Scenario(
         "homes",
         f"a link of 100 Mbit/s for each member, towns of up to {REGION} (10 ms) that are 80 ms apart",
-        Node(100 * MBIT, 100 * MBIT),
+        PlanNode(100 * MBIT, 100 * MBIT),
         near=0.01,
         far=0.08,
     ),
@@ -51,7 +51,7 @@ SCENARIOS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PlanRow:
     n: int
     flat_s: float
     two_level_s: float | None  # None: there is one region
@@ -59,9 +59,9 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class PlanRows:
     name: str
-    rows: list[Row]
+    rows: list[PlanRow]
 
 
 @click.command()
@@ -74,7 +74,7 @@ class Rows:
 def plan(params: float, bits: float, chunk: int, as_json: bool) -> None:
     """Predict the seconds of a reduce among 4 to 1000 members, flat and two-level, in stated scenarios."""
     payload, chunks = params * bits / 8, int(-(-params // chunk))
-    found = [Rows(s.name, [predicted(s, n, payload, chunks) for n in SIZES]) for s in SCENARIOS]
+    found = [PlanRows(s.name, [predicted(s, n, payload, chunks) for n in SIZES]) for s in SCENARIOS]
     if as_json:
         click.echo(msgspec.json.encode({"scenarios": found}).decode())
         return
@@ -83,13 +83,13 @@ def plan(params: float, bits: float, chunk: int, as_json: bool) -> None:
         Console().print(_table(rows.rows))
 
 
-def predicted(scenario: Scenario, n: int, payload: float, chunks: int) -> Row:
+def predicted(scenario: Scenario, n: int, payload: float, chunks: int) -> PlanRow:
     """One size of fleet; `payload` in bytes."""
     nodes, rtts, between = [scenario.node] * n, _rtts(scenario, n), scenario.between
     flat = plan_flat(nodes, rtts, payload, chunks, between=between)
     layered = plan_regions(nodes, rtts, payload, chunks, between=between)
     chosen = "two-level" if isinstance(faster(flat, layered), TwoLevel) else "flat"
-    return Row(n, flat.seconds, layered.seconds if layered else None, chosen)
+    return PlanRow(n, flat.seconds, layered.seconds if layered else None, chosen)
 
 
 def _rtts(scenario: Scenario, n: int) -> Rtts:
@@ -98,7 +98,7 @@ def _rtts(scenario: Scenario, n: int) -> Rtts:
     return near | dict.fromkeys(combinations(range(0, n, REGION), 2), scenario.far)
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def _table(rows: Sequence[PlanRow]) -> Table:
     table = Table("members", "flat, s", "two-level, s", "chosen")
     for column in table.columns[:3]:
         column.justify = "right"

@@ -1,8 +1,8 @@
 """`atoll demo`: a whole run on this machine, with a node killed and another one joining on the way.
 
 One coordinator and a few node daemons run as processes of their own and talk over loopback, as they would over
-the internet. `play` is the story; `Fleet` owns the processes; `Chaos` decides when a node dies and when one
-joins; what is shown and what is left behind are in `demo_view` and `report`.
+the internet. `play` is the story; `DemoProcesses` owns the processes; `Chaos` decides when a node dies and when
+one joins; what is shown and what is left behind are in `demo_view` and `report`.
 """
 
 import json
@@ -30,8 +30,8 @@ from atoll.comm.config.run import RunConfig, load_run
 from atoll.comm.errors import AtollError, ConfigError, Unreachable
 from atoll.coordinator.cli import fetch
 from atoll.coordinator.demo import report
-from atoll.coordinator.demo.display import Kind, Line, View, open_view, round_seconds, summary
-from atoll.coordinator.demo.report import Mark, MarkKind, Story
+from atoll.coordinator.demo.display import Display, DisplayLine, LineKind, open_view, round_seconds, summary
+from atoll.coordinator.demo.report import DemoStory, Mark, MarkKind
 from atoll.coordinator.service.event_loop import sentence
 from atoll.coordinator.state_machine.events import CommitRecord
 
@@ -70,7 +70,7 @@ def demo(
     config = load_run(configs.DEMO, asked)
     _check(config, nodes, chaos=not no_chaos)
     _prepare(out)
-    story = Story(config.rounds.total, config.round_steps, config.model.n_params)
+    story = DemoStory(config.rounds.total, config.round_steps, config.model.n_params)
     with _stopped_by_signals():
         play(story, config, asked, nodes, Chaos.none() if no_chaos else Chaos.of(config), out)
     numbers = report.summarize(story)
@@ -85,10 +85,10 @@ def demo(
 
 
 def play(
-    story: Story, config: RunConfig, overrides: tuple[str, ...], nodes: int, chaos: "Chaos", out: Path
+    story: DemoStory, config: RunConfig, overrides: tuple[str, ...], nodes: int, chaos: "Chaos", out: Path
 ) -> None:
     """Run it from the first process to the last."""
-    with Fleet(out) as fleet:
+    with DemoProcesses(out) as fleet:
         fleet.start(
             COORDINATOR,
             *("coordinator", "start", str(configs.DEMO), "--state-dir", str(out / COORDINATOR)),
@@ -99,7 +99,7 @@ def play(
         for name in names(nodes):
             fleet.join(name, url)
         story.started = nodes
-        watch = Watch(story, fleet, page)
+        watch = DemoWatch(story, fleet, page)
         with open_view(page) as view:
             while not watch.finished:
                 watch.look()
@@ -140,7 +140,7 @@ class Chaos:
     def none(cls) -> "Chaos":
         return cls(None, 0, 0)
 
-    def due(self, story: Story, now: float) -> tuple[MarkKind, str] | None:
+    def due(self, story: DemoStory, now: float) -> tuple[MarkKind, str] | None:
         """What is to be done now; each is said once."""
         run = story.run
         if self.kill_at is None or run["phase"] == "finished":
@@ -156,7 +156,7 @@ class Chaos:
             return MarkKind.JOINED, names(story.started + 1)[-1]
         return None
 
-    def _victim(self, story: Story, now: float) -> str | None:
+    def _victim(self, story: DemoStory, now: float) -> str | None:
         """The last one that joined, once it is in the middle of a round."""
         run = story.run
         if run["committed"] < (self.kill_at or 0) or run["phase"] != "inner" or not story.records:
@@ -167,22 +167,22 @@ class Chaos:
             return None
         return str(active[-1]["name"])
 
-    def _join_due(self, story: Story) -> bool:
+    def _join_due(self, story: DemoStory) -> bool:
         active = sum(m["state"] == "active" and m["name"] != self.victim for m in story.run["members"])
         left = (story.rounds - story.run["committed"]) * round_seconds(story)
         late = left < ROOM * self.startup
         return bool(story.run["committed"] >= self.join_at or active < self.minimum or late)
 
 
-class Watch:
+class DemoWatch:
     """Follows the run through the coordinator's page into the story; ends a demo that makes no progress."""
 
-    def __init__(self, story: Story, fleet: "Fleet", page: str) -> None:
+    def __init__(self, story: DemoStory, fleet: "DemoProcesses", page: str) -> None:
         self._story, self._fleet, self._page = story, fleet, page
         self._begun = self._moved_at = time.monotonic()
         self._progress: object = None
         self._heard: set[tuple[float, str]] = set()
-        self._lines: list[Line] = [Line(time.time(), Kind.ACT, f"the run's page is {page}")]
+        self._lines: list[DisplayLine] = [DisplayLine(time.time(), LineKind.ACT, f"the run's page is {page}")]
 
     @property
     def finished(self) -> bool:
@@ -212,8 +212,10 @@ class Watch:
             key = (said["at"], said["sentence"])
             if key not in self._heard:
                 self._heard.add(key)
-                self._lines.append(Line(said["at"], Kind.NOTE, said["sentence"], name.get(said["node"], "")))
-        self._lines += [Line(time.time(), Kind.COMMIT, sentence(record)) for record in new]
+                self._lines.append(
+                    DisplayLine(said["at"], LineKind.NOTE, said["sentence"], name.get(said["node"], ""))
+                )
+        self._lines += [DisplayLine(time.time(), LineKind.COMMIT, sentence(record)) for record in new]
         story.records += new
         if run["committed"] and story.first_commit is None:
             story.first_commit = time.monotonic() - self._begun
@@ -224,22 +226,22 @@ class Watch:
     def did(self, kind: MarkKind, name: str, what: str) -> None:
         """The demo did something itself."""
         self._story.marks.append(Mark(kind, name, self._story.run["round"]))
-        self._lines.append(Line(time.time(), Kind.ACT, what, name))
+        self._lines.append(DisplayLine(time.time(), LineKind.ACT, what, name))
 
-    def show(self, view: View) -> None:
+    def show(self, view: Display) -> None:
         lines, self._lines = sorted(self._lines, key=lambda line: line.at), []
         view.show(self._story, lines)
 
 
 @dataclass
-class Fleet:
+class DemoProcesses:
     """The processes of one demo. When it closes they end, and so does all that they started."""
 
     out: Path
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def __enter__(self) -> "Fleet":
+    def __enter__(self) -> "DemoProcesses":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -396,7 +398,7 @@ def _prepare(out: Path) -> None:
         raise ConfigError(f"--out {out} cannot be used ({error}): give another --out") from None
 
 
-def _judge(story: Story, numbers: report.Report, chaos: bool) -> None:
+def _judge(story: DemoStory, numbers: report.DemoReport, chaos: bool) -> None:
     """Raise when what was asked did not happen."""
     if not numbers.digests_equal:
         bad = ", ".join(str(r.round) for r in story.records if not r.digests_equal)

@@ -17,63 +17,63 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from atoll.coordinator.demo.report import MarkKind, Report, Story, summarize
+from atoll.coordinator.demo.report import DemoReport, DemoStory, MarkKind, summarize
 from atoll.coordinator.monitor.terminal import members_table, size
 
 EVENTS = 8  # in the live view
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-class Kind(StrEnum):
+class LineKind(StrEnum):
     NOTE = "note"  # the coordinator's
     COMMIT = "commit"
     ACT = "act"  # the demo's own
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class DisplayLine:
     at: float  # seconds since 1970
-    kind: Kind
+    kind: LineKind
     sentence: str
     name: str = ""  # of the node that it is about
 
 
-class View(Protocol):
-    def show(self, story: Story, new: Sequence[Line]) -> None:
+class Display(Protocol):
+    def show(self, story: DemoStory, new: Sequence[DisplayLine]) -> None:
         """Called a few times a second; `new` is what happened since the last call."""
 
 
 @contextmanager
-def open_view(page: str) -> Iterator[View]:
+def open_view(page: str) -> Iterator[Display]:
     """The view that fits standard output."""
     if not sys.stdout.isatty():
-        yield Plain()
+        yield PlainDisplay()
         return
     with Live(console=Console(), auto_refresh=False) as live:
-        yield Terminal(live, page)
+        yield TerminalDisplay(live, page)
 
 
-class Plain:
+class PlainDisplay:
     """One line for each commit and event."""
 
-    def show(self, story: Story, new: Sequence[Line]) -> None:
+    def show(self, story: DemoStory, new: Sequence[DisplayLine]) -> None:
         for line in new:
             print(f"{clock(line.at)} {line.sentence}", flush=True)
 
 
-class Terminal:
+class TerminalDisplay:
     """A panel that is drawn again and again."""
 
     def __init__(self, live: Live, page: str) -> None:
         self._live, self._page = live, page
-        self._lines: list[Line] = []
+        self._lines: list[DisplayLine] = []
 
-    def show(self, story: Story, new: Sequence[Line]) -> None:
-        self._lines = [*self._lines, *(line for line in new if line.kind is not Kind.COMMIT)][-EVENTS:]
+    def show(self, story: DemoStory, new: Sequence[DisplayLine]) -> None:
+        self._lines = [*self._lines, *(line for line in new if line.kind is not LineKind.COMMIT)][-EVENTS:]
         self._live.update(panel(story, self._lines, self._page), refresh=True)
 
 
-def panel(story: Story, lines: Sequence[Line], page: str) -> Panel:
+def panel(story: DemoStory, lines: Sequence[DisplayLine], page: str) -> Panel:
     run = story.run
     body: list[RenderableType] = [headline(story), progress(story), losses(story), traffic(story), Text()]
     if run:
@@ -83,7 +83,7 @@ def panel(story: Story, lines: Sequence[Line], page: str) -> Panel:
     return Panel(Group(*body), title=title, title_align="left", box=ROUNDED, border_style="cyan", padding=(1, 2))
 
 
-def headline(story: Story) -> Text:
+def headline(story: DemoStory) -> Text:
     run = story.run
     if not run:
         return Text("the coordinator is starting")
@@ -96,7 +96,7 @@ def headline(story: Story) -> Text:
     )
 
 
-def progress(story: Story) -> Table:
+def progress(story: DemoStory) -> Table:
     run = story.run
     steps = [m["inner_step"] for m in run.get("members", ()) if m["state"] == "active"]
     part = min(steps, default=0) / story.inner_steps
@@ -110,7 +110,7 @@ def progress(story: Story) -> Table:
     return grid
 
 
-def losses(story: Story) -> Text:
+def losses(story: DemoStory) -> Text:
     run = story.run
     values = [run["val_loss_first"]] if run and run["val_loss_first"] is not None else []
     values += [record.val_loss for record in story.records if record.val_loss is not None]
@@ -125,23 +125,23 @@ def losses(story: Story) -> Text:
     )
 
 
-def traffic(story: Story) -> Text:
+def traffic(story: DemoStory) -> Text:
     return Text(f"traffic {saving(story)}" if story.records else "traffic: no round committed yet", "dim")
 
 
-def event(line: Line, story: Story) -> Text:
+def event(line: DisplayLine, story: DemoStory) -> Text:
     """One line of the log; what happens to the killed and to the late node stands out."""
     style = "dim"
     if line.name in story.names(MarkKind.KILLED):
         style = "red"
     elif line.name in story.names(MarkKind.JOINED):
         style = "green"
-    if line.kind is Kind.ACT:
+    if line.kind is LineKind.ACT:
         style += " bold" if style != "dim" else ""
     return Text(f"{clock(line.at)}  {line.sentence}", style, no_wrap=True, overflow="ellipsis")
 
 
-def summary(story: Story, report: Report, out: Path) -> Table:
+def summary(story: DemoStory, report: DemoReport, out: Path) -> Table:
     """The demo's last words."""
     table = Table(box=ROUNDED, show_header=False, border_style="cyan", title="atoll demo", title_style="bold")
     loss = " → ".join("?" if v is None else f"{v:.3f}" for v in (report.val_loss_first, report.val_loss_last))
@@ -167,7 +167,7 @@ def summary(story: Story, report: Report, out: Path) -> Table:
     return table
 
 
-def saving(story: Story) -> str:
+def saving(story: DemoStory) -> str:
     """Traffic against a data-parallel run that exchanges fp32 gradients each step."""
     report = summarize(story)
     sent, instead = report.bytes_per_node_per_round, report.fp32_allreduce_bytes_per_step_equivalent
@@ -175,14 +175,14 @@ def saving(story: Story) -> str:
     return f"{size(sent)} sent a node and round{less}"
 
 
-def remaining(story: Story) -> float | None:
+def remaining(story: DemoStory) -> float | None:
     """Seconds until the last commit, by the last few rounds."""
     if not (recent := story.records[-3:]):
         return None
     return round_seconds(story) * (story.rounds - recent[-1].round)
 
 
-def round_seconds(story: Story) -> float:
+def round_seconds(story: DemoStory) -> float:
     """The mean length of the last few rounds."""
     recent = story.records[-3:]
     return sum(sum(record.seconds.values()) for record in recent) / max(len(recent), 1)

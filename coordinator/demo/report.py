@@ -31,7 +31,7 @@ class Mark:
 
 
 @dataclass
-class Story:
+class DemoStory:
     """What is known of a demo's run so far; the display and the report read it."""
 
     rounds: int  # that the run shall have
@@ -56,7 +56,7 @@ class Story:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DemoReport:
     """The fields of `report.json`."""
 
     rounds_committed: int
@@ -75,12 +75,12 @@ class Report:
     wall_s: float
 
 
-def summarize(story: Story) -> Report:
+def summarize(story: DemoStory) -> DemoReport:
     """The numbers of a run that ended."""
     records, run = story.records, story.run
     contributors = mean(len(record.contributors) for record in records)
     losses = [record.val_loss for record in records if record.val_loss is not None]
-    return Report(
+    return DemoReport(
         rounds_committed=len(records),
         nodes_started=story.started,
         nodes_killed=len(story.names(MarkKind.KILLED)),
@@ -112,7 +112,7 @@ def mean(values: Iterable[float]) -> float:
     return sum(numbers) / len(numbers) if numbers else 0.0
 
 
-def write(out: Path, report: Report, records: Sequence[CommitRecord]) -> None:
+def write(out: Path, report: DemoReport, records: Sequence[CommitRecord]) -> None:
     """Write `report.json` and `rounds.jsonl`."""
     encoder = msgspec.json.Encoder()
     (out / "rounds.jsonl").write_bytes(b"".join(encoder.encode(record) + b"\n" for record in records))
@@ -128,7 +128,7 @@ SIDE = {MarkKind.KILLED: "right", MarkKind.JOINED: "left"}  # so that two labels
 LABEL = {MarkKind.KILLED: "{} killed", MarkKind.JOINED: "{} joins"}
 
 
-def draw(file: Path, story: Story) -> None:
+def draw(file: Path, story: DemoStory) -> None:
     """Loss by round, what happened to the nodes, and under it each node's tokens in every round."""
     run, records, marks = story.run, story.records, story.marks
     import matplotlib

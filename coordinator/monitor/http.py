@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from atoll.coordinator.service.event_loop import STOPPING, Kernel
+from atoll.coordinator.service.event_loop import STOPPING, EventLoop
 from atoll.coordinator.service.goodput import shares
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.telemetry import Vitals
@@ -31,7 +31,7 @@ DAY = 86_400.0  # seconds: ...and those of the last day
 RECORDED = {field.name for field in fields(CommitRecord)}
 
 
-def app(kernel: Kernel, journal: Journal, run: str) -> Starlette:
+def app(kernel: EventLoop, journal: Journal, run: str) -> Starlette:
     kernel.metrics.registry.register(_Run(kernel))
     answer, made_at = b"", -FRESH  # of /api/run: with a thousand members it is made once for all who ask
 
@@ -81,7 +81,7 @@ def _rounds(journal: Journal, since: int, limit: int, wanted: list[str]) -> byte
     return msgspec.json.encode([{f: getattr(record, f) for f in wanted} for record in records])
 
 
-def snapshot(kernel: Kernel, run: str) -> dict[str, Any]:
+def snapshot(kernel: EventLoop, run: str) -> dict[str, Any]:
     """The run now, as `GET /api/run` shows it."""
     state, now = kernel.state, kernel.clock()
     seconds = kernel.observed.meter.seconds(now)
@@ -109,7 +109,7 @@ def snapshot(kernel: Kernel, run: str) -> dict[str, Any]:
     }
 
 
-def last_val_loss(kernel: Kernel) -> float | None:
+def last_val_loss(kernel: EventLoop) -> float | None:
     pending = kernel.state.pending
     if pending is not None and pending.val_loss is not None:
         return pending.val_loss
@@ -174,7 +174,7 @@ def _story(member: Member, vitals: Vitals) -> str:
 class _Run(Collector):
     """The run's own figures, read when they are scraped."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: EventLoop) -> None:
         self._kernel = kernel
 
     def collect(self) -> Iterator[Metric]:

@@ -22,7 +22,7 @@ log = logging.getLogger("atoll.coordinator")
 SERIES = 64  # members that have series of their own; of more, the least, the median and the most are logged
 
 
-class Tracker:
+class WandbLogger:
     """Takes effects in `tell`, from any thread; `close` flushes."""
 
     def __init__(self, config: RunConfig, directory: Path, past: Iterable[CommitRecord]) -> None:

@@ -38,7 +38,7 @@ class NobodyReachable(AtollError):
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class PlanNode:
     """A member as a plan sees it; rates in bytes/s, 0 = unknown."""
 
     up: float
@@ -50,12 +50,12 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class ChunkShares:
     shares: tuple[float, ...]  # of the chunks, by member; their sum is 1
     seconds: float  # predicted
 
 
-class Load(NamedTuple):
+class Traffic(NamedTuple):
     """What a member sends in a reduce, in payloads; it receives as much."""
 
     inside: float  # to members of its own region
@@ -63,8 +63,8 @@ class Load(NamedTuple):
 
 
 def plan_shares(
-    nodes: Sequence[Node], payload: float, *, chunks: int = 0, regions: Regions = (), between: float = 0.0
-) -> Shares:
+    nodes: Sequence[PlanNode], payload: float, *, chunks: int = 0, regions: Regions = (), between: float = 0.0
+) -> ChunkShares:
     """The shares that a reduce of `payload` bytes is fastest with; equal ones unless that is 10 %, and a
     quarter of a second, faster.
 
@@ -82,8 +82,8 @@ def plan_shares(
     if len(regions) == 1 or not (between or any(node.local for node in nodes)):
         regions = ()
 
-    def planned(shares: tuple[float, ...]) -> Shares:
-        return Shares(shares, predict(nodes, shares, payload, regions=regions, between=between))
+    def planned(shares: tuple[float, ...]) -> ChunkShares:
+        return ChunkShares(shares, predict(nodes, shares, payload, regions=regions, between=between))
 
     equal = planned(_scaled([float(not node.leaf) for node in nodes]))
     if equal.seconds == 0 or _symmetric(nodes, regions):
@@ -98,7 +98,7 @@ def plan_shares(
 
 
 def predict(
-    nodes: Sequence[Node],
+    nodes: Sequence[PlanNode],
     shares: Sequence[float],
     payload: float,
     *,
@@ -119,19 +119,19 @@ def predict(
     return slowest
 
 
-def traffic(nodes: Sequence[Node], shares: Sequence[float], regions: Regions = ()) -> list[Load]:
+def traffic(nodes: Sequence[PlanNode], shares: Sequence[float], regions: Regions = ()) -> list[Traffic]:
     """What each member sends, and as much again receives; without regions all of it goes outside."""
-    loads = [Load(0.0, 0.0)] * len(nodes)
+    loads = [Traffic(0.0, 0.0)] * len(nodes)
     everybody = sum(node.contributes for node in nodes)
     for region in regions or [(i,) for i in range(len(nodes))]:
         share, here = sum(shares[i] for i in region), sum(nodes[i].contributes for i in region)
         for i in region:
             w, c = shares[i], nodes[i].contributes
-            loads[i] = Load(c * (share - w) + w * (here - c), c * (1 - share) + w * (everybody - here))
+            loads[i] = Traffic(c * (share - w) + w * (here - c), c * (1 - share) + w * (everybody - here))
     return loads
 
 
-def busy(node: Node, load: Load, payload: float) -> float:
+def busy(node: PlanNode, load: Traffic, payload: float) -> float:
     """Seconds that a member's links need for its load."""
     rate = min(node.up, node.down)
     if node.local:
@@ -140,7 +140,7 @@ def busy(node: Node, load: Load, payload: float) -> float:
     return (load.inside + load.outside) / rate * payload
 
 
-def with_rates(nodes: Sequence[Node]) -> tuple[Node, ...]:
+def with_rates(nodes: Sequence[PlanNode]) -> tuple[PlanNode, ...]:
     """The nodes, an unknown rate set to the median of the known ones, to no limit where none is known."""
     up = median([node.up for node in nodes if node.up > 0] or [inf])
     down = median([node.down for node in nodes if node.down > 0] or [inf])
@@ -177,12 +177,12 @@ def blend(old: float, measured: float) -> float:
     return old + FALL * (measured - old)
 
 
-def _symmetric(nodes: Sequence[Node], regions: Regions) -> bool:
+def _symmetric(nodes: Sequence[PlanNode], regions: Regions) -> bool:
     """Members can be exchanged without a change of the programme: it is convex, so equal shares are an optimum."""
     return len(set(nodes)) == 1 and nodes[0].contributes and len({len(region) for region in regions}) <= 1
 
 
-def _filled(nodes: Sequence[Node]) -> tuple[float, ...]:
+def _filled(nodes: Sequence[PlanNode]) -> tuple[float, ...]:
     """The optimum where each member has its link for itself, by filling up from the fastest."""
     everybody = sum(node.contributes for node in nodes)
     owners = [i for i, node in enumerate(nodes) if not node.leaf]
@@ -202,7 +202,7 @@ def _filled(nodes: Sequence[Node]) -> tuple[float, ...]:
     return _scaled([max(0.0, t * rate[i] - c[i]) / k[i] if i in rate else 0.0 for i in range(len(nodes))])
 
 
-def _solved(nodes: Sequence[Node], regions: Regions, between: float) -> tuple[float, ...]:
+def _solved(nodes: Sequence[PlanNode], regions: Regions, between: float) -> tuple[float, ...]:
     """An optimum where members of a region share limits, by linear programme: minimise t, in payloads, over w.
 
     With W and C_g the share and the contributors of member i's region, `between` B:

@@ -31,9 +31,9 @@ from math import inf
 
 from atoll.coordinator.placement.bandwidth_shares import (
     KEEP,
-    Load,
-    Node,
-    Shares,
+    ChunkShares,
+    PlanNode,
+    Traffic,
     busy,
     deal,
     plan_shares,
@@ -59,19 +59,21 @@ class TwoLevel:
 
 
 def choose(
-    nodes: Sequence[Node], rtts: Rtts, payload: float, chunks: int, *, between: float = 0.0
-) -> Shares | TwoLevel:
+    nodes: Sequence[PlanNode], rtts: Rtts, payload: float, chunks: int, *, between: float = 0.0
+) -> ChunkShares | TwoLevel:
     """The plan that is predicted faster; see `faster`, and `plan_regions` for `between`."""
     flat = plan_flat(nodes, rtts, payload, chunks, between=between)
     return faster(flat, plan_regions(nodes, rtts, payload, chunks, between=between))
 
 
-def faster(flat: Shares, layered: TwoLevel | None) -> Shares | TwoLevel:
+def faster(flat: ChunkShares, layered: TwoLevel | None) -> ChunkShares | TwoLevel:
     """The flat plan, which rounds once less, unless two levels are predicted to save 10 %."""
     return layered if layered is not None and layered.seconds * KEEP < flat.seconds else flat
 
 
-def plan_flat(nodes: Sequence[Node], rtts: Rtts, payload: float, chunks: int, *, between: float = 0.0) -> Shares:
+def plan_flat(
+    nodes: Sequence[PlanNode], rtts: Rtts, payload: float, chunks: int, *, between: float = 0.0
+) -> ChunkShares:
     """`plan_shares` in whole chunks, with the prediction of this module."""
     regions = usable(find_regions(len(nodes), rtts), nodes, rtts)
     planned = plan_shares(nodes, payload, chunks=chunks, regions=regions, between=between).shares
@@ -79,7 +81,7 @@ def plan_flat(nodes: Sequence[Node], rtts: Rtts, payload: float, chunks: int, *,
 
 
 def predict_flat(
-    nodes: Sequence[Node],
+    nodes: Sequence[PlanNode],
     planned: tuple[float, ...],
     rtts: Rtts,
     payload: float,
@@ -87,7 +89,7 @@ def predict_flat(
     regions: Sequence[tuple[int, ...]],
     *,
     between: float = 0.0,
-) -> Shares:
+) -> ChunkShares:
     """These shares of a flat plan in whole chunks, with the prediction of this module."""
     owners = deal(planned, chunks)
     dealt = [owners.count(i) / chunks for i in range(len(nodes))]
@@ -95,11 +97,11 @@ def predict_flat(
     handling = max(_handling(load, chunks) for load in traffic(nodes, dealt))
     own, give = set(owners), {i for i, node in enumerate(nodes) if node.contributes}
     peers = len(own | give) - 1 if own & give else max(len(own), len(give))
-    return Shares(planned, max(seconds, handling) + PEER * peers + max(rtts.values(), default=0.0))
+    return ChunkShares(planned, max(seconds, handling) + PEER * peers + max(rtts.values(), default=0.0))
 
 
 def plan_regions(
-    nodes: Sequence[Node], rtts: Rtts, payload: float, chunks: int, *, between: float = 0.0
+    nodes: Sequence[PlanNode], rtts: Rtts, payload: float, chunks: int, *, between: float = 0.0
 ) -> TwoLevel | None:
     """The fastest two-level plan, or one with equal shares unless it is 10 % slower; None if there is one region.
 
@@ -149,7 +151,9 @@ def find_regions(members: int, rtts: Rtts) -> tuple[tuple[int, ...], ...]:
     return tuple(sorted(tuple(region) for region in together.values()))
 
 
-def usable(regions: Sequence[tuple[int, ...]], nodes: Sequence[Node], rtts: Rtts) -> tuple[tuple[int, ...], ...]:
+def usable(
+    regions: Sequence[tuple[int, ...]], nodes: Sequence[PlanNode], rtts: Rtts
+) -> tuple[tuple[int, ...], ...]:
     """The regions that have a contributor and a member that can be reached; the other members join the region that
     they have the shortest known link to, the largest where none is known."""
     able = [
@@ -174,7 +178,7 @@ def usable(regions: Sequence[tuple[int, ...]], nodes: Sequence[Node], rtts: Rtts
 
 
 def _dealt(
-    nodes: Sequence[Node],
+    nodes: Sequence[PlanNode],
     regions: tuple[tuple[int, ...], ...],
     relayed: Sequence[Mapping[int, float]],
     owned: Sequence[float],
@@ -202,7 +206,7 @@ def _dealt(
 
 
 def predict_two_level(
-    nodes: Sequence[Node], plan: TwoLevel, rtts: Rtts, payload: float, *, between: float = 0.0
+    nodes: Sequence[PlanNode], plan: TwoLevel, rtts: Rtts, payload: float, *, between: float = 0.0
 ) -> float:
     """Seconds that the plan takes; the model is at the top."""
     nodes, chunks, others = with_rates(nodes), len(plan.owners), len(plan.regions) - 2
@@ -220,7 +224,7 @@ def predict_two_level(
         busy_relays = sum(i in relays for i in region)
         for i in region:
             r, c = relays[i] / chunks, nodes[i].contributes
-            load = Load(c * (1 - r) + r * (here - c), (relays[i] + others * owners[i]) / chunks)
+            load = Traffic(c * (1 - r) + r * (here - c), (relays[i] + others * owners[i]) / chunks)
             slowest = max(slowest, busy(nodes[i], load, payload), _handling(load, chunks))
             crossing += load.outside * payload
             peers = max(peers, far[i] + (len(region) - 1 if i in relays else busy_relays))
@@ -230,13 +234,13 @@ def predict_two_level(
     return slowest + PEER * peers + near + max(rtts.values(), default=0.0)
 
 
-def _handling(load: Load, chunks: int) -> float:
+def _handling(load: Traffic, chunks: int) -> float:
     """Seconds that a member handles the messages it sends and receives."""
     return 2 * chunks * (load.inside + load.outside) * MESSAGE
 
 
 def _filled(
-    nodes: Sequence[Node], regions: Sequence[Sequence[int]], between: float
+    nodes: Sequence[PlanNode], regions: Sequence[Sequence[int]], between: float
 ) -> tuple[list[dict[int, float]], list[float]]:
     """The relays' shares of their regions, and the regions' shares of the chunks, for the shortest time.
 
@@ -270,7 +274,7 @@ def _filled(
     return [relayed(g, time, part) for g, part in enumerate(owned)], owned
 
 
-def _relayed(node: Node, here: int, outside: float, time: float) -> float:
+def _relayed(node: PlanNode, here: int, outside: float, time: float) -> float:
     """The part of its region's chunks that a member can relay within the time, for a payload of 1.
 
     here: the region's contributors; outside: payloads to other regions for each relayed.

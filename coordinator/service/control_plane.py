@@ -14,11 +14,11 @@ from grpc_reflection.v1alpha.reflection import enable_server_reflection
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import ResourceError
 from atoll.comm.transport.certificates import Certificate
-from atoll.coordinator.service.event_loop import Kernel
+from atoll.coordinator.service.event_loop import EventLoop
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.metrics import Metrics
-from atoll.coordinator.service.rpc import NAME, Service
-from atoll.coordinator.service.view_streams import Views
+from atoll.coordinator.service.rpc import NAME, CoordinatorService
+from atoll.coordinator.service.view_streams import ViewStreams
 from atoll.coordinator.state_machine.events import Effect
 from atoll.coordinator.state_machine.state import Phase
 
@@ -55,11 +55,13 @@ class ControlPlane:
         """Rebuild the run from its journal. `tell` hears of every effect. Without a certificate nothing is
         encrypted."""
         self.metrics, self.health = Metrics(), health.aio.HealthServicer()
-        self.kernel = Kernel(config, journal, self.metrics, tell, self._show_health)
-        self.views = Views(self.kernel, self.metrics)
+        self.kernel = EventLoop(config, journal, self.metrics, tell, self._show_health)
+        self.views = ViewStreams(self.kernel, self.metrics)
         self.kernel.on_change.append(self.views.changed)
         self._certificate, tls = certificate, certificate is not None
-        service = Service(self.kernel, self.views, journal, self.metrics, config.name, _data_key(journal), tls)
+        service = CoordinatorService(
+            self.kernel, self.views, journal, self.metrics, config.name, _data_key(journal), tls
+        )
         self._server = grpc.aio.server(maximum_concurrent_rpcs=MOST_CALLS, options=list(CHANNEL.items()))
         self._server.add_generic_rpc_handlers((service.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)

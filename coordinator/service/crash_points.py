@@ -8,11 +8,11 @@ from atoll.coordinator.state_machine.state import Phase, State
 
 SAID = {
     ev.Joined: "join",
-    ev.StateAt: "state",
-    ev.Reached: "reached",
-    ev.BecameReady: "ready",
-    ev.Sealed: "seal",
-    ev.Held: "held",
+    ev.StateReported: "state",
+    ev.StepsReached: "reached",
+    ev.ContributionReady: "ready",
+    ev.ChunksSealed: "seal",
+    ev.ReduceComplete: "complete",
 }
 
 

@@ -23,11 +23,20 @@ from atoll.comm.config.run import RunConfig
 from atoll.comm.ids import NodeId
 from atoll.coordinator.service.crash_points import milestones
 from atoll.coordinator.service.journal import Journal, JournalFull
-from atoll.coordinator.service.journaled_machine import Batch, Core
+from atoll.coordinator.service.journaled_machine import Batch, JournaledMachine
 from atoll.coordinator.service.metrics import Metrics
-from atoll.coordinator.service.telemetry import Observed
+from atoll.coordinator.service.telemetry import Telemetry
 from atoll.coordinator.state_machine import members
-from atoll.coordinator.state_machine.events import CommitRecord, Effect, Event, Heard, Note, Publish, Started, Tick
+from atoll.coordinator.state_machine.events import (
+    CommitRecord,
+    Effect,
+    Event,
+    Heartbeat,
+    Note,
+    Publish,
+    Started,
+    Tick,
+)
 from atoll.coordinator.state_machine.state import State
 
 log = logging.getLogger("atoll.coordinator")
@@ -43,7 +52,7 @@ STOPPING = "the coordinator is stopping for a while; try again"
 Waiting = asyncio.Future[None] | None
 
 
-class Stopped(Exception):
+class CoordinatorStopping(Exception):
     """The coordinator is stopping: the event was not taken."""
 
 
@@ -57,7 +66,7 @@ class Clock:
         return self._base + time.monotonic()
 
 
-class Kernel:
+class EventLoop:
     def __init__(
         self,
         config: RunConfig,
@@ -69,7 +78,7 @@ class Kernel:
         """Rebuild the state from the journal; `run` begins the next incarnation. `tell` hears of every effect,
         `healthy` when the journal stops taking writes and when it takes them again."""
         self._journal, self.metrics, self._tell, self._healthy = journal, metrics, tell, healthy
-        self._core = Core(config, journal)
+        self._core = JournaledMachine(config, journal)
         self.clock = Clock(self._core.last)
         self.notes = deque(journal.notes(NOTES), NOTES)
         self.observed = _observed(journal)
@@ -80,7 +89,7 @@ class Kernel:
         self.draining = False  # the process is about to end
         self.on_change: list[Callable[[], None]] = []  # called after every change of the state, heartbeats aside
         self._queue: deque[tuple[Event, Waiting]] = deque()
-        self._beats: dict[NodeId, Heard] = {}
+        self._beats: dict[NodeId, Heartbeat] = {}
         self._arrived, self._stop, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._looked = self._saved = self.clock()
         self._patient_until = 0.0  # nobody is judged before: the coordinator was away
@@ -92,7 +101,7 @@ class Kernel:
     async def run(self) -> None:
         """Serve until `stop`; raises what the journal says when it is damaged."""
         gathered = 0.0  # seconds; when the next write is due
-        with suppress(Stopped):
+        with suppress(CoordinatorStopping):
             await self._commit([(Started(self.state.incarnation + 1), None)])
             while not self._stop.is_set():
                 await self._arrival(self._looked + TICK - self.clock())
@@ -112,9 +121,9 @@ class Kernel:
         self._arrived.set()
 
     async def submit(self, event: Event) -> None:
-        """Take in one event; returns when it is durable and its effects are out. Raises `Stopped`."""
+        """Take in one event; returns when it is durable and its effects are out. Raises `CoordinatorStopping`."""
         if self._stop.is_set():
-            raise Stopped
+            raise CoordinatorStopping
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.append((event, done))
         self._arrived.set()
@@ -125,7 +134,7 @@ class Kernel:
         self._queue.append((event, None))
         self._arrived.set()
 
-    def beat(self, event: Heard) -> None:
+    def beat(self, event: Heartbeat) -> None:
         """Take in a heartbeat; the next tick judges by it."""
         self._beats[event.node] = event
 
@@ -190,8 +199,8 @@ class Kernel:
         return partial(self._journal.set_meta, "observed", observed)
 
     async def _durably(self, write: Callable[[], None]) -> None:
-        """Do `write` in a thread; while the disk is full, again and again. Raises `Stopped`, and what else the
-        journal says."""
+        """Do `write` in a thread; while the disk is full, again and again. Raises `CoordinatorStopping`, and what
+        else the journal says."""
         while True:
             try:
                 await asyncio.to_thread(write)
@@ -201,7 +210,7 @@ class Kernel:
                     async with asyncio.timeout(RETRY):
                         await self._stop.wait()
                 if self._stop.is_set():
-                    raise Stopped from None
+                    raise CoordinatorStopping from None
             else:
                 return await self._now("")
 
@@ -234,15 +243,15 @@ class Kernel:
 
 def _hit(points: list[str], when: str) -> None:
     for point in points:
-        faults.hit(f"coordinator.{point}.{when}")
+        faults.fault_point(f"coordinator.{point}.{when}")
 
 
-def _observed(journal: Journal) -> Observed:
+def _observed(journal: Journal) -> Telemetry:
     try:
-        return Observed.load(journal.meta("observed"))
+        return Telemetry.load(journal.meta("observed"))
     except msgspec.MsgspecError as error:
         log.warning(f"goodput is counted anew, what the journal has of it is another version's: {error}")
-        return Observed()
+        return Telemetry()
 
 
 def sentence(record: CommitRecord) -> str:

@@ -15,7 +15,7 @@ OF_PHASE = {"inner": "open", "sync": "sync", "recovering": "recovering", "starti
 
 
 @dataclass
-class Account:
+class NodeGoodput:
     since: float  # seconds; start of the current bucket
     bucket: str = "recovering"
     spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*BUCKETS, "open"), 0.0))
@@ -34,15 +34,15 @@ class Account:
 
 
 @dataclass
-class Meter:
-    accounts: dict[NodeId, Account] = field(default_factory=dict)
+class GoodputMeter:
+    accounts: dict[NodeId, NodeGoodput] = field(default_factory=dict)
     past: dict[str, float] = field(default_factory=lambda: dict.fromkeys(BUCKETS, 0.0))  # of forgotten nodes
 
     def phase(self, node: NodeId, phase: str, now: float) -> None:
         """The node says what it is doing."""
         account = self.accounts.get(node)
         if account is None:
-            account = self.accounts[node] = Account(now)
+            account = self.accounts[node] = NodeGoodput(now)
         account.move(OF_PHASE.get(phase, "waiting"), now)
 
     def committed(self, contributors: Iterable[NodeId], now: float) -> None:

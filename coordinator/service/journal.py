@@ -29,7 +29,7 @@ from atoll.coordinator.state_machine.events import CommitRecord, Event, Note
 KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
 NOTES_KEPT = 10_000
 APPLICATION = 0x61746F6C  # "atol", in the file's header, where tools look for whose a database is
-FORMAT = 2  # in the file's header
+FORMAT = 3  # in the file's header
 TABLES = (
     "meta (key text primary key, value text not null)",
     "snapshot (id integer primary key, at real not null, body blob not null, digest blob not null)",
@@ -73,7 +73,7 @@ class JournalFull(ResourceError):
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class JournalSnapshot:
     """The state at one moment: `body` stands for every event up to then."""
 
     at: float  # seconds, the coordinator's clock
@@ -144,14 +144,14 @@ class Journal:
             self._db.execute("insert or replace into snapshot values (1, ?, ?, ?)", row)
             self._db.execute("delete from notes where seq <= (select max(seq) from notes) - ?", (NOTES_KEPT,))
 
-    def restore(self) -> Snapshot | None:
+    def restore(self) -> JournalSnapshot | None:
         """The latest snapshot; `events` are those after it."""
         rows = self._rows("select at, body, digest from snapshot")
         if not rows:
             return None
         [(at, body, digest)] = rows
         self._check("the snapshot", digest, at, body)
-        return Snapshot(at, body)
+        return JournalSnapshot(at, body)
 
     def events(self) -> Iterator[tuple[float, Event]]:
         """The events since the snapshot, in order: read at once, decoded one by one."""

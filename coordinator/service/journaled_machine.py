@@ -13,7 +13,7 @@ import msgspec
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import ConfigError
 from atoll.coordinator.service.journal import Journal
-from atoll.coordinator.state_machine.events import CommitRecord, Effect, Event, Heard, Note, Publish
+from atoll.coordinator.state_machine.events import CommitRecord, Effect, Event, Heartbeat, Note, Publish
 from atoll.coordinator.state_machine.state import State
 from atoll.coordinator.state_machine.step import step
 
@@ -38,7 +38,7 @@ class Batch:
         return [(self.now, e) for e in self.effects if isinstance(e, Note)]
 
 
-class Core:
+class JournaledMachine:
     def __init__(self, config: RunConfig, journal: Journal, snapshot_every: int = SNAPSHOT_EVERY) -> None:
         """Rebuild the state from the journal; the caller then submits `Started`."""
         self._journal, self._every = journal, snapshot_every
@@ -55,7 +55,7 @@ class Core:
             before = state
             state, out = step(state, event, now)
             effects += out
-            if not isinstance(event, Heard) and (out or state != before):
+            if not isinstance(event, Heartbeat) and (out or state != before):
                 entries.append((now, event))
         return Batch(now, state, entries, effects)
 

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class RateLimit:
     per_second: float
     burst: int  # calls at once, after a while without any
 
 
-class Buckets:
+class TokenBuckets:
     """One bucket for each caller. A caller that was quiet for a while needs none."""
 
-    def __init__(self, rate: Rate, most: int = 10_000) -> None:
+    def __init__(self, rate: RateLimit, most: int = 10_000) -> None:
         self.rate = rate
         self._most = most  # buckets that are kept at a time
         self._left: dict[Hashable, tuple[float, float]] = {}  # calls left, and when it was so

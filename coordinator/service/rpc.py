@@ -24,30 +24,30 @@ from atoll.comm.ids import NodeId, Pin
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.transport.frames import PROTOCOL
 from atoll.coordinator.service import validation
-from atoll.coordinator.service.event_loop import STOPPING, Kernel, Stopped
+from atoll.coordinator.service.event_loop import STOPPING, CoordinatorStopping, EventLoop
 from atoll.coordinator.service.journal import Journal, JournalFull
 from atoll.coordinator.service.metrics import Metrics
-from atoll.coordinator.service.rate_limits import Buckets, Rate
-from atoll.coordinator.service.view_streams import Views
+from atoll.coordinator.service.rate_limits import RateLimit, TokenBuckets
+from atoll.coordinator.service.view_streams import ViewStreams
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.members import REDUCER, Member
 
 NAME = "atoll.v1.Coordinator"
 BEATS = 7  # heartbeats in a lease: a member that misses three of them is suspected
 LONGEST = 30.0  # seconds that a call may wait for the journal
-HEARTBEATS = Rate(20, 40)  # of one node
-REPORTS = Rate(200, 1000)  # of one node
-ENTRANCES = Rate(1, 20)  # of one node: streams of views and joins under its session
-STRANGERS = Rate(5, 50)  # of one address: calls that prove nothing, such as joins with a wrong token
+HEARTBEATS = RateLimit(20, 40)  # of one node
+REPORTS = RateLimit(200, 1000)  # of one node
+ENTRANCES = RateLimit(1, 20)  # of one node: streams of views and joins under its session
+STRANGERS = RateLimit(5, 50)  # of one address: calls that prove nothing, such as joins with a wrong token
 Code = grpc.StatusCode
 Context = grpc.aio.ServicerContext[object, object]
 
 
-class Service:
+class CoordinatorService:
     def __init__(
         self,
-        kernel: Kernel,
-        views: Views,
+        kernel: EventLoop,
+        views: ViewStreams,
         journal: Journal,
         metrics: Metrics,
         run: str,
@@ -60,8 +60,8 @@ class Service:
         self._secrets = {m.session: m.node for m in (*members.gone.values(), *members.here.values())}
         self._joining = asyncio.Lock()  # ids and lives are given one at a time
         self._entering: asyncio.Task[None] | None = None  # the latest join, whose caller may be gone
-        self._heartbeats, self._reports = Buckets(HEARTBEATS), Buckets(REPORTS)
-        self._entrances, self._strangers = Buckets(ENTRANCES), Buckets(STRANGERS)
+        self._heartbeats, self._reports = TokenBuckets(HEARTBEATS), TokenBuckets(REPORTS)
+        self._entrances, self._strangers = TokenBuckets(ENTRANCES), TokenBuckets(STRANGERS)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The service as the generated code has it, but for its views, which are bytes already."""
@@ -245,7 +245,7 @@ class Service:
         except TimeoutError:
             sentence = f"the journal took more than {LONGEST:g} s: it may have happened, say it again"
             await self._abort(context, Code.UNAVAILABLE, sentence)
-        except Stopped:
+        except CoordinatorStopping:
             await self._abort(context, Code.UNAVAILABLE, STOPPING)
 
     async def _stranger(self, session: str, context: Context) -> None:
@@ -257,11 +257,11 @@ class Service:
             address = validation.host_of(context.peer())
             await self._limit(self._strangers, address, context, "calls without a valid token or session")
 
-    async def _limit(self, buckets: Buckets, caller: str, context: Context, what: str) -> None:
+    async def _limit(self, buckets: TokenBuckets, caller: str, context: Context, what: str) -> None:
         if not buckets.take(caller, time.monotonic()):
             await self._too_many(context, f"{what} from {caller}", buckets.rate)
 
-    async def _too_many(self, context: Context, what: str, rate: Rate) -> NoReturn:
+    async def _too_many(self, context: Context, what: str, rate: RateLimit) -> NoReturn:
         sentence = f"more {what} than {rate.per_second:g} a second and {rate.burst} at once: wait, then try again"
         await self._abort(context, Code.RESOURCE_EXHAUSTED, sentence)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from atoll.comm.ids import NodeId
-from atoll.coordinator.service.goodput import Meter
+from atoll.coordinator.service.goodput import GoodputMeter
 from atoll.coordinator.state_machine.events import CommitRecord
 from atoll.coordinator.state_machine.members import MemberState
 from atoll.coordinator.state_machine.state import State
@@ -28,8 +28,8 @@ class Vitals:
 
 
 @dataclass
-class Observed:
-    meter: Meter = field(default_factory=Meter)
+class Telemetry:
+    meter: GoodputMeter = field(default_factory=GoodputMeter)
     vitals: dict[NodeId, Vitals] = field(default_factory=dict)
 
     def heard(self, node: NodeId, phase: str, vitals: Vitals, now: float) -> None:
@@ -66,7 +66,7 @@ class Observed:
         return msgspec.json.encode(self).decode()
 
     @classmethod
-    def load(cls, text: str | None) -> "Observed":
+    def load(cls, text: str | None) -> "Telemetry":
         """Raises msgspec.MsgspecError for what `dump` did not write."""
         return msgspec.json.decode(text, type=cls) if text else cls()
 

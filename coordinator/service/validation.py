@@ -37,34 +37,42 @@ def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:
     f = request.fence
     fence = Fence(Incarnation(f.incarnation), Epoch(f.epoch), Round(f.round), f.attempt)
     match request.WhichOneof("report"):
-        case "layout":
-            numel = _within("numel", request.layout.numel, 1, MOST_PARAMETERS)
-            return ev.LayoutKnown(
-                node, life, int(numel), _digest(request.layout.digest), _fragments(request.layout)
+        case "layout_reported":
+            numel = _within("numel", request.layout_reported.numel, 1, MOST_PARAMETERS)
+            return ev.LayoutReported(
+                node,
+                life,
+                int(numel),
+                _digest(request.layout_reported.digest),
+                _fragments(request.layout_reported),
             )
-        case "state_at":
-            return ev.StateAt(node, life, request.state_at.round, _digest(request.state_at.digest))
-        case "mended":
-            m = request.mended
-            return ev.Mended(node, life, m.round, m.chunks, m.whole, m.disk)
-        case "reached":
-            return ev.Reached(node, life, fence.round)
-        case "ready":
-            r = request.ready
+        case "state_reported":
+            return ev.StateReported(
+                node, life, request.state_reported.round, _digest(request.state_reported.digest)
+            )
+        case "state_repaired":
+            m = request.state_repaired
+            return ev.StateRepaired(node, life, m.round, m.chunks, m.whole, m.disk)
+        case "steps_reached":
+            return ev.StepsReached(node, life, fence.round)
+        case "contribution_ready":
+            r = request.contribution_ready
             _within("samples", r.samples, 1, MOST_SAMPLES)
             loss = _within("loss", r.loss, -MOST_LOSS, MOST_LOSS)
             norm = _within("delta_norm", r.delta_norm, 0, MOST_NORM)
             damping = _within("damping", r.damping, 0, 1) or 1.0
             said = r.samples, r.steps, loss, norm, damping, r.fresh
-            return ev.BecameReady(node, life, fence.round, r.front, *said)
-        case "seals":
-            seals = tuple((s.chunk, _digest(s.digest), s.inputs[:MOST_PLACES]) for s in request.seals.seals)
-            return ev.Sealed(node, life, fence, seals)
-        case "orphans":
-            here = tuple((s.chunk, _digest(s.digest)) for s in request.orphans.here)
-            return ev.Orphans(node, life, fence, here)
-        case "held":
-            h = request.held
+            return ev.ContributionReady(node, life, fence.round, r.front, *said)
+        case "chunks_sealed":
+            seals = tuple(
+                (s.chunk, _digest(s.digest), s.inputs[:MOST_PLACES]) for s in request.chunks_sealed.seals
+            )
+            return ev.ChunksSealed(node, life, fence, seals)
+        case "orphans_found":
+            here = tuple((s.chunk, _digest(s.digest)) for s in request.orphans_found.here)
+            return ev.OrphansFound(node, life, fence, here)
+        case "reduce_complete":
+            h = request.reduce_complete
             up = _rate("rate_up", h.rate_up)
             down = _rate("rate_down", h.rate_down)
             rtts = tuple(
@@ -73,32 +81,36 @@ def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:
             inside = _rate("rate_inside", h.rate_inside)
             outside = _rate("rate_outside", h.rate_outside)
             rates = up, down, rtts[:MOST_TRIPS], inside, outside
-            return ev.Held(node, life, fence, _digest(h.digest), h.bytes_up, h.bytes_down, *rates, h.proven)
-        case "evaluated":
-            loss = _within("loss", request.evaluated.loss, -MOST_LOSS, MOST_LOSS)
-            return ev.Evaluated(node, life, request.evaluated.round, loss)
-        case "unreachable":
-            lost = request.unreachable
-            return ev.PeerLost(node, life, _node(lost.node_id), fence, text(lost.reason))
-        case "forged":
-            return ev.Forged(node, life, _node(request.forged.node_id), fence, request.forged.chunk)
-        case "lacking":
-            return ev.Lacking(node, life, fence, tuple(places(request.lacking.chunks[:MOST_CHUNKS])))
+            return ev.ReduceComplete(
+                node, life, fence, _digest(h.digest), h.bytes_up, h.bytes_down, *rates, h.proven
+            )
+        case "loss_evaluated":
+            loss = _within("loss", request.loss_evaluated.loss, -MOST_LOSS, MOST_LOSS)
+            return ev.LossEvaluated(node, life, request.loss_evaluated.round, loss)
+        case "peer_unreachable":
+            lost = request.peer_unreachable
+            return ev.PeerUnreachable(node, life, _node(lost.node_id), fence, text(lost.reason))
+        case "chunk_forged":
+            return ev.ChunkForged(
+                node, life, _node(request.chunk_forged.node_id), fence, request.chunk_forged.chunk
+            )
+        case "chunks_missing":
+            return ev.ChunksMissing(node, life, fence, tuple(places(request.chunks_missing.chunks[:MOST_CHUNKS])))
         case "leave":
             return ev.Leaving(node, life, text(request.leave.reason))
         case _:
             raise ValueError("the report is empty, or of a kind that this coordinator does not know: update it")
 
 
-def _fragments(layout: pb.Layout) -> tuple[int, ...]:
+def _fragments(layout: pb.LayoutReported) -> tuple[int, ...]:
     sizes = tuple(layout.fragments)
     if sizes and (len(sizes) > MOST_FRAGMENTS or min(sizes) < 1 or sum(sizes) != layout.numel):
         raise ValueError(f"its {len(sizes)} fragments are not the {layout.numel} parameters of its model")
     return sizes
 
 
-def heard(node: NodeId, life: int, request: pb.HeartbeatRequest) -> ev.Heard:
-    return ev.Heard(node, life, text(request.phase[:20]), request.round, request.inner_step)
+def heard(node: NodeId, life: int, request: pb.HeartbeatRequest) -> ev.Heartbeat:
+    return ev.Heartbeat(node, life, text(request.phase[:20]), request.round, request.inner_step)
 
 
 def vitals(request: pb.HeartbeatRequest) -> Vitals:

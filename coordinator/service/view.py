@@ -24,7 +24,7 @@ Donors = tuple[tuple[str, str, Pin, str], ...]  # (node, address, of its certifi
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class CommonView:
     """The parts that are the same for every node that gets them."""
 
     head: bytes
@@ -41,7 +41,7 @@ class Shared:
     apart: bool  # state_0 is only on leaves: everybody makes it, who cannot make the same fetches it
 
 
-class Own(NamedTuple):
+class NodeView(NamedTuple):
     """What only this node is told."""
 
     you: str
@@ -60,7 +60,7 @@ class Own(NamedTuple):
     ledger: bytes = b""
 
 
-def shared(state: State, before: Shared | None = None, draining: bool = False) -> Shared:
+def shared(state: State, before: CommonView | None = None, draining: bool = False) -> CommonView:
     """Encode what all nodes are told; what did not change since `before` is the same object."""
     r = state.round
     facts = pb.View(
@@ -98,7 +98,7 @@ def shared(state: State, before: Shared | None = None, draining: bool = False) -
         donors = before.donors if before.donors == donors else donors
         serve = before.serve if before.serve == serve else serve
     apart = not state.committed and state.held and all(state.members.here[n].leaf for n in state.holders)
-    return Shared(head, facts, train, plan, fence, planned, donors, serve, known, keepers, uploaders, apart)
+    return CommonView(head, facts, train, plan, fence, planned, donors, serve, known, keepers, uploaders, apart)
 
 
 def touched(before: State, after: State) -> set[NodeId] | None:
@@ -120,27 +120,27 @@ def touched(before: State, after: State) -> set[NodeId] | None:
     return nodes
 
 
-def of_all(common: Shared) -> tuple[object, ...]:
+def of_all(common: CommonView) -> tuple[object, ...]:
     """What every node's view may change with."""
     c = common
     return c.head, c.train, c.plan, c.donors, c.serve, c.apart, c.keepers, c.uploaders
 
 
-def news(mine: Own, was: Own) -> bool:
+def news(mine: NodeView, was: NodeView) -> bool:
     """Whether the node must hear of it now. That its report was taken it knows from the answer."""
     return mine != was._replace(ready=was.ready or mine.ready, reached=was.reached or mine.reached)
 
 
-def own(state: State, common: Shared, node: NodeId) -> Own:
+def own(state: State, common: CommonView, node: NodeId) -> NodeView:
     r = state.round
     me = state.members.here.get(node)
     if me is None:
         gone = state.members.gone.get(node)
         was = gone.state if gone is not None else ""
-        return Own(was, False, False, False, False, False, (), False, (), (), False, 0)
+        return NodeView(was, False, False, False, False, False, (), False, (), (), False, 0)
     trains = r.phase in TRAINING and me.standing in (MemberState.SYNCED, MemberState.ACTIVE)
     lacks = me.state_round != state.committed and me.role != REDUCER
-    return Own(
+    return NodeView(
         you=me.standing,
         initialise=state.initialiser == node or (lacks and common.apart and not me.state_digest),
         evaluate=r.evaluator == node,
@@ -158,7 +158,7 @@ def own(state: State, common: Shared, node: NodeId) -> Own:
     )
 
 
-def encode(common: Shared, mine: Own, version: int) -> bytes:
+def encode(common: CommonView, mine: NodeView, version: int) -> bytes:
     """A `pb.View`, encoded."""
     message = pb.View(
         version=version,
@@ -235,7 +235,7 @@ def _first(state: State, count: int) -> list[NodeId]:
     return sorted(able, key=lambda n: (here[n].leaf, order(n)))[:count]
 
 
-def _sources(common: Shared, node: NodeId) -> Donors:
+def _sources(common: CommonView, node: NodeId) -> Donors:
     """Where a node that lacks the state gets it: at no address, if leaves dial it to offer it."""
     if common.donors:
         return _choose(common.donors, node)

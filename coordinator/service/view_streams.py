@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator.service import view
-from atoll.coordinator.service.event_loop import Kernel
+from atoll.coordinator.service.event_loop import EventLoop
 from atoll.coordinator.service.metrics import Metrics
-from atoll.coordinator.service.view import Own, Shared
+from atoll.coordinator.service.view import CommonView, NodeView
 from atoll.coordinator.state_machine.state import State
 
 PAUSE = 0.01  # seconds between two dispatches at most, if the last took as long
@@ -22,16 +22,16 @@ SLICE = 20  # views that are sent before calls that came in meanwhile are served
 REASON = 2.0  # seconds after which a view is sent for nothing but its phase's reason
 
 
-class Stream:
+class ViewStream:
     """One node's open stream."""
 
     def __init__(self, node: NodeId, life: int) -> None:
         self.node, self.life = node, life
-        self.view: tuple[Shared, Own, int] | None = None  # the latest, with its version
+        self.view: tuple[CommonView, NodeView, int] | None = None  # the latest, with its version
         self._last = False
         self._wake = asyncio.Event()
 
-    def show(self, common: Shared, mine: Own, version: int) -> None:
+    def show(self, common: CommonView, mine: NodeView, version: int) -> None:
         """Make this the stream's latest view."""
         self.view = (common, mine, version)
         self._wake.set()
@@ -60,12 +60,12 @@ class Stream:
                 await self._wake.wait()
 
 
-class Views:
+class ViewStreams:
     """Every node's stream. Versions count the dispatches of this incarnation."""
 
-    def __init__(self, kernel: Kernel, metrics: Metrics) -> None:
+    def __init__(self, kernel: EventLoop, metrics: Metrics) -> None:
         self._kernel, self._metrics = kernel, metrics
-        self._streams: dict[NodeId, Stream] = {}
+        self._streams: dict[NodeId, ViewStream] = {}
         self._fresh: set[NodeId] = set()  # streams without a view
         self._seen = kernel.state
         self._common = view.shared(self._seen)
@@ -74,17 +74,17 @@ class Views:
         self._later: asyncio.TimerHandle | None = None  # will send it for its reason
         self._due = asyncio.Event()
 
-    def open(self, node: NodeId, life: int) -> Stream:
+    def open(self, node: NodeId, life: int) -> ViewStream:
         """The node's stream from now on; an earlier one ends."""
         if (before := self._streams.get(node)) is not None:
             before.end()
-        stream = self._streams[node] = Stream(node, life)
+        stream = self._streams[node] = ViewStream(node, life)
         self._metrics.streams.set(len(self._streams))
         self._fresh.add(node)
         self.changed()
         return stream
 
-    def close(self, stream: Stream) -> bool:
+    def close(self, stream: ViewStream) -> bool:
         """The stream broke; False: it was not the node's any more."""
         if self._streams.get(stream.node) is not stream:
             return False
@@ -140,7 +140,7 @@ class Views:
         self._metrics.views.inc(sent)
         return sent
 
-    def _prepare(self, state: State) -> tuple[Shared, Iterable[NodeId]]:
+    def _prepare(self, state: State) -> tuple[CommonView, Iterable[NodeId]]:
         """What all share, and the nodes that may have a new view."""
         old, seen, fresh = self._common, self._seen, self._fresh
         new = view.shared(state, old, self._kernel.draining)
@@ -157,7 +157,7 @@ class Views:
         same = view.of_all(new) == view.of_all(old)
         return new, nodes | fresh if nodes is not None and same else list(self._streams)
 
-    def _show(self, stream: Stream, state: State, common: Shared) -> bool:
+    def _show(self, stream: ViewStream, state: State, common: CommonView) -> bool:
         """Give the stream its view, if there is anything new in it."""
         member = state.members.here.get(stream.node)
         if member is not None and member.life != stream.life:
@@ -172,7 +172,7 @@ class Views:
         return new
 
 
-def _differ(common: Shared, mine: Own, old: Shared, was: Own, _: int) -> bool:
+def _differ(common: CommonView, mine: NodeView, old: CommonView, was: NodeView, _: int) -> bool:
     train = bool(mine.lease) and common.train is not old.train
     plan = mine.planned and common.plan is not old.plan
     return common.head is not old.head or train or plan or view.news(mine, was)

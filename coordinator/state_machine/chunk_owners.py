@@ -6,7 +6,7 @@ from statistics import median
 
 from atoll.comm.ids import NodeId
 from atoll.comm.transport.connection import FAR
-from atoll.coordinator.placement.bandwidth_shares import NobodyReachable, Node, deal, plan_shares
+from atoll.coordinator.placement.bandwidth_shares import NobodyReachable, PlanNode, deal, plan_shares
 from atoll.coordinator.state_machine.members import Member, MemberState
 from atoll.coordinator.state_machine.state import State
 
@@ -18,7 +18,7 @@ USUAL = 1.2  # of others: losses, and what else their machines did
 
 
 @dataclass(frozen=True, slots=True)
-class Owning:
+class ChunkOwners:
     nodes: Sequence[NodeId]
     shares: tuple[float, ...]
     seconds: float  # predicted; 0: nothing is known of the links
@@ -44,18 +44,18 @@ def reachable(state: State, members: Sequence[NodeId]) -> bool:
     return any(n in here and not here[n].leaf for n in (*members, *reducers(state, members)))
 
 
-def owning(state: State, members: Sequence[NodeId], helpers: Sequence[NodeId], chunks: int) -> Owning:
+def owning(state: State, members: Sequence[NodeId], helpers: Sequence[NodeId], chunks: int) -> ChunkOwners:
     """For a reduce among `members` and these reducers, of whom the others can dial one at least."""
     nodes, here = (*members, *helpers), state.members.here
-    links = [Node(here[n].up, here[n].down, here[n].leaf, n in members) for n in nodes]
+    links = [PlanNode(here[n].up, here[n].down, here[n].leaf, n in members) for n in nodes]
     links = alike(links, [noise(here[n]) for n in nodes])
     payload = state.chunks.numel * state.config.reduce.bytes_per_element
     try:
         planned = plan_shares(links, payload, chunks=chunks)
     except NobodyReachable:  # who called has seen to it; a plan that no one can follow is refused by all
-        return Owning(nodes, (1.0,) + (0.0,) * (len(nodes) - 1), 0.0)
+        return ChunkOwners(nodes, (1.0,) + (0.0,) * (len(nodes) - 1), 0.0)
     known = any(link.up for link in links)
-    return Owning(nodes, planned.shares, planned.seconds if known else 0.0)
+    return ChunkOwners(nodes, planned.shares, planned.seconds if known else 0.0)
 
 
 def noise(member: Member) -> float:
@@ -65,7 +65,7 @@ def noise(member: Member) -> float:
     return NEW if member.measured < FEW else USUAL
 
 
-def alike(links: Sequence[Node], noise: Sequence[float]) -> list[Node]:
+def alike(links: Sequence[PlanNode], noise: Sequence[float]) -> list[PlanNode]:
     """The links, with rates that do not differ by more than their noise taken for the same: else chance would give
     another owner most of the chunks every few rounds."""
     known = [link for link, times in zip(links, noise, strict=True) if times > 1 and link.up and link.down]
@@ -73,7 +73,7 @@ def alike(links: Sequence[Node], noise: Sequence[float]) -> list[Node]:
         return list(links)
     up, down = median(link.up for link in known), median(link.down for link in known)
 
-    def usual(link: Node, times: float) -> bool:
+    def usual(link: PlanNode, times: float) -> bool:
         return all(most / times < rate < most * times for rate, most in ((link.up, up), (link.down, down)))
 
     return [

@@ -21,12 +21,12 @@ from dataclasses import replace
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine import ledger as book
-from atoll.coordinator.state_machine.events import Effect, Forged, Lacking, Note
+from atoll.coordinator.state_machine.events import ChunkForged, ChunksMissing, Effect, Note
 from atoll.coordinator.state_machine.members import MemberState
 from atoll.coordinator.state_machine.state import State, fail_attempt, order, remove, with_round
 
 
-def forged(state: State, event: Forged, out: list[Effect]) -> State:
+def forged(state: State, event: ChunkForged, out: list[Effect]) -> State:
     """A member names who gave it other bytes than the ledger's."""
     r, pair = state.round, (event.node, event.peer)
     known = {e.node for e in r.ledger.entries if not e.gone}
@@ -37,7 +37,7 @@ def forged(state: State, event: Forged, out: list[Effect]) -> State:
     return with_round(state, plan=replace(r.plan, forged=r.plan.forged | {pair}))
 
 
-def lacking(state: State, event: Lacking) -> State:
+def lacking(state: State, event: ChunksMissing) -> State:
     """A member that was told the digests got these chunks from nobody. Now all are told: others may wait for one
     that its owner has given up."""
     r, node = state.round, event.node

@@ -1,6 +1,6 @@
 """What can happen to a run, as the state machine is told it, and what the machine asks for in return.
 
-Every event but `Heard` is durable: the shell journals it before any effect of it leaves. Times are seconds on
+Every event but `Heartbeat` is durable: the shell journals it before any effect of it leaves. Times are seconds on
 the coordinator's own clock; nothing in an event is a peer's idea of the time. `life` says which of a node's joins
 an event belongs to, `fence` which attempt of a reduce: what is late is refused by them.
 """
@@ -47,7 +47,7 @@ class Disconnected:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Heartbeat:
     """A heartbeat: volatile, moves the lease and the progress only."""
 
     node: NodeId
@@ -58,7 +58,7 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class LayoutKnown:
+class LayoutReported:
     node: NodeId
     life: int
     numel: int
@@ -67,7 +67,7 @@ class LayoutKnown:
 
 
 @dataclass(frozen=True, slots=True)
-class StateAt:
+class StateReported:
     """The node holds state_round."""
 
     node: NodeId
@@ -77,7 +77,7 @@ class StateAt:
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
+class StateRepaired:
     """Chunks of the node's state changed by themselves."""
 
     node: NodeId
@@ -89,7 +89,7 @@ class Mended:
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class StepsReached:
     """The node has taken the round's inner steps, and takes more until the round closes."""
 
     node: NodeId
@@ -98,7 +98,7 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True)
-class BecameReady:
+class ContributionReady:
     """The node stopped training and can contribute."""
 
     node: NodeId
@@ -114,7 +114,7 @@ class BecameReady:
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class ChunksSealed:
     node: NodeId
     life: int
     fence: Fence  # its attempt is the one in which the node got the chunks
@@ -122,7 +122,7 @@ class Sealed:
 
 
 @dataclass(frozen=True, slots=True)
-class Orphans:
+class OrphansFound:
     """Of the chunks without an owner, the node holds these."""
 
     node: NodeId
@@ -132,7 +132,7 @@ class Orphans:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ReduceComplete:
     """The node has every sealed chunk of the attempt."""
 
     node: NodeId
@@ -152,7 +152,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class LossEvaluated:
     node: NodeId
     life: int
     round: int
@@ -160,7 +160,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
-class Forged:
+class ChunkForged:
     """A sealed chunk as the peer gave it to the node is not what the ledger says."""
 
     node: NodeId
@@ -171,7 +171,7 @@ class Forged:
 
 
 @dataclass(frozen=True, slots=True)
-class Lacking:
+class ChunksMissing:
     """The node was told the ledger's digests, and nobody gave it these sealed chunks so."""
 
     node: NodeId
@@ -181,7 +181,7 @@ class Lacking:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerLost:
+class PeerUnreachable:
     """`node` lost its connection to `peer` during an attempt."""
 
     node: NodeId
@@ -208,7 +208,7 @@ class Suspected:
 
 
 @dataclass(frozen=True, slots=True)
-class Trusted:
+class SuspicionCleared:
     node: NodeId
     life: int
 
@@ -230,22 +230,22 @@ Event = (
     | Joined
     | Connected
     | Disconnected
-    | Heard
-    | LayoutKnown
-    | StateAt
-    | Mended
-    | Reached
-    | BecameReady
-    | Sealed
-    | Orphans
-    | Held
-    | Evaluated
-    | Forged
-    | Lacking
-    | PeerLost
+    | Heartbeat
+    | LayoutReported
+    | StateReported
+    | StateRepaired
+    | StepsReached
+    | ContributionReady
+    | ChunksSealed
+    | OrphansFound
+    | ReduceComplete
+    | LossEvaluated
+    | ChunkForged
+    | ChunksMissing
+    | PeerUnreachable
     | Leaving
     | Suspected
-    | Trusted
+    | SuspicionCleared
     | Expired
     | Tick
 )

@@ -18,7 +18,7 @@ from enum import StrEnum
 
 from atoll.comm.config.run import MembersConfig
 from atoll.comm.ids import NO_PIN, NodeId, Pin
-from atoll.coordinator.state_machine.events import Event, Expired, Suspected, Trusted
+from atoll.coordinator.state_machine.events import Event, Expired, Suspected, SuspicionCleared
 
 RETURN = 5.0  # seconds that members have to find a coordinator that was started again; their backoff ends below
 REMEMBER = 1000  # members that are gone
@@ -258,5 +258,5 @@ def judge(members: Members, limits: MembersConfig, awaited: Container[NodeId], n
             elif silence > limits.lease / 2:
                 verdicts.append(Suspected(node, m.life, f"it is silent for {silence:.0f} s"))
         elif m.connected and silence <= limits.lease / 2:
-            verdicts.append(Trusted(node, m.life))
+            verdicts.append(SuspicionCleared(node, m.life))
     return verdicts

@@ -17,14 +17,22 @@ from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.chunk_owners import owning, reachable, reducers
-from atoll.coordinator.state_machine.events import CommitRecord, Effect, Held, Note, Orphans, PeerLost, Sealed
+from atoll.coordinator.state_machine.events import (
+    ChunksSealed,
+    CommitRecord,
+    Effect,
+    Note,
+    OrphansFound,
+    PeerUnreachable,
+    ReduceComplete,
+)
 from atoll.coordinator.state_machine.members import REDUCER, MemberState
 from atoll.coordinator.state_machine.reduce_levels import levels, told
 from atoll.coordinator.state_machine.rollback import remember
 from atoll.coordinator.state_machine.rounds import MOST_MISSED
 from atoll.coordinator.state_machine.state import (
+    AttemptState,
     Phase,
-    Plan,
     RoundState,
     State,
     count,
@@ -116,14 +124,14 @@ def _put_in_force(state: State, ledger: book.Ledger, predicted: float, now: floa
     fence = Fence(Incarnation(state.incarnation), Epoch(state.epoch), Round(state.round.number), ledger.attempt)
     members = ledger.members
     held = {n: h for n, h in state.round.held.items() if n in members and h.fence.attempt >= ledger.newest}
-    return with_round(state, ledger=ledger, plan=Plan(fence, now, predicted=predicted), held=held)
+    return with_round(state, ledger=ledger, plan=AttemptState(fence, now, predicted=predicted), held=held)
 
 
 def _first(at: float | None, now: float) -> float:
     return now if at is None else at
 
 
-def sealed(state: State, event: Sealed, now: float) -> State:
+def sealed(state: State, event: ChunksSealed, now: float) -> State:
     """Enter an owner's seals in the ledger."""
     r = state.round
     if event.fence.round != r.number:
@@ -134,7 +142,7 @@ def sealed(state: State, event: Sealed, now: float) -> State:
     return with_round(state, ledger=ledger)
 
 
-def orphans(state: State, event: Orphans) -> State:
+def orphans(state: State, event: OrphansFound) -> State:
     """A member tells which chunks of an owner that is gone it holds."""
     r = state.round
     if r.plan is None or r.plan.fence != event.fence or event.node not in r.ledger.members:
@@ -142,7 +150,7 @@ def orphans(state: State, event: Orphans) -> State:
     return with_round(state, plan=replace(r.plan, orphans=r.plan.orphans | {event.node: event}))
 
 
-def held(state: State, event: Held) -> State:
+def held(state: State, event: ReduceComplete) -> State:
     """A member has every sealed chunk."""
     r = state.round
     late = event.fence.round != r.number or event.fence.attempt < r.ledger.newest
@@ -161,7 +169,7 @@ def held(state: State, event: Held) -> State:
     return with_round(state, held=r.held | {event.node: event})
 
 
-def peer_lost(state: State, event: PeerLost, now: float, out: list[Effect]) -> State:
+def peer_lost(state: State, event: PeerUnreachable, now: float, out: list[Effect]) -> State:
     """A connection broke. A peer that lost its session too is gone; else it costs the attempt, and the pair is
     remembered for the next ones. What is said of an earlier attempt is remembered, too."""
     r, node, peer = state.round, event.node, event.peer

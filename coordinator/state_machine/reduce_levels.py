@@ -12,7 +12,7 @@ from statistics import median
 from atoll.comm.config.outer import MergeName
 from atoll.comm.config.run import CodecName, RunConfig
 from atoll.comm.ids import NodeId
-from atoll.coordinator.placement.bandwidth_shares import Node
+from atoll.coordinator.placement.bandwidth_shares import PlanNode
 from atoll.coordinator.placement.two_level import (
     Rtts,
     TwoLevel,
@@ -22,13 +22,13 @@ from atoll.coordinator.placement.two_level import (
     predict_flat,
     usable,
 )
-from atoll.coordinator.state_machine.chunk_owners import Owning, reducers
+from atoll.coordinator.state_machine.chunk_owners import ChunkOwners, reducers
 from atoll.coordinator.state_machine.members import Member
 from atoll.coordinator.state_machine.state import State
 
 
 @dataclass(frozen=True, slots=True)
-class Levels:
+class RegionLevels:
     """Of a reduce among several regions."""
 
     regions: dict[NodeId, int]
@@ -52,7 +52,7 @@ class Levels:
         return {"flat": self.flat, "two_level": self.two_level} if self.flat else {}
 
 
-def levels(state: State, members: Sequence[NodeId], planned: Owning) -> Levels | None:
+def levels(state: State, members: Sequence[NodeId], planned: ChunkOwners) -> RegionLevels | None:
     """For a round's first attempt, that is flat as `planned`; None: all are one region."""
     if state.config.reduce.levels < 2 or not averages(state.config):
         return None
@@ -65,17 +65,17 @@ def levels(state: State, members: Sequence[NodeId], planned: Owning) -> Levels |
         return None
     of = {nodes[i]: g for g, region in enumerate(regions) for i in region}
     if not any(m.inside and m.outside for m in told):
-        return Levels(of)
+        return RegionLevels(of)
     payload, chunks = state.chunks.numel * state.config.reduce.bytes_per_element, state.chunks.count
     flat = predict_flat(links, planned.shares, rtts, payload, chunks, regions)
     two = plan_regions(links, rtts, payload, chunks)
     if two is None:
-        return Levels(of)
+        return RegionLevels(of)
     if not isinstance(faster(flat, two), TwoLevel):
-        return Levels(of, flat.seconds, two.seconds)
+        return RegionLevels(of, flat.seconds, two.seconds)
     owners = tuple(nodes[i] for i in two.owners)
     relays = tuple(tuple(nodes[row[g]] for row in two.relays) for g in range(len(regions)))
-    return Levels(of, flat.seconds, two.seconds, owners, relays)
+    return RegionLevels(of, flat.seconds, two.seconds, owners, relays)
 
 
 def averages(config: RunConfig) -> bool:
@@ -83,7 +83,7 @@ def averages(config: RunConfig) -> bool:
     return config.outer.merge is MergeName.MEAN and config.reduce.codec is not CodecName.SPARSE
 
 
-def told(split: Levels) -> str:
+def told(split: RegionLevels) -> str:
     """The choice, for the log and the page."""
     if not split.flat:
         return ""
@@ -93,13 +93,13 @@ def told(split: Levels) -> str:
     return f", {regions} regions, flat: {split.flat:.2g} s predicted, {split.two_level:.2g} s in two levels"
 
 
-def _links(told: Sequence[Member], contributors: Sequence[NodeId]) -> list[Node]:
+def _links(told: Sequence[Member], contributors: Sequence[NodeId]) -> list[PlanNode]:
     """The members as the predictions see them: who told no rates is like most of the others. That its link carried
     something within the region and something to others does not mean that it carries both at once."""
     inside = median([m.inside for m in told if m.inside] or [0.0])
     outside = median([m.outside for m in told if m.outside] or [0.0])
     return [
-        Node(
+        PlanNode(
             far := m.outside or outside,
             far,
             m.leaf,

@@ -2,7 +2,7 @@
 
 A node has its state on disk and says, before it says its layout, which one that is (`StateAt`). So after a power
 cut of the whole fleet the newest state that came back is known, and proven: every commit's digest is remembered
-(`Past`), and counts whatever number the node knows the state by.
+(`CommittedState`), and counts whatever number the node knows the state by.
 
     somebody holds state k          the others fetch it; nothing happens here
     nobody, but one proves j < k    waits for those who may still bring k, from that proof on `checkpoint.patience`
@@ -30,7 +30,7 @@ from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.events import CommitRecord, Effect, Note, Publish
 from atoll.coordinator.state_machine.ledger import Ledger
 from atoll.coordinator.state_machine.members import REDUCER, MemberState
-from atoll.coordinator.state_machine.state import Gone, Past, Phase, RoundState, State, most_common
+from atoll.coordinator.state_machine.state import CommittedState, LostState, Phase, RoundState, State, most_common
 
 REMEMBERED = 256  # commits
 SETTLE = 10.0  # seconds that who came back has to say what it can make of what it holds
@@ -60,7 +60,7 @@ def why(state: State) -> str:
     return f"{reason}waits {limit:g} s at most for {names} to return, then goes on from the state of round {j}"
 
 
-def newest(state: State) -> Past | None:
+def newest(state: State) -> CommittedState | None:
     """The newest of the run's states that a member here proves to hold."""
     known = {past.digest: past for past in state.past}
     told = (known.get(m.state_digest) for m in state.members.here.values() if m.state_round >= 0)
@@ -94,11 +94,11 @@ def go_on_without(state: State, now: float, out: list[Effect]) -> State:
     return _void(state, past, now, out) if (late and heard) or all_back else state
 
 
-def _waiting(state: State, now: float) -> Gone:
+def _waiting(state: State, now: float) -> LostState:
     """Since when the run waits, and who came meanwhile."""
     since = state.gone
     if since is None or now > since.seen_at + DEAF:
-        since = Gone(now, now)
+        since = LostState(now, now)
     elif now > since.seen_at + DEAF / 4:
         since = replace(since, seen_at=now)
     may = awaited(state)
@@ -110,7 +110,7 @@ def _waiting(state: State, now: float) -> Gone:
     return since if since.all_back_at is not None else replace(since, all_back_at=now)
 
 
-def _void(state: State, past: Past, now: float, out: list[Effect]) -> State:
+def _void(state: State, past: CommittedState, now: float, out: list[Effect]) -> State:
     j, k = past.round, state.committed
     rounds = f"round {k} is" if j == k - 1 else f"rounds {j + 1} to {k} are"
     reason = f"{rounds} void: the state was lost with all who held it"
@@ -136,7 +136,7 @@ def _void(state: State, past: Past, now: float, out: list[Effect]) -> State:
     )
 
 
-def _record(state: State, past: Past, number: int, reason: str) -> CommitRecord:
+def _record(state: State, past: CommittedState, number: int, reason: str) -> CommitRecord:
     """Of a void round, in the place of what was on record."""
     return CommitRecord(
         round=number,
@@ -156,8 +156,8 @@ def _record(state: State, past: Past, number: int, reason: str) -> CommitRecord:
     )
 
 
-def remember(state: State) -> tuple[Past, ...]:
+def remember(state: State) -> tuple[CommittedState, ...]:
     """What to remember when the next round commits."""
     here = state.members.here
     told = state.digest or most_common({n: here[n].state_digest for n in state.holders})[0]
-    return (*state.past, Past(state.committed, told, state.tokens))[-REMEMBERED:] if told else state.past
+    return (*state.past, CommittedState(state.committed, told, state.tokens))[-REMEMBERED:] if told else state.past

@@ -15,7 +15,7 @@ from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine import rollback
 from atoll.coordinator.state_machine.chunk_owners import reachable
-from atoll.coordinator.state_machine.events import BecameReady, Effect, Note
+from atoll.coordinator.state_machine.events import ContributionReady, Effect, Note
 from atoll.coordinator.state_machine.ledger import Contribution, contribute
 from atoll.coordinator.state_machine.members import MemberState
 from atoll.coordinator.state_machine.state import (
@@ -125,7 +125,7 @@ def reached(state: State, node: NodeId, round_: int, now: float) -> State:
     return with_round(state, reached=r.reached | {node})
 
 
-def ready(state: State, event: BecameReady, now: float, out: list[Effect]) -> State:
+def ready(state: State, event: ContributionReady, now: float, out: list[Effect]) -> State:
     """The member stopped training: enter what it can contribute."""
     r, node = state.round, event.node
     if event.round != r.number or node not in r.participants or node in r.ledger.contributions:

@@ -6,12 +6,12 @@ from enum import StrEnum
 
 from atoll.comm.chunks import Chunks
 from atoll.comm.config.run import RunConfig
-from atoll.comm.fragment_schedule import Turns
+from atoll.comm.fragment_schedule import FragmentSchedule
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members as who
-from atoll.coordinator.state_machine.events import CommitRecord, Effect, Held, Note, Orphans
+from atoll.coordinator.state_machine.events import CommitRecord, Effect, Note, OrphansFound, ReduceComplete
 from atoll.coordinator.state_machine.leases import Leases
 from atoll.coordinator.state_machine.ledger import Ledger, used, withdraw
 from atoll.coordinator.state_machine.members import Members, MemberState
@@ -30,12 +30,12 @@ Pair = tuple[NodeId, NodeId]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AttemptState:
     """The attempt in force, beyond what the ledger knows of it."""
 
     fence: Fence
     opened_at: float  # seconds
-    orphans: dict[NodeId, Orphans] = field(default_factory=dict)  # who has told which of them it holds
+    orphans: dict[NodeId, OrphansFound] = field(default_factory=dict)  # who has told which of them it holds
     predicted: float = 0.0  # seconds; 0: nothing is known of the links
     lacking: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)  # who asked all in vain for which chunks
     forged: frozenset[Pair] = frozenset()  # who told that who gave other bytes than the ledger's
@@ -62,8 +62,8 @@ class RoundState:
     lost: tuple[Pair, ...] = ()  # whose connections broke in its attempts, once for each time
     answers: tuple[float, ...] = ()  # seconds that members took to finish, when told
     ledger: Ledger = Ledger()
-    plan: Plan | None = None
-    held: dict[NodeId, Held] = field(default_factory=dict)  # members that have every sealed chunk
+    plan: AttemptState | None = None
+    held: dict[NodeId, ReduceComplete] = field(default_factory=dict)  # members that have every sealed chunk
     wrong: frozenset[NodeId] = frozenset()  # told the digests: members that said so and had others, and all that
     # lack chunks then
     settled: frozenset[NodeId] = frozenset()  # who held, or lacked, what the ledger says in an attempt before
@@ -74,7 +74,7 @@ class RoundState:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class CommittedState:
     """A commit's state, which its digest proves."""
 
     round: int
@@ -83,7 +83,7 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class LostState:
     """The state of the last commit is, with those who held it."""
 
     at: float  # seconds; since when an older one is proven
@@ -111,14 +111,14 @@ class State:
     round: RoundState = RoundState()
     leases: Leases = Leases()
     pending: CommitRecord | None = None  # the last commit, until its digests and validation loss are in
-    past: tuple[Past, ...] = ()  # earlier commits, the latest last
+    past: tuple[CommittedState, ...] = ()  # earlier commits, the latest last
     counted: dict[NodeId, tuple[int, bytes]] = field(default_factory=dict)  # with error feedback, of each node the
     # last committed round that has bytes of it, and a bitmap of the chunks of that round that have none
     earlier: dict[NodeId, tuple[int, ...]] = field(
         default_factory=dict
     )  # where fragments take turns: of each node
     # and fragment, samples committed with others since a commit had the node's delta of this one
-    gone: Gone | None = None  # nobody has the state, but one an older one
+    gone: LostState | None = None  # nobody has the state, but one an older one
 
     @property
     def holders(self) -> tuple[NodeId, ...]:
@@ -149,8 +149,8 @@ class State:
         return {n for n in lack if not there or here[n].phase in ("sync", "recovering")}
 
     @property
-    def turns(self) -> Turns:
-        return Turns(len(self.fragments) or 1)
+    def turns(self) -> FragmentSchedule:
+        return FragmentSchedule(len(self.fragments) or 1)
 
     @property
     def fragment(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine import leases as data
-from atoll.coordinator.state_machine.events import Effect, LayoutKnown, Mended, Note, Publish
+from atoll.coordinator.state_machine.events import Effect, LayoutReported, Note, Publish, StateRepaired
 from atoll.coordinator.state_machine.members import MemberState
 from atoll.coordinator.state_machine.state import (
     TRAINING,
@@ -23,7 +23,7 @@ from atoll.coordinator.state_machine.state import (
 )
 
 
-def layout_known(state: State, event: LayoutKnown, out: list[Effect]) -> State:
+def layout_known(state: State, event: LayoutReported, out: list[Effect]) -> State:
     """All members train one model, in the same fragments; who builds another is refused."""
     node, numel, digest = event.node, event.numel, event.digest
     if state.layout is not None and (state.layout, state.fragments) != ((numel, digest), event.fragments):
@@ -53,7 +53,7 @@ def state_at(state: State, node: NodeId, round_: int, digest: bytes, out: list[E
     return state
 
 
-def mended(state: State, event: Mended, out: list[Effect]) -> State:
+def mended(state: State, event: StateRepaired, out: list[Effect]) -> State:
     """It is told, and nothing follows: what could not be mended shows in the next commit's digests."""
     if event.disk:
         how = "has its state from the rest" if event.whole else "the rest does not have all of its state"

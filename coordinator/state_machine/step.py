@@ -22,31 +22,31 @@ from atoll.coordinator.state_machine import disputes, reduce, rollback, rounds, 
 from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.chunk_owners import reachable
 from atoll.coordinator.state_machine.events import (
-    BecameReady,
+    ChunkForged,
+    ChunksMissing,
+    ChunksSealed,
     Connected,
+    ContributionReady,
     Disconnected,
     Effect,
-    Evaluated,
     Event,
     Expired,
-    Forged,
-    Heard,
-    Held,
+    Heartbeat,
     Joined,
-    Lacking,
-    LayoutKnown,
+    LayoutReported,
     Leaving,
-    Mended,
+    LossEvaluated,
     Note,
-    Orphans,
-    PeerLost,
-    Reached,
-    Sealed,
+    OrphansFound,
+    PeerUnreachable,
+    ReduceComplete,
     Started,
-    StateAt,
+    StateRepaired,
+    StateReported,
+    StepsReached,
     Suspected,
+    SuspicionCleared,
     Tick,
-    Trusted,
 )
 from atoll.coordinator.state_machine.members import MemberState
 from atoll.coordinator.state_machine.state import Phase, State, drop_from_round, remove, with_member, with_round
@@ -57,7 +57,7 @@ def step(state: State, event: Event, now: float) -> tuple[State, list[Effect]]:
     effects: list[Effect] = []
     if _late(state, event):
         return state, effects
-    if isinstance(event, Heard):  # moves no decision; the next tick judges it
+    if isinstance(event, Heartbeat):  # moves no decision; the next tick judges it
         step_ = event.round, event.inner_step
         return replace(state, members=who.heard(state.members, event.node, event.phase, step_, now)), effects
     before = state
@@ -75,7 +75,9 @@ def _counted(before: State, state: State) -> State:
 
 def _watched(before: State, state: State, event: Event, now: float) -> State:
     """Trainers are held to making progress while, and only while, the run waits for them."""
-    did = event.node if isinstance(event, Reached | BecameReady | Evaluated | StateAt) else None
+    did = (
+        event.node if isinstance(event, StepsReached | ContributionReady | LossEvaluated | StateReported) else None
+    )
     if _waits_for(before) == _waits_for(state):  # for the same ones, but perhaps for the one that spoke
         left, came = {did} if did is not None else set(), frozenset[NodeId]()
     else:
@@ -118,40 +120,40 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
             if state.members.here[node].connected:
                 out.append(Note(f"{state.name(node)} is suspected: its connection broke", node))
             return replace(state, members=who.lost(state.members, node, state.config.members, now))
-        case LayoutKnown():
+        case LayoutReported():
             return state_sync.layout_known(state, event, out)
-        case StateAt(node, _, round_, digest):
+        case StateReported(node, _, round_, digest):
             return state_sync.state_at(state, node, round_, digest, out)
-        case Mended():
+        case StateRepaired():
             return state_sync.mended(state, event, out)
-        case Reached(node, _, round_):
+        case StepsReached(node, _, round_):
             return rounds.reached(state, node, round_, now)
-        case BecameReady():
+        case ContributionReady():
             return rounds.ready(state, event, now, out)
-        case Sealed():
+        case ChunksSealed():
             return reduce.sealed(state, event, now)
-        case Orphans():
+        case OrphansFound():
             return reduce.orphans(state, event)
-        case Held():
+        case ReduceComplete():
             return reduce.held(state, event)
-        case Forged():
+        case ChunkForged():
             return disputes.forged(state, event, out)
-        case Lacking():
+        case ChunksMissing():
             return disputes.lacking(state, event)
-        case Evaluated(node, _, round_, loss):
+        case LossEvaluated(node, _, round_, loss):
             return state_sync.evaluated(state, node, round_, loss)
-        case PeerLost():
+        case PeerUnreachable():
             return reduce.peer_lost(state, event, now, out)
         case Leaving(node, _, reason):
             return remove(state, node, MemberState.LEFT, reason or "it said good-bye", out)
         case Suspected(node, _, reason):
             out.append(Note(f"{state.name(node)} is suspected: {reason}", node))
             return replace(state, members=who.suspect(state.members, node, reason))
-        case Trusted(node):
+        case SuspicionCleared(node):
             return _trust(state, node, out)
         case Expired(node, _, reason):
             return remove(state, node, MemberState.EVICTED, reason, out)
-        case Tick() | Heard():
+        case Tick() | Heartbeat():
             return state
         case _:
             assert_never(event)

@@ -27,7 +27,14 @@ from rich.table import Table
 
 from atoll.comm.config.run import CodecName, RunConfig, load_run
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
-from atoll.node.bench.allreduce_figures import FP32, Bench, Course, Figures, shortfall, summarise
+from atoll.node.bench.allreduce_figures import (
+    FP32,
+    AllreduceBench,
+    AllreduceFigures,
+    BenchHistory,
+    shortfall,
+    summarise,
+)
 from atoll.node.bench.allreduce_peers import measure, write_run
 from atoll.node.preflight import available, check_host
 
@@ -82,9 +89,9 @@ def allreduce(as_json: bool, **options: Any) -> None:
 
     The exit code is 0 if every iteration was committed by all peers that lived, with equal digests.
     """
-    bench = Bench(**options)
+    bench = AllreduceBench(**options)
     check(bench)
-    course, folder = Course(), Path(tempfile.mkdtemp(prefix="atoll-bench-"))
+    course, folder = BenchHistory(), Path(tempfile.mkdtemp(prefix="atoll-bench-"))
     trouble: AtollError | None
     try:
         with _progress(len(bench.rounds)) as show:
@@ -106,7 +113,7 @@ def allreduce(as_json: bool, **options: Any) -> None:
         raise trouble
 
 
-def check(bench: Bench) -> RunConfig:
+def check(bench: AllreduceBench) -> RunConfig:
     """Refuse what cannot be measured; return the run's config."""
     if bench.victim > bench.peers:
         raise ConfigError(f"--kill-peer is {bench.victim}: there are {bench.peers} peers")
@@ -147,7 +154,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
         raise click.Abort from None
 
 
-def _table(figures: Figures) -> None:
+def _table(figures: AllreduceFigures) -> None:
     streams = f"{figures.streams} streams" if figures.streams else "streams as the nodes choose"
     title = f"{figures.peers} peers, {figures.numel:,} elements, {figures.codec}, {streams}"
     table = Table("iteration", "seconds", "MB/s", "plan to seal", "attempts")

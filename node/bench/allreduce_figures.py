@@ -6,7 +6,7 @@ from typing import Any
 
 from atoll.comm.errors import AtollError
 from atoll.comm.invite import join_host_port
-from atoll.node.bench.synthetic import AtHand, Begun, Compare, Decoded
+from atoll.node.bench.synthetic import Compare, Decoded, PeerReady, RoundBegun
 
 FP32 = 4  # bytes of an element
 
@@ -16,7 +16,7 @@ class BenchFailed(AtollError):
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class AllreduceBench:
     """What is to be measured."""
 
     peers: int
@@ -46,7 +46,7 @@ class Bench:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class AllreduceFigures:
     """What is printed; the lists of peers are in the order of their numbers."""
 
     peers: int
@@ -78,13 +78,13 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Lap:
+class RoundTiming:
     """One round, as one peer tells it."""
 
-    begun: Begun | None
+    begun: RoundBegun | None
     decoded: Decoded | None  # None: it did not get the mean from the reduce
-    before: AtHand
-    after: AtHand | None  # None: it was killed
+    before: PeerReady
+    after: PeerReady | None  # None: it was killed
 
     @property
     def tx(self) -> int | None:
@@ -100,16 +100,16 @@ class Lap:
 
 
 @dataclass
-class Course:
+class BenchHistory:
     """All rounds so far."""
 
-    laps: list[dict[int, Lap]] = field(default_factory=list)  # of each round, by the peers' numbers
+    laps: list[dict[int, RoundTiming]] = field(default_factory=list)  # of each round, by the peers' numbers
     killed: list[int] = field(default_factory=list)
     records: list[dict[str, Any]] = field(default_factory=list)  # the coordinator's, of every round
     rel_err: float | None = None
 
 
-def duration(laps: dict[int, Lap]) -> float | None:
+def duration(laps: dict[int, RoundTiming]) -> float | None:
     """Seconds from the last input to the last result; None if a peer that lives has none."""
     begun = [lap.begun.at for lap in laps.values() if lap.begun is not None]
     decoded = [lap.decoded.at if lap.decoded else None for lap in laps.values() if lap.after is not None]
@@ -125,7 +125,7 @@ def comparison(record: dict[str, Any], numbers: dict[str, int]) -> Compare:
     return Compare(record["round"], weights, lacking)
 
 
-def shortfall(course: Course) -> BenchFailed | None:
+def shortfall(course: BenchHistory) -> BenchFailed | None:
     """What is wrong with a course that came to its end."""
     for round_, laps in enumerate(course.laps, 1):
         late = [n for n, lap in laps.items() if lap.after is not None and lap.decoded is None]
@@ -139,7 +139,7 @@ def shortfall(course: Course) -> BenchFailed | None:
     return None
 
 
-def summarise(bench: Bench, course: Course) -> Figures:
+def summarise(bench: AllreduceBench, course: BenchHistory) -> AllreduceFigures:
     measured = course.laps[bench.warmup :]
     seconds = [duration(laps) for laps in measured] + [None] * (bench.iters - len(measured))
     records = course.records[bench.warmup :]
@@ -147,7 +147,7 @@ def summarise(bench: Bench, course: Course) -> Figures:
     whole = full[-1] if full else {}
     cut = course.laps[-1] if course.laps[-1] is not whole else {}
     last = [lap.after or lap.before for lap in course.laps[-1].values()]
-    return Figures(
+    return AllreduceFigures(
         peers=bench.peers,
         numel=bench.numel,
         codec=bench.codec,

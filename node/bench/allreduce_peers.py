@@ -20,18 +20,25 @@ import msgspec
 
 from atoll.comm.child_process import die_with_parent
 from atoll.comm.errors import ConfigError
-from atoll.node.bench.allreduce_figures import Bench, BenchFailed, Course, Lap, comparison, duration
+from atoll.node.bench.allreduce_figures import (
+    AllreduceBench,
+    BenchFailed,
+    BenchHistory,
+    RoundTiming,
+    comparison,
+    duration,
+)
 from atoll.node.bench.synthetic import (
-    AtHand,
-    Begun,
+    ApplyStep,
     Compare,
     Compared,
     Decoded,
-    Go,
-    Joined,
     Leave,
-    Spec,
-    Step,
+    PeerJoined,
+    PeerReady,
+    PeerSpec,
+    RoundBegun,
+    StartRound,
     ToBench,
     ToPeer,
 )
@@ -52,7 +59,7 @@ W = TypeVar("W", bound=ToBench)
 T = TypeVar("T")
 
 
-async def measure(bench: Bench, folder: Path, course: Course, show: Callable[[int], None]) -> None:
+async def measure(bench: AllreduceBench, folder: Path, course: BenchHistory, show: Callable[[int], None]) -> None:
     """One run, from its coordinator's start to its end. What was measured is in `course`, also when it fails."""
     async with AsyncExitStack() as stack:
         page = await stack.enter_async_context(_coordinator(bench, folder))
@@ -79,11 +86,11 @@ async def measure(bench: Bench, folder: Path, course: Course, show: Callable[[in
 
 
 async def _lap(
-    bench: Bench, peers: Sequence["PeerProcess"], round_: int, kill_after: float | None, killed: list[int]
-) -> dict[int, Lap]:
+    bench: AllreduceBench, peers: Sequence["PeerProcess"], round_: int, kill_after: float | None, killed: list[int]
+) -> dict[int, RoundTiming]:
     """One round of all peers, whose inputs are at hand; they have those of the next when it returns."""
     for peer in peers:
-        peer.tell(Go(round_))
+        peer.tell(StartRound(round_))
     victim = bench.victim if kill_after is not None else 0
     all_have_it = asyncio.Barrier(len(peers) - (victim > 0))
     laps = [
@@ -107,7 +114,7 @@ async def _together(seconds: float, otherwise: str, work: Iterable[Coroutine[Any
     return [task.result() for task in tasks]
 
 
-def _usual(bench: Bench, course: Course) -> float:
+def _usual(bench: AllreduceBench, course: BenchHistory) -> float:
     """Seconds of an iteration so far; of the last warm-up round where none was measured."""
     seconds = [s for lap in course.laps if (s := duration(lap)) is not None]
     if not seconds:
@@ -121,7 +128,7 @@ class PeerProcess:
     def __init__(self, number: int, process: Process, log: Path) -> None:
         self.number, self.process, self._log = number, process, log
         self.pid, self.node = process.pid, ""
-        self._at_hand: AtHand | None = None
+        self._at_hand: PeerReady | None = None
 
     def tell(self, order: ToPeer) -> None:
         assert self.process.stdin is not None
@@ -151,32 +158,32 @@ class PeerProcess:
         return "fell silent"
 
     async def come_up(self) -> None:
-        joined = await self.expect(Joined)
+        joined = await self.expect(PeerJoined)
         self.pid, self.node = joined.pid, joined.node
-        self._at_hand = await self.expect(AtHand)
+        self._at_hand = await self.expect(PeerReady)
 
-    async def lap(self, round_: int, all_have_it: asyncio.Barrier) -> Lap:
+    async def lap(self, round_: int, all_have_it: asyncio.Barrier) -> RoundTiming:
         """Tells of a round, until the input of the next one is at hand."""
         assert self._at_hand is not None and self._at_hand.round == round_
-        before, begun = self._at_hand, await self.expect(Begun)
+        before, begun = self._at_hand, await self.expect(RoundBegun)
         word = await self.hear()
         decoded = word if isinstance(word, Decoded) else None
         await all_have_it.wait()
-        self.tell(Step(round_))
-        after = word if isinstance(word, AtHand) else await self.expect(AtHand)
+        self.tell(ApplyStep(round_))
+        after = word if isinstance(word, PeerReady) else await self.expect(PeerReady)
         self._at_hand = after
-        return Lap(begun, decoded, before, after)
+        return RoundTiming(begun, decoded, before, after)
 
-    async def die(self, after: float) -> Lap:
+    async def die(self, after: float) -> RoundTiming:
         """By SIGKILL, so many seconds from now."""
         assert self._at_hand is not None
         await asyncio.sleep(after)
         self.kill()
         begun = decoded = None
         while (word := await self.hear()) is not None:
-            begun = word if isinstance(word, Begun) else begun
+            begun = word if isinstance(word, RoundBegun) else begun
             decoded = word if isinstance(word, Decoded) else decoded
-        return Lap(begun, decoded, self._at_hand, None)
+        return RoundTiming(begun, decoded, self._at_hand, None)
 
     async def compare(self, order: Compare) -> float:
         self.tell(order)
@@ -195,7 +202,7 @@ _to_bench = msgspec.json.Decoder(ToBench)
 # Processes
 
 
-def write_run(bench: Bench, folder: Path) -> Path:
+def write_run(bench: AllreduceBench, folder: Path) -> Path:
     """A run whose rounds wait for nothing but the reduce."""
     living = bench.peers - (bench.victim > 0)
     settings = {
@@ -226,7 +233,7 @@ def write_run(bench: Bench, folder: Path) -> Path:
 
 
 @asynccontextmanager
-async def _coordinator(bench: Bench, folder: Path) -> AsyncIterator[str]:
+async def _coordinator(bench: AllreduceBench, folder: Path) -> AsyncIterator[str]:
     """A coordinator that waits for the peers; gives the address of its page."""
     number, log = bench.peers + 1, folder / "coordinator.log"
     where = ("--state-dir", str(folder / "coordinator"))
@@ -246,7 +253,7 @@ async def _coordinator(bench: Bench, folder: Path) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def _peer(bench: Bench, number: int, folder: Path, url: str) -> AsyncIterator[PeerProcess]:
+async def _peer(bench: AllreduceBench, number: int, folder: Path, url: str) -> AsyncIterator[PeerProcess]:
     state_dir, log = folder / f"peer{number}", folder / f"peer{number}.log"
     threads = str(max(1, (os.cpu_count() or 1) // bench.peers))
     settings = {name: threads for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")}
@@ -255,7 +262,7 @@ async def _peer(bench: Bench, number: int, folder: Path, url: str) -> AsyncItera
     process = await _start([*bench.through(number), *PEER], log, PIPE, PIPE, settings)
     peer = PeerProcess(number, process, log)
     try:
-        peer.tell(Spec(number, bench.numel, url, str(state_dir), bench.any_port(number), PATIENCE))
+        peer.tell(PeerSpec(number, bench.numel, url, str(state_dir), bench.any_port(number), PATIENCE))
         yield peer
     finally:
         if process.returncode is None:
@@ -290,13 +297,13 @@ async def _end(process: Process) -> None:
     await process.wait()
 
 
-async def _invite(bench: Bench, folder: Path) -> str:
+async def _invite(bench: AllreduceBench, folder: Path) -> str:
     """A join URL for all peers; made on the coordinator's journal, without a network."""
     where = ("--state-dir", str(folder / "coordinator"))
     return await _ask([*ATOLL, "invite", *where, "--uses", str(bench.peers)], folder / "invite.log")
 
 
-async def _records(bench: Bench, page: str, rounds: int) -> list[dict[str, Any]]:
+async def _records(bench: AllreduceBench, page: str, rounds: int) -> list[dict[str, Any]]:
     """The commit records of all rounds, once the last one's digests are in."""
     through, deadline = bench.through(bench.peers + 1), time.monotonic() + PATIENCE
     with tempfile.TemporaryDirectory() as folder:

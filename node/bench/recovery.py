@@ -49,11 +49,11 @@ from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.invite import join_host_port
 from atoll.comm.transport.data_plane import DataPlane
-from atoll.node.daemon.state_server import Shelf
-from atoll.node.outer.shared_vectors import Vectors, clear_stale
+from atoll.node.daemon.state_server import StateServer
+from atoll.node.outer.shared_vectors import SharedVectors, clear_stale
 from atoll.node.outer.state import OuterState
 from atoll.node.preflight import available, check_host
-from atoll.node.recovery.recovery import Donor, Standing, Target, recover
+from atoll.node.recovery.recovery import Donor, RecoveryProgress, Target, recover
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.schedule import Always
 
@@ -68,7 +68,7 @@ class BenchFailed(AtollError):
     """What was to be measured did not happen."""
 
 
-class Spec(msgspec.Struct, frozen=True):
+class DonorSpec(msgspec.Struct, frozen=True):
     """All that a process needs to start."""
 
     name: str
@@ -81,16 +81,16 @@ class Spec(msgspec.Struct, frozen=True):
     tell: bool = False  # when half of the chunks are here; and let another go on with them
 
 
-class Up(msgspec.Struct, frozen=True):
+class DonorUp(msgspec.Struct, frozen=True):
     address: str
     digest: str  # hex
 
 
-class PartWay(msgspec.Struct, frozen=True):
+class DonorProgress(msgspec.Struct, frozen=True):
     done: int  # chunks
 
 
-class Figures(msgspec.Struct, frozen=True):
+class RecoveryFigures(msgspec.Struct, frozen=True):
     seconds: float
     bytes: int  # received, headers included
     per_donor: dict[str, int]  # bytes of chunks that each gave
@@ -145,12 +145,12 @@ def recovery(
 
         def start(number: int, name: str, **more: Any) -> subprocess.Popen[bytes]:
             listen = join_host_port(host.replace("{i}", str(number)), 0)
-            spec = Spec(name, numel, listen, key, str(folder / name), **more)
+            spec = DonorSpec(name, numel, listen, key, str(folder / name), **more)
             return stack.enter_context(_process(_through(prefix, number), spec))
 
         stack.callback(clear_stale, folder)
         givers = {f"donor{i}": start(i, f"donor{i}") for i in range(1, donors + 1)}
-        up = {name: _hear(process, Up, patience, name) for name, process in givers.items()}
+        up = {name: _hear(process, DonorUp, patience, name) for name, process in givers.items()}
         first = up["donor1"]
         addresses = {name: word.address for name, word in up.items()}
 
@@ -159,12 +159,12 @@ def recovery(
 
         receiver = receive()
         if kill is not None:
-            _hear(receiver, PartWay, patience + timeout, "the receiver")
+            _hear(receiver, DonorProgress, patience + timeout, "the receiver")
             (receiver if kill == "receiver" else givers.pop("donor1")).kill()
         if kill == "receiver":
             receiver.wait()
             receiver = receive()
-        figures = _hear(receiver, Figures, patience + timeout, "the receiver")
+        figures = _hear(receiver, RecoveryFigures, patience + timeout, "the receiver")
     rate = figures.bytes / figures.seconds
     result = {
         "donors": donors,
@@ -199,7 +199,7 @@ def _through(prefix: str, number: int) -> list[str]:
 
 
 @contextmanager
-def _process(through: list[str], spec: Spec) -> Iterator[subprocess.Popen[bytes]]:
+def _process(through: list[str], spec: DonorSpec) -> Iterator[subprocess.Popen[bytes]]:
     """It ends when this one does, however that ends; its errors are shown."""
     pipe = subprocess.PIPE
     command = [*through, *PROCESS]
@@ -235,12 +235,12 @@ def _hear(process: subprocess.Popen[bytes], kind: type[T], seconds: float, who: 
 # The processes
 
 
-async def live(spec: Spec) -> None:
+async def live(spec: DonorSpec) -> None:
     config = RunConfig().reduce
     codec = make_codec(CodecName.INT8, config.block)
-    vectors = Vectors.create(spec.numel, Path(spec.folder), whose="bench" if spec.tell else "")
+    vectors = SharedVectors.create(spec.numel, Path(spec.folder), whose="bench" if spec.tell else "")
     outer = OuterState(vectors, Chunks(spec.numel, config.chunk), mean_of(codec), Always(Nesterov(0.7, 0.9)))
-    shelf = Shelf()
+    shelf = StateServer()
     shelf.fill(outer)
     plane = await DataPlane.start(spec.listen, RunId("bench"), NodeId(spec.name), bytes.fromhex(spec.key), shelf)
     try:
@@ -249,18 +249,18 @@ async def live(spec: Spec) -> None:
             for vector in (vectors.anchor, vectors.momentum):
                 rng.standard_normal(out=vector, dtype=np.float32)
             outer.initialised(momentum=True)
-            say(Up(plane.address, outer.settle().hex()))
+            say(DonorUp(plane.address, outer.settle().hex()))
             await asyncio.to_thread(sys.stdin.buffer.read)
             return
         outer.resume()
         came = _count(outer, Path(spec.folder))
-        last, half = Standing(0), min(outer.at) != max(outer.at)  # then somebody was killed already
+        last, half = RecoveryProgress(0), min(outer.at) != max(outer.at)  # then somebody was killed already
 
-        def look(standing: Standing) -> None:
+        def look(standing: RecoveryProgress) -> None:
             nonlocal last, half
             if spec.tell and not half and standing.done >= standing.of / 2:
                 half = True
-                say(PartWay(standing.done))
+                say(DonorProgress(standing.done))
             last = standing
 
         donors = tuple(Donor(NodeId(name), address) for name, address in spec.donors.items())
@@ -272,7 +272,7 @@ async def live(spec: Spec) -> None:
         if outer.settle() != target.digest:
             raise BenchFailed("what was fetched is not the donors' state")
         say(
-            Figures(
+            RecoveryFigures(
                 seconds, plane.bytes_down, {str(node): size for node, size in last.donors.items()}, int(came[0])
             )
         )
@@ -296,13 +296,13 @@ def _count(outer: OuterState, folder: Path) -> NDArray[np.int64]:
     return came
 
 
-def say(word: Up | PartWay | Figures) -> None:
+def say(word: DonorUp | DonorProgress | RecoveryFigures) -> None:
     print(msgspec.json.encode(word).decode(), flush=True)
 
 
 def main() -> None:
     log.setup()
-    spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=Spec)
+    spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=DonorSpec)
     try:
         asyncio.run(live(spec))
     except AtollError as error:

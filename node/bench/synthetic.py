@@ -42,12 +42,12 @@ from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node.bench.early_mean import EarlyMean
 from atoll.node.config import NodeConfig
 from atoll.node.daemon.daemon import Daemon
-from atoll.node.daemon.outer_loop import Emit, Keeper, Spawn
-from atoll.node.daemon.session import Membership
-from atoll.node.daemon.state_dir import Options
-from atoll.node.daemon.state_server import Shelf
-from atoll.node.daemon.trainer_supervisor import Supervisor
-from atoll.node.outer.shared_vectors import Vectors
+from atoll.node.daemon.outer_loop import Emit, OuterLoop, Spawn
+from atoll.node.daemon.session import CoordinatorSession
+from atoll.node.daemon.state_dir import JoinOptions
+from atoll.node.daemon.state_server import StateServer
+from atoll.node.daemon.trainer_supervisor import TrainerSupervisor
+from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.trainer_channel import (
     Evaluate,
     Evaluated,
@@ -68,7 +68,7 @@ SIGMA = 1e-3
 TILE = 1_048_573  # elements that a delta repeats; a prime, so that no two chunks hold the same
 
 
-class Spec(msgspec.Struct, tag=True, frozen=True):
+class PeerSpec(msgspec.Struct, tag=True, frozen=True):
     """All that a peer needs to start."""
 
     number: int  # from 1
@@ -79,11 +79,11 @@ class Spec(msgspec.Struct, tag=True, frozen=True):
     patience: float  # seconds to try for the coordinator
 
 
-class Go(msgspec.Struct, tag=True, frozen=True):
+class StartRound(msgspec.Struct, tag=True, frozen=True):
     round: int
 
 
-class Step(msgspec.Struct, tag=True, frozen=True):
+class ApplyStep(msgspec.Struct, tag=True, frozen=True):
     """Every peer is done with the reduce: what comes next may have this machine."""
 
     round: int
@@ -101,12 +101,12 @@ class Leave(msgspec.Struct, tag=True, frozen=True):
     pass
 
 
-class Joined(msgspec.Struct, tag=True, frozen=True):
+class PeerJoined(msgspec.Struct, tag=True, frozen=True):
     pid: int
     node: str  # id
 
 
-class AtHand(msgspec.Struct, tag=True, frozen=True):
+class PeerReady(msgspec.Struct, tag=True, frozen=True):
     round: int
     payload: int  # bytes of one encoded vector
     bytes_up: int  # of the data plane, so far
@@ -115,7 +115,7 @@ class AtHand(msgspec.Struct, tag=True, frozen=True):
     beyond: int  # bytes at the peak, without the flat vectors and what the process had before its first round
 
 
-class Begun(msgspec.Struct, tag=True, frozen=True):
+class RoundBegun(msgspec.Struct, tag=True, frozen=True):
     round: int
     at: float  # seconds
     cpu: float  # seconds that this process has used so far
@@ -132,8 +132,8 @@ class Compared(msgspec.Struct, tag=True, frozen=True):
     rel_err: float  # l2 norm of the difference, over that of the exact mean
 
 
-ToPeer = Spec | Go | Step | Compare | Leave
-ToBench = Joined | AtHand | Begun | Decoded | Compared
+ToPeer = PeerSpec | StartRound | ApplyStep | Compare | Leave
+ToBench = PeerJoined | PeerReady | RoundBegun | Decoded | Compared
 Say = Callable[[ToBench], None]
 
 _to_peer = msgspec.json.Decoder(ToPeer)
@@ -177,14 +177,14 @@ def relative_error(decoded: F32, chunks: Chunks, order: Compare) -> float:
 # The peer
 
 
-class StandIn:
-    """In the place of a `Supervisor`: what the daemon says is answered without a process, or a model. It uses the
-    daemon's own mapping of the vectors: with a second one their memory would count twice."""
+class SyntheticTrainer:
+    """In the place of a `TrainerSupervisor`: what the daemon says is answered without a process, or a model. It
+    uses the daemon's own mapping of the vectors: with a second one their memory would count twice."""
 
     def __init__(
         self,
-        spec: Spec,
-        vectors: Callable[[], Vectors],
+        spec: PeerSpec,
+        vectors: Callable[[], SharedVectors],
         on_message: Callable[[ToDaemon], None],
         at_hand: Callable[[int], Awaitable[None]],
         say: Say,
@@ -228,7 +228,7 @@ class StandIn:
                 await self._at_hand(round_)
                 while await self._go.get() != round_:
                     pass  # of a round that went on without this peer
-                self._say(Begun(round_, time.monotonic(), time.process_time()))
+                self._say(RoundBegun(round_, time.monotonic(), time.process_time()))
                 self._on_message(Ready(round_, 1, 0.0, samples))
             case Evaluate(round_):
                 self._on_message(Evaluated(round_, 0.0))
@@ -236,15 +236,15 @@ class StandIn:
                 pass
 
 
-class Pauses(Keeper):
+class PausingOuterLoop(OuterLoop):
     """Says when it has looked at its state, and asks before it steps."""
 
     def __init__(
         self,
         stepping: Callable[[int], Awaitable[None]],
-        member: Membership,
+        member: CoordinatorSession,
         hello: Hello,
-        shelf: Shelf,
+        shelf: StateServer,
         emit: Emit,
         spawn: Spawn,
     ) -> None:
@@ -263,11 +263,11 @@ class Pauses(Keeper):
         await super().apply(view)
 
 
-class Peer(Daemon):
+class BenchPeer(Daemon):
     """A node that says when it has decoded a committed mean, before it applies it."""
 
-    def __init__(self, spec: Spec, invite: Invite, say: Say) -> None:
-        options = Options(Path(spec.state_dir), spec.listen, "", str(spec.number), spec.patience)
+    def __init__(self, spec: PeerSpec, invite: Invite, say: Say) -> None:
+        options = JoinOptions(Path(spec.state_dir), spec.listen, "", str(spec.number), spec.patience)
         # In training the disk is done long before the next reduce; here it would be in its way.
         config = NodeConfig(streams=int(os.environ.get("ATOLL_STREAMS", "0")), durable=False)
         super().__init__(invite, config, options)
@@ -275,18 +275,18 @@ class Peer(Daemon):
         self._mean = EarlyMean(spec.numel)
         self._base: int | None = None  # bytes
         self._steps: asyncio.Queue[int] = asyncio.Queue()
-        self.trainer = StandIn(spec, self._vectors, self._on_trainer, self._at_hand, say)
+        self.trainer = SyntheticTrainer(spec, self._vectors, self._on_trainer, self._at_hand, say)
 
-    def _make_supervisor(self) -> Supervisor:
-        self._say(Joined(os.getpid(), self._member.me))
-        return cast(Supervisor, self.trainer)
+    def _make_supervisor(self) -> TrainerSupervisor:
+        self._say(PeerJoined(os.getpid(), self._member.me))
+        return cast(TrainerSupervisor, self.trainer)
 
-    def _make_keeper(self, hello: Hello) -> Keeper:
+    def _make_keeper(self, hello: Hello) -> OuterLoop:
         emit, spawn = self._events.put_nowait, self._spawn
-        self._pauses = Pauses(self._stepping, self._member, hello, self._shelf, emit, spawn)
+        self._pauses = PausingOuterLoop(self._stepping, self._member, hello, self._shelf, emit, spawn)
         return self._pauses
 
-    def _vectors(self) -> Vectors:
+    def _vectors(self) -> SharedVectors:
         return self._keeper.outer.vectors
 
     async def _at_hand(self, round_: int) -> None:
@@ -295,7 +295,7 @@ class Peer(Daemon):
         self._keeper.part.came = self._mean.came
         up, down = self._member.plane.bytes_up, self._member.plane.bytes_down
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        self._say(AtHand(round_, self._payload(), up, down, peak, self._beyond(peak)))
+        self._say(PeerReady(round_, self._payload(), up, down, peak, self._beyond(peak)))
 
     def _beyond(self, peak: int) -> int:
         """Bytes at the peak, without the vectors that are shared with the trainer, and what there was before the
@@ -325,9 +325,9 @@ class Peer(Daemon):
         """Carry out the bench's orders until it says to leave, or is gone."""
         while line := await lines.readline():
             match _to_peer.decode(line):
-                case Go(round_):
+                case StartRound(round_):
                     self.trainer.go(round_)
-                case Step(round_):
+                case ApplyStep(round_):
                     self._steps.put_nowait(round_)
                 case Compare() as order:
                     chunks = Chunks(self._spec.numel, self._member.run.reduce.chunk)
@@ -350,8 +350,8 @@ async def live() -> None:
     lines = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     spec = _to_peer.decode(await lines.readline())
-    assert isinstance(spec, Spec)
-    peer = Peer(spec, parse(spec.url), say)
+    assert isinstance(spec, PeerSpec)
+    peer = BenchPeer(spec, parse(spec.url), say)
     async with asyncio.TaskGroup() as group:
         obeying = group.create_task(peer.obey(lines))
         await peer.run()

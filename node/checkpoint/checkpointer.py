@@ -31,10 +31,10 @@ from atoll.comm.digest import digest
 from atoll.comm.files import DiskFull, Room, make_folder, room
 from atoll.comm.ids import Round
 from atoll.node.checkpoint import run_manifest, snapshots
-from atoll.node.checkpoint.run_manifest import About
+from atoll.node.checkpoint.run_manifest import RunManifest
 from atoll.node.checkpoint.sealed_log import SealedLog
-from atoll.node.checkpoint.snapshots import Layout, Snapshot, Torn
-from atoll.node.outer.state import Flipped, OuterState
+from atoll.node.checkpoint.snapshots import Snapshot, TensorShapes, TornSnapshot
+from atoll.node.outer.state import CorruptChunk, OuterState
 
 log = logging.getLogger("atoll.node")
 PATIENCE = 5.0  # seconds that a contribution waits for the disk at most
@@ -46,20 +46,20 @@ WAITING = 2  # committed rounds that wait in memory for the disk, at most
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CheckpointLocation:
     """Where on the disk, and how much."""
 
     folder: Path
     run: bytes  # 16, tells the run from others of the same name
-    layout: Layout
+    layout: TensorShapes
     every: int  # rounds between two snapshots
     limit: float = 0.0  # bytes that all files may take; 0: what the disk has
     room: Room = room
-    about: About = field(default_factory=About)
+    about: RunManifest = field(default_factory=RunManifest)
 
 
-class Durable:
-    def __init__(self, outer: OuterState, give: Callable[[U8], None], place: Place | None) -> None:
+class Checkpointer:
+    def __init__(self, outer: OuterState, give: Callable[[U8], None], place: CheckpointLocation | None) -> None:
         """`give` takes buffers that are of no more use here. `place`: None for a node that writes nothing."""
         self._outer, self._give = outer, give
         self._memory: dict[int, tuple[Sequence[U8], Sequence[bytes]]] = {}  # rounds that are not on the disk
@@ -88,7 +88,7 @@ class Durable:
         if place is not None:
             self._open(place)
 
-    def _open(self, place: Place) -> None:
+    def _open(self, place: CheckpointLocation) -> None:
         self._whole = snapshots.size_of(place.run, place.layout, self._outer.chunks)
         try:
             make_folder(place.folder)
@@ -224,7 +224,7 @@ class Durable:
         return True
 
     def chunk(self, c: int, round_: int) -> tuple[int, bytes, list[Octets]] | None:
-        """Chunk `c` as a snapshot has it, and its sealed bytes since then (atoll.node.outer.repair.Disk)."""
+        """Chunk `c` as a snapshot has it, and its sealed bytes since then (atoll.node.outer.repair.DiskChunks)."""
         fragment, i = self._outer.chunks.place(c)
         for snapshot in self._snapshots:
             since = [self._kept(k, i) for k in self._outer.turns.rounds(fragment, snapshot.at[c], round_)]
@@ -242,7 +242,7 @@ class Durable:
         return self._log.read(round_, c) if self._log is not None else None
 
     async def sealed(self, round_: Round, chunk: int) -> Octets | None:
-        """The sealed bytes of a committed round's chunk (atoll.comm.transport.data_plane.Shelf)."""
+        """The sealed bytes of a committed round's chunk (atoll.comm.transport.data_plane.StateSource)."""
         if (here := self._memory.get(round_)) is not None:
             return here[0][chunk].tobytes() if 0 <= chunk < len(here[0]) else None  # it is used again soon
         if self._log is None or round_ not in self._log:
@@ -399,7 +399,7 @@ class Durable:
             if round_ > before:
                 self._drop(round_)
 
-    async def _snap(self, place: Place, tokens: int, doubted: bool) -> None:
+    async def _snap(self, place: CheckpointLocation, tokens: int, doubted: bool) -> None:
         try:
             loop = asyncio.get_running_loop()
             new = await loop.run_in_executor(self._slow, self._take, place, tokens)
@@ -413,7 +413,7 @@ class Durable:
             self.on_snapshot()
             if self._log is not None:
                 await loop.run_in_executor(self._quick, self._tidy, self._log)
-        except (Torn, Flipped, OSError, MemoryError) as error:
+        except (TornSnapshot, CorruptChunk, OSError, MemoryError) as error:
             self._gap, self._doubted = True, self._doubted or doubted
             if not self._closing:
                 self._say(NO_SNAPSHOT, str(error))
@@ -424,7 +424,7 @@ class Durable:
             if following is not None:
                 self.settled(self._outer.round, *following)
 
-    def _take(self, place: Place, tokens: int) -> Snapshot:
+    def _take(self, place: CheckpointLocation, tokens: int) -> Snapshot:
         """In the snapshot thread."""
         log_, limit = self._log, place.limit or float("inf")
         assert log_ is not None
@@ -432,21 +432,23 @@ class Durable:
             if self._squeeze(log_):
                 continue
             if (need := self.size + self._whole) > limit:
-                raise Torn(f"disk={place.limit / 1e9:g} is too little, {need / 1e9:.2g} GB are needed")
+                raise TornSnapshot(f"disk={place.limit / 1e9:g} is too little, {need / 1e9:.2g} GB are needed")
             break
         chunks, copy = self._outer.chunks, self._copy
         new = snapshots.write(place.folder, place.run, place.layout, chunks, tokens, copy, place.room)
         if not all(r in log_ or r in self._memory for r in range(new.first + 1, new.last + 1)):
             snapshots.remove([new.path])
-            raise Torn(f"rounds {new.first + 1} to {new.last} were applied meanwhile, and the log lacks one")
+            raise TornSnapshot(
+                f"rounds {new.first + 1} to {new.last} were applied meanwhile, and the log lacks one"
+            )
         return new
 
     def _copy(self, c: int) -> tuple[int, NDArray[np.float32], bytes]:
         if self._closing:
-            raise Torn("the node stops")
+            raise TornSnapshot("the node stops")
         round_, both, sum_ = self._outer.copy(c)
         if round_ < 0:
-            raise Torn("the state is being fetched")
+            raise TornSnapshot("the state is being fetched")
         return round_, both, sum_
 
     def _say(self, what: str, why: str) -> None:

@@ -15,14 +15,14 @@ NONE = 1.0  # byte: no limit would be 0
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class DiskBudget:
     """Bytes; 0: no limit."""
 
     outer: float
     inner: float
 
     @classmethod
-    def of(cls, disk: float, n_params: int, optimizer: OptimizerName) -> "Shares":
+    def of(cls, disk: float, n_params: int, optimizer: OptimizerName) -> "DiskBudget":
         """Of `disk` bytes; 0: no limit."""
         if not disk:
             return cls(0.0, 0.0)

@@ -18,12 +18,12 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import Malformed
 from atoll.comm.digest import digest, root
 from atoll.comm.errors import ConfigError, ResourceError
-from atoll.comm.files import Room, appearing, room, write_all
-from atoll.comm.fragment_schedule import Turns
+from atoll.comm.files import Room, atomic_write, room, write_all
+from atoll.comm.fragment_schedule import FragmentSchedule
 from atoll.node.checkpoint import hf_llama, run_manifest, snapshots
-from atoll.node.checkpoint.run_manifest import About
+from atoll.node.checkpoint.run_manifest import RunManifest
 from atoll.node.checkpoint.sealed_log import SealedLog
-from atoll.node.checkpoint.snapshots import Layout, Snapshot, header_of
+from atoll.node.checkpoint.snapshots import Snapshot, TensorShapes, header_of
 from atoll.node.outer.layout import stretches
 from atoll.node.outer.method import schedule_of, sealing_of
 
@@ -32,18 +32,18 @@ WEIGHTS = "model.safetensors"  # where transformers looks for them
 PUBLIC = 0o666  # within the umask: a model is made to be passed on
 
 
-class Naming(StrEnum):
+class TensorNaming(StrEnum):
     NAMES = "names"  # the parameters' own
     LLAMA = "llama"  # Hugging Face's LlamaForCausalLM
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SavedRun:
     """What the disk has of one run."""
 
-    about: About
+    about: RunManifest
     mark: str  # of the run, hexadecimal
-    layout: Layout
+    layout: TensorShapes
     chunks: Chunks
     snapshots: tuple[Snapshot, ...]  # the newest first
     log: SealedLog
@@ -68,7 +68,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class ExportResult:
     """What was written."""
 
     run: str
@@ -77,7 +77,7 @@ class Exported:
     state_digest: str  # as the round's commit record has it
 
 
-class Lacking(Exception):
+class StateMissing(Exception):
     """The disk does not have the state of any round from `round` on."""
 
     def __init__(self, round_: int, sentence: str) -> None:
@@ -86,8 +86,8 @@ class Lacking(Exception):
 
 
 def export(
-    state_dir: Path, out: Path, naming: Naming, run: str = "", overwrite: bool = False, room: Room = room
-) -> Exported:
+    state_dir: Path, out: Path, naming: TensorNaming, run: str = "", overwrite: bool = False, room: Room = room
+) -> ExportResult:
     """Write the model to `out`, and `config.json` beside it. `run`: name or mark, where the node has kept several.
     Raises `ConfigError`, `ResourceError`."""
     _check_out(out, naming, overwrite)
@@ -97,7 +97,7 @@ def export(
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             return _newest(kept, out, tensors, naming, room)
-        except Lacking as lacking:
+        except StateMissing as lacking:
             if choose(state_dir, run).files == kept.files:
                 raise ResourceError(
                     f"no state of run {kept.about.run.name} in {state_dir} is whole ({lacking}): export from "
@@ -108,7 +108,7 @@ def export(
             raise ResourceError(f"cannot write {out}: {error.strerror or error}") from None
 
 
-def choose(state_dir: Path, run: str = "") -> Kept:
+def choose(state_dir: Path, run: str = "") -> SavedRun:
     """What a node's state directory has, of the run that is asked for if it has several."""
     if not state_dir.is_dir():
         raise ConfigError(f"there is no state directory {state_dir}: give a node's, such as ~/.atoll/node")
@@ -138,7 +138,7 @@ def choose(state_dir: Path, run: str = "") -> Kept:
     return found[0]
 
 
-def look(folder: Path) -> Kept | None:
+def look(folder: Path) -> SavedRun | None:
     """What a run's folder has; None: nothing that can be read."""
     known = run_manifest.read(folder)
     for path in sorted(folder.glob(f"{snapshots.PREFIX}*{snapshots.SUFFIX}"), reverse=True):
@@ -147,16 +147,16 @@ def look(folder: Path) -> Kept | None:
         run, layout, chunks = described
         if found := snapshots.find(folder, run, layout, chunks):
             log = SealedLog(folder, run, chunks)
-            return Kept(known, run.hex(), layout, chunks, tuple(found), log)
+            return SavedRun(known, run.hex(), layout, chunks, tuple(found), log)
     return None
 
 
-def states(kept: Kept, round_: int) -> Iterator[tuple[slice, NDArray[np.float32], NDArray[np.float32], bytes]]:
+def states(kept: SavedRun, round_: int) -> Iterator[tuple[slice, NDArray[np.float32], NDArray[np.float32], bytes]]:
     """The state of a round, chunk by chunk: where it lies in the flat vector, its anchor, its momentum, the digest
-    of both. Raises `Lacking`."""
+    of both. Raises `StateMissing`."""
     config, chunks = kept.about.run, kept.chunks
     fragments, _ = stretches(config, kept.layout)
-    sealing, schedule, turns = sealing_of(config, *fragments), schedule_of(config), Turns(chunks.parts)
+    sealing, schedule, turns = sealing_of(config, *fragments), schedule_of(config), FragmentSchedule(chunks.parts)
     deltas, scratches = np.empty((2, chunks.largest), np.float32)
     for c in range(chunks.count):
         size = chunks.size(c)
@@ -166,36 +166,38 @@ def states(kept: Kept, round_: int) -> Iterator[tuple[slice, NDArray[np.float32]
         for k in turns.rounds(fragment, at, round_):
             payload = kept.log.read(k, i)
             if payload is None:
-                raise Lacking(k, f"chunk {c} of sealed round {k} is damaged or gone")
+                raise StateMissing(k, f"chunk {c} of sealed round {k} is damaged or gone")
             try:
                 length = sealing.decode(c, payload, delta)
             except Malformed as error:
-                raise Lacking(k, f"chunk {c} of sealed round {k}: {error}") from None
+                raise StateMissing(k, f"chunk {c} of sealed round {k}: {error}") from None
             schedule.at(turns.turn(k), length).step(anchor, momentum, delta, scratch)
         yield chunks.span(c), anchor, momentum, digest(both)
 
 
-def _stored(kept: Kept, c: int, most: int) -> tuple[int, NDArray[np.float32]]:
+def _stored(kept: SavedRun, c: int, most: int) -> tuple[int, NDArray[np.float32]]:
     """The newest round, `most` at most, of which a snapshot has chunk `c`; and anchor, momentum then."""
     for snapshot in kept.snapshots:
         if snapshot.at[c] <= most and (data := snapshot.chunk(c, kept.chunks)) is not None:
             return snapshot.at[c], np.frombuffer(bytearray(data), np.float32)
-    raise Lacking(most, f"chunk {c} of {kept.snapshots[0].path.name} is damaged or gone")
+    raise StateMissing(most, f"chunk {c} of {kept.snapshots[0].path.name} is damaged or gone")
 
 
-def _newest(kept: Kept, out: Path, tensors: Layout, naming: Naming, room: Room) -> Exported:
+def _newest(kept: SavedRun, out: Path, tensors: TensorShapes, naming: TensorNaming, room: Room) -> ExportResult:
     """Write the newest state that is whole."""
-    lacking = Lacking(1 << 62, f"{kept.snapshots[0].path.name} needs rounds that the log lacks")
+    lacking = StateMissing(1 << 62, f"{kept.snapshots[0].path.name} needs rounds that the log lacks")
     for round_ in kept.rounds:
         if round_ < lacking.round:
             try:
                 return _write(kept, round_, out, tensors, naming, room)
-            except Lacking as error:
+            except StateMissing as error:
                 lacking = error
     raise lacking
 
 
-def _write(kept: Kept, round_: int, out: Path, tensors: Layout, naming: Naming, room: Room) -> Exported:
+def _write(
+    kept: SavedRun, round_: int, out: Path, tensors: TensorShapes, naming: TensorNaming, room: Room
+) -> ExportResult:
     newest = next(s for s in kept.snapshots if s.first <= round_)
     config = kept.about.run
     facts = {
@@ -207,7 +209,7 @@ def _write(kept: Kept, round_: int, out: Path, tensors: Layout, naming: Naming, 
         "state_digest": "0" * 32,
     }
     start = len(header_of({"format": "pt", **facts}, tensors))
-    with appearing(out, start + 4 * kept.chunks.numel, room, PUBLIC) as file:
+    with atomic_write(out, start + 4 * kept.chunks.numel, room, PUBLIC) as file:
         sums = []
         for span, anchor, _, sum_ in states(kept, round_):
             write_all(file, [anchor.data.cast("B")], start + 4 * span.start)
@@ -215,16 +217,16 @@ def _write(kept: Kept, round_: int, out: Path, tensors: Layout, naming: Naming, 
         facts["state_digest"] = root(sums).hex()
         write_all(file, [memoryview(header_of({"format": "pt", **facts}, tensors))], 0)
         own = {**facts, "build": kept.about.model, "model": asdict(config.model)}
-        said = hf_llama.config(config.model) if naming is Naming.LLAMA else own
+        said = hf_llama.config(config.model) if naming is TensorNaming.LLAMA else own
         text = json.dumps(said, indent=2).encode() + b"\n"
-        with appearing(out.with_name(CONFIG), len(text), room, PUBLIC) as beside:
+        with atomic_write(out.with_name(CONFIG), len(text), room, PUBLIC) as beside:
             write_all(beside, [memoryview(text)], 0)
-    return Exported(config.name, round_, kept.chunks.numel, facts["state_digest"])
+    return ExportResult(config.name, round_, kept.chunks.numel, facts["state_digest"])
 
 
-def _tensors(kept: Kept, naming: Naming) -> Layout:
+def _tensors(kept: SavedRun, naming: TensorNaming) -> TensorShapes:
     """What the file calls the parameters, in the order of the flat vector."""
-    if naming is Naming.NAMES:
+    if naming is TensorNaming.NAMES:
         return kept.layout
     if kept.about.model:
         raise ConfigError(
@@ -234,12 +236,12 @@ def _tensors(kept: Kept, naming: Naming) -> Layout:
     return hf_llama.renamed(kept.layout, kept.about.run.model)
 
 
-def _check_out(out: Path, naming: Naming, overwrite: bool) -> None:
+def _check_out(out: Path, naming: TensorNaming, overwrite: bool) -> None:
     if out.is_dir():
         raise ConfigError(f"{out} is a folder: name a file, such as {out / WEIGHTS}")
     if out.suffix != snapshots.SUFFIX:
         raise ConfigError(f"{out.name} will be a safetensors file: give --out {out.with_suffix(snapshots.SUFFIX)}")
-    if naming is Naming.LLAMA and out.name != WEIGHTS:
+    if naming is TensorNaming.LLAMA and out.name != WEIGHTS:
         raise ConfigError(f"transformers looks for {WEIGHTS}, not {out.name}: give --out {out.with_name(WEIGHTS)}")
     for path in (out, out.with_name(CONFIG)):
         if path.exists() and not overwrite:

@@ -8,7 +8,7 @@ from typing import Any
 
 from atoll.comm.config.run import ModelConfig
 from atoll.comm.errors import ConfigError
-from atoll.node.checkpoint.snapshots import Layout
+from atoll.node.checkpoint.snapshots import TensorShapes
 
 TOP = {
     "embedding.weight": "model.embed_tokens.weight",
@@ -28,7 +28,7 @@ BLOCK = {
 }
 
 
-def renamed(layout: Layout, model: ModelConfig) -> Layout:
+def renamed(layout: TensorShapes, model: ModelConfig) -> TensorShapes:
     """The same tensors, in the same order, under Llama's names; `ConfigError` if they are not this model's."""
     expected = shapes(model)
     if dict(layout) != expected:

@@ -35,12 +35,12 @@ from atoll.node.checkpoint.remote_store import (
     MANIFEST,
     MOMENTUM,
     PREFIX,
-    Manifest,
-    Store,
-    Written,
+    CheckpointManifest,
+    RemoteStore,
+    WrittenFile,
     state_digest,
 )
-from atoll.node.checkpoint.snapshots import DAMAGED, LONGEST, MOST_DIMS, Layout
+from atoll.node.checkpoint.snapshots import DAMAGED, LONGEST, MOST_DIMS, TensorShapes
 
 PIECE = 8 << 20  # bytes that are read at once
 WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of an element
@@ -48,7 +48,7 @@ F32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class InitialState:
     """What the vectors hold now."""
 
     what: str  # for people
@@ -60,17 +60,17 @@ class _Wrong(Exception):
 
 
 @dataclass
-class Beginning:
+class InitialStateLoader:
     """The flat vectors to fill, and what they are of."""
 
-    layout: Layout
+    layout: TensorShapes
     model: ModelConfig | None  # the run's own, whose Hugging Face names are known; None: the volunteer's
     anchor: F32  # (n_params,)
     momentum: F32  # (n_params,)
     progress: Callable[[float], None] = lambda share: None  # told how much is done, 0 to 1
     files: bool = True  # they may be this machine's own
 
-    def load(self, url: str, with_momentum: bool) -> Begun:
+    def load(self, url: str, with_momentum: bool) -> InitialState:
         """Raises `ConfigError` if this is not the model's, or damaged; `ResourceError` if it cannot be read."""
         try:
             return self._load(url, with_momentum)
@@ -84,8 +84,8 @@ class Beginning:
                 f"init_from={url} cannot be read on this machine ({said}): the first node to join has to read it"
             ) from None
 
-    def _load(self, url: str, with_momentum: bool) -> Begun:
-        store = Store(url, self.files)
+    def _load(self, url: str, with_momentum: bool) -> InitialState:
+        store = RemoteStore(url, self.files)
         if url.endswith(".safetensors"):
             if store.fs.protocol in ("file", ("file", "local")) and (told := snapshots.describe(Path(store.path))):
                 return self._snapshot(Path(store.path), told, with_momentum)
@@ -97,7 +97,7 @@ class Beginning:
             return self._weights(store, f"{store.path}/{ANCHOR}")
         return self._checkpoint(store, folder, with_momentum)
 
-    def _checkpoint(self, store: Store, folder: str, with_momentum: bool) -> Begun:
+    def _checkpoint(self, store: RemoteStore, folder: str, with_momentum: bool) -> InitialState:
         try:
             manifest = store.manifest(folder.removeprefix(store.path).strip("/"))
         except (ValueError, msgspec.MsgspecError) as error:
@@ -111,9 +111,9 @@ class Beginning:
         if with_momentum:
             self._compare(manifest, order)
         what = f"the checkpoint of round {manifest.round} of run {manifest.run}"
-        return Begun(f"{what}, {'with' if with_momentum else 'without'} its momentum", with_momentum)
+        return InitialState(f"{what}, {'with' if with_momentum else 'without'} its momentum", with_momentum)
 
-    def _compare(self, manifest: Manifest, order: list[str]) -> None:
+    def _compare(self, manifest: CheckpointManifest, order: list[str]) -> None:
         """`order`: of the parameters in its files."""
         if manifest.chunk < 1:
             raise _Wrong(f"{MANIFEST} has chunks of {manifest.chunk} elements")
@@ -127,11 +127,11 @@ class Beginning:
         if found != manifest.state_digest:
             raise _Wrong(f"the state's digest is {found}, not {manifest.state_digest}, which {MANIFEST} has")
 
-    def _weights(self, store: Store, path: str) -> Begun:
+    def _weights(self, store: RemoteStore, path: str) -> InitialState:
         self._read(store, path, self.anchor, None)
-        return Begun(f"the weights in {path}", False)
+        return InitialState(f"the weights in {path}", False)
 
-    def _snapshot(self, path: Path, told: Any, with_momentum: bool) -> Begun:
+    def _snapshot(self, path: Path, told: Any, with_momentum: bool) -> InitialState:
         """A file of a node's disk."""
         run, layout, chunks = told
         self._compare_tensors(dict(layout), dict(self.layout))
@@ -153,9 +153,9 @@ class Beginning:
                 if with_momentum:
                     self.momentum[here] = both[size:][there]
             self.progress((c + 1) / chunks.count)
-        return Begun(f"the snapshot of round {snapshot.first} in {path}", with_momentum)
+        return InitialState(f"the snapshot of round {snapshot.first} in {path}", with_momentum)
 
-    def _read(self, store: Store, path: str, vector: F32, written: Written | None) -> list[str]:
+    def _read(self, store: RemoteStore, path: str, vector: F32, written: WrittenFile | None) -> list[str]:
         """A safetensors file, from its beginning to its end, into its places of the vector; returns the names of
         its tensors in their order."""
         size = int(store.fs.size(path))
@@ -200,7 +200,7 @@ class Beginning:
             at += math.prod(shape)
         return places
 
-    def _pieces(self, layout: Layout, span: slice) -> Iterator[tuple[slice, slice]]:
+    def _pieces(self, layout: TensorShapes, span: slice) -> Iterator[tuple[slice, slice]]:
         """What this stretch of a flat vector of another order has of each parameter: where in the stretch, and
         where in this one's."""
         places, start = self._places(), 0
@@ -241,7 +241,7 @@ class Beginning:
             raise _Wrong(f"{where} holds NaN or infinity")
 
 
-def checkpoint_in(store: Store) -> str | None:
+def checkpoint_in(store: RemoteStore) -> str | None:
     """The folder of the checkpoint that is meant: this one, or the newest one in it, or in the one run's in it."""
     if store.fs.exists(f"{store.path}/{MANIFEST}"):
         return store.path

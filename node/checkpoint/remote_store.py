@@ -2,7 +2,7 @@
 
     URL/RUN-12ab34cd/round-000000000012/model.safetensors     the anchor, fp32, under the parameters' own names
                                         momentum.safetensors  the outer momentum, likewise
-                                        checkpoint.json       `Manifest`: written last, so all is there
+                                        checkpoint.json       `CheckpointManifest`: written last, so all is there
 
 `RUN-12ab34cd` is the run's name and the beginning of its mark. All nodes have the same state, so whoever writes a
 round's checkpoint writes these bytes. What is read is checked: sizes before memory is taken for it, then the
@@ -27,7 +27,7 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.digest import SIZE, digest, root
 from atoll.comm.errors import ResourceError
 from atoll.comm.files import NEW, sync
-from atoll.node.checkpoint.snapshots import Layout, header_of
+from atoll.node.checkpoint.snapshots import TensorShapes, header_of
 
 FORMAT = "atoll checkpoint 1"
 MANIFEST, ANCHOR, MOMENTUM = "checkpoint.json", "model.safetensors", "momentum.safetensors"
@@ -38,12 +38,12 @@ LONGEST = 1 << 20  # bytes of a manifest
 F32 = NDArray[np.float32]
 
 
-class Written(msgspec.Struct, frozen=True):
+class WrittenFile(msgspec.Struct, frozen=True):
     size: int  # bytes
     digest: str  # hexadecimal digits
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class CheckpointManifest(msgspec.Struct, frozen=True):
     format: str
     run: str
     run_id: str
@@ -52,12 +52,12 @@ class Manifest(msgspec.Struct, frozen=True):
     tokens_round: int
     chunk: int  # elements, of the flat vector, that the state's digest is made of
     state_digest: str  # as the round's commit record has it
-    files: dict[str, Written]
+    files: dict[str, WrittenFile]
     fragments: tuple[int, ...] = ()  # elements of each, if there is more than one
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class CheckpointFacts:
     """What a checkpoint is of."""
 
     run: str
@@ -66,16 +66,16 @@ class Facts:
     tokens: int
     tokens_round: int
     chunks: Chunks
-    layout: Layout
+    layout: TensorShapes
 
 
-class Piece(NamedTuple):
+class ManifestPiece(NamedTuple):
     anchor: F32
     momentum: F32
     digest: bytes  # of both
 
 
-class Store:
+class RemoteStore:
     """The folder of one run, or of one checkpoint to read."""
 
     def __init__(self, url: str, files: bool = True) -> None:
@@ -117,7 +117,9 @@ class Store:
             return False
         return True
 
-    def write(self, facts: Facts, pieces: Iterable[Piece], allow: Callable[[int], None]) -> Manifest:
+    def write(
+        self, facts: CheckpointFacts, pieces: Iterable[ManifestPiece], allow: Callable[[int], None]
+    ) -> CheckpointManifest:
         """A checkpoint; `allow(size)` returns when so many bytes may be sent. Raises what the store does, or
         `pieces`: then no checkpoint is there, but files may be."""
         folder = f"{PREFIX}{facts.round:012d}"
@@ -141,7 +143,7 @@ class Store:
                 raise OSError(f"{folder}/{name} has {there} bytes, {file.size} were written")
             if self._local:
                 sync(Path(self._at(folder, name)))
-        manifest = Manifest(
+        manifest = CheckpointManifest(
             FORMAT,
             facts.run,
             facts.run_id,
@@ -150,7 +152,7 @@ class Store:
             facts.tokens_round,
             facts.chunks.chunk,
             root(sums).hex(),
-            {name: Written(file.size, file.sum) for name, file in files.items()},
+            {name: WrittenFile(file.size, file.sum) for name, file in files.items()},
             facts.chunks.fragments,
         )
         self._end(folder, msgspec.json.format(msgspec.json.encode(manifest)))
@@ -183,14 +185,14 @@ class Store:
             self.fs.rm(self._at(folder), recursive=True)
         return going
 
-    def manifest(self, folder: str = "") -> Manifest | None:
+    def manifest(self, folder: str = "") -> CheckpointManifest | None:
         """None: there is none. Raises what the store does, and `ValueError` for one that is damaged."""
         path = self._at(folder, MANIFEST) if folder else self._at(MANIFEST)
         if not self.fs.exists(path):
             return None
         if (size := self.fs.size(path)) > LONGEST:
             raise ValueError(f"{MANIFEST} of {size} bytes")
-        manifest = msgspec.json.decode(self.fs.cat_file(path), type=Manifest)
+        manifest = msgspec.json.decode(self.fs.cat_file(path), type=CheckpointManifest)
         if manifest.format != FORMAT:
             raise ValueError(f"{MANIFEST} is of {manifest.format!r}, not {FORMAT!r}")
         return manifest

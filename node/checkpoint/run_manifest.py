@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 
 from atoll.comm.config.run import RunConfig
-from atoll.comm.files import Room, appearing, room, write_all
+from atoll.comm.files import Room, atomic_write, room, write_all
 
 
 @dataclass
-class About:
+class RunManifest:
     run: RunConfig = field(default_factory=RunConfig)
     model: str = ""  # "package.module:function" that builds the volunteer's own model; empty: the run's own
 
@@ -19,19 +19,19 @@ def path_of(folder: Path) -> Path:
     return folder.with_name(folder.name + ".json")
 
 
-def write(folder: Path, about: About, room: Room = room) -> None:
+def write(folder: Path, about: RunManifest, room: Room = room) -> None:
     """Raises `OSError`; then what was there is still there."""
     data = msgspec.json.format(msgspec.json.encode(about)) + b"\n"
     path = path_of(folder)
     if path.exists() and path.read_bytes() == data:
         return
-    with appearing(path, len(data), room) as file:
+    with atomic_write(path, len(data), room) as file:
         write_all(file, [memoryview(data)], 0)
 
 
-def read(folder: Path) -> About | None:
+def read(folder: Path) -> RunManifest | None:
     """None: there is none, or it is damaged."""
     try:
-        return msgspec.json.decode(path_of(folder).read_bytes(), type=About)
+        return msgspec.json.decode(path_of(folder).read_bytes(), type=RunManifest)
     except (OSError, msgspec.MsgspecError):
         return None

@@ -16,8 +16,8 @@ from pathlib import Path
 from atoll.comm.byte_view import Octets, view
 from atoll.comm.chunks import Chunks
 from atoll.comm.digest import SIZE, digest
-from atoll.comm.files import Room, appearing, clear_unfinished, room, write_all
-from atoll.comm.fragment_schedule import Turns
+from atoll.comm.files import Room, atomic_write, clear_unfinished, room, write_all
+from atoll.comm.fragment_schedule import FragmentSchedule
 
 MAGIC = b"atollsl1"
 _HEAD = struct.Struct("<8s16sQI")
@@ -73,7 +73,7 @@ class SealedLog:
         head = _HEAD.pack(MAGIC, self._run, round_, len(buffers)) + table
         head += digest(head)
         path, size = self.path(round_), len(head) + sum(map(len, buffers))
-        with appearing(path, size, self._room) as file:
+        with atomic_write(path, size, self._room) as file:
             write_all(file, [memoryview(head), *buffers], 0)
         self._rounds[round_] = _index(path, size, len(head), [len(b) for b in buffers], digests)
 
@@ -106,7 +106,7 @@ class SealedLog:
             with open(path, "rb") as file:
                 head = file.read(_HEAD.size)
                 magic, run, round_, chunks = _HEAD.unpack(head)
-                of = self._chunks.of(Turns(self._chunks.parts).fragment(round_))
+                of = self._chunks.of(FragmentSchedule(self._chunks.parts).fragment(round_))
                 if (magic, run, chunks) != (MAGIC, self._run, len(of)):
                     return 0, None
                 table, sum_ = file.read(chunks * _CHUNK.size), file.read(SIZE)

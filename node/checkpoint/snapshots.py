@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from atoll.comm.chunks import Chunks
 from atoll.comm.digest import SIZE, digest
-from atoll.comm.files import Room, appearing, room, write_all
+from atoll.comm.files import Room, atomic_write, room, write_all
 
 FORMAT = "atoll snapshot 1"
 PREFIX, SUFFIX = "snapshot-", ".safetensors"
@@ -47,11 +47,13 @@ DAMAGED = (
     struct.error,
 )
 ENTRY = 16 + 2 * SIZE  # hexadecimal digits of a chunk
-Layout = Sequence[tuple[str, tuple[int, ...]]]  # (name, shape) of each parameter, as the flat vector has them
+TensorShapes = Sequence[
+    tuple[str, tuple[int, ...]]
+]  # (name, shape) of each parameter, as the flat vector has them
 F32 = NDArray[np.float32]
 
 
-class Torn(Exception):
+class TornSnapshot(Exception):
     """No snapshot came of it; the text says why."""
 
 
@@ -96,7 +98,7 @@ class Snapshot:
         return both if digest(both) == self.digests[c] else None
 
 
-def size_of(run: bytes, layout: Layout, chunks: Chunks) -> int:
+def size_of(run: bytes, layout: TensorShapes, chunks: Chunks) -> int:
     """Bytes of a snapshot."""
     return len(_header(run, layout, chunks, 1 << 40, [(0, bytes(SIZE))] * chunks.count)) + 8 * chunks.numel
 
@@ -104,7 +106,7 @@ def size_of(run: bytes, layout: Layout, chunks: Chunks) -> int:
 def write(
     folder: Path,
     run: bytes,
-    layout: Layout,
+    layout: TensorShapes,
     chunks: Chunks,
     tokens: int,
     copy: Callable[[int], tuple[int, F32, bytes]],
@@ -117,7 +119,7 @@ def write(
     entries: list[tuple[int, bytes]] = []
     path = folder / f"{PREFIX}{copy(0)[0]:012d}{SUFFIX}"
     unsynced = 0
-    with appearing(path, size, room) as file:
+    with atomic_write(path, size, room) as file:
         for c in range(chunks.count):
             round_, both, sum_ = copy(c)
             begin, half = chunks.span(c).start, both.size // 2
@@ -132,13 +134,13 @@ def write(
     return Snapshot(path, tokens, tuple(r for r, _ in entries), tuple(d for _, d in entries), start, size)
 
 
-def find(folder: Path, run: bytes, layout: Layout, chunks: Chunks) -> list[Snapshot]:
+def find(folder: Path, run: bytes, layout: TensorShapes, chunks: Chunks) -> list[Snapshot]:
     """Those of this run and model in `folder`, the newest first."""
     found = (read(path, run, layout, chunks) for path in folder.glob(f"{PREFIX}*{SUFFIX}"))
     return sorted((s for s in found if s is not None), key=lambda s: s.first, reverse=True)
 
 
-def read(path: Path, run: bytes, layout: Layout, chunks: Chunks) -> Snapshot | None:
+def read(path: Path, run: bytes, layout: TensorShapes, chunks: Chunks) -> Snapshot | None:
     """None: it is of another run or model, or damaged."""
     try:
         size, text = _read_header(path)
@@ -161,7 +163,7 @@ def unread(folder: Path, found: Sequence[Snapshot]) -> list[Path]:
     return sorted(set(folder.glob(f"{PREFIX}*{SUFFIX}")) - {s.path for s in found})
 
 
-def describe(path: Path) -> tuple[bytes, Layout, Chunks] | None:
+def describe(path: Path) -> tuple[bytes, TensorShapes, Chunks] | None:
     """Run, layout and chunks that a file says it has, for those who do not know them; None: it is none."""
     try:
         _, text = _read_header(path)
@@ -184,7 +186,9 @@ def remove(paths: Iterable[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _header(run: bytes, layout: Layout, chunks: Chunks, tokens: int, entries: list[tuple[int, bytes]]) -> bytes:
+def _header(
+    run: bytes, layout: TensorShapes, chunks: Chunks, tokens: int, entries: list[tuple[int, bytes]]
+) -> bytes:
     """With its length in front; padded to eight bytes. As long for any rounds and digests."""
     table = "".join(f"{round_:016x}{sum_.hex()}" for round_, sum_ in entries)
     metadata = {
@@ -200,7 +204,7 @@ def _header(run: bytes, layout: Layout, chunks: Chunks, tokens: int, entries: li
     return header_of(metadata, [(f"{v}.{name}", shape) for v in ("anchor", "momentum") for name, shape in layout])
 
 
-def header_of(metadata: dict[str, str], tensors: Layout) -> bytes:
+def header_of(metadata: dict[str, str], tensors: TensorShapes) -> bytes:
     """A safetensors file's beginning, up to where these fp32 tensors follow one another."""
     header: dict[str, Any] = {"__metadata__": metadata}
     at = 0

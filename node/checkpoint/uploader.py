@@ -24,8 +24,8 @@ from atoll.comm.config.run import CheckpointConfig
 from atoll.comm.digest import root
 from atoll.comm.errors import AtollError
 from atoll.node.checkpoint import export, snapshots
-from atoll.node.checkpoint.export import Kept, Lacking
-from atoll.node.checkpoint.remote_store import Facts, Piece, Store, folder_of
+from atoll.node.checkpoint.export import SavedRun, StateMissing
+from atoll.node.checkpoint.remote_store import CheckpointFacts, ManifestPiece, RemoteStore, folder_of
 from atoll.node.checkpoint.sealed_log import SealedLog
 
 log = logging.getLogger("atoll.node")
@@ -39,16 +39,16 @@ class _Closing(Exception):
     """The node stops, or has given this try up."""
 
 
-class Differs(AtollError):
+class StateDiffers(AtollError):
     """What the disk has is not the run's state."""
 
 
-class Silent(AtollError):
+class StoreSilent(AtollError):
     """The store does not answer."""
 
 
 @dataclass
-class Uploads:
+class Uploader:
     """`run` it until cancelled; say `taken` when there is a new snapshot."""
 
     folder: Path  # of the run's snapshots and log
@@ -101,7 +101,9 @@ class Uploads:
         if error is None:
             self.trouble = ""
         else:
-            why = str(error) if isinstance(error, AtollError | Lacking) else f"{type(error).__name__}: {error}"
+            why = (
+                str(error) if isinstance(error, AtollError | StateMissing) else f"{type(error).__name__}: {error}"
+            )
             if not self.trouble:
                 lacks = "could not stand in to send a" if self.turn > 1 else "sends no"
                 log.warning(f"this node {lacks} checkpoint to {self.checkpoint.remote}: {why}; it is tried again")
@@ -138,7 +140,7 @@ class Uploads:
                 loop.call_soon_threadsafe(tell, error)
 
         self._heard = time.monotonic()
-        silent = Silent(f"the store has not answered for {SILENT:g} s: is it reachable from here, and well?")
+        silent = StoreSilent(f"the store has not answered for {SILENT:g} s: is it reachable from here, and well?")
         threading.Thread(target=work, name="upload", daemon=True).start()
         while not done.done():
             left = self._heard + SILENT - time.monotonic()
@@ -154,7 +156,7 @@ class Uploads:
         kept = export.look(self.folder)
         if kept is None or not kept.rounds:
             return
-        store = Store(folder_of(self.checkpoint.remote, kept.about.run.name, kept.mark), self.files)
+        store = RemoteStore(folder_of(self.checkpoint.remote, kept.about.run.name, kept.mark), self.files)
         there = max(store.rounds(), default=0)
         if kept.rounds[0] - there < self.turn * self.checkpoint.remote_every * kept.chunks.parts:
             return
@@ -162,26 +164,27 @@ class Uploads:
             round_ = mine.rounds[0]
             of = next(s for s in mine.snapshots if s.first <= round_)
             run = mine.about.run.name
-            facts = Facts(run, mine.mark, round_, of.tokens, of.first, mine.chunks, mine.layout)
+            facts = CheckpointFacts(run, mine.mark, round_, of.tokens, of.first, mine.chunks, mine.layout)
             sent = store.write(facts, self._pieces(mine, round_), allow)
         self.newest = round_
         mega = sum(file.size for file in sent.files.values()) / 1e6
         log.info(f"sent the checkpoint of round {round_}, {mega:,.1f} MB, to {store.url}")
         store.retain(self.checkpoint.remote_keep)
 
-    def _pieces(self, mine: Kept, round_: int) -> Iterator[Piece]:
-        """Of the state; raises `Differs` behind the last if it was found not to be the run's meanwhile."""
+    def _pieces(self, mine: SavedRun, round_: int) -> Iterator[ManifestPiece]:
+        """Of the state; raises `StateDiffers` behind the last if it was found not to be the run's meanwhile."""
         sums = list[bytes]()
         for _, anchor, momentum, sum_ in export.states(mine, round_):
             sums.append(sum_)
-            yield Piece(anchor, momentum, sum_)
+            yield ManifestPiece(anchor, momentum, sum_)
         if root(sums) != self._known.get(round_, root(sums)):
-            raise Differs(f"the state of round {round_} on its disk is not the run's")
+            raise StateDiffers(f"the state of round {round_} on its disk is not the run's")
 
 
 @contextmanager
-def held(folder: Path, kept: Kept) -> Iterator[Kept]:
-    """The same, which the daemon does not remove meanwhile: links to the files. Raises `Lacking`, `OSError`."""
+def held(folder: Path, kept: SavedRun) -> Iterator[SavedRun]:
+    """The same, which the daemon does not remove meanwhile: links to the files. Raises `StateMissing`,
+    `OSError`."""
     own = folder / HELD
     shutil.rmtree(own, ignore_errors=True)
     own.mkdir()
@@ -194,9 +197,9 @@ def held(folder: Path, kept: Kept) -> Iterator[Kept]:
         mark = bytes.fromhex(kept.mark)
         found = tuple(snapshots.find(own, mark, kept.layout, kept.chunks))
         log_ = SealedLog(own, mark, kept.chunks)
-        mine = Kept(kept.about, kept.mark, kept.layout, kept.chunks, found, log_)
+        mine = SavedRun(kept.about, kept.mark, kept.layout, kept.chunks, found, log_)
         if not mine.rounds:
-            raise Lacking(0, "its snapshots were replaced meanwhile")
+            raise StateMissing(0, "its snapshots were replaced meanwhile")
         yield mine
     finally:
         shutil.rmtree(own, ignore_errors=True)

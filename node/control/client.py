@@ -54,7 +54,7 @@ class SessionLost(Exception):
     """The coordinator no longer counts this session among the members'."""
 
 
-class Lane:
+class ReportQueue:
     """Reports that leave in order, each when the one before was acknowledged."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class NodeIdentity:
     """What the node says of itself when it joins."""
 
     name: str
@@ -75,12 +75,12 @@ class Identity:
     pin: Pin = NO_PIN  # of the certificate that the data plane shows
 
 
-class Control:
+class ControlClient:
     def __init__(self, invite: Invite) -> None:
         self._invite = invite
         self._channel: grpc.aio.Channel | None = None  # opened by the first join
         self._stub: rpc.CoordinatorAsyncStub
-        self._lanes = {kind: Lane() for kind in ("seals", "held", "reached", "")}
+        self._queues = {kind: ReportQueue() for kind in ("chunks_sealed", "reduce_complete", "steps_reached", "")}
         self._seen = (0, 0)  # incarnation and version of the newest view
         self._behind_since: float | None = None  # seconds
         self._stream: grpc.aio.UnaryStreamCall[pb.WatchRequest, pb.View] | None = None
@@ -91,7 +91,7 @@ class Control:
         if self._channel is not None:
             await self._channel.close()
 
-    async def join(self, identity: Identity, patience: float) -> pb.JoinReply:
+    async def join(self, identity: NodeIdentity, patience: float) -> pb.JoinReply:
         """Join, or come back under the session held before. Raises `Refused`, `Unreachable` after `patience`."""
         request = pb.JoinRequest(
             protocol=PROTOCOL,
@@ -106,8 +106,8 @@ class Control:
         )
         reply = await self._insist(lambda: self._ask_to_join(request), patience)
         self.session = reply.session
-        for lane in self._lanes.values():
-            lane.outbox.clear()  # reports of the lost session
+        for queue in self._queues.values():
+            queue.outbox.clear()  # reports of the lost session
         self._seen, self._behind_since = (0, 0), None
         return reply
 
@@ -156,40 +156,40 @@ class Control:
         `more`: others of its kind follow soon."""
         report.session = self.session
         kind = report.WhichOneof("report") or ""
-        lane = self._lanes.get(kind, self._lanes[""])
-        last = lane.outbox[-1] if lane.outbox else None
-        if last is not None and kind == "seals" and report.fence == last.fence:
-            last.seals.seals.extend(report.seals.seals)
+        queue = self._queues.get(kind, self._queues[""])
+        last = queue.outbox[-1] if queue.outbox else None
+        if last is not None and kind == "chunks_sealed" and report.fence == last.fence:
+            last.chunks_sealed.seals.extend(report.chunks_sealed.seals)
         else:
-            lane.outbox.append(report)
-        lane.more = more
-        lane.posted.set()
+            queue.outbox.append(report)
+        queue.more = more
+        queue.posted.set()
         if not more:
-            lane.last.set()
+            queue.last.set()
 
     async def send_reports(self) -> None:
         """Empty the outboxes until cancelled. Raises `SessionLost`."""
         try:
-            async with asyncio.TaskGroup() as lanes:
-                for lane in self._lanes.values():
-                    lanes.create_task(self._send_lane(lane))
+            async with asyncio.TaskGroup() as tasks:
+                for queue in self._queues.values():
+                    tasks.create_task(self._send_queue(queue))
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
 
-    async def _send_lane(self, lane: "Lane") -> None:
+    async def _send_queue(self, queue: "ReportQueue") -> None:
         while True:
-            while not lane.outbox:
-                lane.posted.clear()
-                await lane.posted.wait()
-            if lane.more:
-                lane.last.clear()
+            while not queue.outbox:
+                queue.posted.clear()
+                await queue.posted.wait()
+            if queue.more:
+                queue.last.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LINGER):
-                        await lane.last.wait()
-            request = lane.outbox.popleft()
+                        await queue.last.wait()
+            request = queue.outbox.popleft()
             ack = await self._insist(lambda r=request: self._stub.Report(r, timeout=DEADLINE), AWAY)  # type: ignore[misc]
             if not ack.known and not request.HasField("leave"):
-                if request.HasField("layout"):
+                if request.HasField("layout_reported"):
                     raise Refused(f"the coordinator refused this node: {ack.reason}")
                 raise SessionLost(ack.reason)
 

@@ -6,20 +6,21 @@ Each report carries the fence of what it speaks of: the plan's, or the newest vi
 import logging
 from typing import Any
 
-from atoll.comm.allreduce.reduction import Seal
+from atoll.comm.allreduce.reduction import SealReport
 from atoll.comm.bitmap import bitmap, places
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Pin, Round
 from atoll.comm.plan import Plan, PlanMember
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.node.control.client import Control
+from atoll.node.control.client import ControlClient
 
 log = logging.getLogger("atoll.node")
 
 
 class Reports:
-    """A reduction's outcome (`atoll.comm.allreduce.reduction.Outcome`) and all else that a member reports."""
+    """A reduction's outcome (`atoll.comm.allreduce.reduction.ReduceListener`) and all else that a member
+    reports."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: ControlClient) -> None:
         self.control = control
         self.view: pb.View | None = None  # the newest that the node acts on
 
@@ -36,21 +37,21 @@ class Reports:
         fence = pb.Fence(incarnation=plan.incarnation, epoch=plan.epoch, round=plan.round, attempt=attempt)
         self.control.report(pb.ReportRequest(fence=fence, **report), more)
 
-    def sealed(self, plan: Plan, seal: Seal, more: bool) -> None:
+    def sealed(self, plan: Plan, seal: SealReport, more: bool) -> None:
         sealed = pb.Seal(chunk=seal.chunk, digest=seal.digest, inputs=bitmap(seal.inputs, len(plan.members)))
-        self.of(plan, seal.since, more, seals=pb.Seals(seals=[sealed]))
+        self.of(plan, seal.since, more, chunks_sealed=pb.ChunksSealed(seals=[sealed]))
 
     def lost(self, plan: Plan, node: NodeId, sentence: str) -> None:
         log.warning(f"round {plan.round}, attempt {plan.attempt}: {node}: {sentence}")
-        self.of(plan, unreachable=pb.Unreachable(node_id=node, reason=sentence[:200]))
+        self.of(plan, peer_unreachable=pb.PeerUnreachable(node_id=node, reason=sentence[:200]))
 
     def forged(self, plan: Plan, node: NodeId, chunk: int) -> None:
         log.warning(f"round {plan.round}: chunk {chunk} as {node} gave it is not what the ledger says")
-        self.of(plan, forged=pb.Forged(node_id=node, chunk=chunk))
+        self.of(plan, chunk_forged=pb.ChunkForged(node_id=node, chunk=chunk))
 
     def lacking(self, plan: Plan, chunks: tuple[int, ...]) -> None:
         log.warning(f"round {plan.round}: nobody gave {len(chunks)} of its chunks as the ledger has them")
-        self.of(plan, lacking=pb.Lacking(chunks=bitmap(chunks, len(plan.owners))))
+        self.of(plan, chunks_missing=pb.ChunksMissing(chunks=bitmap(chunks, len(plan.owners))))
 
     def orphans(self, plan: Plan, here: tuple[tuple[int, bytes], ...]) -> None:
         pass  # only who contributes holds sealed chunks

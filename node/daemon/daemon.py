@@ -24,11 +24,11 @@ from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node import state_machine
 from atoll.node.config import NodeConfig, TrainerSpec
 from atoll.node.daemon import control_socket
-from atoll.node.daemon.outer_loop import Keeper, how_far, on_disk
-from atoll.node.daemon.session import Membership
-from atoll.node.daemon.state_dir import Options, claimed, on_signals
-from atoll.node.daemon.state_server import Shelf
-from atoll.node.daemon.trainer_supervisor import Supervisor
+from atoll.node.daemon.outer_loop import OuterLoop, how_far, on_disk
+from atoll.node.daemon.session import CoordinatorSession
+from atoll.node.daemon.state_dir import JoinOptions, claimed, on_signals
+from atoll.node.daemon.state_server import StateServer
+from atoll.node.daemon.trainer_supervisor import TrainerSupervisor
 from atoll.node.data import check_source
 from atoll.node.preflight import check_compiler, check_congestion, check_memory
 from atoll.node.trainer_channel import (
@@ -66,7 +66,7 @@ class Pulse:
 class Daemon:
     """One life of a node. `run` returns when the run is finished or the node was told to leave."""
 
-    def __init__(self, invite: Invite, config: NodeConfig, options: Options) -> None:
+    def __init__(self, invite: Invite, config: NodeConfig, options: JoinOptions) -> None:
         self._invite, self._config, self._options = invite, config, options
         self._node = state_machine.Node()
         self._events: asyncio.Queue[state_machine.Event] = asyncio.Queue()
@@ -76,9 +76,9 @@ class Daemon:
         self._finished = False  # the run is
         self._heartbeat = 0.0  # seconds between two
         self._tasks: asyncio.TaskGroup
-        self._member: Membership
-        self._shelf = Shelf()
-        self._kept: Keeper | None = None  # from the trainer's first hello on
+        self._member: CoordinatorSession
+        self._shelf = StateServer()
+        self._kept: OuterLoop | None = None  # from the trainer's first hello on
         self._trainer: Hello | None = None  # the one that is up
         self._beginning: asyncio.Task[None] | None = None  # makes state_0
         self._restored = asyncio.Event()  # what is on the disk was loaded
@@ -89,7 +89,7 @@ class Daemon:
 
     async def _story(self) -> None:
         """The story of a node, from join to good-bye."""
-        opened = Membership.opened(self._invite, self._config, self._options, self._shelf)
+        opened = CoordinatorSession.opened(self._invite, self._config, self._options, self._shelf)
         try:
             async with opened as self._member:
                 try:
@@ -115,12 +115,12 @@ class Daemon:
         if self._config.compile:
             check_compiler()
 
-    def _make_supervisor(self) -> Supervisor:
+    def _make_supervisor(self) -> TrainerSupervisor:
         cache = self._options.state_dir / "cache"
         cache.mkdir(parents=True, exist_ok=True)
         moments = self._options.state_dir / "inner" / self._member.mark.hex() if self._config.durable else ""
         spec = TrainerSpec(self._member.run, self._config, "", str(cache), str(moments))
-        return Supervisor(spec, self._options.state_dir, self._on_trainer, self._on_trainer_down)
+        return TrainerSupervisor(spec, self._options.state_dir, self._on_trainer, self._on_trainer_down)
 
     async def _live(self) -> None:
         """Everything a member does at the same time, until the run or the node is over."""
@@ -226,16 +226,16 @@ class Daemon:
             case state_machine.ReportLayout():
                 keeper = self._keeper
                 numel, sizes = keeper.hello.numel, keeper.outer.chunks.fragments
-                layout = pb.Layout(numel=numel, digest=keeper.layout_digest, fragments=sizes)
-                self._member.reports.of_round(0, layout=layout)
+                layout = pb.LayoutReported(numel=numel, digest=keeper.layout_digest, fragments=sizes)
+                self._member.reports.of_round(0, layout_reported=layout)
             case state_machine.ReportState(round_, digest):
-                self._member.reports.of_round(0, state_at=pb.StateAt(round=round_, digest=digest))
+                self._member.reports.of_round(0, state_reported=pb.StateReported(round=round_, digest=digest))
             case state_machine.ReportReached(round_):
-                self._member.reports.of_round(round_, reached=pb.Reached())
+                self._member.reports.of_round(round_, steps_reached=pb.StepsReached())
             case state_machine.ReportReady(ready):
                 self._keeper.ready(ready, lambda: state_machine.still_ready(self._node, ready))
             case state_machine.ReportEvaluated(round_, loss):
-                self._member.reports.of_round(round_, evaluated=pb.Evaluated(round=round_, loss=loss))
+                self._member.reports.of_round(round_, loss_evaluated=pb.LossEvaluated(round=round_, loss=loss))
             case state_machine.RunFinished():
                 if not self._finished:
                     log.info("the run is finished")
@@ -326,14 +326,14 @@ class Daemon:
     # What it keeps of the run
 
     @property
-    def _keeper(self) -> Keeper:
+    def _keeper(self) -> OuterLoop:
         assert self._kept is not None, "the machine moves no state before the trainer's first hello"
         return self._kept
 
-    def _make_keeper(self, hello: Hello) -> Keeper:
-        return Keeper(self._member, hello, self._shelf, self._events.put_nowait, self._spawn)
+    def _make_keeper(self, hello: Hello) -> OuterLoop:
+        return OuterLoop(self._member, hello, self._shelf, self._events.put_nowait, self._spawn)
 
-    async def _restore(self, keeper: Keeper) -> None:
+    async def _restore(self, keeper: OuterLoop) -> None:
         await keeper.restore()
         self._restored.set()
 
@@ -383,7 +383,7 @@ class Daemon:
         self._over.set()
 
 
-async def live(invite: Invite, config: NodeConfig, options: Options) -> None:
+async def live(invite: Invite, config: NodeConfig, options: JoinOptions) -> None:
     """A node's life in this event loop."""
     await Daemon(invite, config, options).run()
 

@@ -19,29 +19,29 @@ import msgspec
 import numpy as np
 
 from atoll.comm.codecs.factory import make_codec
-from atoll.comm.fragment_schedule import Turns
+from atoll.comm.fragment_schedule import FragmentSchedule
 from atoll.comm.ids import NodeId, Pin, Round
 from atoll.comm.plan import Plan
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.transport.bandwidth import some
+from atoll.comm.transport.bandwidth import sample_round_trips
 from atoll.node import state_machine
-from atoll.node.checkpoint.checkpointer import Durable, Place
-from atoll.node.checkpoint.disk_budget import Shares
-from atoll.node.checkpoint.initial_state import Beginning
-from atoll.node.checkpoint.run_manifest import About
-from atoll.node.checkpoint.uploader import Uploads
+from atoll.node.checkpoint.checkpointer import Checkpointer, CheckpointLocation
+from atoll.node.checkpoint.disk_budget import DiskBudget
+from atoll.node.checkpoint.initial_state import InitialStateLoader
+from atoll.node.checkpoint.run_manifest import RunManifest
+from atoll.node.checkpoint.uploader import Uploader
 from atoll.node.control.reports import Reports, plan_of
-from atoll.node.daemon.round import Part
-from atoll.node.daemon.session import Membership
-from atoll.node.daemon.state_server import Shelf
+from atoll.node.daemon.round import RoundParticipation
+from atoll.node.daemon.session import CoordinatorSession
+from atoll.node.daemon.state_server import StateServer
 from atoll.node.outer.layout import stretches
 from atoll.node.outer.method import adopt_of, feedback_of, left_out_of, schedule_of, sealing_of
 from atoll.node.outer.repair import mend
 from atoll.node.outer.residual import Residual
-from atoll.node.outer.shared_vectors import Vectors
-from atoll.node.outer.staleness import Gap
+from atoll.node.outer.shared_vectors import SharedVectors
+from atoll.node.outer.staleness import StalenessTracker
 from atoll.node.outer.state import OuterState
-from atoll.node.recovery.recovery import Donor, MovedOn, Standing, Stranded, Target, recover
+from atoll.node.recovery.recovery import Donor, DonorsSilent, RecoveryProgress, RoundMovedOn, Target, recover
 from atoll.node.trainer_channel import Hello
 
 Emit = Callable[[state_machine.Event], None]
@@ -52,30 +52,32 @@ SOON, SELDOM = 0.2, 3.0  # seconds between two tries to recover: at least, and w
 log = logging.getLogger("atoll.node")
 
 
-class Keeper:
+class OuterLoop:
     """Allocates the vectors that the trainer attaches. `restore` it, `close` it."""
 
-    def __init__(self, member: Membership, hello: Hello, shelf: Shelf, emit: Emit, spawn: Spawn) -> None:
+    def __init__(
+        self, member: CoordinatorSession, hello: Hello, shelf: StateServer, emit: Emit, spawn: Spawn
+    ) -> None:
         """`shelf`: to be filled for peers; `emit` hands the machine an event; `spawn` starts a task."""
         self._member, self._run, self._config = member, member.run, member.config
         self._emit, self._spawn, self.hello = emit, spawn, hello
         self._worker = ThreadPoolExecutor(1, "arithmetic")
-        vectors = Vectors.create(hello.numel, member.options.state_dir, whose=self._whose())
+        vectors = SharedVectors.create(hello.numel, member.options.state_dir, whose=self._whose())
         fragments, chunks = stretches(self._run, hello.layout)
         self.codec = make_codec(self._run.reduce.codec, self._run.reduce.block, self._run.reduce.scales)
-        gap = Gap(Turns(chunks.parts)) if self._run.outer.damping else None
+        gap = StalenessTracker(FragmentSchedule(chunks.parts)) if self._run.outer.damping else None
         sealing, schedule = sealing_of(self._run, *fragments), schedule_of(self._run)
         self.outer = OuterState(vectors, chunks, sealing, schedule, gap, left_out_of(self._run.outer))
         place = self._place(chunks.parts)
-        self.durable = Durable(self.outer, member.plane.peers.buffers.give, place)
+        self.durable = Checkpointer(self.outer, member.plane.peers.buffers.give, place)
         self._shelf = shelf
         shelf.fill(self.outer, self.durable)
-        self.uploads: Uploads | None = None  # where the run has a remote store
+        self.uploads: Uploader | None = None  # where the run has a remote store
         self._residual: Residual | None = None  # with error feedback
         if (feedback := feedback_of(self._run.outer)) is not None:
             where = None if place is None else (place.folder, place.run)
             self._residual = Residual(feedback, vectors, chunks, self.codec, where)
-        self.part = Part(
+        self.part = RoundParticipation(
             member.plane,
             self.outer,
             self.codec,
@@ -88,7 +90,7 @@ class Keeper:
         )
         self._unwritten = False  # the state came from an earlier daemon's memory, and its disk had an older one
         self.stranded, self._pause = "", SOON  # why it cannot recover, and seconds until it tries again
-        self.recovering: Standing | None = None  # how far that is, while it is under way
+        self.recovering: RecoveryProgress | None = None  # how far that is, while it is under way
         if self._run.checkpoint.remote and place is not None:
             self.uploads = self._begin_uploads(place)
 
@@ -120,20 +122,20 @@ class Keeper:
     def layout_digest(self) -> bytes:
         return hashlib.blake2b(msgspec.json.encode(self.hello.layout), digest_size=16).digest()
 
-    def _place(self, parts: int) -> Place | None:
+    def _place(self, parts: int) -> CheckpointLocation | None:
         """Where the state is kept, if it is. `parts`: rounds that a whole model takes."""
         config, hello, mark = self._config, self.hello, self._member.mark
         if not config.durable:
             return None
         folder = self._member.options.state_dir / "outer" / mark.hex()
-        about, every = About(self._run, config.model), self._run.checkpoint.every * parts
-        limit = Shares.of(config.disk * 1e9, hello.numel, self._run.inner.optimizer).outer
-        return Place(folder, mark, hello.layout, every, limit, about=about)
+        about, every = RunManifest(self._run, config.model), self._run.checkpoint.every * parts
+        limit = DiskBudget.of(config.disk * 1e9, hello.numel, self._run.inner.optimizer).outer
+        return CheckpointLocation(folder, mark, hello.layout, every, limit, about=about)
 
-    def _begin_uploads(self, place: Place) -> Uploads:
+    def _begin_uploads(self, place: CheckpointLocation) -> Uploader:
         """For when it is this node's turn."""
         spare = self._member.plane.peers.spare.take
-        uploads = Uploads(place.folder, self._run.checkpoint, spare, self._config.files)
+        uploads = Uploader(place.folder, self._run.checkpoint, spare, self._config.files)
         self.durable.on_snapshot = uploads.taken
         self._spawn(uploads.run())
         return uploads
@@ -185,7 +187,7 @@ class Keeper:
         log.info(f"first member: the run begins with {url}")
         model = None if config.model else self._run.model
         anchor, momentum = outer.vectors.anchor, outer.vectors.momentum
-        loading = Beginning(self.hello.layout, model, anchor, momentum, progress, config.files)
+        loading = InitialStateLoader(self.hello.layout, model, anchor, momentum, progress, config.files)
         outer.emptied()
         begun = await self.compute(lambda: loading.load(url, self._run.init_momentum))
         log.info(f"state 0 is {begun.what}")
@@ -232,15 +234,15 @@ class Keeper:
             whole = all(found[c] for c in wrong)
             how = "mended from the disk" if whole else "the disk cannot mend them"
             log.warning(f"chunks {wrong} of the state of round {outer.round} changed in memory: {how}")
-            mended = pb.Mended(round=outer.round, chunks=len(wrong), whole=whole)
-            self._member.reports.of_round(0, mended=mended)
+            mended = pb.StateRepaired(round=outer.round, chunks=len(wrong), whole=whole)
+            self._member.reports.of_round(0, state_repaired=mended)
         self._tell_spoiled()
 
     def _tell_spoiled(self) -> None:
         if files := self.durable.spoiled():
             round_ = self.outer.round
-            mended = pb.Mended(round=max(round_, 0), chunks=len(files), whole=round_ >= 0, disk=True)
-            self._member.reports.of_round(0, mended=mended)
+            mended = pb.StateRepaired(round=max(round_, 0), chunks=len(files), whole=round_ >= 0, disk=True)
+            self._member.reports.of_round(0, state_repaired=mended)
 
     async def recover(self, order: state_machine.Recover) -> None:
         """Get the newest state from its holders."""
@@ -261,7 +263,7 @@ class Keeper:
         started, before = time.monotonic(), plane.bytes_down
         try:
             took = await recover(plane, outer, target, self._worker, self._on_recovery)
-        except MovedOn as moved:
+        except RoundMovedOn as moved:
             await asyncio.sleep(self._again(moved))  # the next view may name other donors
             self._emit(state_machine.MoveFailed(outer.round))
             return
@@ -277,10 +279,10 @@ class Keeper:
         )
         await self._settled(view.tokens)
 
-    def _again(self, moved: MovedOn) -> float:
+    def _again(self, moved: RoundMovedOn) -> float:
         """Says that a recovery failed, once for as long as it fails for the same reason; returns after how many
         seconds to try again."""
-        if not isinstance(moved, Stranded):
+        if not isinstance(moved, DonorsSilent):
             log.info(f"recovering: {moved}; trying again")
             self.stranded, self._pause = "", SOON
             return SOON
@@ -289,7 +291,7 @@ class Keeper:
         self.stranded, self._pause = str(moved), min(2 * self._pause, SELDOM)
         return self._pause
 
-    def _on_recovery(self, standing: Standing) -> None:
+    def _on_recovery(self, standing: RecoveryProgress) -> None:
         self.recovering = standing
 
     async def renumber(self, round_: int) -> None:
@@ -341,7 +343,7 @@ class Keeper:
             self._report(replace(ready, norm=norm))
 
     def _report(self, ready: state_machine.Work) -> None:
-        report = pb.Ready(
+        report = pb.ContributionReady(
             steps=ready.steps,
             samples=ready.samples,
             loss=ready.loss,
@@ -350,7 +352,7 @@ class Keeper:
             damping=1.0 if self.outer.gap is None else self.outer.gap.damping(ready.round),
             fresh=ready.fresh,
         )
-        self._member.reports.of_round(ready.round, ready=report)
+        self._member.reports.of_round(ready.round, contribution_ready=report)
 
     def reduce(self, wire: pb.Plan, me: NodeId, ready: state_machine.Work) -> None:
         """Take part under this plan."""
@@ -360,7 +362,7 @@ class Keeper:
         """Every sealed chunk is here; `proven`: and is the ledger's."""
         peers = self._member.plane.peers
         self._emit(state_machine.ReduceHeld((plan.round, plan.attempt), root))
-        held = pb.Held(
+        held = pb.ReduceComplete(
             digest=root,
             proven=proven,
             bytes_up=self.part.bytes_up,
@@ -370,12 +372,12 @@ class Keeper:
             rate_inside=peers.inside,
             rate_outside=peers.outside,
         )
-        for node, seconds_ in some(peers.round_trips()).items():
+        for node, seconds_ in sample_round_trips(peers.round_trips()).items():
             held.round_trips.add(node_id=node, seconds=seconds_)
-        self._member.reports.of(plan, held=held)
+        self._member.reports.of(plan, reduce_complete=held)
 
 
-def on_disk(keeper: Keeper | None) -> dict[str, Any]:
+def on_disk(keeper: OuterLoop | None) -> dict[str, Any]:
     """What is kept where, for `atoll node status`."""
     durable = keeper.durable if keeper is not None else None
     uploads = keeper.uploads if keeper is not None else None
@@ -388,7 +390,7 @@ def on_disk(keeper: Keeper | None) -> dict[str, Any]:
     }
 
 
-def how_far(standing: Standing | None) -> dict[str, Any] | None:
+def how_far(standing: RecoveryProgress | None) -> dict[str, Any] | None:
     """A recovery's progress, for `atoll node status`."""
     if standing is None:
         return None
@@ -404,13 +406,13 @@ def how_far(standing: Standing | None) -> dict[str, Any] | None:
 class _Outcome(Reports):
     """What the reduces of a member that holds the state tell."""
 
-    def __init__(self, keeper: Keeper, reports: Reports) -> None:
+    def __init__(self, keeper: OuterLoop, reports: Reports) -> None:
         super().__init__(reports.control)
         self._keeper = keeper
 
     def orphans(self, plan: Plan, here: tuple[tuple[int, bytes], ...]) -> None:
         entries = [pb.Seal(chunk=c, digest=digest) for c, digest in here]
-        self.of(plan, orphans=pb.Orphans(here=entries))
+        self.of(plan, orphans_found=pb.OrphansFound(here=entries))
 
     def held(self, plan: Plan, root: bytes, proven: bool) -> None:
         self._keeper.held(plan, root, proven)

@@ -20,8 +20,8 @@ from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node.config import NodeConfig
 from atoll.node.control.reports import plan_of
 from atoll.node.daemon import control_socket
-from atoll.node.daemon.session import Membership
-from atoll.node.daemon.state_dir import Options, claimed, on_signals
+from atoll.node.daemon.session import CoordinatorSession
+from atoll.node.daemon.state_dir import JoinOptions, claimed, on_signals
 from atoll.node.outer.method import sealing_of
 
 log = logging.getLogger("atoll.node")
@@ -30,7 +30,7 @@ log = logging.getLogger("atoll.node")
 class Reducer:
     """One life of such a node. `run` returns when the run is finished or the node was told to leave."""
 
-    def __init__(self, invite: Invite, config: NodeConfig, options: Options) -> None:
+    def __init__(self, invite: Invite, config: NodeConfig, options: JoinOptions) -> None:
         self._invite, self._config, self._options = invite, config, options
         self._over = asyncio.Event()
         self._finished = False  # the run is
@@ -38,7 +38,7 @@ class Reducer:
         self._task: asyncio.Task[None] | None = None
         self._reduced = 0
         self._heartbeat = 0.0  # seconds between two
-        self._member: Membership
+        self._member: CoordinatorSession
 
     async def run(self) -> None:
         with claimed(self._options.state_dir):
@@ -46,7 +46,9 @@ class Reducer:
 
     async def _story(self) -> None:
         """From join to good-bye."""
-        async with Membership.opened(self._invite, self._config, self._options, _Nothing()) as self._member:
+        async with CoordinatorSession.opened(
+            self._invite, self._config, self._options, _Nothing()
+        ) as self._member:
             try:
                 self._heartbeat = (await self._member.join("reducer")).heartbeat
                 with on_signals(self._over.set):
@@ -138,7 +140,7 @@ class Reducer:
         }
 
 
-async def reduce_only(invite: Invite, config: NodeConfig, options: Options) -> None:
+async def reduce_only(invite: Invite, config: NodeConfig, options: JoinOptions) -> None:
     """A reducer's life in this event loop."""
     await Reducer(invite, config, options).run()
 

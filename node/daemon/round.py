@@ -18,18 +18,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.comm.allreduce.delta_encoder import DeltaEncoder, EncodedVector, encoded_norm
-from atoll.comm.allreduce.reduction import Outcome, Reduction, SealedVector
-from atoll.comm.allreduce.sealing import Sealing
+from atoll.comm.allreduce.reduction import ReduceListener, Reduction, SealedVector
+from atoll.comm.allreduce.sealing import SealFormat
 from atoll.comm.byte_view import U8
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import F32, Codec, NonFinite
 from atoll.comm.digest import SIZE
 from atoll.comm.errors import AtollError
 from atoll.comm.ids import NodeId
-from atoll.comm.plan import BadPlan, Plan
+from atoll.comm.plan import InvalidPlan, Plan
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.transport.data_plane import DataPlane
-from atoll.node.checkpoint.snapshots import Layout
+from atoll.node.checkpoint.snapshots import TensorShapes
 from atoll.node.outer.residual import Residual
 from atoll.node.outer.state import OuterState
 from atoll.node.state_machine import Work
@@ -51,7 +51,7 @@ class RoundBuffers:
 
 
 @dataclass(slots=True)
-class Reducing:
+class RunningReduce:
     """The reduce under way."""
 
     round: int
@@ -59,16 +59,16 @@ class Reducing:
     reduction: Reduction | None = None  # None: it is about to begin
 
 
-class Part:
+class RoundParticipation:
     def __init__(
         self,
         plane: DataPlane,
         outer: OuterState,
         codec: Codec,
-        sealings: Sequence[Sealing],
-        layout: Layout,
+        sealings: Sequence[SealFormat],
+        layout: TensorShapes,
         residual: Residual | None,
-        outcome: Outcome,
+        outcome: ReduceListener,
         compute: Callable[[Callable[[], Any]], Awaitable[Any]],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
@@ -78,7 +78,7 @@ class Part:
         self._sealings = sealings
         self._residual, self._outcome, self._compute, self._spawn = residual, outcome, compute, spawn
         self._round = RoundBuffers()
-        self._reducing: Reducing | None = None
+        self._reducing: RunningReduce | None = None
         self._plan: Plan  # the latest one
         self.came: Callable[[int, U8], None] | None = None  # is told of sealed chunks before the commit
 
@@ -176,7 +176,7 @@ class Part:
             self._follow(plan)
             return
         self.stop()
-        reducing = self._reducing = Reducing(plan.round)
+        reducing = self._reducing = RunningReduce(plan.round)
         reducing.task = self._spawn(self._reduce(reducing, me, ready))
 
     def stop(self) -> None:
@@ -200,10 +200,10 @@ class Part:
         if (reduction := self.reduction) is not None:
             try:
                 reduction.replan(plan)
-            except BadPlan as error:
+            except InvalidPlan as error:
                 log.warning(str(error))  # the coordinator's clock decides
 
-    async def _reduce(self, reducing: Reducing, me: NodeId, ready: Work) -> None:
+    async def _reduce(self, reducing: RunningReduce, me: NodeId, ready: Work) -> None:
         """This node's part in the reduce of a round, until it is committed or the node is out of it."""
         encoded, peers, chunks = self.encode(ready), self._plane.peers, self._chunks(reducing.round)
         try:

@@ -14,26 +14,26 @@ from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId, RunId
 from atoll.comm.invite import Invite, join_host_port, split_host_port
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.transport.data_plane import DataPlane, Shelf
+from atoll.comm.transport.data_plane import DataPlane, StateSource
 from atoll.node.config import NodeConfig
-from atoll.node.control.client import AWAY, Control, Identity, SessionLost
+from atoll.node.control.client import AWAY, ControlClient, NodeIdentity, SessionLost
 from atoll.node.control.reports import Reports
-from atoll.node.daemon.state_dir import Options, remember, remember_life, remembered, sessions
+from atoll.node.daemon.state_dir import JoinOptions, remember, remember_life, remembered, sessions
 
 log = logging.getLogger("atoll.node")
 MEGABIT = 125e3  # bytes
 
 
-class Membership:
+class CoordinatorSession:
     """`opened`, then `join`, `keep` and `leave`."""
 
-    def __init__(self, invite: Invite, config: NodeConfig, options: Options, plane: DataPlane) -> None:
+    def __init__(self, invite: Invite, config: NodeConfig, options: JoinOptions, plane: DataPlane) -> None:
         self._invite = invite
         self.config, self.options, self.plane = config, options, plane
         self._memory = options.state_dir / "session"
-        self._identity: Identity
+        self._identity: NodeIdentity
         self._joined = False
-        self.control = Control(invite)
+        self.control = ControlClient(invite)
         self.reports = Reports(self.control)
         self.me = NodeId("")
         self.mark = b""  # of the run: what is kept of it is told from others' by this
@@ -42,7 +42,7 @@ class Membership:
     @classmethod
     @asynccontextmanager
     async def opened(
-        cls, invite: Invite, config: NodeConfig, options: Options, shelf: Shelf
+        cls, invite: Invite, config: NodeConfig, options: JoinOptions, shelf: StateSource
     ) -> AsyncIterator[Self]:
         """Peers can dial this node while the context lasts; `shelf`: what they may fetch."""
         plane = await DataPlane.start(
@@ -69,7 +69,7 @@ class Membership:
         host, port = split_host_port(self.plane.address, "--listen")
         listening = "" if host in ("0.0.0.0", "::", "") else host
         options, address = self.options, self.options.advertise or join_host_port(listening, port)
-        self._identity = Identity(options.name, address, options.leaf, role, self.plane.pin)
+        self._identity = NodeIdentity(options.name, address, options.leaf, role, self.plane.pin)
         # Chosen here and remembered first: if the answer is lost, the next try is the same node's.
         self.control.session = remembered(self._memory, self._invite) or secrets.token_hex(16)
         remember(self._memory, self._invite, self.control.session)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.comm.errors import ResourceError
-from atoll.comm.files import appearing, make_folder, write_all
+from atoll.comm.files import atomic_write, make_folder, write_all
 from atoll.comm.invite import Invite
 from atoll.comm.transport.certificates import own
-from atoll.comm.transport.tls import Sessions
+from atoll.comm.transport.tls import TlsContexts
 from atoll.node.daemon import control_socket
 from atoll.node.outer.shared_vectors import clear_stale
 
@@ -22,7 +22,7 @@ log = logging.getLogger("atoll.node")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class JoinOptions:
     state_dir: Path
     listen: str  # data plane, host:port
     advertise: str  # data plane as peers dial it; empty: as it listens, host seen by the coordinator
@@ -54,9 +54,9 @@ def claimed(state_dir: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def sessions(invite: Invite, options: Options) -> Sessions | None:
+def sessions(invite: Invite, options: JoinOptions) -> TlsContexts | None:
     """The data plane's TLS, with the certificate in the state directory; None where the run is not encrypted."""
-    return Sessions(own(options.state_dir)) if invite.pin else None
+    return TlsContexts(own(options.state_dir)) if invite.pin else None
 
 
 def remember(memory: Path, invite: Invite, session: str) -> None:
@@ -66,7 +66,7 @@ def remember(memory: Path, invite: Invite, session: str) -> None:
         return
     data = f"{invite.address} {invite.run}\n{session}\n".encode()
     try:
-        with appearing(memory, len(data), lambda _: len(data)) as file:
+        with atomic_write(memory, len(data), lambda _: len(data)) as file:
             write_all(file, [memoryview(data)], 0)
     except OSError as error:
         raise ResourceError(f"cannot write {memory}: {error.strerror or error}") from None

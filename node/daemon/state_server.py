@@ -10,21 +10,21 @@ from contextlib import suppress
 
 from atoll.comm.byte_view import Octets
 from atoll.comm.ids import Round
-from atoll.node.checkpoint.checkpointer import Durable
+from atoll.node.checkpoint.checkpointer import Checkpointer
 from atoll.node.outer.state import OuterState
 
 SOON = 1.0  # seconds in which a node should have applied what was committed
 
 
-class Shelf:
-    """`atoll.comm.transport.data_plane.Shelf`; empty until it is filled."""
+class StateServer:
+    """`atoll.comm.transport.data_plane.StateSource`; empty until it is filled."""
 
     def __init__(self) -> None:
         self._outer: OuterState | None = None
-        self._durable: Durable | None = None
+        self._durable: Checkpointer | None = None
         self._settled = asyncio.Event()  # set, and replaced, when the state stands still again
 
-    def fill(self, outer: OuterState, durable: Durable | None = None) -> None:
+    def fill(self, outer: OuterState, durable: Checkpointer | None = None) -> None:
         """`durable`: what is on the disk, where anything is."""
         self._outer, self._durable = outer, durable
 

@@ -30,7 +30,7 @@ class TrainerFailed(AtollError):
     exit_code = 3
 
 
-class Supervisor:
+class TrainerSupervisor:
     """`run` it until cancelled. `on_message` gets what the trainer says, `on_down` when it is gone."""
 
     def __init__(

@@ -8,7 +8,16 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.comm.allreduce.sealing import Encoded, Gathered, Mean, Merge, Refused, Sealing, Term, Timed
+from atoll.comm.allreduce.sealing import (
+    ChunkMerge,
+    EncodedSeal,
+    GatheredSeal,
+    SealFormat,
+    Term,
+    TimedSeal,
+    UnusableContribution,
+    WeightedMean,
+)
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import Codec, Malformed
 from atoll.comm.codecs.factory import make_codec
@@ -32,9 +41,9 @@ from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.overlap import HALFWAY, Adopt, Mix, rebase, replace
 from atoll.outer_opt.schedule import Always, Opening, Ramp, Schedule
 from atoll.outer_opt.sgd import Sgd
-from atoll.outer_opt.tensors import Kind, Tensor
+from atoll.outer_opt.tensors import Tensor, TensorKind
 
-Pieces = list[tuple[Kind, slice]]
+Pieces = list[tuple[TensorKind, slice]]
 Weigh = Callable[[Sequence[float], Sequence[float]], list[float]]  # of tokens and inner steps of each member
 
 
@@ -80,7 +89,7 @@ def merge_parts(
             mean(deltas, shares, out, scratch)
         case MergeName.RADIAL:
             for kind, span in pieces:
-                merge = radial if kind is Kind.MATRIX else mean
+                merge = radial if kind is TensorKind.MATRIX else mean
                 merge([delta[span] for delta in deltas], shares, out[span], scratch[span])
         case _:
             assert_never(merging)
@@ -101,23 +110,25 @@ def fragments_of(config: RunConfig, tensors: Sequence[Tensor]) -> tuple[Fragment
     return divided(config.fragments, tensors) if config.fragments.stagger else whole(tensors)
 
 
-def sealing_of(config: RunConfig, *fragments: Fragment) -> Sealing:
+def sealing_of(config: RunConfig, *fragments: Fragment) -> SealFormat:
     """How the contributions to a chunk of these fragments, that follow one another, become the bytes that are
     sealed. None given: for an owner that does not know the model, which is enough where deltas are not merged by
     tensors."""
     codec = make_codec(config.reduce.codec, config.reduce.block, config.reduce.scales)
-    merge: Merge = Mean(codec)
+    merge: ChunkMerge = WeightedMean(codec)
     if config.outer.merge is MergeName.RADIAL:
         assert fragments, "radial merges are by tensors"
-        merge = Radial(codec, [p for f in fragments for p in pieces_of(f, Chunks(f.numel, config.reduce.chunk))])
+        merge = RadialMerge(
+            codec, [p for f in fragments for p in pieces_of(f, Chunks(f.numel, config.reduce.chunk))]
+        )
     gathers = config.reduce.codec is CodecName.SPARSE
-    sealing: Sealing = Gathered(codec, merge) if gathers else Encoded(codec, merge)
-    return Timed(sealing) if config.outer.per_token else sealing
+    sealing: SealFormat = GatheredSeal(codec, merge) if gathers else EncodedSeal(codec, merge)
+    return TimedSeal(sealing) if config.outer.per_token else sealing
 
 
 @dataclass(frozen=True)
-class Radial:
-    """The contributions to a chunk, merged tensor by tensor (`atoll.comm.allreduce.sealing.Merge`)."""
+class RadialMerge:
+    """The contributions to a chunk, merged tensor by tensor (`atoll.comm.allreduce.sealing.ChunkMerge`)."""
 
     codec: Codec
     pieces: Sequence[Pieces]  # of each chunk
@@ -129,7 +140,7 @@ class Radial:
             try:
                 self.codec.decode(payload, delta)
             except Malformed as error:
-                raise Refused(place, str(error)) from None
+                raise UnusableContribution(place, str(error)) from None
         shares = [share for _, _, share in terms]
         merge_parts(MergeName.RADIAL, self.pieces[c], list(deltas), shares, out, np.empty_like(out))
 

@@ -16,14 +16,14 @@ from atoll.comm.byte_view import Octets
 from atoll.node.outer.state import OuterState
 
 
-class Disk(Protocol):
+class DiskChunks(Protocol):
     """What the node has on its disk."""
 
     def chunk(self, c: int, round_: int) -> tuple[int, bytes, Sequence[Octets]] | None:
         """Chunk `c` as a snapshot has it: round, anchor and momentum; and its sealed bytes up to `round_`."""
 
 
-def mend(outer: OuterState, disk: Disk, c: int) -> bool | None:
+def mend(outer: OuterState, disk: DiskChunks, c: int) -> bool | None:
     """Look at chunk `c`, and mend it; None: there is nothing to mend, False: it cannot be. Blocks: for the thread
     that does the state's arithmetic."""
     if outer.sound(c):

@@ -31,9 +31,9 @@ from atoll.comm.byte_view import U8
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import Codec
 from atoll.comm.digest import SIZE, digest
-from atoll.comm.files import appearing, write_all
-from atoll.comm.fragment_schedule import Turns
-from atoll.node.outer.shared_vectors import Vectors
+from atoll.comm.files import atomic_write, write_all
+from atoll.comm.fragment_schedule import FragmentSchedule
+from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.outer_opt.feedback import ErrorFeedback
 
 log = logging.getLogger("atoll.node")
@@ -48,7 +48,7 @@ class Residual:
     def __init__(
         self,
         feedback: ErrorFeedback,
-        vectors: Vectors,
+        vectors: SharedVectors,
         chunks: Chunks,
         codec: Codec,
         place: tuple[Path, bytes] | None = None,
@@ -73,7 +73,7 @@ class Residual:
         have never been made."""
         if round_ <= self.at:
             return
-        for i, c in enumerate(self._chunks.of(Turns(self._chunks.parts).fragment(round_))):
+        for i, c in enumerate(self._chunks.of(FragmentSchedule(self._chunks.parts).fragment(round_))):
             span = self._chunks.span(c)
             offered, sent = np.zeros((2, self._chunks.size(c)), np.float32)
             np.subtract(self._vectors.anchor[span], self._vectors.local[span], out=offered)
@@ -126,7 +126,7 @@ def _write(folder: Path, run: bytes, at: int, vector: F32) -> None:
     body = vector.data.cast("B")
     head = _HEAD.pack(MAGIC, run, at, vector.size, _sum(run, at, body))
     try:
-        with appearing(folder / NAME, len(head) + len(body)) as file:
+        with atomic_write(folder / NAME, len(head) + len(body)) as file:
             write_all(file, [memoryview(head), body], 0)
     except OSError as error:
         log.warning(f"what the wire left out is not kept on disk: {error.strerror or error}")

@@ -25,7 +25,7 @@ OWNER = "owner"  # a file with the state directory, and whose they are besides
 
 
 @dataclass(frozen=True)
-class Vectors:
+class SharedVectors:
     """Three vectors of `numel` fp32; `close` removes their files."""
 
     folder: Path

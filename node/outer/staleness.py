@@ -7,14 +7,14 @@ Where fragments take turns, a round moves one of them, and each has a gap of its
 
 import math
 
-from atoll.comm.fragment_schedule import Turns
+from atoll.comm.fragment_schedule import FragmentSchedule
 from atoll.outer_opt import late
 
 
-class Gap:
-    def __init__(self, turns: Turns) -> None:
+class StalenessTracker:
+    def __init__(self, turns: FragmentSchedule) -> None:
         self._turns = turns
-        self._gaps = [late.Gap() for _ in range(turns.fragments)]
+        self._gaps = [late.Staleness() for _ in range(turns.fragments)]
         # of each fragment's rounds since the state stood still: of its step's l2 norm
         self._squares: list[dict[int, float]] = [{} for _ in self._gaps]
 

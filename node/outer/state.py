@@ -13,14 +13,14 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.comm.allreduce.sealing import Sealing
+from atoll.comm.allreduce.sealing import SealFormat
 from atoll.comm.byte_view import Octets
 from atoll.comm.chunks import Chunks
 from atoll.comm.digest import digest, root
-from atoll.comm.fragment_schedule import Turns
+from atoll.comm.fragment_schedule import FragmentSchedule
 from atoll.comm.ids import Round
-from atoll.node.outer.shared_vectors import Vectors
-from atoll.node.outer.staleness import Gap
+from atoll.node.outer.shared_vectors import SharedVectors
+from atoll.node.outer.staleness import StalenessTracker
 from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.overlap import Adopt, rebase
 from atoll.outer_opt.schedule import Schedule
@@ -28,24 +28,24 @@ from atoll.outer_opt.schedule import Schedule
 STEP = 1 << 16  # elements that are stepped at once: a rule works on each alone, and its scratch stays small
 
 
-class Flipped(Exception):
+class CorruptChunk(Exception):
     """A chunk is not what it was when the state was settled."""
 
 
 class OuterState:
     def __init__(
         self,
-        vectors: Vectors,
+        vectors: SharedVectors,
         chunks: Chunks,
-        sealing: Sealing,
+        sealing: SealFormat,
         schedule: Schedule,
-        gap: Gap | None = None,
+        gap: StalenessTracker | None = None,
         left_out: Adopt = rebase,
     ) -> None:
         """`gap`: is told how far the anchor goes. `left_out`: how work that is set aside takes it."""
         self.gap, self._left_out = gap, left_out
         self.vectors, self.chunks, self.sealing, self._schedule = vectors, chunks, sealing, schedule
-        self.turns = Turns(chunks.parts)
+        self.turns = FragmentSchedule(chunks.parts)
         self.at: list[int] = [-1] * chunks.count  # the round each chunk of the state stands at; -1: nothing
         # (chunks,) the same and 1, for the next daemon; 0: nothing
         self._noted = vectors.notes("notes", chunks.count)
@@ -190,14 +190,14 @@ class OuterState:
         self._landed[c] = 0
 
     def copy(self, c: int) -> tuple[int, NDArray[np.float32], bytes]:
-        """Round, anchor and momentum (2, size) and digest of chunk `c` as it is now. Raises `Flipped`."""
+        """Round, anchor and momentum (2, size) and digest of chunk `c` as it is now. Raises `CorruptChunk`."""
         span = self.chunks.span(c)
         with self._turn:
             round_, both = self.at[c], np.concatenate([self.vectors.anchor[span], self.vectors.momentum[span]])
             known = self._digests[c] if self._still else None
         sum_ = digest(both)
         if known is not None and sum_ != known:
-            raise Flipped(f"chunk {c} of the state of round {round_} changed in memory by itself")
+            raise CorruptChunk(f"chunk {c} of the state of round {round_} changed in memory by itself")
         return round_, both, sum_
 
     def sound(self, c: int) -> bool:

@@ -8,7 +8,7 @@ asks for these, too.
 from collections import deque
 
 
-class Parts:
+class ChunkAssembly:
     def __init__(self, size: int, part: int, here: bytearray | None = None, alone: bool = False) -> None:
         """`size`: bytes of the chunk; `here`: its first ones, of an earlier life; `alone`: nobody is to help."""
         self.data = bytearray(size)

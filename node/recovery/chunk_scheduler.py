@@ -14,7 +14,7 @@ from atoll.comm.ids import NodeId
 
 
 @dataclass(eq=False, frozen=True, slots=True)
-class Errand:
+class ChunkRequest:
     """A stream fetches a chunk."""
 
     donor: NodeId
@@ -26,10 +26,10 @@ class Errand:
 LATE = 2.0  # seconds at least without anything of a chunk: a busy machine may be silent for so long
 
 
-class Errands:
+class ChunkScheduler:
     def __init__(self, chunks: Iterable[int]) -> None:
         self._waiting = deque(chunks)
-        self._under_way: dict[int, list[Errand]] = {}  # by chunk
+        self._under_way: dict[int, list[ChunkRequest]] = {}  # by chunk
         self._typical: dict[NodeId, float] = {}  # seconds that its last chunk took
         self._moved: dict[int, float] = {}  # by chunk: seconds; when something of it came
 
@@ -38,7 +38,7 @@ class Errands:
         """Chunks that are not here."""
         return len(self._waiting) + len(self._under_way)
 
-    def take(self, donor: NodeId, now: float, open_: Callable[[int], int]) -> Errand | None:
+    def take(self, donor: NodeId, now: float, open_: Callable[[int], int]) -> ChunkRequest | None:
         """What a free stream to this donor fetches; None: nothing now. `open_`: parts of a chunk under way that
         nobody was asked for."""
         late = False
@@ -50,12 +50,12 @@ class Errands:
             chunk, late = found, True
         else:
             return None
-        errand = Errand(donor, chunk, now, late)
+        errand = ChunkRequest(donor, chunk, now, late)
         self._moved[chunk] = now
         self._under_way.setdefault(chunk, []).append(errand)
         return errand
 
-    def done(self, errand: Errand, now: float) -> list[Errand] | None:
+    def done(self, errand: ChunkRequest, now: float) -> list[ChunkRequest] | None:
         """The chunk is here; returns the other errands for it, which are of no more use. None: this one was not
         the first."""
         if errand not in self._under_way.get(errand.chunk, ()):
@@ -68,7 +68,7 @@ class Errands:
         """Something of the chunk came."""
         self._moved[chunk] = now
 
-    def drop(self, errand: Errand) -> None:
+    def drop(self, errand: ChunkRequest) -> None:
         """It came to nothing: the chunk is the next one, unless somebody else fetches it."""
         others = self._under_way.get(errand.chunk, [])
         if errand in others:

@@ -23,11 +23,11 @@ from atoll.comm.digest import SIZE, digest, root
 from atoll.comm.errors import Unreachable
 from atoll.comm.ids import NO_PIN, NodeId, Pin, Round
 from atoll.comm.transport.data_plane import DataPlane
-from atoll.comm.transport.fetch_client import PART, Fetcher, Item, Missing, PeerLost
+from atoll.comm.transport.fetch_client import PART, DonorLost, FetchClient, FetchItem, NotAvailable
 from atoll.comm.transport.stream_policy import streams
 from atoll.node.outer.state import OuterState
-from atoll.node.recovery.chunk_assembly import Parts
-from atoll.node.recovery.chunk_scheduler import Errand, Errands
+from atoll.node.recovery.chunk_assembly import ChunkAssembly
+from atoll.node.recovery.chunk_scheduler import ChunkRequest, ChunkScheduler
 
 T = TypeVar("T")
 log = logging.getLogger("atoll.node")
@@ -41,14 +41,14 @@ TELL = 5.0  # seconds between two lines of the log
 TAIL = 2  # missed rounds whose sealed bytes, 1 byte a parameter each, are kept for the log
 
 
-Lines = dict[NodeId, list[Fetcher]]  # connections to each donor that are of use at once
+Lines = dict[NodeId, list[FetchClient]]  # connections to each donor that are of use at once
 
 
-class MovedOn(Unreachable):
+class RoundMovedOn(Unreachable):
     """No donor holds the round any more, or none answers; a newer view tells what to fetch."""
 
 
-class Stranded(MovedOn):
+class DonorsSilent(RoundMovedOn):
     """None of them answers: the same as long as the view names the same ones."""
 
 
@@ -68,7 +68,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class SealedChunk:
     """A chunk's sealed bytes."""
 
     payload: bytes
@@ -76,7 +76,7 @@ class Sealed:
 
 
 @dataclass(slots=True)
-class Standing:
+class RecoveryProgress:
     """How far a recovery is; as text, for people."""
 
     of: int  # chunks of the state
@@ -85,7 +85,9 @@ class Standing:
     seconds: float = 0.0  # since it began
     donors: dict[NodeId, int] = field(default_factory=dict)  # bytes of chunks that each gave
     names: dict[NodeId, str] = field(default_factory=dict)  # of donors, for people
-    sealed: dict[Round, tuple[Sealed, ...]] = field(default_factory=dict)  # of all missed rounds, if they were few
+    sealed: dict[Round, tuple[SealedChunk, ...]] = field(
+        default_factory=dict
+    )  # of all missed rounds, if they were few
 
     @property
     def rate(self) -> float:
@@ -114,15 +116,15 @@ async def recover(
     outer: OuterState,
     target: Target,
     worker: Executor,
-    on_progress: Callable[[Standing], None],
-) -> Standing:
-    """Make `outer` the state of `target.round`; returns what that took. Raises `MovedOn`; `Stranded` where that
-    will not pass with the round.
+    on_progress: Callable[[RecoveryProgress], None],
+) -> RecoveryProgress:
+    """Make `outer` the state of `target.round`; returns what that took. Raises `RoundMovedOn`; `DonorsSilent`
+    where that will not pass with the round.
 
     `worker` is the one thread that may touch `outer`'s arithmetic.
     """
     if not target.donors:
-        raise MovedOn(f"no member holds the state of round {target.round}")
+        raise RoundMovedOn(f"no member holds the state of round {target.round}")
     streams_ = plane.peers.fixed or LEAST
     lines = {d.node: [_line(plane, d) for _ in range(streams_)] for d in target.donors}
     async with AsyncExitStack() as opened:
@@ -135,8 +137,8 @@ async def recover(
         return await _Recovery(plane, outer, target.round, wanted, donors, lines, worker, on_progress).run()
 
 
-def _line(plane: DataPlane, donor: Donor) -> Fetcher:
-    return Fetcher(plane, donor.node, donor.address, donor.pin)
+def _line(plane: DataPlane, donor: Donor) -> FetchClient:
+    return FetchClient(plane, donor.node, donor.address, donor.pin)
 
 
 async def _digest_list(lines: Lines, outer: OuterState, target: Target) -> tuple[list[bytes], list[Donor]]:
@@ -153,7 +155,7 @@ async def _digest_list(lines: Lines, outer: OuterState, target: Target) -> tuple
                 donor = asked.pop(task)
                 try:
                     digests = task.result()
-                except (PeerLost, Missing) as error:
+                except (DonorLost, NotAvailable) as error:
                     failures[donor] = error
                     continue
                 for other, failure in failures.items():
@@ -164,18 +166,18 @@ async def _digest_list(lines: Lines, outer: OuterState, target: Target) -> tuple
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
     why = "; ".join(str(failure).partition(" (digests")[0] for failure in failures.values())
-    if all(isinstance(failure, PeerLost) for failure in failures.values()):
-        raise Stranded(f"nobody gives it the state: {why}")
-    raise MovedOn(f"no donor has the state of round {target.round} any more: {why}")
+    if all(isinstance(failure, DonorLost) for failure in failures.values()):
+        raise DonorsSilent(f"nobody gives it the state: {why}")
+    raise RoundMovedOn(f"no donor has the state of round {target.round} any more: {why}")
 
 
-async def _digests_of(donor: Fetcher, outer: OuterState, target: Target) -> list[bytes]:
+async def _digests_of(donor: FetchClient, outer: OuterState, target: Target) -> list[bytes]:
     """What it says the chunks' digests are, if the run's digest proves that."""
     size = SIZE * outer.chunks.count
-    packed = await donor.fetch(Item.DIGESTS, target.round, 0, size)
+    packed = await donor.fetch(FetchItem.DIGESTS, target.round, 0, size)
     digests = [packed[k : k + SIZE] for k in range(0, size, SIZE)]
     if root(digests) != target.digest:
-        raise PeerLost(donor.node, "its state is not the run's")
+        raise DonorLost(donor.node, "its state is not the run's")
     return digests
 
 
@@ -191,7 +193,7 @@ class _Recovery:
         donors: list[Donor],
         lines: Lines,
         worker: Executor,
-        on_progress: Callable[[Standing], None],
+        on_progress: Callable[[RecoveryProgress], None],
     ) -> None:
         self._plane, self._outer, self._worker = plane, outer, worker
         self._round, self._wanted, self._on_progress = round_, wanted, on_progress
@@ -199,27 +201,27 @@ class _Recovery:
         self._abreast = min(len(donors), DONORS)
         self._clock = asyncio.get_running_loop().time
         self._began = self._told = self._clock()
-        self._progress = Standing(outer.chunks.count, names={d.node: d.name for d in donors})
-        self._parts: dict[int, Parts] = {}  # of chunks under way
-        self._limits: dict[Errand, asyncio.Timeout] = {}  # to end an errand that is of no more use
+        self._progress = RecoveryProgress(outer.chunks.count, names={d.node: d.name for d in donors})
+        self._parts: dict[int, ChunkAssembly] = {}  # of chunks under way
+        self._limits: dict[ChunkRequest, asyncio.Timeout] = {}  # to end an errand that is of no more use
         self._changed = asyncio.Event()  # set, and replaced, when a stream without work should look again
         self._from = outer.round
-        self._tail: dict[int, list[Sealed]] = {}  # by chunk: what brought it from there
+        self._tail: dict[int, list[SealedChunk]] = {}  # by chunk: what brought it from there
 
-    async def run(self) -> Standing:
-        self._errands = Errands(await self._lacking())
+    async def run(self) -> RecoveryProgress:
+        self._errands = ChunkScheduler(await self._lacking())
         self._progress.done = self._progress.of - self._errands.left
         async with asyncio.TaskGroup() as self._group:
             for _ in range(self._abreast):
                 self._next_donor()
         if left := self._errands.left:
-            raise MovedOn(f"{left} of {self._progress.of} chunks of round {self._round} could not be had")
+            raise RoundMovedOn(f"{left} of {self._progress.of} chunks of round {self._round} could not be had")
         self._progress.sealed = self._sealed_rounds()
         return self._progress
 
-    def _sealed_rounds(self) -> dict[Round, tuple[Sealed, ...]]:
+    def _sealed_rounds(self) -> dict[Round, tuple[SealedChunk, ...]]:
         """Of all missed rounds; empty if one lacks a chunk, or they were many."""
-        turns, chunks, found = self._outer.turns, self._outer.chunks, dict[Round, tuple[Sealed, ...]]()
+        turns, chunks, found = self._outer.turns, self._outer.chunks, dict[Round, tuple[SealedChunk, ...]]()
         missed = range(self._from + 1, self._round + 1)
         for k in missed if 0 <= self._from and len(missed) <= TAIL else ():
             at = turns.turn(k) - turns.turn(turns.next(turns.fragment(k), self._from))  # of its fragment's rounds
@@ -265,11 +267,11 @@ class _Recovery:
             async with asyncio.TaskGroup() as group:
                 for _ in range(len(self._lines[donor.node])):
                     open_another()
-        except* (PeerLost, Missing) as errors:
+        except* (DonorLost, NotAvailable) as errors:
             log.warning(f"recovering without {donor.node}: {errors.exceptions[0]}")
             self._next_donor()
 
-    def _suiting(self, fetcher: Fetcher) -> int:
+    def _suiting(self, fetcher: FetchClient) -> int:
         """Streams to a donor."""
         if fixed := self._plane.peers.fixed:
             return fixed
@@ -278,7 +280,7 @@ class _Recovery:
             return LEAST
         return max(LEAST, streams(path.rtt, self._progress.rate, self._abreast, slowed=False))
 
-    async def _step(self, fetcher: Fetcher) -> None:
+    async def _step(self, fetcher: FetchClient) -> None:
         """Fetch a chunk; or wait a moment for one to fetch."""
         errand = self._errands.take(fetcher.node, self._clock(), self._open)
         if errand is None:
@@ -307,22 +309,22 @@ class _Recovery:
     def _open(self, c: int) -> int:
         return self._parts[c].open if c in self._parts else 0
 
-    async def _fetch(self, fetcher: Fetcher, errand: Errand) -> Callable[[], None] | None:
+    async def _fetch(self, fetcher: FetchClient, errand: ChunkRequest) -> Callable[[], None] | None:
         """The bytes of a chunk; returns what brings the chunk to the round with them; None: others bring some."""
         outer, round_, c = self._outer, self._round, errand.chunk
         sealed, whole = outer.sealing.size(outer.chunks.size(c), 1), 8 * outer.chunks.size(c)  # bytes
         fragment, i = outer.chunks.place(c)
         missed = outer.turns.rounds(fragment, outer.at[c], round_)
         if outer.at[c] >= 0 and 0 < len(missed) * sealed < whole:
-            with suppress(Missing):  # the donor keeps fewer rounds: the whole chunk follows
-                ask = [(Item.SEALED, Round(k), i, sealed, DEADLINE, self._sealed(c)) for k in missed]
+            with suppress(NotAvailable):  # the donor keeps fewer rounds: the whole chunk follows
+                ask = [(FetchItem.SEALED, Round(k), i, sealed, DEADLINE, self._sealed(c)) for k in missed]
                 payloads = [await fetcher.fetch(*what) for what in ask]
                 self._credit(fetcher, sum(map(len, payloads)))
                 return lambda: self._bring_forward(c, payloads)
         if c not in self._parts:
-            self._parts[c] = Parts(whole, PART, outer.landed(c, self._wanted[c]))
+            self._parts[c] = ChunkAssembly(whole, PART, outer.landed(c, self._wanted[c]))
         elif self._parts[c].alone:  # whoever gives it is late, and to be known by what it gives
-            self._parts[c] = Parts(whole, PART, alone=True)
+            self._parts[c] = ChunkAssembly(whole, PART, alone=True)
         parts = self._parts[c]
         if not await self._get(fetcher, errand, parts):
             return None
@@ -330,15 +332,15 @@ class _Recovery:
         if not right:
             outer.unland(c)
         if not right and (parts.earlier or parts.givers > 1):  # who gave the wrong bytes cannot be told
-            parts = self._parts[c] = Parts(whole, PART, alone=True)
+            parts = self._parts[c] = ChunkAssembly(whole, PART, alone=True)
             right = await self._get(fetcher, errand, parts) and await self._right(c, parts)
         self._parts.pop(c, None)
         if not right:
             outer.unland(c)
-            raise PeerLost(fetcher.node, f"chunk {c} of round {round_} is not what the run's digest says")
+            raise DonorLost(fetcher.node, f"chunk {c} of round {round_} is not what the run's digest says")
         return lambda: outer.put(c, round_, parts.data)
 
-    async def _get(self, fetcher: Fetcher, errand: Errand, parts: Parts) -> bool:
+    async def _get(self, fetcher: FetchClient, errand: ChunkRequest, parts: ChunkAssembly) -> bool:
         """Fetch parts of the chunk; whether all are here."""
         c, outer, stream = errand.chunk, self._outer, parts.join()
 
@@ -358,7 +360,7 @@ class _Recovery:
             parts.leave(stream)
         return parts.complete
 
-    async def _right(self, c: int, parts: Parts) -> bool:
+    async def _right(self, c: int, parts: ChunkAssembly) -> bool:
         return await self._compute(digest, parts.data) == self._wanted[c]
 
     def _sealed(self, c: int) -> Callable[[int], bool]:
@@ -379,14 +381,14 @@ class _Recovery:
         if not good:
             outer.at[c] = -1
         elif len(payloads) == len(outer.turns.rounds(outer.chunks.place(c)[0], self._from, self._round)) <= TAIL:
-            self._tail[c] = [Sealed(payload, digest(payload)) for payload in payloads]
+            self._tail[c] = [SealedChunk(payload, digest(payload)) for payload in payloads]
 
-    def _credit(self, fetcher: Fetcher, size: int) -> None:
+    def _credit(self, fetcher: FetchClient, size: int) -> None:
         progress = self._progress
         progress.donors[fetcher.node] = progress.donors.get(fetcher.node, 0) + size
         progress.seconds = self._clock() - self._began
 
-    async def _take(self, errand: Errand, work: Callable[[], None]) -> None:
+    async def _take(self, errand: ChunkRequest, work: Callable[[], None]) -> None:
         await self._compute(work)
         if self._outer.at[errand.chunk] != self._round:
             self._errands.again(errand.chunk)

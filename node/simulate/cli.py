@@ -80,7 +80,7 @@ def simulate(
     from atoll.node.data import open_source
     from atoll.node.preflight import check_simulation
     from atoll.node.simulate import report
-    from atoll.node.simulate.play import Outcome, data_parallel, local_updates
+    from atoll.node.simulate.play import RunOutcome, data_parallel, local_updates
 
     node = NodeConfig(data=data, model=model, compile=compile, bf16=bf16)
     check(node)
@@ -92,10 +92,10 @@ def simulate(
         for run in runs.values():
             check_simulation(run, nodes)
     report.prepare(out)
-    outcomes, baseline_of = list[Outcome](), dict[str, str]()
+    outcomes, baseline_of = list[RunOutcome](), dict[str, str]()
     settings = {"conditions": asdict(conditions), "runs": {label: asdict(run) for label, run in runs.items()}}
 
-    def keep(outcome: Outcome) -> None:
+    def keep(outcome: RunOutcome) -> None:
         """Write what there is so far: an interrupted comparison leaves the runs that were finished."""
         outcomes.append(outcome)
         report.write(out, outcomes, report.summary(outcomes, baseline_of), settings)

@@ -25,7 +25,7 @@ F32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Contribution:
+class MemberDelta:
     """What one member brings to a round."""
 
     decoded: F32  # (numel,) what its encoded bytes say
@@ -34,7 +34,7 @@ class Contribution:
     damping: float = 1.0
 
 
-class Replicated:
+class ReplicatedState:
     """The anchor and momentum of a fragment, the same on every node: `state_k = apply(state_{k-1}, sealed_k)`."""
 
     def __init__(self, config: RunConfig, method: Method, fragment: Fragment, flat: F32) -> None:
@@ -67,7 +67,7 @@ class Replicated:
             self._codec.decode(payload, decoded[span])
         return decoded
 
-    def commit(self, contributions: Sequence[Contribution]) -> None:
+    def commit(self, contributions: Sequence[MemberDelta]) -> None:
         """Merge, seal, and take the outer step."""
         weights = self._method.weigh([c.tokens for c in contributions], [c.steps for c in contributions])
         factors = [c.damping for c in contributions]
@@ -89,7 +89,7 @@ class Replicated:
         before -= self.anchor
         self.moved = norm(before)
 
-    def _length(self, contributions: Sequence[Contribution]) -> float:
+    def _length(self, contributions: Sequence[MemberDelta]) -> float:
         """Of the round, in usual rounds."""
         if not self._config.outer.per_token:
             return 1.0

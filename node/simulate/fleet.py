@@ -24,36 +24,43 @@ from atoll.comm.codecs.codec import NonFinite
 from atoll.comm.config.run import RunConfig
 from atoll.node.outer.method import Method
 from atoll.node.simulate.conditions import Conditions
-from atoll.node.simulate.exchange import Contribution, Replicated
-from atoll.node.simulate.learner import Trainee
-from atoll.node.simulate.state import Event, Node, Phase, Record, Round, Share
+from atoll.node.simulate.exchange import MemberDelta, ReplicatedState
+from atoll.node.simulate.learner import SimulatedTrainer
+from atoll.node.simulate.state import (
+    FleetEvent,
+    FragmentRound,
+    FragmentShare,
+    NodePhase,
+    RoundRecord,
+    SimulatedNode,
+)
 from atoll.node.trainer.lr_schedule import learning_rate
 from atoll.outer_opt.overlap import Adopt, replace
 
 F32 = NDArray[np.float32]
 
 
-class Fleet:
+class SimulatedFleet:
     def __init__(
         self,
         run: RunConfig,
         conditions: Conditions,
         method: Method,
-        make_trainee: Callable[[], Trainee],
-        judge: Trainee,  # whose flat vector the anchor is written to for an evaluation
-        start: Trainee,
-        tell: Callable[[Record], None] = lambda record: None,
+        make_trainee: Callable[[], SimulatedTrainer],
+        judge: SimulatedTrainer,  # whose flat vector the anchor is written to for an evaluation
+        start: SimulatedTrainer,
+        tell: Callable[[RoundRecord], None] = lambda record: None,
     ) -> None:
         self.run, self.conditions, self.method = run, conditions, method
         self._make, self._judge, self._tell = make_trainee, judge, tell
-        self.states = [Replicated(run, method, fragment, start.flat) for fragment in method.fragments]
+        self.states = [ReplicatedState(run, method, fragment, start.flat) for fragment in method.fragments]
         self.rounds = [self._next(p, due) for p, due in enumerate(method.due)]
-        self.nodes: list[Node] = []
+        self.nodes: list[SimulatedNode] = []
         self.now, self.cursor, self.committed = 0.0, 0, 0.0
-        self.bytes_sent, self.records, self.lost, self.gone_idle = 0.0, list[Record](), 0, 0.0
+        self.bytes_sent, self.records, self.lost, self.gone_idle = 0.0, list[RoundRecord](), 0, 0.0
         self._random = np.random.default_rng((run.seed, 7))
         # Time, whether it is no commit (of one moment those come first), order of entry, kind, who, ticket.
-        self._events: list[tuple[float, bool, int, Event, int, int]] = []
+        self._events: list[tuple[float, bool, int, FleetEvent, int, int]] = []
         self._entries, self._last, self._present, self.val_loss = 0, False, 0.0, float("nan")
         for number in range(conditions.nodes):
             self._join(number).trainee.resume(start)
@@ -68,14 +75,14 @@ class Fleet:
         while self._events and not self._finished():
             self.now, _, _, kind, who, ticket = heapq.heappop(self._events)
             match kind:
-                case Event.STEP:
+                case FleetEvent.STEP:
                     if self.nodes[who].ticket == ticket and self.nodes[who].alive:
                         self._step_ends(self.nodes[who])
-                case Event.COMMIT:
+                case FleetEvent.COMMIT:
                     self._commit(who)
-                case Event.KILL:
+                case FleetEvent.KILL:
                     self._kill(int(self._random.choice([n.number for n in self._here()])))
-                case Event.JOIN:
+                case FleetEvent.JOIN:
                     self._revive()
             for p in range(len(self.rounds)):
                 self._close_if_due(p)
@@ -93,12 +100,12 @@ class Fleet:
             self._halt(node)
         self._last = True
         for time, _, _, kind, who, _ in sorted(self._events):
-            if kind is Event.COMMIT:
+            if kind is FleetEvent.COMMIT:
                 self.now = time
                 self._commit(who)
         for p, round_ in enumerate(self.rounds):
             if any(node.shares[p].owed for node in self.nodes if node.alive):
-                round_.phase, round_.included = Phase.CLOSING, {}
+                round_.phase, round_.included = NodePhase.CLOSING, {}
                 for node in self._here():
                     self._contribute(node, p)
                 self._commit(p)
@@ -134,24 +141,24 @@ class Fleet:
 
     # Inner steps
 
-    def _begin(self, node: Node) -> None:
+    def _begin(self, node: SimulatedNode) -> None:
         """Start the next step, unless the node has to wait."""
         if node.busy or not node.alive or self._last or self._must_wait(node):
             return
         node.idle += self.now - node.stopped
         node.busy, node.started, node.ticket = True, self.now, node.ticket + 1
-        self._at(self.now + 1.0 / node.speed, Event.STEP, node.number, node.ticket)
+        self._at(self.now + 1.0 / node.speed, FleetEvent.STEP, node.number, node.ticket)
 
-    def _must_wait(self, node: Node) -> bool:
+    def _must_wait(self, node: SimulatedNode) -> bool:
         for share, round_ in zip(node.shares, self.rounds, strict=True):
             if share.since >= round_.most:
                 return True
-            travels = round_.phase is not Phase.OPEN and share.sent is not None
+            travels = round_.phase is not NodePhase.OPEN and share.sent is not None
             if travels and share.after >= round_.ahead:
                 return True
         return False
 
-    def _step_ends(self, node: Node) -> None:
+    def _step_ends(self, node: SimulatedNode) -> None:
         ahead = self.step_tokens * len(self._here()) * sum(s.owed for s in node.shares) / len(node.shares)
         rate = learning_rate(self.run.inner, self.committed + ahead)
         node.losses.append(node.trainee.step(self.cursor, rate))
@@ -166,7 +173,7 @@ class Fleet:
                 self._contribute(node, p)
         self._begin(node)
 
-    def _halt(self, node: Node) -> None:
+    def _halt(self, node: SimulatedNode) -> None:
         """The step at hand is not taken."""
         if node.busy:
             node.busy, node.ticket, node.stopped = False, node.ticket + 1, self.now
@@ -175,10 +182,10 @@ class Fleet:
 
     def _close_if_due(self, p: int) -> None:
         round_ = self.rounds[p]
-        if round_.phase is Phase.CLOSING and not round_.waits:
+        if round_.phase is NodePhase.CLOSING and not round_.waits:
             self._send(p)
             return
-        if round_.phase is not Phase.OPEN:
+        if round_.phase is not NodePhase.OPEN:
             return
         here = self._here()
         counted = [node for node in here if node.joined <= round_.opened] or here
@@ -189,7 +196,7 @@ class Fleet:
         deadline = round_.quorum + self.run.rounds.grace * (round_.quorum - round_.opened)
         if any(self._reaches(node, p) <= deadline for node in counted if node.shares[p].since < round_.due):
             return
-        round_.phase, round_.closed = Phase.CLOSING, self.now
+        round_.phase, round_.closed = NodePhase.CLOSING, self.now
         for node in here:
             if node.busy and node.started < self.now:
                 round_.waits.add(node.number)
@@ -198,14 +205,14 @@ class Fleet:
         if not round_.waits:
             self._send(p)
 
-    def _reaches(self, node: Node, p: int) -> float:
+    def _reaches(self, node: SimulatedNode, p: int) -> float:
         """When the node will have the round's inner steps, if nothing happens."""
         missing = self.rounds[p].due - node.shares[p].since
         if node.busy:
             return node.started + missing / node.speed
         return float("inf")
 
-    def _contribute(self, node: Node, p: int) -> None:
+    def _contribute(self, node: SimulatedNode, p: int) -> None:
         """Send what the node has of the fragment; from now on its round waits for it no more."""
         share, state, round_ = node.shares[p], self.states[p], self.rounds[p]
         round_.waits.discard(node.number)
@@ -235,27 +242,27 @@ class Fleet:
         if self._random.random() >= self.conditions.drop or safe:
             factor = share.gap.damping if self.run.outer.damping else 1.0
             tokens = share.owed * self.step_tokens
-            round_.included[node.number] = Contribution(share.decoded, tokens, share.owed, factor)
+            round_.included[node.number] = MemberDelta(share.decoded, tokens, share.owed, factor)
 
     def _together(self, p: int) -> bool:
         """Whether the fragment's round is one of those at the start that have one inner step."""
         return self.states[p].round < self.run.rounds.data_parallel
 
-    def _next(self, p: int, due: int, opened: float = 0.0) -> Round:
+    def _next(self, p: int, due: int, opened: float = 0.0) -> FragmentRound:
         rounds, delay = self.run.rounds, self.run.overlap.delay
         if self._together(p):
-            return Round(opened=opened, due=1, most=1, together=True)
+            return FragmentRound(opened=opened, due=1, most=1, together=True)
         fragment = -(-rounds.inner_steps // (len(self.states) if self.run.fragments.stagger else 1))
         ahead = max(fragment, int(fragment * rounds.ceiling), delay) if delay else 0
-        return Round(opened=opened, due=due, most=rounds.most_steps, delay=delay, ahead=ahead)
+        return FragmentRound(opened=opened, due=due, most=rounds.most_steps, delay=delay, ahead=ahead)
 
     def _send(self, p: int) -> None:
         """All that come are there: the exchange begins."""
         round_ = self.rounds[p]
-        round_.phase = Phase.TRAVELS
+        round_.phase = NodePhase.TRAVELS
         size = self.states[p].bytes_sent(len(round_.included))
         seconds = size * 8e-6 / self.conditions.bandwidth if self.conditions.bandwidth else 0.0
-        self._at(self.now + self.conditions.latency + seconds, Event.COMMIT, p)
+        self._at(self.now + self.conditions.latency + seconds, FleetEvent.COMMIT, p)
 
     def _commit(self, p: int) -> None:
         """The exchange is over: the anchor moves, if anything arrived."""
@@ -297,14 +304,16 @@ class Fleet:
         for node in self._here():
             self._begin(node)
 
-    def _adopt(self, node: Node, p: int, adopt: Adopt | None = None) -> None:
+    def _adopt(self, node: SimulatedNode, p: int, adopt: Adopt | None = None) -> None:
         """Take the newest anchor in place of the parameters that were sent."""
         share = node.shares[p]
         assert share.sent is not None
         self._replace(node, p, adopt or self.method.adopt, share.sent)
         share.pending, share.sent = False, None
 
-    def _replace(self, node: Node, p: int, adopt: Callable[[F32, F32, F32, F32], None], sent: F32) -> None:
+    def _replace(
+        self, node: SimulatedNode, p: int, adopt: Callable[[F32, F32, F32, F32], None], sent: F32
+    ) -> None:
         state = self.states[p]
         local, scratch = np.empty_like(state.anchor), np.empty_like(state.anchor)
         state.fragment.gather(node.trainee.flat, local)
@@ -313,16 +322,16 @@ class Fleet:
 
     # Who is there
 
-    def _here(self) -> list[Node]:
+    def _here(self) -> list[SimulatedNode]:
         return [node for node in self.nodes if node.alive]
 
     def _outstanding(self) -> float:
         """Inner steps of the living that are not committed, on average over the fragments."""
         return sum(share.owed for node in self._here() for share in node.shares) / len(self.states)
 
-    def _join(self, number: int) -> Node:
-        node = Node(number, self._make(), self.now, self.conditions.speed(number), [], stopped=self.now)
-        node.shares = [Share() for _ in self.states]
+    def _join(self, number: int) -> SimulatedNode:
+        node = SimulatedNode(number, self._make(), self.now, self.conditions.speed(number), [], stopped=self.now)
+        node.shares = [FragmentShare() for _ in self.states]
         self.nodes[number : number + 1] = [node]
         return node
 
@@ -331,9 +340,9 @@ class Fleet:
         every = self.conditions.churn
         if round_ % every == 0 and len(self._here()) > 1:
             half = 0.5 * self.run.rounds.inner_steps * self.conditions.step_seconds
-            self._at(self.now + half, Event.KILL)
+            self._at(self.now + half, FleetEvent.KILL)
         if round_ % every == every // 2:
-            self._at(self.now, Event.JOIN)
+            self._at(self.now, FleetEvent.JOIN)
 
     def _kill(self, number: int) -> None:
         """Its inner steps since its last commit are gone with it; what travels arrives."""
@@ -362,16 +371,16 @@ class Fleet:
 
     # Bookkeeping
 
-    def _at(self, time: float, kind: Event, who: int = 0, ticket: int = 0) -> None:
+    def _at(self, time: float, kind: FleetEvent, who: int = 0, ticket: int = 0) -> None:
         self._entries += 1
-        heapq.heappush(self._events, (time, kind is not Event.COMMIT, self._entries, kind, who, ticket))
+        heapq.heappush(self._events, (time, kind is not FleetEvent.COMMIT, self._entries, kind, who, ticket))
 
-    def _record(self, p: int, round_: int, included: list[Contribution]) -> None:
+    def _record(self, p: int, round_: int, included: list[MemberDelta]) -> None:
         losses = [loss for node in self.nodes for loss in node.losses]
         every, together = self.run.data.eval_every, self.run.rounds.data_parallel
         count = round_ - together if round_ >= together else round_ / self.run.rounds.inner_steps
         due = p == 0 and not self._last and count % every == 0
-        record = Record(
+        record = RoundRecord(
             p,
             round_,
             self.now,

@@ -15,7 +15,7 @@ from atoll.node.config import NodeConfig
 from atoll.node.data import Source
 from atoll.node.trainer import inner_loop
 from atoll.node.trainer.flat_vector import layout_of
-from atoll.node.trainer.inner_loop import Team
+from atoll.node.trainer.inner_loop import RankGroup
 from atoll.node.trainer.lr_rewarm import Rewarming
 from atoll.node.trainer.model import blocks_of, build, build_custom, init_parameters
 from atoll.node.trainer.optimizer import make
@@ -24,7 +24,7 @@ from atoll.outer_opt import tensors
 F32 = NDArray[np.float32]
 
 
-class Trainee:
+class SimulatedTrainer:
     """The trainer's model, data and optimizer in this process. `flat` (numel,) is the memory of the parameters
     themselves: what is written to it, the model has."""
 
@@ -41,8 +41,10 @@ class Trainee:
             for block in blocks_of(model):
                 block.compile(dynamic=False)
         self._model, optimizer = model, make(model, run.inner)
-        trained = Mixed(model) if node.bf16 else model
-        self._learner = inner_loop.Learner(run, Team(0, 1), torch.device("cpu"), source, trained, optimizer)
+        trained = MixedPrecisionModel(model) if node.bf16 else model
+        self._learner = inner_loop.LearnerState(
+            run, RankGroup(0, 1), torch.device("cpu"), source, trained, optimizer
+        )
 
     def tensors(self) -> tuple[tensors.Tensor, ...]:
         return tuple(tensors.Tensor(slot.name, slot.shape, slot.offset) for slot in self.layout.slots)
@@ -69,13 +71,13 @@ class Trainee:
     def validation_loss(self) -> float:
         return inner_loop.evaluate(self._learner, 0).loss
 
-    def resume(self, other: "Trainee") -> None:
+    def resume(self, other: "SimulatedTrainer") -> None:
         """Take the parameters and the optimizer's state of another."""
         self.flat[:] = other.flat
         self._learner.optimizer.load_state_dict(copy.deepcopy(other._learner.optimizer.state_dict()))
 
 
-class Mixed(nn.Module):
+class MixedPrecisionModel(nn.Module):
     """The model in bf16, with parameters and gradients in fp32: FSDP2's mixed precision."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -9,16 +9,16 @@ from atoll.node.config import NodeConfig
 from atoll.node.data import Source
 from atoll.node.outer.method import method_of
 from atoll.node.simulate.conditions import Conditions
-from atoll.node.simulate.fleet import Fleet
-from atoll.node.simulate.learner import Trainee, with_batch
-from atoll.node.simulate.state import Record
+from atoll.node.simulate.fleet import SimulatedFleet
+from atoll.node.simulate.learner import SimulatedTrainer, with_batch
+from atoll.node.simulate.state import RoundRecord
 from atoll.node.trainer.lr_schedule import learning_rate
 
-Tell = Callable[[Record], None]
+Tell = Callable[[RoundRecord], None]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """What a run came to; a round's bytes are those that a node sends."""
 
     label: str
@@ -33,7 +33,7 @@ class Outcome:
     fp32_allreduce_bytes: float  # that data parallelism sends for as many tokens
     inner_steps_lost: int  # with nodes that were killed
     wall_seconds: float
-    records: tuple[Record, ...]
+    records: tuple[RoundRecord, ...]
 
     @property
     def reduction(self) -> float:
@@ -41,17 +41,19 @@ class Outcome:
         return self.fp32_allreduce_bytes / self.bytes_per_node if self.bytes_per_node else float("inf")
 
 
-def fleet_of(run: RunConfig, node: NodeConfig, conditions: Conditions, source: Source, tell: Tell) -> Fleet:
+def fleet_of(
+    run: RunConfig, node: NodeConfig, conditions: Conditions, source: Source, tell: Tell
+) -> SimulatedFleet:
     """The nodes of a run, at its start."""
-    start = Trainee(run, node, source)
+    start = SimulatedTrainer(run, node, source)
     start.initialise(run.seed)
     method, judge = method_of(run, start.tensors()), judge_of(run, node, source)
-    return Fleet(run, conditions, method, lambda: Trainee(run, node, source), judge, start, tell)
+    return SimulatedFleet(run, conditions, method, lambda: SimulatedTrainer(run, node, source), judge, start, tell)
 
 
 def local_updates(
     label: str, run: RunConfig, node: NodeConfig, conditions: Conditions, source: Source, tell: Tell
-) -> Outcome:
+) -> RunOutcome:
     """A run of the config's method."""
     began = time.perf_counter()
     fleet = fleet_of(run, node, conditions, source, tell)
@@ -59,7 +61,7 @@ def local_updates(
     nodes, tokens = conditions.nodes, run.inner.batch_size * run.model.seq_len
     last = fleet.records[-1]
     free = sum(n.speed for n in fleet.nodes) * last.time * tokens
-    return Outcome(
+    return RunOutcome(
         label,
         nodes,
         fleet.val_loss,
@@ -78,22 +80,22 @@ def local_updates(
 
 def data_parallel(
     label: str, run: RunConfig, node: NodeConfig, conditions: Conditions, source: Source, tell: Tell
-) -> Outcome:
+) -> RunOutcome:
     """The baseline: one model takes all nodes' sequences of a step as one batch, which is what nodes do that
     average their gradients at each step. The same samples, tokens and learning rates as a run of local updates."""
     began, nodes = time.perf_counter(), conditions.nodes
     batch = nodes * run.inner.batch_size
     tokens = batch * run.model.seq_len
-    trainee, judge = Trainee(with_batch(run, batch), node, source), judge_of(run, node, source)
+    trainee, judge = SimulatedTrainer(with_batch(run, batch), node, source), judge_of(run, node, source)
     trainee.initialise(run.seed)
-    sent, records, losses = every_step(trainee.layout.numel, nodes), list[Record](), list[float]()
+    sent, records, losses = every_step(trainee.layout.numel, nodes), list[RoundRecord](), list[float]()
     every = run.rounds.inner_steps * run.data.eval_every
     seconds = conditions.step_seconds / min(conditions.speeds or (1.0,))
     for k in range(conditions.steps + 1):
         if k % every == 0 or k == conditions.steps:
             judge.flat[:] = trainee.flat
             mean = sum(losses) / len(losses) if losses else None
-            record = Record(0, k, k * seconds, k * tokens, nodes, k * sent, mean, judge.validation_loss())
+            record = RoundRecord(0, k, k * seconds, k * tokens, nodes, k * sent, mean, judge.validation_loss())
             records.append(record)
             tell(record)
             losses.clear()
@@ -102,7 +104,7 @@ def data_parallel(
     last = records[-1]
     assert last.val_loss is not None
     free = sum(conditions.speed(n) for n in range(nodes)) * last.time * tokens / nodes
-    return Outcome(
+    return RunOutcome(
         label,
         nodes,
         last.val_loss,
@@ -119,9 +121,9 @@ def data_parallel(
     )
 
 
-def judge_of(run: RunConfig, node: NodeConfig, source: Source) -> Trainee:
+def judge_of(run: RunConfig, node: NodeConfig, source: Source) -> SimulatedTrainer:
     """Who evaluates anchors: in fp32, whatever they are trained in."""
-    return Trainee(run, replace(node, bf16=False, compile=False), source)
+    return SimulatedTrainer(run, replace(node, bf16=False, compile=False), source)
 
 
 def every_step(numel: int, nodes: int) -> float:

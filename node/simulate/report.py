@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from atoll.comm.errors import ResourceError
-from atoll.node.simulate.play import Outcome
+from atoll.node.simulate.play import RunOutcome
 
 FIELDS = ("fragment", "round", "time", "tokens", "members", "bytes_sent", "train_loss", "val_loss")
 ROOM = 1 << 16  # bytes that the folder must take before anything is trained
 
 
-def summary(outcomes: Sequence[Outcome], baseline_of: dict[str, str]) -> list[dict[str, Any]]:
+def summary(outcomes: Sequence[RunOutcome], baseline_of: dict[str, str]) -> list[dict[str, Any]]:
     """One row a run; `against_baseline` is the validation loss relative to data parallelism with the same inner
     optimizer."""
     by_label = {outcome.label: outcome for outcome in outcomes}
@@ -39,7 +39,7 @@ def prepare(folder: Path) -> None:
             file.write(bytes(ROOM))
 
 
-def write(folder: Path, outcomes: Sequence[Outcome], rows: Sequence[dict[str, Any]], settings: Any) -> None:
+def write(folder: Path, outcomes: Sequence[RunOutcome], rows: Sequence[dict[str, Any]], settings: Any) -> None:
     """`LABEL.jsonl` and `curves.csv` with every round, `summary.json`, `comparison.png`."""
     with _in_sentences(folder):
         with (folder / "curves.csv").open("w", newline="") as file:
@@ -63,7 +63,7 @@ def _in_sentences(folder: Path) -> Iterator[None]:
         raise ResourceError(f"--out {folder} cannot be used ({error}): give another --out") from None
 
 
-def picture(path: Path, outcomes: Sequence[Outcome]) -> None:
+def picture(path: Path, outcomes: Sequence[RunOutcome]) -> None:
     """Validation loss over tokens, and over the bytes that a node has sent."""
     from matplotlib.figure import Figure
 

@@ -6,28 +6,28 @@ from enum import Enum, IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.node.simulate.exchange import Contribution
-from atoll.node.simulate.learner import Trainee
-from atoll.outer_opt.late import Gap
+from atoll.node.simulate.exchange import MemberDelta
+from atoll.node.simulate.learner import SimulatedTrainer
+from atoll.outer_opt.late import Staleness
 
 F32 = NDArray[np.float32]
 
 
-class Event(IntEnum):
+class FleetEvent(IntEnum):
     STEP = 0  # the inner step of a node ends
     COMMIT = 1  # the exchange of a fragment ends
     KILL = 2
     JOIN = 3
 
 
-class Phase(Enum):
+class NodePhase(Enum):
     OPEN = "open"
     CLOSING = "closing"
     TRAVELS = "travels"
 
 
 @dataclass
-class Share:
+class FragmentShare:
     """A node's part in one fragment."""
 
     since: int = 0  # inner steps since its last contribution: what a round waits for
@@ -37,18 +37,18 @@ class Share:
     offered: F32 | None = None  # what it encoded then, with error feedback
     decoded: F32 | None = None  # and what the others decoded
     after: int = 0  # inner steps since then
-    gap: Gap = field(default_factory=Gap)  # to the anchor that what it owes was begun from
+    gap: Staleness = field(default_factory=Staleness)  # to the anchor that what it owes was begun from
     residual: F32 | None = None
     pending: bool = False  # a commit counted its contribution, and it has not taken the new anchor yet
 
 
 @dataclass
-class Node:
+class SimulatedNode:
     number: int
-    trainee: Trainee
+    trainee: SimulatedTrainer
     joined: float
     speed: float  # inner steps a second
-    shares: list[Share]
+    shares: list[FragmentShare]
     started: float = 0.0  # when the step at hand began
     ticket: int = 0  # of the step at hand; another one's end means nothing
     busy: bool = False
@@ -59,10 +59,10 @@ class Node:
 
 
 @dataclass
-class Round:
+class FragmentRound:
     """The round of a fragment that is under way."""
 
-    phase: Phase = Phase.OPEN
+    phase: NodePhase = NodePhase.OPEN
     opened: float = 0.0  # when the one before closed
     quorum: float | None = None  # when a quorum had its inner steps
     closed: float = 0.0
@@ -72,11 +72,11 @@ class Round:
     ahead: int = 0  # inner steps that a node takes at most while it travels
     together: bool = False  # one of those at the start that have one inner step
     waits: set[int] = field(default_factory=set)  # nodes that finish a step
-    included: dict[int, Contribution] = field(default_factory=dict)
+    included: dict[int, MemberDelta] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Record:
+class RoundRecord:
     """One committed round, or the start."""
 
     fragment: int

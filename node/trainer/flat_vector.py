@@ -24,7 +24,7 @@ PIECE = 1 << 20  # elements that are worked on at once where there is need of me
 
 
 @dataclass(frozen=True)
-class Slot:
+class ParameterSlot:
     """One parameter's place."""
 
     name: str
@@ -33,22 +33,22 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Layout:
-    slots: tuple[Slot, ...]
+class FlatLayout:
+    slots: tuple[ParameterSlot, ...]
     numel: int
 
 
-def layout_of(model: nn.Module, order: Sequence[str] = ()) -> Layout:
+def layout_of(model: nn.Module, order: Sequence[str] = ()) -> FlatLayout:
     """The model's layout, in this order, or by name; tied parameters count once, sharded ones with their whole
     shape."""
     slots, offset, parameters = [], 0, dict(model.named_parameters())
     for name in order or sorted(parameters):
-        slots.append(Slot(name, tuple(parameters[name].shape), offset))
+        slots.append(ParameterSlot(name, tuple(parameters[name].shape), offset))
         offset += parameters[name].numel()
-    return Layout(tuple(slots), offset)
+    return FlatLayout(tuple(slots), offset)
 
 
-def shapes_of(layout: Layout) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def shapes_of(layout: FlatLayout) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple((slot.name, slot.shape) for slot in layout.slots)
 
 
@@ -79,21 +79,21 @@ def local_tensor(parameter: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def write_shards(model: nn.Module, layout: Layout, flat: Tensor) -> None:
+def write_shards(model: nn.Module, layout: FlatLayout, flat: Tensor) -> None:
     """Copy this rank's shards into its intervals of `flat`, (layout.numel,) fp32."""
     for interval, shard in _pieces(model, layout):
         flat[interval].copy_(shard.reshape(-1))
 
 
 @torch.no_grad()
-def read_shards(model: nn.Module, layout: Layout, flat: Tensor) -> None:
+def read_shards(model: nn.Module, layout: FlatLayout, flat: Tensor) -> None:
     """Copy this rank's intervals of `flat`, (layout.numel,) fp32, into its shards."""
     for interval, shard in _pieces(model, layout):
         shard.view(-1).copy_(flat[interval])
 
 
 @torch.no_grad()
-def copy_shards(model: nn.Module, layout: Layout, into: list[Tensor] | None = None) -> list[Tensor]:
+def copy_shards(model: nn.Module, layout: FlatLayout, into: list[Tensor] | None = None) -> list[Tensor]:
     """A copy of this rank's shards, in host memory: fp32, one after the other. `into`: an earlier copy, whose
     memory is used again; fresh memory takes longer than the copying."""
     shards = [shard.reshape(-1) for _, shard in _pieces(model, layout)]
@@ -105,7 +105,7 @@ def copy_shards(model: nn.Module, layout: Layout, into: list[Tensor] | None = No
 
 
 @torch.no_grad()
-def restore_shards(model: nn.Module, layout: Layout, shards: list[Tensor]) -> None:
+def restore_shards(model: nn.Module, layout: FlatLayout, shards: list[Tensor]) -> None:
     """Put back what `copy_shards` returned."""
     for (_, shard), own in zip(_pieces(model, layout), shards, strict=True):
         shard.view(-1).copy_(own)
@@ -114,7 +114,7 @@ def restore_shards(model: nn.Module, layout: Layout, shards: list[Tensor]) -> No
 @torch.no_grad()
 def adopt_shards(
     model: nn.Module,
-    layout: Layout,
+    layout: FlatLayout,
     flat: Tensor,
     sent: list[Tensor],
     adopt: Adopt,
@@ -133,7 +133,7 @@ def adopt_shards(
 
 
 @torch.no_grad()
-def squared_distances(model: nn.Module, layout: Layout, flat: Tensor) -> list[float]:
+def squared_distances(model: nn.Module, layout: FlatLayout, flat: Tensor) -> list[float]:
     """Of each parameter the squared l2 norm of its distance from `flat`, as far as this rank holds it."""
     squares = [0.0] * len(layout.slots)
     for i, interval, shard in _numbered_pieces(model, layout):
@@ -146,11 +146,11 @@ def squared_distances(model: nn.Module, layout: Layout, flat: Tensor) -> list[fl
     return squares
 
 
-def _pieces(model: nn.Module, layout: Layout) -> list[tuple[slice, Tensor]]:
+def _pieces(model: nn.Module, layout: FlatLayout) -> list[tuple[slice, Tensor]]:
     return [(interval, shard) for _, interval, shard in _numbered_pieces(model, layout)]
 
 
-def _numbered_pieces(model: nn.Module, layout: Layout) -> list[tuple[int, slice, Tensor]]:
+def _numbered_pieces(model: nn.Module, layout: FlatLayout) -> list[tuple[int, slice, Tensor]]:
     """This rank's part of each slot that it has one of: the slot's number, place in the flat vector, storage."""
     for module in model.modules():
         if isinstance(module, FSDPModule):

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import ConfigError
-from atoll.comm.faults import hit
+from atoll.comm.faults import fault_point
 from atoll.comm.leases import samples, size
 from atoll.node.data import Array, Source
 from atoll.node.trainer.lr_rewarm import Rewarming
@@ -50,7 +50,7 @@ REPORT_EVERY = 0.25  # seconds between two progress reports
 
 
 @dataclass(frozen=True)
-class Team:
+class RankGroup:
     """This process among the local ranks of its node."""
 
     rank: int
@@ -79,11 +79,11 @@ class Team:
 
 
 @dataclass
-class Learner:
+class LearnerState:
     """What lives over rounds: the optimizer's moments; the parameters start from each round's anchor."""
 
     run: RunConfig
-    team: Team
+    team: RankGroup
     device: torch.device
     source: Source
     model: nn.Module
@@ -95,7 +95,7 @@ class Learner:
         self.may_step.set()
 
 
-class Pace:
+class ThroughputMeter:
     """Turns steps into at most one report in `REPORT_EVERY` seconds."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class Pace:
 
 
 @dataclass
-class Course:
+class TrainingCursor:
     """Where a trainer stands on its way through an order's lease."""
 
     run: RunConfig
@@ -183,7 +183,7 @@ class Course:
         self.told = self.closing = self.waits = False
 
 
-class Bench(Protocol):
+class TrainerIO(Protocol):
     """Where the parameters come from and go to, and who gives the orders. All ranks call it alike."""
 
     def load(self, resume: bool) -> None:
@@ -207,10 +207,10 @@ class Bench(Protocol):
     def send(self, message: ToDaemon) -> None: ...
 
 
-def train(learner: Learner, order: Train, bench: Bench) -> ToTrainer | None:
+def train(learner: LearnerState, order: Train, bench: TrainerIO) -> ToTrainer | None:
     """Take steps, until told to finish or at the ceiling or the end of the lease, and hand over. With overlap go
     on from there, order after order, until another command comes: that one is returned."""
-    course, pace = Course(learner.run, order), Pace()
+    course, pace = TrainingCursor(learner.run, order), ThroughputMeter()
     bench.load(order.resume)
     learner.model.train()
     while True:
@@ -236,9 +236,9 @@ def train(learner: Learner, order: Train, bench: Bench) -> ToTrainer | None:
             bench.send(Reached(course.order.round))
 
 
-def advance(learner: Learner, course: Course, bench: Bench, pace: Pace) -> bool:
+def advance(learner: LearnerState, course: TrainingCursor, bench: TrainerIO, pace: ThroughputMeter) -> bool:
     """Take a step; return whether there is a command."""
-    hit("trainer.step")
+    fault_point("trainer.step")
     config, team = learner.run.inner, learner.team
     sequences = batch(learner, learner.source.train, course.next_samples)
     rate = learning_rate(config, course.tokens) * learner.rewarming.share()
@@ -250,7 +250,7 @@ def advance(learner: Learner, course: Course, bench: Bench, pace: Pace) -> bool:
     return heard > 0
 
 
-def obey(course: Course, bench: Bench, command: ToTrainer) -> ToTrainer | None:
+def obey(course: TrainingCursor, bench: TrainerIO, command: ToTrainer) -> ToTrainer | None:
     """Carry out what can be between two steps; else return the command."""
     match command:
         case Finish(round=number):
@@ -265,7 +265,7 @@ def obey(course: Course, bench: Bench, command: ToTrainer) -> ToTrainer | None:
     return None
 
 
-def step(learner: Learner, sequences: Tensor, rate: float) -> float:
+def step(learner: LearnerState, sequences: Tensor, rate: float) -> float:
     """One optimizer step on this rank's sequences; return their mean loss."""
     for group in learner.optimizer.param_groups:
         group["lr"] = rate
@@ -292,7 +292,7 @@ def clip_gradients(model: nn.Module, limit: float) -> bool:
 
 
 @torch.no_grad()
-def evaluate(learner: Learner, round: int) -> Evaluated:
+def evaluate(learner: LearnerState, round: int) -> Evaluated:
     """The mean loss over the run's `val_batches` validation batches, split over the ranks."""
     config, team = learner.run, learner.team
     learner.model.eval()
@@ -305,7 +305,7 @@ def evaluate(learner: Learner, round: int) -> Evaluated:
     return Evaluated(round, total / config.data.val_batches)
 
 
-def batch(learner: Learner, sample: Callable[[int], Array], indices: Sequence[int]) -> Tensor:
+def batch(learner: LearnerState, sample: Callable[[int], Array], indices: Sequence[int]) -> Tensor:
     """This rank's sequences of the batch of the samples `indices`: (share, seq_len + 1) int64."""
     share = learner.team.share(learner.run.inner.batch_size)
     mine = learner.team.rank * share

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from atoll.comm.config.run import InnerConfig, OptimizerName
 from atoll.node.trainer.flat_vector import local_interval, local_tensor
-from atoll.outer_opt.tensors import Kind, kind_of
+from atoll.outer_opt.tensors import TensorKind, kind_of
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # of x, x^3, x^5: takes all of (0, 1] to about 0.7 ... 1.2
 ITERATIONS = 5
@@ -65,11 +65,11 @@ class Muon(torch.optim.AdamW):
 
     def __init__(self, model: nn.Module, config: InnerConfig) -> None:
         matrices, embeddings, vectors = list[Tensor](), list[Tensor](), list[Tensor]()
-        of = {Kind.MATRIX: matrices, Kind.EMBEDDING: embeddings, Kind.VECTOR: vectors}
+        of = {TensorKind.MATRIX: matrices, TensorKind.EMBEDDING: embeddings, TensorKind.VECTOR: vectors}
         looked_up = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}  # whatever their names are
         for name, parameter in model.named_parameters():
             other = parameter in looked_up or parameter.ndim > 2
-            of[Kind.EMBEDDING if other else kind_of(name, parameter.ndim)].append(parameter)
+            of[TensorKind.EMBEDDING if other else kind_of(name, parameter.ndim)].append(parameter)
         groups = _groups(config, embeddings, vectors)
         if matrices:
             groups.append({"params": matrices, "weight_decay": config.weight_decay, "muon": config.muon_momentum})

@@ -1,11 +1,11 @@
 """The inner optimizer's state outlives the trainer: written in the background, read when a trainer starts.
 
 After a round's inner steps, while the round is reduced, a thread of every local rank copies its shards of the
-moments to host memory, and writes the copy through torch.distributed.checkpoint (`Moments.keep`); the optimizer's
-next step waits for the copy, but for nothing else (`Learner.may_step`). A trainer that starts
-takes the newest that is older than the round it is to train (`Moments.restore`): a round that was trained and did
-not commit is then trained again from what it began with. The file of each rank says which rows it has, so another
-number of ranks finds its own.
+moments to host memory, and writes the copy through torch.distributed.checkpoint (`OptimizerCheckpoint.keep`); the
+optimizer's next step waits for the copy, but for nothing else (`LearnerState.may_step`). A trainer that starts
+takes the newest that is older than the round it is to train (`OptimizerCheckpoint.restore`): a round that was
+trained and did not commit is then trained again from what it began with. The file of each rank says which rows it
+has, so another number of ranks finds its own.
 
 Where there are none, or none of use, a sentence says why, and the learning rate rises again over some inner steps
 (`atoll.node.trainer.lr_rewarm`).
@@ -32,9 +32,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from atoll.comm.config.run import OptimizerName
 from atoll.node import preflight
 from atoll.node.trainer.flat_vector import local_tensor
-from atoll.node.trainer.inner_loop import Learner
+from atoll.node.trainer.inner_loop import LearnerState
 from atoll.node.trainer.lr_rewarm import Rewarming
-from atoll.node.trainer.optimizer_files import MomentFiles, Unusable
+from atoll.node.trainer.optimizer_files import OptimizerFiles, UnusableMoments
 from atoll.node.trainer_channel import Train
 
 MARGIN = 256 << 20  # bytes of memory that are left when the moments are copied
@@ -42,11 +42,11 @@ NO_MEMORY = "there is no memory for a copy of them"
 LONG = timedelta(days=10)  # for the ranks' disks; a rank that dies takes the others with it
 
 
-class Moments:
+class OptimizerCheckpoint:
     """Of one trainer. Every rank calls each method at the same time."""
 
     def __init__(
-        self, learner: Learner, files: MomentFiles | None, every: int, say: Callable[[str], None]
+        self, learner: LearnerState, files: OptimizerFiles | None, every: int, say: Callable[[str], None]
     ) -> None:
         """`files`: None where nothing is kept. `every`: rounds from one that is kept to the next."""
         self._learner, self._model, self._optimizer = learner, learner.model, learner.optimizer
@@ -81,7 +81,7 @@ class Moments:
         for kept in self._candidates(order.round):
             try:
                 self._load(kept)
-            except Unusable as error:
+            except UnusableMoments as error:
                 reasons.append(f"those of round {kept} are {error}")
                 continue
             self._newest = kept
@@ -103,22 +103,22 @@ class Moments:
         return [int(kept) for kept in self._team.total(*mine, *([0] * (count - len(mine))))]
 
     def _load(self, kept: int) -> None:
-        """Raises `Unusable`, on all ranks."""
+        """Raises `UnusableMoments`, on all ranks."""
         assert self._files is not None
-        wrong: Unusable | None = None
+        wrong: UnusableMoments | None = None
         if self._team.rank == 0:
             try:
                 self._files.check(kept, self._inner.optimizer, self._shapes)
-            except Unusable as error:
+            except UnusableMoments as error:
                 wrong = error
         if self._team.total(float(wrong is not None))[0]:
-            raise wrong or Unusable("unusable")  # rank 0's word is the one that is told
+            raise wrong or UnusableMoments("unusable")  # rank 0's word is the one that is told
         reader = FileSystemReader(self._files.path(kept))
         try:
             found = template(self._model, reader.read_metadata().state_dict_metadata)
             load(found, storage_reader=reader, process_group=self._group)
         except Exception as error:  # torch raises many kinds for what it did not write
-            raise Unusable(f"unreadable: {last_line(error)}") from None
+            raise UnusableMoments(f"unreadable: {last_line(error)}") from None
         put(self._model, self._optimizer, found)
 
     # Writing
@@ -141,7 +141,7 @@ class Moments:
         self._copied.clear()
         self._writing = self._thread.submit(self._write, self._files, round_, state)
 
-    def _begin(self, files: MomentFiles, round_: int, state: Mapping[str, Tensor], lacking: bool) -> bool:
+    def _begin(self, files: OptimizerFiles, round_: int, state: Mapping[str, Tensor], lacking: bool) -> bool:
         """Rank 0's: there is room."""
         if self._team.rank:
             return True
@@ -154,7 +154,7 @@ class Moments:
             return False
         return True
 
-    def _write(self, files: MomentFiles, round_: int, state: dict[str, Tensor]) -> None:
+    def _write(self, files: OptimizerFiles, round_: int, state: dict[str, Tensor]) -> None:
         """In the thread."""
         first = self._team.rank == 0
         try:
@@ -214,19 +214,19 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
 
 
 def template(model: nn.Module, found: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Zeros to load what was `found` into, sharded as the parameters are here. Raises `Unusable`."""
+    """Zeros to load what was `found` into, sharded as the parameters are here. Raises `UnusableMoments`."""
     parameters, zeros = dict(model.named_parameters()), dict[str, Tensor]()
     for key, entry in found.items():
         parameter = parameters.get(key.rpartition(".")[0])
         if parameter is None or not isinstance(entry, TensorStorageMetadata):
-            raise Unusable(f"unreadable: {key} is no parameter's")
+            raise UnusableMoments(f"unreadable: {key} is no parameter's")
         dtype = entry.properties.dtype
         if entry.size == parameter.shape:
             zeros[key] = torch.zeros_like(parameter.data, dtype=dtype)
         elif not entry.size:
             zeros[key] = torch.zeros((), dtype=dtype)
         else:
-            raise Unusable(f"of a model with other shapes: {key} has {tuple(entry.size)}")
+            raise UnusableMoments(f"of a model with other shapes: {key} has {tuple(entry.size)}")
     return zeros
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from atoll.comm.digest import digest, digest_of_file
-from atoll.comm.faults import hit
-from atoll.comm.files import NEW, DiskFull, Room, appearing, make_folder, room, sync, write_all
+from atoll.comm.faults import fault_point
+from atoll.comm.files import NEW, DiskFull, Room, atomic_write, make_folder, room, sync, write_all
 
 FORMAT = "atoll moments 1"
 PREFIX, MANIFEST = "moments-", "manifest.json"
@@ -26,11 +26,11 @@ SLACK = 1.05  # what is written is longer than the tensors by their names and pl
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-class Unusable(Exception):
+class UnusableMoments(Exception):
     """What is there cannot be used; the text says why."""
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class OptimizerManifest(msgspec.Struct, frozen=True):
     format: str
     round: int  # after whose inner steps the moments were these
     optimizer: str
@@ -43,7 +43,7 @@ class Manifest(msgspec.Struct, frozen=True):
         return digest(msgspec.json.encode(msgspec.structs.replace(self, digest=""))).hex()
 
 
-class MomentFiles:
+class OptimizerFiles:
     def __init__(self, folder: Path, limit: float = 0.0, room: Room = room) -> None:
         """`limit`: bytes that all of them may take; 0: what the disk has."""
         self._folder, self._limit, self._room = folder, limit, room
@@ -80,11 +80,11 @@ class MomentFiles:
         """What was written to the folder that `begin` gave is kept. Raises `OSError`."""
         new, path = self.unfinished(round_), self.path(round_)
         files = {file.name: (file.stat().st_size, digest_of_file(file).hex()) for file in sorted(new.iterdir())}
-        manifest = Manifest(FORMAT, round_, optimizer, dict(shapes), files)
+        manifest = OptimizerManifest(FORMAT, round_, optimizer, dict(shapes), files)
         text = msgspec.json.encode(msgspec.structs.replace(manifest, digest=manifest.sum))
-        with appearing(new / MANIFEST, len(text), self._room) as file:
+        with atomic_write(new / MANIFEST, len(text), self._room) as file:
             write_all(file, [memoryview(text)], 0)
-        hit("moments.written")
+        fault_point("moments.written")
         shutil.rmtree(path, ignore_errors=True)  # the round was trained again
         os.replace(new, path)
         sync(self._folder)
@@ -95,25 +95,25 @@ class MomentFiles:
         shutil.rmtree(self.unfinished(round_), ignore_errors=True)
 
     def check(self, round_: int, optimizer: str, shapes: Shapes) -> Path:
-        """The folder of a round, whose bytes are as they were written. Raises `Unusable`."""
+        """The folder of a round, whose bytes are as they were written. Raises `UnusableMoments`."""
         path = self.path(round_)
         try:
-            manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=Manifest)
+            manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=OptimizerManifest)
         except (OSError, msgspec.MsgspecError) as error:
-            raise Unusable(f"damaged: {MANIFEST} cannot be read ({error})") from None
+            raise UnusableMoments(f"damaged: {MANIFEST} cannot be read ({error})") from None
         if (manifest.format, manifest.round, manifest.digest) != (FORMAT, round_, manifest.sum):
-            raise Unusable(f"damaged: {MANIFEST} is not as it was written")
+            raise UnusableMoments(f"damaged: {MANIFEST} is not as it was written")
         if manifest.optimizer != optimizer:
-            raise Unusable(f"of another inner optimizer: {manifest.optimizer}, now {optimizer}")
+            raise UnusableMoments(f"of another inner optimizer: {manifest.optimizer}, now {optimizer}")
         if odd := sorted(set(manifest.shapes.items()) ^ set(shapes.items())):
-            raise Unusable(f"of a model with other shapes: {odd[0][0]} differs")
+            raise UnusableMoments(f"of a model with other shapes: {odd[0][0]} differs")
         for name, (size, sum_) in manifest.files.items():
             file = path / name
             try:
                 if "/" in name or file.stat().st_size != size or digest_of_file(file).hex() != sum_:
-                    raise Unusable(f"damaged: {name} is not as it was written")
+                    raise UnusableMoments(f"damaged: {name} is not as it was written")
             except OSError as error:
-                raise Unusable(f"damaged: {name} cannot be read ({error.strerror})") from None
+                raise UnusableMoments(f"damaged: {name} cannot be read ({error.strerror})") from None
         return path
 
     def unfinished(self, round_: int) -> Path:

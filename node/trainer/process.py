@@ -30,15 +30,15 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from atoll.comm.child_process import LAUNCHER, die_with_parent
 from atoll.comm.errors import AtollError, ConfigError, ResourceError, Unreachable
-from atoll.comm.fragment_schedule import Turns
+from atoll.comm.fragment_schedule import FragmentSchedule
 from atoll.node import trainer_channel
-from atoll.node.checkpoint.disk_budget import Shares
+from atoll.node.checkpoint.disk_budget import DiskBudget
 from atoll.node.config import Device, NodeConfig, TrainerSpec
 from atoll.node.data import Source, open_source
 from atoll.node.outer.layout import in_turns, stretches
 from atoll.node.outer.method import adopt_of
 from atoll.node.trainer.flat_vector import (
-    Layout,
+    FlatLayout,
     adopt_shards,
     copy_shards,
     layout_of,
@@ -49,11 +49,11 @@ from atoll.node.trainer.flat_vector import (
     squared_distances,
     write_shards,
 )
-from atoll.node.trainer.inner_loop import Learner, Team, evaluate, train
+from atoll.node.trainer.inner_loop import LearnerState, RankGroup, evaluate, train
 from atoll.node.trainer.model import blocks_of, build, build_custom, init_parameters
 from atoll.node.trainer.optimizer import make as make_optimizer
-from atoll.node.trainer.optimizer_checkpoint import Moments
-from atoll.node.trainer.optimizer_files import MomentFiles
+from atoll.node.trainer.optimizer_checkpoint import OptimizerCheckpoint
+from atoll.node.trainer.optimizer_files import OptimizerFiles
 from atoll.node.trainer_channel import TrainerEnd
 from atoll.outer_opt.overlap import rebase
 
@@ -64,7 +64,7 @@ class Diverged(AtollError):
     """The parameters are of no use any more."""
 
 
-class Line:
+class DaemonLink:
     """Rank 0's channel: a thread receives, so that the daemon is heard while a step runs."""
 
     def __init__(self, end: TrainerEnd) -> None:
@@ -96,10 +96,10 @@ class Line:
             pass
 
 
-class Commands:
+class RankBroadcast:
     """The daemon's commands in the same order on every rank; answers go out from rank 0."""
 
-    def __init__(self, team: Team, line: Line | None) -> None:
+    def __init__(self, team: RankGroup, line: DaemonLink | None) -> None:
         assert (team.rank == 0) == (line is not None)
         self._team, self._line = team, line
 
@@ -129,7 +129,7 @@ class Commands:
 
 
 @dataclass(frozen=True)
-class Vectors:
+class MappedVectors:
     """The flat vectors shared with the daemon, (numel,) fp32 each."""
 
     anchor: Tensor
@@ -142,9 +142,9 @@ def main(spec_path: str, group: str) -> None:
     for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(sign, signal.SIG_DFL)  # a forked rank inherits the launcher's
     spec = msgspec.json.decode(Path(spec_path).read_bytes(), type=TrainerSpec)
-    team = Team(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    team = RankGroup(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
     try:
-        commands = Commands(team, Line(connect(spec.channel)) if team.rank == 0 else None)
+        commands = RankBroadcast(team, DaemonLink(connect(spec.channel)) if team.rank == 0 else None)
         with told_to_the_daemon(commands):
             device = choose_device(spec.node, team)
             with local_group(spec, team, device, group):
@@ -168,7 +168,7 @@ def connect(path: str) -> TrainerEnd:
 
 
 @contextmanager
-def told_to_the_daemon(commands: Commands) -> Iterator[None]:
+def told_to_the_daemon(commands: RankBroadcast) -> Iterator[None]:
     """Tell the daemon what a restart would not cure, as `Failed`, and raise it as an `AtollError`."""
     try:
         yield
@@ -191,7 +191,7 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
-def choose_device(node: NodeConfig, team: Team) -> torch.device:
+def choose_device(node: NodeConfig, team: RankGroup) -> torch.device:
     """This rank's device: one GPU a rank, or the CPU."""
     if node.device is Device.CPU or (node.device is Device.AUTO and not torch.cuda.is_available()):
         return torch.device("cpu")
@@ -208,7 +208,7 @@ def choose_device(node: NodeConfig, team: Team) -> torch.device:
 
 
 @contextmanager
-def local_group(spec: TrainerSpec, team: Team, device: torch.device, meeting: str) -> Iterator[None]:
+def local_group(spec: TrainerSpec, team: RankGroup, device: torch.device, meeting: str) -> Iterator[None]:
     """The process group of this node's ranks, and only these."""
     options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
     dist.init_process_group(
@@ -225,18 +225,18 @@ def local_group(spec: TrainerSpec, team: Team, device: torch.device, meeting: st
         dist.destroy_process_group()
 
 
-def prepare(spec: TrainerSpec, team: Team, device: torch.device) -> tuple[Learner, Layout]:
+def prepare(spec: TrainerSpec, team: RankGroup, device: torch.device) -> tuple[LearnerState, FlatLayout]:
     """Data, model and optimizer; the parameters hold nothing yet."""
     team.share(spec.run.inner.batch_size)
     source = open_together(spec, team)
     model = place(spec, team, device)
     layout = layout_of(model)
     names = [name for name, _ in in_turns(spec.run, shapes_of(layout))]
-    learner = Learner(spec.run, team, device, source, model, make_optimizer(model, spec.run.inner))
+    learner = LearnerState(spec.run, team, device, source, model, make_optimizer(model, spec.run.inner))
     return learner, layout_of(model, names)
 
 
-def open_together(spec: TrainerSpec, team: Team) -> Source:
+def open_together(spec: TrainerSpec, team: RankGroup) -> Source:
     """Open the data; rank 0 first, since it may tokenise the text that the others then find in the cache."""
     if team.rank == 0:
         source = open_source(spec.run, spec.node, Path(spec.cache))
@@ -244,7 +244,7 @@ def open_together(spec: TrainerSpec, team: Team) -> Source:
     return source if team.rank == 0 else open_source(spec.run, spec.node, Path(spec.cache))
 
 
-def place(spec: TrainerSpec, team: Team, device: torch.device) -> nn.Module:
+def place(spec: TrainerSpec, team: RankGroup, device: torch.device) -> nn.Module:
     """The model on its device, without values; only the volunteer's own has those of its buffers."""
     if spec.node.model:
         model = build_custom(spec.node.model, spec.run.model)
@@ -259,7 +259,7 @@ def place(spec: TrainerSpec, team: Team, device: torch.device) -> nn.Module:
     return model.to(device) if spec.node.model else model.to_empty(device=device)
 
 
-def shard(model: nn.Module, blocks: list[nn.Module], team: Team, device: torch.device, bf16: bool) -> None:
+def shard(model: nn.Module, blocks: list[nn.Module], team: RankGroup, device: torch.device, bf16: bool) -> None:
     """Shard block by block, then the rest: one block's parameters at a time are gathered."""
     mesh = init_device_mesh(device.type, (team.size,), mesh_dim_names=("shard",))
     policy = MixedPrecisionPolicy(torch.bfloat16 if bf16 else None, torch.float32 if bf16 else None)
@@ -268,22 +268,26 @@ def shard(model: nn.Module, blocks: list[nn.Module], team: Team, device: torch.d
 
 
 @contextmanager
-def kept_moments(spec: TrainerSpec, learner: Learner, layout: Layout, commands: Commands) -> Iterator[Moments]:
+def kept_moments(
+    spec: TrainerSpec, learner: LearnerState, layout: FlatLayout, commands: RankBroadcast
+) -> Iterator[OptimizerCheckpoint]:
     """The inner optimizer's state on disk; what is being written when the trainer ends is finished."""
-    limit = Shares.of(spec.node.disk * 1e9, layout.numel, spec.run.inner.optimizer).inner
-    files = MomentFiles(Path(spec.moments), limit) if spec.moments else None
+    limit = DiskBudget.of(spec.node.disk * 1e9, layout.numel, spec.run.inner.optimizer).inner
+    files = OptimizerFiles(Path(spec.moments), limit) if spec.moments else None
     fragments, _ = stretches(spec.run, shapes_of(layout))
     every = spec.run.checkpoint.every * len(fragments)
-    moments = Moments(learner, files, every, lambda said: commands.send(trainer_channel.Told(said)))
+    moments = OptimizerCheckpoint(learner, files, every, lambda said: commands.send(trainer_channel.Told(said)))
     try:
         yield moments
     finally:
         moments.close()
 
 
-def serve(commands: Commands, learner: Learner, layout: Layout, moments: Moments) -> None:
+def serve(
+    commands: RankBroadcast, learner: LearnerState, layout: FlatLayout, moments: OptimizerCheckpoint
+) -> None:
     """Carry out the daemon's commands until it says stop or is gone."""
-    bench: Workbench | None = None
+    bench: SharedMemoryIO | None = None
     command: trainer_channel.ToTrainer | None = None
     while True:
         command, order = None, command or commands.next()
@@ -294,8 +298,8 @@ def serve(commands: Commands, learner: Learner, layout: Layout, moments: Moments
                         f"the run's flat vector has {numel} parameters, this node's model {layout.numel}: "
                         "model= must build the model that the run's other nodes train"
                     )
-                vectors = Vectors(map_vector(anchor, numel), map_vector(local, numel))
-                bench = Workbench(commands, learner, layout, vectors, moments)
+                vectors = MappedVectors(map_vector(anchor, numel), map_vector(local, numel))
+                bench = SharedMemoryIO(commands, learner, layout, vectors, moments)
             case trainer_channel.Initialise(seed=seed):
                 assert bench, "Initialise before Attach"
                 bench.initialise(seed)
@@ -314,11 +318,16 @@ def serve(commands: Commands, learner: Learner, layout: Layout, moments: Moments
                 assert_never(other)
 
 
-class Workbench:
+class SharedMemoryIO:
     """The model between its parameters and the vectors that the daemon shares (`inner_loop.Bench`)."""
 
     def __init__(
-        self, commands: Commands, learner: Learner, layout: Layout, vectors: Vectors, moments: Moments
+        self,
+        commands: RankBroadcast,
+        learner: LearnerState,
+        layout: FlatLayout,
+        vectors: MappedVectors,
+        moments: OptimizerCheckpoint,
     ) -> None:
         self._commands, self._learner, self._layout, self._vectors = commands, learner, layout, vectors
         self._moments = moments
@@ -326,7 +335,7 @@ class Workbench:
         self._sent: list[Tensor] = []  # this rank's shards at the last hand-over from which it went ahead
         self._handed = 0  # the round that it was of
         fragments, _ = stretches(learner.run, shapes_of(layout))
-        self._turns = Turns(len(fragments))
+        self._turns = FragmentSchedule(len(fragments))
         self._of = [p for p, fragment in enumerate(fragments) for _ in fragment.tensors]  # of each slot
         self.next, self.waiting, self.send = commands.next, commands.waiting, commands.send
 
@@ -378,7 +387,7 @@ class Workbench:
         self.send(evaluated)
 
 
-def distance(learner: Learner, layout: Layout, anchor: Tensor, chosen: Callable[[int], bool]) -> float:
+def distance(learner: LearnerState, layout: FlatLayout, anchor: Tensor, chosen: Callable[[int], bool]) -> float:
     """L2 norm of what the parameters of chosen slots, all ranks', are away from the anchor; `Diverged` if that of
     any slot is not finite."""
     squares = learner.team.total(*squared_distances(learner.model, layout, anchor))

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from atoll.comm.buffers import Buffers, room
+from atoll.comm.buffers import BufferPool, room
 
 
 def test_what_was_given_back_is_used_again_whatever_part_of_it_is_wanted() -> None:
-    buffers = Buffers()
+    buffers = BufferPool()
     part = buffers.take(70, 100)
     part[:] = 7
     buffers.give(part)
@@ -15,7 +15,7 @@ def test_what_was_given_back_is_used_again_whatever_part_of_it_is_wanted() -> No
 
 
 def test_larger_ones_take_the_place_of_those_that_are_too_small() -> None:
-    buffers = Buffers()
+    buffers = BufferPool()
     buffers.give(small := buffers.take(100, 100))
     large = buffers.take(101, 110)
     assert large.size == 101 and not len(buffers)
@@ -26,7 +26,7 @@ def test_larger_ones_take_the_place_of_those_that_are_too_small() -> None:
 
 
 def test_what_did_not_come_from_here_is_left_alone() -> None:
-    buffers = Buffers()
+    buffers = BufferPool()
     buffers.give(np.empty(100, np.uint8))
     buffers.take(100, 100)
     buffers.give(np.empty(100, np.uint8))

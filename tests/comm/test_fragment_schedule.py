@@ -2,21 +2,21 @@
 
 import pytest
 
-from atoll.comm.fragment_schedule import Turns
+from atoll.comm.fragment_schedule import FragmentSchedule
 from atoll.outer_opt.fragments import offsets
 
 
 def test_fragments_take_turns_from_the_first_round_on() -> None:
-    turns = Turns(3)
+    turns = FragmentSchedule(3)
     assert [turns.fragment(k) for k in range(1, 8)] == [0, 1, 2, 0, 1, 2, 0]
     assert [turns.turn(k) for k in range(1, 8)] == [1, 1, 1, 2, 2, 2, 3]
-    assert [Turns().fragment(k) for k in (1, 2, 9)] == [0, 0, 0]
-    assert [Turns().turn(k) for k in (1, 2, 9)] == [1, 2, 9]
+    assert [FragmentSchedule().fragment(k) for k in (1, 2, 9)] == [0, 0, 0]
+    assert [FragmentSchedule().turn(k) for k in (1, 2, 9)] == [1, 2, 9]
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_the_rounds_of_all_fragments_are_all_rounds(count: int) -> None:
-    turns = Turns(count)
+    turns = FragmentSchedule(count)
     for after in range(12):
         for until in range(after, 14):
             found = [turns.rounds(p, after, until) for p in range(count)]
@@ -26,7 +26,7 @@ def test_the_rounds_of_all_fragments_are_all_rounds(count: int) -> None:
 
 @pytest.mark.parametrize(("count", "steps"), [(1, 30), (4, 100), (3, 10), (24, 24), (5, 7)])
 def test_a_fragment_is_due_after_the_inner_steps_that_its_offset_says(count: int, steps: int) -> None:
-    turns, taken = Turns(count), 0
+    turns, taken = FragmentSchedule(count), 0
     due = [offset + steps * turn for turn in range(3) for offset in offsets(count, steps)]
     for round_, at in enumerate(due, 1):
         taken += turns.steps(round_, steps)
@@ -34,4 +34,4 @@ def test_a_fragment_is_due_after_the_inner_steps_that_its_offset_says(count: int
 
 
 def test_a_round_has_a_step_at_least() -> None:
-    assert [Turns(4).steps(k, 2) for k in range(1, 5)] == [1, 1, 1, 1]
+    assert [FragmentSchedule(4).steps(k, 2) for k in range(1, 5)] == [1, 1, 1, 1]

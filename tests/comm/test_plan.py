@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
-from atoll.comm.plan import NOBODY, BadPlan, Plan, PlanMember
+from atoll.comm.plan import NOBODY, InvalidPlan, Plan, PlanMember
 
 A, B = PlanMember(NodeId("a"), "127.0.0.1:1", 1.0), PlanMember(NodeId("b"), "127.0.0.1:2", 3.0)
 PLAN = Plan(Incarnation(1), Epoch(2), Round(3), 4, (A, B), (0, 1, 0))
@@ -56,7 +56,7 @@ def test_a_sound_plan_passes_and_says_who_owns_what() -> None:
     ],
 )
 def test_a_plan_that_cannot_be_carried_out_is_refused_with_a_sentence(plan: Plan, sentence: str) -> None:
-    with pytest.raises(BadPlan, match=sentence):
+    with pytest.raises(InvalidPlan, match=sentence):
         plan.validate()
 
 
@@ -77,12 +77,12 @@ def test_in_two_levels_everything_goes_by_way_of_the_own_regions_relay() -> None
 
 
 def test_a_node_that_is_gone_has_no_index() -> None:
-    with pytest.raises(BadPlan, match="a is not one of its members"):
+    with pytest.raises(InvalidPlan, match="a is not one of its members"):
         replace(PLAN, members=(replace(A, gone=True), B)).index(A.node)
 
 
 def test_a_node_outside_the_plan_has_no_index() -> None:
-    with pytest.raises(BadPlan, match="c is not one of its members"):
+    with pytest.raises(InvalidPlan, match="c is not one of its members"):
         PLAN.index(NodeId("c"))
 
 

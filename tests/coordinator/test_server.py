@@ -8,7 +8,7 @@ import pytest
 
 from atoll.comm.config.run import OuterConfig, RunConfig, SecurityConfig, TlsMode, to_json
 from atoll.comm.errors import ConfigError
-from atoll.coordinator.server import Options, _same_run, encrypted
+from atoll.coordinator.server import ServerOptions, _same_run, encrypted
 from atoll.coordinator.service.journal import Journal
 
 
@@ -28,7 +28,7 @@ from atoll.coordinator.service.journal import Journal
     ],
 )
 def test_tls_is_on_unless_everything_is_loopback(listen: str, advertise: str, expected: bool) -> None:
-    options = Options(Path(), listen, "127.0.0.1:0", advertise)
+    options = ServerOptions(Path(), listen, "127.0.0.1:0", advertise)
     assert encrypted(RunConfig(), options) is expected
     for mode in (TlsMode.ON, TlsMode.OFF):
         assert encrypted(RunConfig(security=SecurityConfig(mode)), options) is (mode is TlsMode.ON)

@@ -16,7 +16,7 @@ import pytest
 from e2e.harness import Run, until
 from safetensors.numpy import load_file
 
-from atoll.node.checkpoint.export import Naming, export
+from atoll.node.checkpoint.export import TensorNaming, export
 
 pytestmark = pytest.mark.e2e
 
@@ -95,7 +95,9 @@ def test_all_power_fails_and_the_run_goes_on(run: Run) -> None:
     assert "is on this node's disk" in run.log("one") + run.log("two")
     [newest, *_] = sorted((run.folder / "one" / "outer").glob("*/snapshot-*.safetensors"), reverse=True)
     assert {name.partition(".")[0] for name in load_file(Path(newest))} == {"anchor", "momentum"}
-    done = export(run.folder / "one", run.folder / "model.safetensors", Naming.LLAMA)  # while the daemon works
+    done = export(
+        run.folder / "one", run.folder / "model.safetensors", TensorNaming.LLAMA
+    )  # while the daemon works
     recorded = until("its record", lambda: {r["round"]: r["state_digest"] for r in run.rounds()}.get(done.round))
     assert recorded == done.state_digest
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from e2e.harness import Run, until
 
-from atoll.node.checkpoint.remote_store import Store
+from atoll.node.checkpoint.remote_store import RemoteStore
 
 pytestmark = pytest.mark.e2e
 
@@ -17,8 +17,8 @@ def test_a_run_begins_with_another_runs_checkpoint(run: Run, tmp_path: Path) -> 
     run.join(invite, "one", "files=true"), run.join(invite, "two", "files=true")
     until("a checkpoint", lambda: list((tmp_path / "store").glob("first-*/round-*/checkpoint.json")))
     [folder] = (tmp_path / "store").iterdir()
-    newest = Store(str(folder)).rounds()[0]
-    manifest = Store(str(folder)).manifest(f"round-{newest:012d}")
+    newest = RemoteStore(str(folder)).rounds()[0]
+    manifest = RemoteStore(str(folder)).manifest(f"round-{newest:012d}")
     until("the commit's record", lambda: run.rounds() and run.rounds()[-1]["round"] >= newest)
     records = {r["round"]: r for r in run.rounds()}
     assert manifest is not None and records[newest]["state_digest"] == manifest.state_digest

@@ -32,15 +32,15 @@ from atoll.node.outer.method import method_of
 from atoll.node.simulate import play
 from atoll.node.simulate.cli import simulate
 from atoll.node.simulate.conditions import Conditions
-from atoll.node.simulate.exchange import Contribution, Replicated
-from atoll.node.simulate.fleet import Fleet
-from atoll.node.simulate.learner import Trainee, with_batch
-from atoll.node.simulate.play import Outcome, data_parallel, fleet_of, local_updates
-from atoll.node.simulate.state import Node
+from atoll.node.simulate.exchange import MemberDelta, ReplicatedState
+from atoll.node.simulate.fleet import SimulatedFleet
+from atoll.node.simulate.learner import SimulatedTrainer, with_batch
+from atoll.node.simulate.play import RunOutcome, data_parallel, fleet_of, local_updates
+from atoll.node.simulate.state import SimulatedNode
 from atoll.node.trainer.lr_schedule import learning_rate
 from atoll.outer_opt.merge import mean
 from atoll.outer_opt.overlap import rebase
-from atoll.outer_opt.round import Member, exchange
+from atoll.outer_opt.round import RoundMember, exchange
 from atoll.outer_opt.sgd import Sgd
 from atoll.outer_opt.weights import shares
 
@@ -61,30 +61,30 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
     return open_source(tiny(), NODE, tmp_path_factory.mktemp("cache"))
 
 
-def played(run: RunConfig, source: Source, nodes: int = 4, steps: int = 20, **conditions: Any) -> Outcome:
+def played(run: RunConfig, source: Source, nodes: int = 4, steps: int = 20, **conditions: Any) -> RunOutcome:
     return local_updates("run", run, NODE, Conditions(nodes, steps, **conditions), source, lambda record: None)
 
 
-def fleet(run: RunConfig, source: Source, nodes: int = 4, steps: int = 20, **conditions: Any) -> Fleet:
+def fleet(run: RunConfig, source: Source, nodes: int = 4, steps: int = 20, **conditions: Any) -> SimulatedFleet:
     """After its run."""
     found = fleet_of(run, NODE, Conditions(nodes, steps, **conditions), source, lambda record: None)
     found.play()
     return found
 
 
-def losses(outcome: Outcome) -> list[float]:
+def losses(outcome: RunOutcome) -> list[float]:
     return [record.val_loss for record in outcome.records if record.val_loss is not None]
 
 
-def plain(run: RunConfig, source: Source, steps: int) -> Trainee:
-    trainee = Trainee(run, NODE, source)
+def plain(run: RunConfig, source: Source, steps: int) -> SimulatedTrainer:
+    trainee = SimulatedTrainer(run, NODE, source)
     trainee.initialise(run.seed)
     for k in range(steps):
         train(trainee, run, k)
     return trainee
 
 
-def train(trainee: Trainee, run: RunConfig, k: int) -> None:
+def train(trainee: SimulatedTrainer, run: RunConfig, k: int) -> None:
     first = k * run.inner.batch_size
     trainee.step(first, learning_rate(run.inner, first * run.model.seq_len))
 
@@ -92,11 +92,11 @@ def train(trainee: Trainee, run: RunConfig, k: int) -> None:
 @pytest.mark.parametrize("every", [1, 4])
 def test_one_node_with_sgd_of_1_is_plain_training_bit_for_bit(every: int, source: Source) -> None:
     # In fp64 the difference of two fp32 numbers is exact; in fp32 it is rounded where one is far from the other.
-    run, trainee = tiny(), Trainee(tiny(), NODE, source)
+    run, trainee = tiny(), SimulatedTrainer(tiny(), NODE, source)
     trainee.initialise(run.seed)
     anchor = trainee.flat.astype(np.float64)
     momentum, residual, offered, *room = (np.zeros_like(anchor) for _ in range(6))
-    member = Member(trainee.flat, residual, offered, *shares([3.0]))
+    member = RoundMember(trainee.flat, residual, offered, *shares([3.0]))
     for k in range(12):
         train(trainee, run, k)
         if (k + 1) % every == 0:
@@ -115,8 +115,8 @@ def test_a_simulated_run_is_its_rounds_put_together_bit_for_bit(feedback: float,
     )
     trainees = [plain(run, source, 0) for _ in range(3)]
     method, anchor = method_of(run, trainees[0].tensors()), trainees[0].flat.copy()
-    wire = Replicated(run, method, method.fragments[0], anchor).over_the_wire
-    members = [Member(t.flat, np.zeros_like(anchor), np.empty_like(anchor), 1 / 3) for t in trainees]
+    wire = ReplicatedState(run, method, method.fragments[0], anchor).over_the_wire
+    members = [RoundMember(t.flat, np.zeros_like(anchor), np.empty_like(anchor), 1 / 3) for t in trainees]
     momentum, room = np.zeros_like(anchor), (np.empty_like(anchor), np.empty_like(anchor), np.empty_like(anchor))
     for k in range(9):
         for i, trainee in enumerate(trainees):
@@ -163,7 +163,7 @@ def test_fragments_that_are_all_due_at_once_are_the_whole_model_bit_for_bit(sour
     assert {state.round for state in other.states} == {state.round for state in one.states} == {4}
 
 
-class Measured(Trainee):
+class Measured(SimulatedTrainer):
     """Sums up how far its inner steps took it."""
 
     def __init__(self, run: RunConfig, source: Source) -> None:
@@ -177,13 +177,13 @@ class Measured(Trainee):
         return loss
 
 
-class Recorded(Replicated):
+class Recorded(ReplicatedState):
     """Sums up what of each node's the rounds used."""
 
-    nodes: Sequence[Node] = ()
+    nodes: Sequence[SimulatedNode] = ()
     sent: dict[int, Any] = {}
 
-    def commit(self, contributions: Sequence[Contribution]) -> None:
+    def commit(self, contributions: Sequence[MemberDelta]) -> None:
         for contribution in contributions:
             (node,) = (n.number for n in self.nodes if n.shares[0].decoded is contribution.decoded)
             self.sent[node] = self.sent.get(node, 0.0) + contribution.decoded.astype(np.float64)
@@ -202,7 +202,7 @@ def test_what_was_sent_and_what_is_left_is_what_was_trained(overlap: OverlapConf
     )
     conditions, start = Conditions(2, 100, drop=0.3, latency=0.5), plain(run, source, 0)
     method = method_of(run, start.tensors())
-    found = Fleet(run, conditions, method, lambda: Measured(run, source), plain(run, source, 0), start)
+    found = SimulatedFleet(run, conditions, method, lambda: Measured(run, source), plain(run, source, 0), start)
     recorded = Recorded(run, method, method.fragments[0], start.flat)
     recorded.nodes, recorded.sent, found.states = found.nodes, {}, [recorded]
     found.play()
@@ -380,7 +380,7 @@ def test_results_that_cannot_be_written_are_a_sentence(tmp_path: Path) -> None:
 def test_an_interrupted_comparison_leaves_the_runs_that_were_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(label: str, *others: Any) -> Outcome:
+    def interrupted(label: str, *others: Any) -> RunOutcome:
         if label == "sparse":
             raise KeyboardInterrupt
         return local_updates(label, *others)

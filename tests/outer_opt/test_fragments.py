@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from atoll.outer_opt.fragments import Fragment, balanced, offsets, strided, whole
-from atoll.outer_opt.tensors import Kind, Tensor, placed
+from atoll.outer_opt.tensors import Tensor, TensorKind, placed
 
 
 def model(layers: int = 12, dim: int = 8) -> tuple[Tensor, ...]:
@@ -82,11 +82,11 @@ def test_fragments_take_turns_within_a_round() -> None:
 
 def test_tensors_have_kinds_and_layers() -> None:
     found = {t.name: (t.kind, t.layer) for t in model(layers=11)}
-    assert found["embedding.weight"] == (Kind.EMBEDDING, None)
-    assert found["norm.weight"] == (Kind.VECTOR, None)
-    assert found["blocks.10.ffn.up.weight"] == (Kind.MATRIX, 10)
-    assert found["blocks.3.norm.weight"] == (Kind.VECTOR, 3)
+    assert found["embedding.weight"] == (TensorKind.EMBEDDING, None)
+    assert found["norm.weight"] == (TensorKind.VECTOR, None)
+    assert found["blocks.10.ffn.up.weight"] == (TensorKind.MATRIX, 10)
+    assert found["blocks.3.norm.weight"] == (TensorKind.VECTOR, 3)
     kinds = {
         n: t.kind for n in ("lm_head.weight", "wte", "attention.head_proj.weight") for t in placed([(n, (4, 4))])
     }
-    assert list(kinds.values()) == [Kind.EMBEDDING, Kind.EMBEDDING, Kind.EMBEDDING]
+    assert list(kinds.values()) == [TensorKind.EMBEDDING, TensorKind.EMBEDDING, TensorKind.EMBEDDING]

@@ -10,7 +10,7 @@ import torch
 from deltas import deltas
 
 from atoll.outer_opt.arrays import norm
-from atoll.outer_opt.late import Gap
+from atoll.outer_opt.late import Staleness
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.schedule import Always, Opening, Ramp, Schedule, of_length
 from atoll.outer_opt.sgd import Sgd
@@ -146,7 +146,7 @@ def test_a_longer_round_keeps_the_decay_a_token_and_the_gain(length: float) -> N
 
 
 def test_a_late_delta_counts_less_the_further_the_anchor_went() -> None:
-    gap = Gap()
+    gap = Staleness()
     assert gap.damping == 1.0  # nothing is known of usual steps yet
     gap.moved(5.0, owed=False)
     assert gap.damping == 1.0
@@ -160,11 +160,11 @@ def test_a_late_delta_counts_less_the_further_the_anchor_went() -> None:
     assert gap.damping == 1.0
     gap.moved(10.0, owed=True)
     gap.moved(2.0, owed=False)
-    assert gap == Gap(0.0, 2.0)
+    assert gap == Staleness(0.0, 2.0)
 
 
 def test_a_gap_is_that_of_anchors_of_which_the_newest_step_is_the_usual_one() -> None:
-    rng, rule, gap = np.random.default_rng(0), Nesterov(0.7, 0.9), Gap()
+    rng, rule, gap = np.random.default_rng(0), Nesterov(0.7, 0.9), Staleness()
     anchor, momentum, scratch = np.zeros(300, np.float32), np.zeros(300, np.float32), np.empty(300, np.float32)
     anchors = [anchor.copy()]
     for k in range(5):

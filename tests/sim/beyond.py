@@ -4,12 +4,12 @@ With one fragment that is what is to be committed. Where fragments take turns, a
 of them, and its steps are in the deltas of all, each once (`invariants.no_fragment_has_a_step_twice`).
 """
 
-from atoll.comm.fragment_schedule import Turns
+from atoll.comm.fragment_schedule import FragmentSchedule
 from atoll.node import state_machine
 
 
 class Beyond:
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: FragmentSchedule) -> None:
         self._turns = turns
         self._handed = 0  # the round of the last hand-over
         self.applied = 0  # the last round whose sealed bytes were here

@@ -128,7 +128,7 @@ class Control:
             return
         self.node.trainer.end_if_hung()
         phase, round_, step = self.node.progress
-        self._call(self._service.heartbeat, ev.Heard(*session, phase, round_, step))
+        self._call(self._service.heartbeat, ev.Heartbeat(*session, phase, round_, step))
         self.node.later(BEAT, self._beat, session)
 
     def beaten(self, node: NodeId, life: int, known: bool, newest: tuple[int, int]) -> None:

@@ -376,7 +376,7 @@ def members_said_what_is_believed(world: "World", before: State, after: State) -
             continue
         state = f"state {m.state_round} ({m.state_digest.hex()})"
         told = any(  # under an earlier number, where the rounds since are void
-            ev.StateAt(node, m.life, r, m.state_digest) in said
+            ev.StateReported(node, m.life, r, m.state_digest) in said
             and truth_void.issuperset(range(r + 1, m.state_round + 1))
             for r in range(m.state_round, -1, -1)
         )
@@ -396,7 +396,7 @@ def the_ledger_has_what_members_said(world: "World", state: State) -> None:
     here = state.members.here
     for node, c in r.ledger.contributions.items():
         front = state.leases.held[node][0][0]
-        ready = ev.BecameReady(node, here[node].life, r.number, front, c.samples, c.steps, c.loss, c.norm)
+        ready = ev.ContributionReady(node, here[node].life, r.number, front, c.samples, c.steps, c.loss, c.norm)
         said = ready in truth.said or replace(ready, fresh=True) in truth.said
         hold(said, f"{node} never said that it is ready with {c.samples} samples")
     for node, held in r.held.items():
@@ -409,7 +409,7 @@ def the_ledger_has_what_members_said(world: "World", state: State) -> None:
             right = orphans in truth.said and orphans.fence == r.plan.fence
             hold(right, f"{orphans.node} did not tell its orphans of {r.plan.fence}")
         for node, chunks in r.plan.lacking.items():
-            said = node in here and ev.Lacking(node, here[node].life, r.plan.fence, chunks) in truth.said
+            said = node in here and ev.ChunksMissing(node, here[node].life, r.plan.fence, chunks) in truth.said
             hold(said, f"{node} did not say what it lacks of {r.plan.fence}")
 
 
@@ -455,7 +455,7 @@ def orphans_go_to_who_holds_them(world: "World", before: State, after: State) ->
     plan = before.round.plan
     if plan is None or not was.orphans or not is_.owners or is_.attempt != was.attempt + 1:
         return
-    told = [e for e in world.truth.said if isinstance(e, ev.Orphans) and e.fence == plan.fence]
+    told = [e for e in world.truth.said if isinstance(e, ev.OrphansFound) and e.fence == plan.fence]
     said = {e.node: dict(e.here) for e in told}
     for c in was.orphans:
         owner, digest = is_.owners[c], was.sealed[c].digest
@@ -504,7 +504,7 @@ def published_once_in_order(world: "World", record: CommitRecord) -> None:
         truth.published.append(record.round)
     for node, state in record.digests.items():
         said = any(
-            isinstance(e, ev.StateAt) and (e.node, e.round, e.digest.hex()) == (node, record.round, state)
+            isinstance(e, ev.StateReported) and (e.node, e.round, e.digest.hex()) == (node, record.round, state)
             for e in truth.said
         )
         hold(said, f"{node} never said that it has {state} in round {record.round}")

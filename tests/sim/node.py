@@ -147,15 +147,15 @@ class Node(Process):
                 self.later(self.world.apply_time, self._renumber, round_)
             case state_machine.ReportLayout():
                 numel, sizes = self.world.numel, self.world.fragments
-                self.report(lambda n, life: ev.LayoutKnown(n, life, numel, digest("layout"), sizes))
+                self.report(lambda n, life: ev.LayoutReported(n, life, numel, digest("layout"), sizes))
             case state_machine.ReportState(round_, state):
-                self.report(lambda n, life: ev.StateAt(n, life, round_, state))
+                self.report(lambda n, life: ev.StateReported(n, life, round_, state))
             case state_machine.ReportReached(round_):
-                self.report(lambda n, life: ev.Reached(n, life, round_))
+                self.report(lambda n, life: ev.StepsReached(n, life, round_))
             case state_machine.ReportReady(work):
                 self.later(self.world.encode_time, self._report_when_written, work, self.clock)
             case state_machine.ReportEvaluated(round_, loss):
-                self.report(lambda n, life: ev.Evaluated(n, life, round_, loss))
+                self.report(lambda n, life: ev.LossEvaluated(n, life, round_, loss))
             case state_machine.RunFinished():
                 self.world.over(self)
             case _:
@@ -209,7 +209,7 @@ class Node(Process):
         samples = work.samples + 1000 * lies_about("samples")
         self.world.truth.contributed[self.session, work.round] = tuple(self.local)
         self.report(
-            lambda n, life: ev.BecameReady(
+            lambda n, life: ev.ContributionReady(
                 n, life, work.round, front, samples, work.steps, work.loss, norm(n, samples), fresh=work.fresh
             )
         )

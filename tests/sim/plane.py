@@ -1,6 +1,6 @@
-"""A node's data plane: the real `Exchange` of one round, on links that break, delay and reorder. Around it is what
-`atoll.comm.transport.peer_links` and `atoll.comm.allreduce.reduction` do, with contributions and means for bytes;
-and the state for those who lack it.
+"""A node's data plane: the real `ReduceProtocol` of one round, on links that break, delay and reorder. Around it
+is what `atoll.comm.transport.peer_links` and `atoll.comm.allreduce.reduction` do, with contributions and means for
+bytes; and the state for those who lack it.
 """
 
 from dataclasses import dataclass, field, replace
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 from sim.truth import Contribution, Mean, digest, root
 
 from atoll.comm.allreduce import protocol
-from atoll.comm.allreduce.protocol import Exchange, Verdict
+from atoll.comm.allreduce.protocol import FrameVerdict, ReduceProtocol
 from atoll.comm.bitmap import bitmap
 from atoll.comm.digest import SIZE
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence, Plan
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.transport.frames import Kind
+from atoll.comm.transport.frames import FrameKind
 from atoll.coordinator.state_machine import events as ev
 from atoll.node import state_machine
 from atoll.node.control.reports import plan_of
@@ -35,9 +35,9 @@ SLOW = 3.5  # seconds that the next chunk of a peer may take
 PULL = 1.2  # seconds without a chunk after which others are asked for it
 TURN = 0.5  # seconds after which the side that was not to dial does
 MALFORMED = (-1,)
-CHUNKS = (Kind.CONTRIBUTION, Kind.PARTIAL, Kind.SEALED)
+CHUNKS = (FrameKind.CONTRIBUTION, FrameKind.PARTIAL, FrameKind.SEALED)
 
-Waiting = tuple[Kind, int, int]  # kind, chunk, attempt
+Waiting = tuple[FrameKind, int, int]  # kind, chunk, attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ Payload = Contribution | Partial | bytes | tuple[bytes, bytes, bytes] | None
 
 
 class Frame(NamedTuple):
-    kind: Kind
+    kind: FrameKind
     round: int
     attempt: int
     chunk: int
@@ -112,7 +112,7 @@ class Reduce:
 
     def __init__(self, plan: Plan, me: NodeId, contribution: Contribution | None, window: int) -> None:
         self.round, self.plan, self.contribution = plan.round, plan, contribution
-        self.exchange = Exchange(me, len(plan.owners), window)
+        self.exchange = ReduceProtocol(me, len(plan.owners), window)
         self.inbox: dict[tuple[int, int], Contribution | Partial] = {}  # by chunk and place
         self.partials: dict[int, Partial] = {}  # of this node's region, by chunk
         self.sealed: dict[int, bytes] = {}  # payloads
@@ -196,35 +196,35 @@ class Plane:
     def _do(self, reduce: Reduce, effects: list[protocol.Effect]) -> None:
         for effect in effects:
             match effect:
-                case protocol.Send(node, kind, c, since):
+                case protocol.SendFrame(node, kind, c, since):
                     self._post(self._peer(node), (kind, c, since))
-                case protocol.Merge(c, since, inputs, sums):
+                case protocol.MergeChunk(c, since, inputs, sums):
                     inside = {i for _, listed in sums for i in listed}
                     senders = [i for i in inputs if i not in inside] + [relay for relay, _ in sums]
                     took = self.world.seal_time * self.world.rng.uniform(0.2, 1.0)
                     terms = {i: self._term(reduce, c, i) for i in senders}
                     self.node.later(took, self._merged, reduce, c, since, inputs, terms)
-                case protocol.Sum(c, since, inputs):
+                case protocol.SumRegion(c, since, inputs):
                     took = self.world.seal_time * self.world.rng.uniform(0.2, 1.0)
                     terms = {i: self._term(reduce, c, i) for i in inputs}
                     self.node.later(took, self._summed, reduce, c, since, inputs, terms)
-                case protocol.Report(c, since, payload, inputs):
+                case protocol.ReportSeal(c, since, payload, inputs):
                     self._tell(reduce, c, since, payload, bitmap(inputs, len(reduce.plan.members)))
-                case protocol.Free(c):
+                case protocol.FreeContributions(c):
                     reduce.inbox = {key: x for key, x in reduce.inbox.items() if key[0] != c}
                     reduce.partials.pop(c, None)
-                case protocol.Forget(c):
+                case protocol.FreeSealed(c):
                     reduce.sealed.pop(c, None)
                     self.held = ()
-                case protocol.Orphans(here):
+                case protocol.ReportOrphans(here):
                     self._tell_orphans(reduce, here)
-                case protocol.Held(root_, proven):
+                case protocol.ReportComplete(root_, proven):
                     self._tell_held(reduce, root_, proven)
-                case protocol.Forged(c, node):
+                case protocol.ReportForged(c, node):
                     fence = reduce.plan.fence
-                    self.node.report(partial(ev.Forged, peer=node, fence=fence, chunk=c))
-                case protocol.Lacking(chunks):
-                    self.node.report(partial(ev.Lacking, fence=reduce.plan.fence, chunks=chunks))
+                    self.node.report(partial(ev.ChunkForged, peer=node, fence=fence, chunk=c))
+                case protocol.ReportMissing(chunks):
+                    self.node.report(partial(ev.ChunksMissing, fence=reduce.plan.fence, chunks=chunks))
                 case _:
                     assert_never(effect)
 
@@ -312,22 +312,22 @@ class Plane:
         again = tuple((i, digest("again", sum_), inputs) for i, sum_ in told.items())
         if lies_about("stale"):
             for other in {since - 1, since + 1, reduce.plan.attempt} - {since}:
-                stale = partial(ev.Sealed, fence=self._fence(reduce, other), seals=again)
+                stale = partial(ev.ChunksSealed, fence=self._fence(reduce, other), seals=again)
                 self.node.report(stale)
         fence = self._fence(reduce, since)
         if lies_about("empty"):
             nothing = tuple((i, sum_, b"") for i, sum_, _ in seals)
-            self.node.report(lambda n, life: ev.Sealed(n, life, fence, nothing))
-        self.node.report(lambda n, life: ev.Sealed(n, life, fence, seals))
+            self.node.report(lambda n, life: ev.ChunksSealed(n, life, fence, nothing))
+        self.node.report(lambda n, life: ev.ChunksSealed(n, life, fence, seals))
         if lies_about("seal again"):
-            self.node.report(lambda n, life: ev.Sealed(n, life, fence, again))
+            self.node.report(lambda n, life: ev.ChunksSealed(n, life, fence, again))
 
     def _tell_orphans(self, reduce: Reduce, here: tuple[tuple[int, bytes], ...]) -> None:
         if self.node.host.lies_about("orphans"):
             plan = reduce.plan
             here = tuple((c, digest("a lie", c)) for c in range(len(plan.owners)))
         fence = reduce.plan.fence
-        self.node.report(lambda n, life: ev.Orphans(n, life, fence, here))
+        self.node.report(lambda n, life: ev.OrphansFound(n, life, fence, here))
 
     def _tell_held(self, reduce: Reduce, root: bytes, proven: bool) -> None:
         self.held = self.result()
@@ -337,14 +337,14 @@ class Plane:
         trips, inside, outside = self.world.measured(self.node, list(reduce.came), bool(reduce.plan.regions))
         self.node.later(0.0, self.node.feed, state_machine.ReduceHeld((fence.round, fence.attempt), root))
         rest = (*rates, trips, inside, outside, proven)
-        self.node.report(lambda n, life: ev.Held(n, life, fence, told, 1000, 1000, *rest))
+        self.node.report(lambda n, life: ev.ReduceComplete(n, life, fence, told, 1000, 1000, *rest))
 
     def lost(self, reduce: Reduce, node: NodeId, reason: str) -> None:
         now = self.node.clock
         if node in reduce.came and now - reduce.reported.get(node, now - SILENT) >= SILENT:
             reduce.reported[node] = now
             fence = reduce.plan.fence
-            self.node.report(lambda n, life: ev.PeerLost(n, life, node, fence, reason))
+            self.node.report(lambda n, life: ev.PeerUnreachable(n, life, node, fence, reason))
 
     # Frames
 
@@ -360,25 +360,25 @@ class Plane:
             if self.reduce is not None and (frame := self._frame(self.reduce, peer.node, *waiting)) is not None:
                 self.world.rng.choice(peer.links).carry(self.node, frame)
 
-    def _frame(self, reduce: Reduce, node: NodeId, kind: Kind, c: int, since: int) -> Frame | None:
+    def _frame(self, reduce: Reduce, node: NodeId, kind: FrameKind, c: int, since: int) -> Frame | None:
         payload: Payload = None
-        if kind is Kind.CONTRIBUTION:
+        if kind is FrameKind.CONTRIBUTION:
             payload = reduce.contribution
             assert payload is not None
             if self.node.host.lies_about("contribution"):
                 payload = replace(payload, samples=MALFORMED)
-        elif kind is Kind.PARTIAL:
+        elif kind is FrameKind.PARTIAL:
             if (payload := reduce.partials.get(c)) is None:
                 return None
             if self.node.host.lies_about("contribution"):
                 payload = replace(payload, contributions=(replace(payload.contributions[0], samples=MALFORMED),))
-        elif kind is Kind.SEALED:
+        elif kind is FrameKind.SEALED:
             if (payload := reduce.sealed.get(c)) is None:
                 return None
             if (c, node) in reduce.forged:
                 reduce.forged.discard((c, node))
                 payload = self.world.forged(payload)
-        elif kind is Kind.RESYNC:
+        elif kind is FrameKind.RESYNC:
             payload, since = reduce.exchange.state(node), reduce.plan.attempt
         return Frame(kind, reduce.round, since, c, reduce.plan.index(self.node.me), payload)
 
@@ -396,44 +396,44 @@ class Plane:
         if reduce.round > frame.round:
             return
         x = reduce.exchange
-        if kind is Kind.RESYNC:
+        if kind is FrameKind.RESYNC:
             assert isinstance(frame.payload, tuple)
             self._do(reduce, x.resync(node, frame.attempt, *frame.payload))
             if c:
-                self._post(self._peer(node), (Kind.RESYNC, 0, 0))
+                self._post(self._peer(node), (FrameKind.RESYNC, 0, 0))
             return
         verdict = x.verdict(node, frame.place, kind, c, frame.attempt)
-        if verdict is Verdict.HOLD:
+        if verdict is FrameVerdict.HOLD:
             self._early.append((until, node, frame))
         elif kind in CHUNKS and node in reduce.came:
             reduce.came[node] = self.node.clock
-        if verdict is Verdict.TAKE:
+        if verdict is FrameVerdict.TAKE:
             self._use(reduce, node, frame)
 
     def _use(self, reduce: Reduce, node: NodeId, frame: Frame) -> None:
         x, c, payload = reduce.exchange, frame.chunk, frame.payload
         match frame.kind:
-            case Kind.CONTRIBUTION:
+            case FrameKind.CONTRIBUTION:
                 assert isinstance(payload, Contribution)
                 reduce.inbox[c, frame.place] = payload
                 self._do(reduce, x.contribution(node, c))
-            case Kind.PARTIAL:
+            case FrameKind.PARTIAL:
                 assert isinstance(payload, Partial)
                 effects = x.partial(node, c, payload.places)
                 assert effects is not None, f"{self.node.me} refuses the sum of {payload.places}"
                 reduce.inbox[c, frame.place] = payload
                 self._do(reduce, effects)
-            case Kind.SEALED:
+            case FrameKind.SEALED:
                 assert isinstance(payload, bytes)
                 effects = x.sealed(c, payload, node)
                 if x.digests[c] == payload:
                     reduce.sealed[c] = payload
                 self._do(reduce, effects)
-            case Kind.MERGED:
+            case FrameKind.MERGED:
                 self._do(reduce, x.is_merged(node, c))
-            case Kind.WANT:
+            case FrameKind.WANT:
                 self._do(reduce, x.wanted(node, c))
-            case Kind.LACK:
+            case FrameKind.LACK:
                 self._do(reduce, x.lacked(node, c))
             case _:
                 raise AssertionError(f"a frame {frame.kind.name}")
@@ -489,7 +489,7 @@ class Plane:
         peer.links.append(link)
         peer.heard = self.node.clock
         if self.reduce is not None:
-            self._post(peer, (Kind.RESYNC, 1, 0))
+            self._post(peer, (FrameKind.RESYNC, 1, 0))
         self._pump(peer)
 
     def broke(self, link: Link) -> None:
@@ -497,7 +497,7 @@ class Plane:
             if link in peer.links:
                 peer.links.remove(link)
                 if self.reduce is not None and peer.links:
-                    self._post(peer, (Kind.RESYNC, 1, 0))
+                    self._post(peer, (FrameKind.RESYNC, 1, 0))
                 self._tend(peer, self.world.rng.uniform(0.0, 0.3))
 
     # The clock
@@ -517,7 +517,7 @@ class Plane:
             elif now - heard > SILENT:
                 self.lost(reduce, node, "it is silent")
             elif now - peer.heard > ASK:
-                self._post(peer, (Kind.RESYNC, 1, 0))
+                self._post(peer, (FrameKind.RESYNC, 1, 0))
             if peer.links and node in owing and now - came > SLOW:
                 self.lost(reduce, node, f"its {owed[node]} did not come")
         if now - reduce.pulled > PULL:

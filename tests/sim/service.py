@@ -17,8 +17,8 @@ from sim.engine import Call, Process
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator.service.journal import Journal, JournalFull
-from atoll.coordinator.service.journaled_machine import Batch, Core
-from atoll.coordinator.service.view import Own, Shared, encode, own, shared
+from atoll.coordinator.service.journaled_machine import Batch, JournaledMachine
+from atoll.coordinator.service.view import CommonView, NodeView, encode, own, shared
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import members
 from atoll.coordinator.state_machine.state import State
@@ -45,7 +45,7 @@ class Stream:
     life: int
     open: bool = False
     deaf: bool = False  # half-open: what is sent on it goes nowhere, and nobody is told
-    parts: tuple[bytes, bytes, bytes, Own] | None = None  # of the latest view,
+    parts: tuple[bytes, bytes, bytes, NodeView] | None = None  # of the latest view,
     version: int = 0  # and its version
 
 
@@ -56,15 +56,15 @@ class Service(Process):
         super().__init__(world.engine, "coordinator")
         self.world, self.folder = world, folder
         self.journal = Journal(folder)
-        self.core = Core(world.config, self.journal, snapshot_every)
+        self.core = JournaledMachine(world.config, self.journal, snapshot_every)
         self.streams: dict[NodeId, Stream] = {}
         self.crash_at = ""  # the point in the next write at which it dies
         self.full = False  # the disk takes no writes
         self._queue: list[tuple[ev.Event, Done | None]] = []
         self._writing = False
-        self._beats: dict[NodeId, ev.Heard] = {}
+        self._beats: dict[NodeId, ev.Heartbeat] = {}
         self._joins: deque[Callable[[], None]] = deque()  # ids are given one at a time
-        self._common: Shared | None = None
+        self._common: CommonView | None = None
         self._version = 0
         self._dispatch_due = False
         self._clock = max(self.core.last, world.engine.now + world.rng.uniform(-20, 20)) - world.engine.now
@@ -233,7 +233,7 @@ class Service(Process):
             del self.streams[node]
             self.submit(ev.Disconnected(node, life))
 
-    def heartbeat(self, client: "Control", beat: ev.Heard) -> None:
+    def heartbeat(self, client: "Control", beat: ev.Heartbeat) -> None:
         if self._knows(beat.node, beat.life):
             self._beats[beat.node] = beat
         stream = self.streams.get(beat.node)

@@ -209,8 +209,8 @@ MUTATIONS = [
     Mutation(
         "a region's sum goes out as a contribution",
         X,
-        "return Kind.PARTIAL if c in self._relayed else Kind.CONTRIBUTION",
-        "return Kind.CONTRIBUTION",
+        "return FrameKind.PARTIAL if c in self._relayed else FrameKind.CONTRIBUTION",
+        "return FrameKind.CONTRIBUTION",
         8,
     ),
     # Rounds

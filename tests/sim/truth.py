@@ -87,7 +87,7 @@ class Truth:
     def hear(self, event: ev.Event) -> None:
         """A node reports something."""
         self.said.add(event)
-        if isinstance(event, ev.Sealed):
+        if isinstance(event, ev.ChunksSealed):
             for chunk, sum_, inputs in event.seals:
                 if any(inputs):
                     key = event.node, event.fence.round, event.fence.attempt, chunk

@@ -32,12 +32,12 @@ from atoll.comm.config.run import (
     RoundsConfig,
     RunConfig,
 )
-from atoll.comm.fragment_schedule import Turns
+from atoll.comm.fragment_schedule import FragmentSchedule
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.service.journal import Journal
-from atoll.coordinator.service.journaled_machine import Batch, Core
+from atoll.coordinator.service.journaled_machine import Batch, JournaledMachine
 from atoll.coordinator.state_machine.events import Note, Publish
 from atoll.coordinator.state_machine.members import MemberState
 from atoll.coordinator.state_machine.state import State
@@ -78,7 +78,7 @@ class World:
         self.fragments = some_fragments(seed, self.numel) if config is None and seed % 3 == 1 else ()
         if self.fragments:
             self.config = replace(self.config, rounds=replace(self.config.rounds, data_parallel=0))
-        self.turns = Turns(len(self.fragments) or 1)
+        self.turns = FragmentSchedule(len(self.fragments) or 1)
         self.folder = Path(tempfile.mkdtemp(prefix="atoll-sim-", dir=MEMORY if Path(MEMORY).is_dir() else None))
         self.seal_time = self.rng.choice([0.02, 0.02, 0.2, 0.6])  # seconds that an average takes at most
         self.same_bits = self.rng.random() < 0.5
@@ -200,7 +200,7 @@ class World:
                 self.say(f"coordinator: published {effect.record}")
         if self.rng.random() < 0.003:
             journal = Journal(service.folder, lock=False)
-            invariants.replay_gives_what_was_durable(self, Core(self.config, journal).state)
+            invariants.replay_gives_what_was_durable(self, JournaledMachine(self.config, journal).state)
             journal.close()
 
     def moved(self, node: Node) -> None:

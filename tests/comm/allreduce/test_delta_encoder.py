@@ -9,7 +9,7 @@ import pytest
 
 from atoll.comm.allreduce import delta_encoder
 from atoll.comm.allreduce.delta_encoder import DeltaEncoder, EncodedVector, encoded_norm
-from atoll.comm.buffers import Buffers
+from atoll.comm.buffers import BufferPool
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import F32, Codec, NonFinite
 from atoll.comm.codecs.factory import make_codec
@@ -100,7 +100,7 @@ def test_vectors_of_another_length_are_refused() -> None:
 
 def test_a_chunk_that_is_let_go_of_is_made_again_with_the_same_bytes_unless_nobody_wants_it() -> None:
     async def body() -> None:
-        buffers = Buffers()
+        buffers = BufferPool()
         encoder = DeltaEncoder(ANCHOR, LOCAL, INT8, CHUNKS, buffers)
         await encoder.run(asyncio.to_thread)
         encoded, before = encoder.encoded, [payload.tobytes() for payload in encoder.encoded.whole]

@@ -10,7 +10,7 @@ import pytest
 from encoders import at_once
 
 from atoll.comm.allreduce.delta_encoder import DeltaEncoder, EncodedVector
-from atoll.comm.allreduce.reduction import PONG, SILENT, SLOW, SPREADS, Reduction, Seal, late_after
+from atoll.comm.allreduce.reduction import PONG, SILENT, SLOW, SPREADS, Reduction, SealReport, late_after
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import CodecName
@@ -20,7 +20,7 @@ from atoll.comm.transport import connection as link_module
 from atoll.comm.transport import frames
 from atoll.comm.transport.connection import Link
 from atoll.comm.transport.data_plane import DataPlane
-from atoll.comm.transport.frames import Header, Kind
+from atoll.comm.transport.frames import FrameKind, Header
 
 CHUNKS = Chunks(8192, 1024)
 CODEC = make_codec(CodecName.INT8, 128)
@@ -57,7 +57,7 @@ class Told:
         self.blamed: list[tuple[NodeId, str]] = []
         self.root = b""
 
-    def sealed(self, plan: Plan, seal: Seal, more: bool) -> None: ...
+    def sealed(self, plan: Plan, seal: SealReport, more: bool) -> None: ...
     def orphans(self, plan: Plan, here: tuple[tuple[int, bytes], ...]) -> None: ...
     def forged(self, plan: Plan, node: NodeId, chunk: int) -> None: ...
     def lacking(self, plan: Plan, chunks: tuple[int, ...]) -> None: ...
@@ -115,7 +115,7 @@ async def member(plane: DataPlane, plan: Plan, vector: EncodedVector) -> AsyncIt
 async def linked(plane: DataPlane, to: DataPlane) -> Link:
     """A link that the test speaks on."""
     link = await plane.dial(to.node, to.address)
-    await frames.send(link, frames.unfenced(Kind.LINK))
+    await frames.send(link, frames.unfenced(FrameKind.LINK))
     return link
 
 
@@ -146,8 +146,8 @@ async def answering(link: Link, plan: Plan) -> None:
     while True:
         header = await frames.receive(link, None)
         await link.read(header.length)
-        if header.kind is Kind.RESYNC:
-            await frames.send(link, Header(Kind.RESYNC, plan.fence, PONG, len(nothing)), nothing)
+        if header.kind is FrameKind.RESYNC:
+            await frames.send(link, Header(FrameKind.RESYNC, plan.fence, PONG, len(nothing)), nothing)
 
 
 def test_a_contributor_that_answers_and_sends_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,9 @@ def test_chunks_of_a_late_owner_are_pulled_from_others_that_have_them() -> None:
             async with next(contributors) as (reduction, told), next(contributors) as (_, other):
                 owner = await linked(planes[2], planes[1])
                 for c, payload in enumerate(sealed.whole):
-                    await frames.send(owner, Header(Kind.SEALED, plan.fence, c, payload.size, place=2), payload)
+                    await frames.send(
+                        owner, Header(FrameKind.SEALED, plan.fence, c, payload.size, place=2), payload
+                    )
                 while not other.root:
                     await asyncio.sleep(0)
                 while not told.root:

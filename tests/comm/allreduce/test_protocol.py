@@ -1,9 +1,9 @@
 """The protocol of one round's reduce, under every order of events that a seed can think of.
 
-`World` is what `Reduction`, `Peers` and the coordinator are to an `Exchange`: frames between two members come in
-any order (several links lead to one peer), links break and take frames with them, plans come late or are skipped,
-members die, join and come back, merges take their time. In two of five worlds chunks are reduced in two levels.
-What must hold is checked after every event.
+`World` is what `Reduction`, `Peers` and the coordinator are to an `ReduceProtocol`: frames between two members
+come in any order (several links lead to one peer), links break and take frames with them, plans come late or are
+skipped, members die, join and come back, merges take their time. In two of five worlds chunks are reduced in two
+levels. What must hold is checked after every event.
 """
 
 import os
@@ -19,23 +19,23 @@ import pytest
 
 from atoll.comm.allreduce import protocol
 from atoll.comm.allreduce.protocol import (
-    Exchange,
-    Forged,
-    Forget,
-    Free,
-    Held,
-    Lacking,
-    Merge,
-    Orphans,
-    Report,
-    Send,
-    Verdict,
+    FrameVerdict,
+    FreeContributions,
+    FreeSealed,
+    MergeChunk,
+    ReduceProtocol,
+    ReportComplete,
+    ReportForged,
+    ReportMissing,
+    ReportOrphans,
+    ReportSeal,
+    SendFrame,
 )
 from atoll.comm.bitmap import bitmap
 from atoll.comm.digest import digest, root
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import NOBODY, Plan, PlanMember
-from atoll.comm.transport.frames import Kind
+from atoll.comm.transport.frames import FrameKind
 
 FIRST, SEEDS = int(os.environ.get("ATOLL_FUZZ_FIRST", "0")), int(os.environ.get("ATOLL_EXCHANGE_SEEDS", "250"))
 EVENTS = 30_000  # of one world; none came near
@@ -46,7 +46,7 @@ class Frame:
     sender: int  # a life
     node: NodeId  # of the sender
     to: int  # a life
-    kind: Kind
+    kind: FrameKind
     chunk: int
     since: int
     place: int  # of the sender, in its plan
@@ -83,7 +83,7 @@ class Life:
     partials: dict[int, Partial] = field(default_factory=dict)
     sealed: dict[int, bytes] = field(default_factory=dict)
     merges: list[Any] = field(default_factory=list)
-    outbox: dict[tuple[NodeId, Kind, int, int], None] = field(default_factory=dict)
+    outbox: dict[tuple[NodeId, FrameKind, int, int], None] = field(default_factory=dict)
     told: list[tuple[Plan, Any]] = field(default_factory=list)  # on its way to the coordinator, in order
     held: list[Frame] = field(default_factory=list)  # whose sender has a newer plan
 
@@ -255,29 +255,29 @@ class World:
                 case _:
                     life.told.append((plan, effect))
 
-    def post(self, life: Life, node: NodeId, kind: Kind, c: int = 0, since: int = 0) -> None:
+    def post(self, life: Life, node: NodeId, kind: FrameKind, c: int = 0, since: int = 0) -> None:
         life.outbox[node, kind, c, since] = None
 
     def target(self, life: Life, node: NodeId) -> Life | None:
         found = [w for w in self.lives if w.node == node and w.alive]
         return found[0] if found and not (found[0].leaf and life.leaf) else None
 
-    def transmit(self, life: Life, waiting: tuple[NodeId, Kind, int, int]) -> None:
+    def transmit(self, life: Life, waiting: tuple[NodeId, FrameKind, int, int]) -> None:
         del life.outbox[waiting]
         node, kind, c, since = waiting
         to = self.target(life, node)
         assert to is not None
         data: Any = None
         match kind:
-            case Kind.CONTRIBUTION:
+            case FrameKind.CONTRIBUTION:
                 data = (delta(life.life, c),)
-            case Kind.PARTIAL:
+            case FrameKind.PARTIAL:
                 if (data := life.partials.get(c)) is None:
                     return
-            case Kind.SEALED:
+            case FrameKind.SEALED:
                 if (data := life.sealed.get(c)) is None:
                     return
-            case Kind.RESYNC:
+            case FrameKind.RESYNC:
                 data, since = life.exchange.state(node), life.exchange.plan.attempt
         place = life.exchange.plan.index(life.node)
         link = self.stalled if self.random.random() < 0.04 else self.flying
@@ -289,37 +289,37 @@ class World:
         if x.plan is None:  # its reduce has not begun
             life.held.append(frame)
             return
-        if kind is not Kind.RESYNC:
+        if kind is not FrameKind.RESYNC:
             verdict = x.verdict(node, frame.place, kind, c, since).value
             if verdict == "hold":
                 life.held.append(frame)
             if verdict != "take":
                 return
         match kind:
-            case Kind.CONTRIBUTION:
+            case FrameKind.CONTRIBUTION:
                 place = x.plan.index(node)
                 assert self.entries[place].life == frame.sender, "the contribution of another life"
                 life.inbox[c, place] = frame.data
                 self.do(life, x.contribution(node, c))
-            case Kind.PARTIAL:
+            case FrameKind.PARTIAL:
                 inputs, deltas = frame.data
                 effects = x.partial(node, c, inputs)
                 assert effects is not None, f"the sum of {inputs} was refused"
                 life.inbox[c, x.plan.index(node)] = deltas
                 self.do(life, effects)
-            case Kind.SEALED:
+            case FrameKind.SEALED:
                 life.sealed[c] = frame.data
                 self.do(life, x.sealed(c, digest(frame.data)))
-            case Kind.MERGED:
+            case FrameKind.MERGED:
                 self.do(life, x.is_merged(node, c))
-            case Kind.WANT:
+            case FrameKind.WANT:
                 self.do(life, x.wanted(node, c))
-            case Kind.LACK:
+            case FrameKind.LACK:
                 self.do(life, x.lacked(node, c))
-            case Kind.RESYNC:
+            case FrameKind.RESYNC:
                 self.do(life, x.resync(node, since, *frame.data))
                 if c:
-                    self.post(life, node, Kind.RESYNC)
+                    self.post(life, node, FrameKind.RESYNC)
 
     def merge(self, life: Life, order: Any) -> None:
         """A merge ends."""
@@ -399,7 +399,7 @@ class World:
                 self.reopen()
                 for other in alive:
                     if other.exchange.plan and self.target(other, new.node) and self.random.random() < 0.5:
-                        self.post(other, new.node, Kind.RESYNC, 1)
+                        self.post(other, new.node, FrameKind.RESYNC, 1)
             case "leave out" if spare and self.left_out is None:
                 self.left_out = life.life
                 self.reopen()
@@ -416,7 +416,7 @@ class World:
         self.lose(lambda f: {f.sender, f.to} == {a.life, b.life} and self.random.random() < share)
         for x, y in ((a, b), (b, a)):
             if x.exchange.plan is not None:
-                self.post(x, y.node, Kind.RESYNC, 1)
+                self.post(x, y.node, FrameKind.RESYNC, 1)
 
     def lose(self, lost: Callable[[Frame], bool]) -> None:
         for frames in (self.flying, self.stalled, *(w.held for w in self.lives)):
@@ -533,20 +533,20 @@ def plan_of(attempt: int, owners: list[int], gone: str = "", since: tuple[int, .
     return Plan(*ids, attempt, members, tuple(owners), since, frozenset(range(kept)))
 
 
-def begun(me: NodeId, owners: list[int], window: int = 8) -> Exchange:
-    x = Exchange(me, len(owners), window)
+def begun(me: NodeId, owners: list[int], window: int = 8) -> ReduceProtocol:
+    x = ReduceProtocol(me, len(owners), window)
     x.replan(plan_of(1, owners))
     return x
 
 
-def sends(effects: Sequence[protocol.Effect], kind: Kind) -> list[tuple[NodeId, int]]:
-    return [(e.node, e.chunk) for e in effects if isinstance(e, Send) and e.kind is kind]
+def sends(effects: Sequence[protocol.Effect], kind: FrameKind) -> list[tuple[NodeId, int]]:
+    return [(e.node, e.chunk) for e in effects if isinstance(e, SendFrame) and e.kind is kind]
 
 
-def contribute(x: Exchange, c: int, *nodes: NodeId) -> list[protocol.Effect]:
+def contribute(x: ReduceProtocol, c: int, *nodes: NodeId) -> list[protocol.Effect]:
     out: list[protocol.Effect] = []
     for node in nodes:
-        assert x.verdict(node, "abcd".index(node), Kind.CONTRIBUTION, c, 1) is Verdict.TAKE
+        assert x.verdict(node, "abcd".index(node), FrameKind.CONTRIBUTION, c, 1) is FrameVerdict.TAKE
         out += x.contribution(node, c)
     return out
 
@@ -554,11 +554,11 @@ def contribute(x: Exchange, c: int, *nodes: NodeId) -> list[protocol.Effect]:
 def test_a_chunk_is_merged_in_plan_order_once_everybody_has_contributed_and_sent_to_all() -> None:
     x = begun(B, [1])
     assert contribute(x, 0, D, A) == []
-    assert contribute(x, 0, C) == [Merge(0, 1, (0, 1, 2, 3))]
+    assert contribute(x, 0, C) == [MergeChunk(0, 1, (0, 1, 2, 3))]
     out = x.merged(0, 1, (0, 1, 2, 3), b"digest")
-    assert out[0] == Report(0, 1, b"digest", (0, 1, 2, 3)) and Free(0) in out
-    assert out[-1] == Held(root([b"digest"]))
-    assert sends(out, Kind.SEALED) == [(A, 0), (C, 0), (D, 0)]
+    assert out[0] == ReportSeal(0, 1, b"digest", (0, 1, 2, 3)) and FreeContributions(0) in out
+    assert out[-1] == ReportComplete(root([b"digest"]))
+    assert sends(out, FrameKind.SEALED) == [(A, 0), (C, 0), (D, 0)]
 
 
 def test_contributors_hear_of_a_merge_while_contributions_may_wait_for_room() -> None:
@@ -566,86 +566,86 @@ def test_contributors_hear_of_a_merge_while_contributions_may_wait_for_room() ->
     told = []
     for c in range(4):
         contribute(x, c, A, C, D)
-        told.append(sends(x.merged(c, 1, (0, 1, 2, 3), b"digest"), Kind.MERGED))
+        told.append(sends(x.merged(c, 1, (0, 1, 2, 3), b"digest"), FrameKind.MERGED))
     everybody = [(A, 0), (C, 0), (D, 0)]
     assert told == [everybody, [(n, 1) for n, _ in everybody], [], []]
 
 
 def test_a_late_frame_is_known_by_the_attempt_in_which_its_chunk_got_its_owner() -> None:
     x = begun(A, [1])
-    assert x.verdict(B, 1, Kind.SEALED, 0, 1) is Verdict.TAKE
+    assert x.verdict(B, 1, FrameKind.SEALED, 0, 1) is FrameVerdict.TAKE
     x.replan(plan_of(2, [2], gone="b", since=(2,)))
     x.pull(0)
     for node, place in ((B, 1), (C, 2), (D, 3)):
-        assert x.verdict(node, place, Kind.SEALED, 0, 1) is Verdict.DISCARD
-    assert x.verdict(C, 2, Kind.SEALED, 0, 2) is Verdict.TAKE
+        assert x.verdict(node, place, FrameKind.SEALED, 0, 1) is FrameVerdict.DISCARD
+    assert x.verdict(C, 2, FrameKind.SEALED, 0, 2) is FrameVerdict.TAKE
 
 
 def test_a_frame_of_a_newer_attempt_or_of_a_member_not_known_yet_is_held() -> None:
-    x = Exchange(A, 1, 1)
-    assert x.verdict(B, 1, Kind.CONTRIBUTION, 0, 1) is Verdict.HOLD
+    x = ReduceProtocol(A, 1, 1)
+    assert x.verdict(B, 1, FrameKind.CONTRIBUTION, 0, 1) is FrameVerdict.HOLD
     x.replan(plan_of(1, [0]))
-    assert x.verdict(B, 1, Kind.CONTRIBUTION, 0, 1) is Verdict.TAKE
-    assert x.verdict(B, 1, Kind.CONTRIBUTION, 0, 2) is Verdict.HOLD
-    assert x.verdict(NodeId("e"), 4, Kind.CONTRIBUTION, 0, 1) is Verdict.HOLD
-    assert x.verdict(B, 4, Kind.CONTRIBUTION, 0, 1) is Verdict.HOLD, "b came back"
+    assert x.verdict(B, 1, FrameKind.CONTRIBUTION, 0, 1) is FrameVerdict.TAKE
+    assert x.verdict(B, 1, FrameKind.CONTRIBUTION, 0, 2) is FrameVerdict.HOLD
+    assert x.verdict(NodeId("e"), 4, FrameKind.CONTRIBUTION, 0, 1) is FrameVerdict.HOLD
+    assert x.verdict(B, 4, FrameKind.CONTRIBUTION, 0, 1) is FrameVerdict.HOLD, "b came back"
 
 
 def test_what_comes_twice_is_taken_once() -> None:
     x = begun(A, [0, 1])
     contribute(x, 0, B)
-    assert x.verdict(B, 1, Kind.CONTRIBUTION, 0, 1) is Verdict.DISCARD
+    assert x.verdict(B, 1, FrameKind.CONTRIBUTION, 0, 1) is FrameVerdict.DISCARD
     x.sealed(1, b"digest")
-    assert x.verdict(B, 1, Kind.SEALED, 1, 1) is Verdict.DISCARD
-    assert x.verdict(C, 2, Kind.CONTRIBUTION, 1, 1) is Verdict.DISCARD, "a does not own it"
+    assert x.verdict(B, 1, FrameKind.SEALED, 1, 1) is FrameVerdict.DISCARD
+    assert x.verdict(C, 2, FrameKind.CONTRIBUTION, 1, 1) is FrameVerdict.DISCARD, "a does not own it"
 
 
 def test_a_sealed_chunk_is_taken_from_where_it_should_come_from_and_from_whoever_was_asked() -> None:
     x = begun(A, [1])
-    assert x.verdict(B, 1, Kind.SEALED, 0, 1) is Verdict.TAKE
-    assert [x.verdict(n, i, Kind.SEALED, 0, 1) for n, i in ((C, 2), (D, 3))] == [Verdict.DISCARD] * 2
-    ((asked, _),) = sends(x.pull(0), Kind.WANT)
-    taken = {n: x.verdict(n, i, Kind.SEALED, 0, 1) for n, i in ((B, 1), (C, 2), (D, 3))}
-    assert {n for n, verdict in taken.items() if verdict is Verdict.TAKE} == {B, asked}
+    assert x.verdict(B, 1, FrameKind.SEALED, 0, 1) is FrameVerdict.TAKE
+    assert [x.verdict(n, i, FrameKind.SEALED, 0, 1) for n, i in ((C, 2), (D, 3))] == [FrameVerdict.DISCARD] * 2
+    ((asked, _),) = sends(x.pull(0), FrameKind.WANT)
+    taken = {n: x.verdict(n, i, FrameKind.SEALED, 0, 1) for n, i in ((B, 1), (C, 2), (D, 3))}
+    assert {n for n, verdict in taken.items() if verdict is FrameVerdict.TAKE} == {B, asked}
 
 
 def test_a_chunk_that_is_not_the_ledgers_is_given_up_and_asked_for_elsewhere_and_who_gave_it_is_named() -> None:
     x = begun(A, [1, 2])
     x.sealed(0, b"right", B)
-    assert x.sealed(1, b"forged", C)[-1] == Held(root([b"right", b"forged"]))
+    assert x.sealed(1, b"forged", C)[-1] == ReportComplete(root([b"right", b"forged"]))
     forget, forged, ask = x.prove([b"right", b"as sealed"])
-    assert (forget, forged) == (Forget(1), Forged(1, C))
-    assert isinstance(ask, Send) and ask.kind is Kind.WANT and ask.node in (B, D)
+    assert (forget, forged) == (FreeSealed(1), ReportForged(1, C))
+    assert isinstance(ask, SendFrame) and ask.kind is FrameKind.WANT and ask.node in (B, D)
     assert x.prove([b"right", b"as sealed"]) == [], "it is told once"
     again = x.sealed(1, b"forged", ask.node)
-    assert again[0] == Forged(1, ask.node)
-    assert x.digests == [b"right", None] and [n != ask.node for n, _ in sends(again, Kind.WANT)] == [True]
-    assert x.sealed(1, b"as sealed", B)[-1] == Held(root([b"right", b"as sealed"]), proven=True)
+    assert again[0] == ReportForged(1, ask.node)
+    assert x.digests == [b"right", None] and [n != ask.node for n, _ in sends(again, FrameKind.WANT)] == [True]
+    assert x.sealed(1, b"as sealed", B)[-1] == ReportComplete(root([b"right", b"as sealed"]), proven=True)
 
 
 def test_that_what_is_here_is_the_ledgers_is_said_again() -> None:
     x = begun(A, [1])
     x.sealed(0, b"right", B)
-    assert x.prove([b"right"]) == [Held(root([b"right"]), proven=True)]
+    assert x.prove([b"right"]) == [ReportComplete(root([b"right"]), proven=True)]
 
 
 def test_what_was_told_of_a_chunk_is_void_once_that_is_reduced_anew() -> None:
     x = begun(A, [1])
     x.prove([b"right"])
     x.replan(plan_of(2, [2], gone="b", since=(2,)))
-    assert x.sealed(0, b"another", C)[-1] == Held(root([b"another"]))
+    assert x.sealed(0, b"another", C)[-1] == ReportComplete(root([b"another"]))
 
 
 def test_a_chunk_that_nobody_had_right_is_asked_for_again_under_the_next_plan() -> None:
     x = begun(A, [1])
     x.sealed(0, b"forged", B)
-    asked = [node for node, _ in sends(x.prove([b"right"]), Kind.WANT)]
-    while found := sends(x.sealed(0, b"forged", asked[-1]), Kind.WANT):
+    asked = [node for node, _ in sends(x.prove([b"right"]), FrameKind.WANT)]
+    while found := sends(x.sealed(0, b"forged", asked[-1]), FrameKind.WANT):
         asked.append(found[0][0])
     assert sorted(asked) == [B, C, D] and asked[0] != B
-    assert x.sealed(0, b"forged", B) == [Forged(0, B)], "that it is lacking was said"
+    assert x.sealed(0, b"forged", B) == [ReportForged(0, B)], "that it is lacking was said"
     out = x.replan(plan_of(2, [1], since=(1,)))
-    assert len(sends(out, Kind.WANT)) == 1
+    assert len(sends(out, FrameKind.WANT)) == 1
 
 
 def test_what_everybody_was_asked_for_in_vain_is_said_to_be_lacking_once_nothing_else_is_missing() -> None:
@@ -653,16 +653,16 @@ def test_what_everybody_was_asked_for_in_vain_is_said_to_be_lacking_once_nothing
     x.sealed(0, b"forged", B)
     x.sealed(1, b"forged too", C)
     out = x.prove([b"right", b"as sealed"])
-    asked = {c: [n for n, chunk in sends(out, Kind.WANT) if chunk == c] for c in range(2)}
-    while found := sends(out := x.lacked(asked[0][-1], 0), Kind.WANT):
+    asked = {c: [n for n, chunk in sends(out, FrameKind.WANT) if chunk == c] for c in range(2)}
+    while found := sends(out := x.lacked(asked[0][-1], 0), FrameKind.WANT):
         asked[0].append(found[0][0])
     assert out == [], "the other chunk may still come"
-    while found := sends(out := x.sealed(1, b"forged too", asked[1][-1]), Kind.WANT):
+    while found := sends(out := x.sealed(1, b"forged too", asked[1][-1]), FrameKind.WANT):
         asked[1].append(found[0][0])
-    assert out == [Forged(1, asked[1][-1]), Lacking((0, 1))]
+    assert out == [ReportForged(1, asked[1][-1]), ReportMissing((0, 1))]
     assert sorted(asked[0]) == sorted(asked[1]) == [B, C, D]
-    assert x.sealed(1, b"as sealed", C)[-1] == Lacking((0,)), "late, it is here after all"
-    assert x.sealed(0, b"right", C)[-1] == Held(root([b"right", b"as sealed"]), proven=True)
+    assert x.sealed(1, b"as sealed", C)[-1] == ReportMissing((0,)), "late, it is here after all"
+    assert x.sealed(0, b"right", C)[-1] == ReportComplete(root([b"right", b"as sealed"]), proven=True)
 
 
 def test_an_owner_that_sealed_what_it_does_not_have_says_so() -> None:
@@ -670,71 +670,77 @@ def test_an_owner_that_sealed_what_it_does_not_have_says_so() -> None:
     for node in (A, C, D):
         x.contribution(node, 0)
     x.merged(0, 1, range(4), b"as sent")
-    asked = [node for node, _ in sends(x.prove([b"as sealed"]), Kind.WANT)]
-    while found := sends(out := x.sealed(0, b"as sent", asked[-1]), Kind.WANT):
+    asked = [node for node, _ in sends(x.prove([b"as sealed"]), FrameKind.WANT)]
+    while found := sends(out := x.sealed(0, b"as sent", asked[-1]), FrameKind.WANT):
         asked.append(found[0][0])
-    assert sorted(asked) == [A, C, D] and out[-1] == Lacking((0,))
+    assert sorted(asked) == [A, C, D] and out[-1] == ReportMissing((0,))
 
 
 def test_who_is_told_what_it_still_waits_for_asks_for_it_or_says_that_nobody_has_it() -> None:
     x = begun(A, [1])
-    asked = [sends(x.pull(0), Kind.WANT)[0][0]]
-    while found := sends(x.lacked(asked[-1], 0), Kind.WANT):
+    asked = [sends(x.pull(0), FrameKind.WANT)[0][0]]
+    while found := sends(x.lacked(asked[-1], 0), FrameKind.WANT):
         asked.append(found[0][0])
-    assert x.prove([b"as sealed"]) == [Lacking((0,))], "all have said that they do not have it"
+    assert x.prove([b"as sealed"]) == [ReportMissing((0,))], "all have said that they do not have it"
     y = begun(A, [1])
-    assert len(sends(y.prove([b"as sealed"]), Kind.WANT)) == 1
+    assert len(sends(y.prove([b"as sealed"]), FrameKind.WANT)) == 1
 
 
 def test_who_has_nobody_to_ask_lacks_the_chunk_at_once() -> None:
-    x = Exchange(A, 1, 1)
+    x = ReduceProtocol(A, 1, 1)
     plan = plan_of(1, [0])
     leaves = tuple(replace(m, leaf=m.node != A) for m in plan.members)
     x.replan(replace(plan, members=leaves))
     for node in (B, C, D):
         x.contribution(node, 0)
     x.merged(0, 1, range(4), b"as sent")
-    assert x.prove([b"as sealed"]) == [Forget(0), Lacking((0,))]
-    assert x.replan(replace(plan_of(2, [0], since=(1,)), members=leaves)) == [Lacking((0,))]
+    assert x.prove([b"as sealed"]) == [FreeSealed(0), ReportMissing((0,))]
+    assert x.replan(replace(plan_of(2, [0], since=(1,)), members=leaves)) == [ReportMissing((0,))]
 
 
 def test_who_has_no_weight_contributes_nothing() -> None:
-    x = Exchange(A, 1, 1)
+    x = ReduceProtocol(A, 1, 1)
     plan = plan_of(1, [0])
     members = (*plan.members[:2], replace(plan.members[2], weight=0.0), *plan.members[3:])
     x.replan(replace(plan, members=members))
-    assert x.verdict(B, 1, Kind.CONTRIBUTION, 0, 1) is Verdict.TAKE
-    assert x.verdict(C, 2, Kind.CONTRIBUTION, 0, 1) is Verdict.DISCARD
+    assert x.verdict(B, 1, FrameKind.CONTRIBUTION, 0, 1) is FrameVerdict.TAKE
+    assert x.verdict(C, 2, FrameKind.CONTRIBUTION, 0, 1) is FrameVerdict.DISCARD
     assert list(x.owing()) == [B, D]
 
 
 def test_who_has_no_weight_merges_what_it_owns_and_waits_for_nothing_else() -> None:
-    x, plan = Exchange(C, 2, 1), plan_of(1, [2, 1])
+    x, plan = ReduceProtocol(C, 2, 1), plan_of(1, [2, 1])
     members = (*plan.members[:2], replace(plan.members[2], weight=0.0), *plan.members[3:])
     assert x.replan(replace(plan, members=members)) == []
     assert (x.unsealed, x.lacking()) == (1, [])
-    assert contribute(x, 0, A, B, D) == [Merge(0, 1, (0, 1, 3))]
-    to_all = [Send(node, Kind.SEALED, 0, 1) for node in (A, B, D)]
-    assert x.merged(0, 1, (0, 1, 3), b"digest") == [Report(0, 1, b"digest", (0, 1, 3)), Free(0), *to_all]
+    assert contribute(x, 0, A, B, D) == [MergeChunk(0, 1, (0, 1, 3))]
+    to_all = [SendFrame(node, FrameKind.SEALED, 0, 1) for node in (A, B, D)]
+    assert x.merged(0, 1, (0, 1, 3), b"digest") == [
+        ReportSeal(0, 1, b"digest", (0, 1, 3)),
+        FreeContributions(0),
+        *to_all,
+    ]
     assert (x.unsealed, x.awaiting()) == (0, [])
-    assert Exchange(C, 2, 1).replan(replace(plan, members=members, kept=frozenset({1}))) == [], "nor asks for it"
+    assert ReduceProtocol(C, 2, 1).replan(replace(plan, members=members, kept=frozenset({1}))) == [], (
+        "nor asks for it"
+    )
 
 
 def test_what_who_is_not_in_the_plan_says_after_a_break_is_answered_once_it_is() -> None:
     none, e = bitmap([], 1), NodeId("e")
-    assert Exchange(A, 1, 1).resync(B, 1, none, none, none) == []
+    assert ReduceProtocol(A, 1, 1).resync(B, 1, none, none, none) == []
     x = begun(A, [0])
     contribute(x, 0, B, C, D)
     x.merged(0, 1, range(4), b"digest")
     assert x.resync(e, 2, none, none, none) == []
     x.replan(entered(plan_of(2, [0], since=(1,), kept=1), e))
-    assert sends(x.resync(e, 2, none, none, none), Kind.SEALED) == [(e, 0)]
+    assert sends(x.resync(e, 2, none, none, none), FrameKind.SEALED) == [(e, 0)]
 
 
 def test_a_chunk_that_is_late_is_asked_for_at_one_after_another_and_at_nobody_twice() -> None:
     x = begun(A, [1])
-    asked = [sends(x.pull(0), Kind.WANT)[0][0]]
-    while found := sends(x.lacked(asked[-1], 0), Kind.WANT):
+    asked = [sends(x.pull(0), FrameKind.WANT)[0][0]]
+    while found := sends(x.lacked(asked[-1], 0), FrameKind.WANT):
         asked.append(found[0][0])
     assert sorted(asked) == [B, C, D]
     assert x.pull(0) == [] and x.lacked(asked[0], 0) == []
@@ -742,9 +748,9 @@ def test_a_chunk_that_is_late_is_asked_for_at_one_after_another_and_at_nobody_tw
 
 def test_who_is_asked_sends_what_it_has_or_says_that_it_lacks_it() -> None:
     x = begun(A, [1])
-    assert x.wanted(C, 0) == [Send(C, Kind.LACK, 0, 1)]
+    assert x.wanted(C, 0) == [SendFrame(C, FrameKind.LACK, 0, 1)]
     x.sealed(0, b"digest")
-    assert x.wanted(C, 0) == [Send(C, Kind.SEALED, 0, 1)]
+    assert x.wanted(C, 0) == [SendFrame(C, FrameKind.SEALED, 0, 1)]
 
 
 def test_after_a_death_only_its_unsealed_chunks_are_sent_again() -> None:
@@ -755,7 +761,7 @@ def test_after_a_death_only_its_unsealed_chunks_are_sent_again() -> None:
     after, since = list(before), [1] * chunks
     for i, c in enumerate(dead):
         after[c], since[c] = i % 3, 2
-    again = sends(x.replan(plan_of(2, after, gone="d", since=tuple(since))), Kind.CONTRIBUTION)
+    again = sends(x.replan(plan_of(2, after, gone="d", since=tuple(since))), FrameKind.CONTRIBUTION)
     assert again == [(node, c) for node, i in ((B, 1), (C, 2)) for c in dead if after[c] == i]
     # d's share is 1 / n of the chunks, and 1 / (n - 1) of it is this member's own now
     assert len(again) == chunks * (n - 2) / (n * (n - 1))
@@ -766,14 +772,14 @@ def test_what_had_arrived_of_the_dead_counts() -> None:
     x = begun(A, [0, 0])
     assert contribute(x, 0, B, D) == [] == contribute(x, 1, B, C)
     out = x.replan(plan_of(2, [0, 0], gone="d", since=(1, 1)))
-    assert out == [Merge(1, 1, (0, 1, 2))]
-    assert contribute(x, 0, C) == [Merge(0, 1, (0, 1, 2, 3))]
+    assert out == [MergeChunk(1, 1, (0, 1, 2))]
+    assert contribute(x, 0, C) == [MergeChunk(0, 1, (0, 1, 2, 3))]
 
 
 def test_a_merge_that_ends_after_its_chunk_was_given_to_another_is_void() -> None:
     x = begun(A, [0])
     contribute(x, 0, B, C, D)
-    assert x.replan(plan_of(2, [1], since=(2,)))[0] == Free(0)
+    assert x.replan(plan_of(2, [1], since=(2,)))[0] == FreeContributions(0)
     assert x.merged(0, 1, (0, 1, 2, 3), b"digest") == []
     x.replan(plan_of(3, [0], since=(3,)))
     for node in (B, C, D):
@@ -785,25 +791,25 @@ def test_orphans_are_told_with_their_digests_and_fetched_from_their_new_owner() 
     x, y = begun(A, [3, 3]), begun(B, [3, 3])
     x.sealed(0, b"digest")
     orphaned = plan_of(2, [NOBODY, 2], gone="d", since=(2, 2), kept=1)
-    assert Orphans(((0, b"digest"),)) in x.replan(orphaned)
-    assert Orphans(()) in y.replan(orphaned)
+    assert ReportOrphans(((0, b"digest"),)) in x.replan(orphaned)
+    assert ReportOrphans(()) in y.replan(orphaned)
     assert y.awaiting() == [(C, "1 of its chunks")], "nobody is waited for with the orphan"
     adopted = plan_of(3, [0, 2], gone="d", since=(3, 2), kept=1)
     assert x.replan(adopted) == []
-    assert sends(y.replan(adopted), Kind.WANT) == [(A, 0)]
+    assert sends(y.replan(adopted), FrameKind.WANT) == [(A, 0)]
 
 
 def test_a_chunk_that_is_opened_again_is_forgotten() -> None:
     x = begun(A, [3])
     x.sealed(0, b"digest")
-    assert Forget(0) in x.replan(plan_of(2, [1], gone="d", since=(2,)))
+    assert FreeSealed(0) in x.replan(plan_of(2, [1], gone="d", since=(2,)))
     assert x.digests == [None]
 
 
 def test_at_most_a_window_of_contributions_is_under_way_to_an_owner() -> None:
-    x = Exchange(A, 4, 2)
-    assert sends(x.replan(plan_of(1, [1, 1, 1, 2])), Kind.CONTRIBUTION) == [(B, 0), (B, 1), (C, 3)]
-    assert sends(x.is_merged(B, 0), Kind.CONTRIBUTION) == [(B, 2)]
+    x = ReduceProtocol(A, 4, 2)
+    assert sends(x.replan(plan_of(1, [1, 1, 1, 2])), FrameKind.CONTRIBUTION) == [(B, 0), (B, 1), (C, 3)]
+    assert sends(x.is_merged(B, 0), FrameKind.CONTRIBUTION) == [(B, 2)]
 
 
 def test_after_a_break_what_the_other_side_has_is_not_sent_again() -> None:
@@ -811,8 +817,8 @@ def test_after_a_break_what_the_other_side_has_is_not_sent_again() -> None:
     contribute(owner, 0, A, C, D)
     owner.merged(0, 1, (0, 1, 2, 3), b"digest")
     contribute(owner, 1, A)
-    assert sends(x.resync(B, 1, *owner.state(A)), Kind.CONTRIBUTION) == [(B, 2)]
-    assert sends(owner.resync(A, 1, *x.state(B)), Kind.SEALED) == [(A, 0)]
+    assert sends(x.resync(B, 1, *owner.state(A)), FrameKind.CONTRIBUTION) == [(B, 2)]
+    assert sends(owner.resync(A, 1, *x.state(B)), FrameKind.SEALED) == [(A, 0)]
 
 
 def test_members_that_owe_contributions_are_those_whose_windows_are_not_full() -> None:
@@ -835,10 +841,10 @@ def test_who_came_back_is_not_who_it_was_and_brings_its_contribution_anew() -> N
     x = begun(A, [0])
     contribute(x, 0, B, D)
     x.replan(entered(plan_of(2, [0], gone="d", since=(1,)), D))
-    assert x.verdict(D, 3, Kind.CONTRIBUTION, 0, 1) is Verdict.DISCARD
+    assert x.verdict(D, 3, FrameKind.CONTRIBUTION, 0, 1) is FrameVerdict.DISCARD
     assert contribute(x, 0, C) == []
-    assert x.verdict(D, 4, Kind.CONTRIBUTION, 0, 1) is Verdict.TAKE
-    assert x.contribution(D, 0) == [Merge(0, 1, (0, 1, 2, 4))]
+    assert x.verdict(D, 4, FrameKind.CONTRIBUTION, 0, 1) is FrameVerdict.TAKE
+    assert x.contribution(D, 0) == [MergeChunk(0, 1, (0, 1, 2, 4))]
 
 
 def test_who_was_left_out_begins_anew_with_what_was_not_given_to_another_meanwhile() -> None:
@@ -846,7 +852,7 @@ def test_who_was_left_out_begins_anew_with_what_was_not_given_to_another_meanwhi
     x.sealed(1, b"digest")
     x.sealed(2, b"void")
     out = x.replan(entered(plan_of(3, [1, 1, 3], gone="a", since=(1, 1, 2)), A))
-    assert sends(out, Kind.CONTRIBUTION) == [(B, 0), (D, 2)] and Forget(2) in out
+    assert sends(out, FrameKind.CONTRIBUTION) == [(B, 0), (D, 2)] and FreeSealed(2) in out
     assert x.digests == [None, b"digest", None]
 
 
@@ -859,50 +865,54 @@ def test_who_comes_later_is_sent_what_it_cannot_know_to_be_sealed(attempt: int, 
         x.merged(c, 1, range(4), b"digest")
     e = NodeId("e")
     out = x.replan(entered(plan_of(attempt, [0, 0], since=(1, 1), kept=1), e))
-    assert sends(out, Kind.SEALED) == [(e, c) for c in late]
+    assert sends(out, FrameKind.SEALED) == [(e, c) for c in late]
 
 
 def test_that_all_is_held_is_said_in_each_attempt() -> None:
     x = begun(A, [1])
-    assert x.sealed(0, b"digest")[-1] == x.replan(plan_of(2, [1], since=(1,)))[-1] == Held(root([b"digest"]))
+    assert (
+        x.sealed(0, b"digest")[-1]
+        == x.replan(plan_of(2, [1], since=(1,)))[-1]
+        == ReportComplete(root([b"digest"]))
+    )
 
 
 def test_contributions_to_one_owner_go_in_the_order_in_which_it_got_the_chunks() -> None:
     x = begun(A, [1, 2, 2], window=1)
     x.replan(plan_of(3, [1, 1, 1], gone="c", since=(1, 3, 2)))
-    assert sends(x.is_merged(B, 0), Kind.CONTRIBUTION) == [(B, 2)]
+    assert sends(x.is_merged(B, 0), FrameKind.CONTRIBUTION) == [(B, 2)]
 
 
 def test_a_chunk_that_is_sealed_makes_room_for_the_next_contribution() -> None:
-    assert sends(begun(A, [1, 1], window=1).sealed(0, b"digest"), Kind.CONTRIBUTION) == [(B, 1)]
+    assert sends(begun(A, [1, 1], window=1).sealed(0, b"digest"), FrameKind.CONTRIBUTION) == [(B, 1)]
 
 
 def test_a_contribution_that_is_refused_is_not_waited_for_once_its_sender_is_gone() -> None:
     x = begun(A, [0])
     contribute(x, 0, B, C, D)
     x.replan(plan_of(2, [0], gone="d", since=(1,)))
-    assert x.refused(0, 1, 3) == [Merge(0, 1, (0, 1, 2))]
+    assert x.refused(0, 1, 3) == [MergeChunk(0, 1, (0, 1, 2))]
 
 
 def test_what_an_owner_says_of_before_it_got_the_chunk_or_this_member_came_back_is_not_believed() -> None:
     none, all_ = bitmap([], 1), bitmap([0], 1)
-    x, d = begun(A, [2]), Exchange(D, 1, 8)
+    x, d = begun(A, [2]), ReduceProtocol(D, 1, 8)
     x.replan(plan_of(2, [1], gone="c", since=(2,)))
     d.replan(entered(plan_of(2, [1], gone="d", since=(1,)), D))
     for y in (x, d):
-        assert sends(y.resync(B, 1, all_, none, none), Kind.CONTRIBUTION) == [(B, 0)]
-        assert sends(y.resync(B, 1, none, all_, none), Kind.CONTRIBUTION) == [(B, 0)]
-        assert sends(y.resync(B, 2, all_, none, none), Kind.CONTRIBUTION) == []
-        assert sends(y.resync(B, 2, none, all_, none), Kind.CONTRIBUTION) == []
+        assert sends(y.resync(B, 1, all_, none, none), FrameKind.CONTRIBUTION) == [(B, 0)]
+        assert sends(y.resync(B, 1, none, all_, none), FrameKind.CONTRIBUTION) == [(B, 0)]
+        assert sends(y.resync(B, 2, all_, none, none), FrameKind.CONTRIBUTION) == []
+        assert sends(y.resync(B, 2, none, all_, none), FrameKind.CONTRIBUTION) == []
 
 
 def test_after_a_break_who_was_asked_last_is_asked_again() -> None:
     x, none = begun(A, [1]), bitmap([], 1)
-    asked = [sends(x.pull(0), Kind.WANT)[0][0]]
-    asked += [node for node, _ in sends(x.lacked(asked[0], 0), Kind.WANT)]
-    assert [sends(x.resync(node, 1, none, none, none), Kind.WANT) for node in asked] == [[], [(asked[1], 0)]]
+    asked = [sends(x.pull(0), FrameKind.WANT)[0][0]]
+    asked += [node for node, _ in sends(x.lacked(asked[0], 0), FrameKind.WANT)]
+    assert [sends(x.resync(node, 1, none, none, none), FrameKind.WANT) for node in asked] == [[], [(asked[1], 0)]]
     x.sealed(0, b"digest")
-    assert sends(x.resync(asked[1], 1, none, none, none), Kind.WANT) == [] == x.pull(0)
+    assert sends(x.resync(asked[1], 1, none, none, none), FrameKind.WANT) == [] == x.pull(0)
 
 
 def test_a_sealed_chunk_is_sent_again_to_who_has_only_what_was_sealed_before_it() -> None:
@@ -911,7 +921,7 @@ def test_a_sealed_chunk_is_sent_again_to_who_has_only_what_was_sealed_before_it(
     x.contribution(B, 0)
     x.contribution(C, 0)
     x.merged(0, 2, range(3), b"digest")
-    assert sends(x.resync(B, 1, none, none, all_), Kind.SEALED) == [(B, 0)]
+    assert sends(x.resync(B, 1, none, none, all_), FrameKind.SEALED) == [(B, 0)]
     assert x.resync(B, 2, none, none, all_) == []
 
 
@@ -924,51 +934,51 @@ def levels(attempt: int = 1, chunks: int = 1, gone: str = "", since: int = 1, fl
     return replace(plan, regions=(0, 0, 1, 1), relays=((0,) * chunks, (2,) * chunks), layered=layered)
 
 
-def layered(me: NodeId, chunks: int = 1, window: int = 8) -> tuple[Exchange, list[protocol.Effect]]:
-    x = Exchange(me, chunks, window)
+def layered(me: NodeId, chunks: int = 1, window: int = 8) -> tuple[ReduceProtocol, list[protocol.Effect]]:
+    x = ReduceProtocol(me, chunks, window)
     return x, x.replan(levels(chunks=chunks))
 
 
 def test_members_of_another_region_send_to_its_relay_which_sums_and_passes_on() -> None:
-    assert sends(layered(B)[1], Kind.CONTRIBUTION) == [(A, 0)]
-    assert sends(layered(D)[1], Kind.CONTRIBUTION) == [(C, 0)]
+    assert sends(layered(B)[1], FrameKind.CONTRIBUTION) == [(A, 0)]
+    assert sends(layered(D)[1], FrameKind.CONTRIBUTION) == [(C, 0)]
     relay, out = layered(C)
     assert out == []
-    assert contribute(relay, 0, D) == [protocol.Sum(0, 1, (2, 3))]
-    assert relay.summed(0, 1, (2, 3)) == [Free(0), Send(A, Kind.PARTIAL, 0, 1)]
-    assert relay.verdict(D, 3, Kind.CONTRIBUTION, 0, 1) is Verdict.DISCARD
-    assert relay.is_merged(D, 0) == [] and relay.is_merged(A, 0) == [Free(0)]
-    assert relay.sealed(0, b"digest")[0] == Send(D, Kind.SEALED, 0, 1)
+    assert contribute(relay, 0, D) == [protocol.SumRegion(0, 1, (2, 3))]
+    assert relay.summed(0, 1, (2, 3)) == [FreeContributions(0), SendFrame(A, FrameKind.PARTIAL, 0, 1)]
+    assert relay.verdict(D, 3, FrameKind.CONTRIBUTION, 0, 1) is FrameVerdict.DISCARD
+    assert relay.is_merged(D, 0) == [] and relay.is_merged(A, 0) == [FreeContributions(0)]
+    assert relay.sealed(0, b"digest")[0] == SendFrame(D, FrameKind.SEALED, 0, 1)
 
 
 def test_the_owner_merges_its_region_and_the_others_sums_and_seals_who_is_in_them() -> None:
     x, _ = layered(A)
     assert contribute(x, 0, B) == []
-    assert x.partial(C, 0, (2, 3)) == [Merge(0, 1, (0, 1, 2, 3), ((2, (2, 3)),))]
+    assert x.partial(C, 0, (2, 3)) == [MergeChunk(0, 1, (0, 1, 2, 3), ((2, (2, 3)),))]
     out = x.merged(0, 1, (0, 1, 2, 3), b"digest")
-    assert out[0] == Report(0, 1, b"digest", (0, 1, 2, 3))
-    assert sends(out, Kind.SEALED) == [(B, 0), (C, 0)]
+    assert out[0] == ReportSeal(0, 1, b"digest", (0, 1, 2, 3))
+    assert sends(out, FrameKind.SEALED) == [(B, 0), (C, 0)]
 
 
 def test_relay_and_owner_tell_those_that_wait_for_room() -> None:
     x, relay = layered(A, 2, 1)[0], layered(C, 2, 1)[0]
     contribute(x, 0, B)
     x.partial(C, 0, (2, 3))
-    assert sends(x.merged(0, 1, (0, 1, 2, 3), b"digest"), Kind.MERGED) == [(B, 0), (C, 0)]
+    assert sends(x.merged(0, 1, (0, 1, 2, 3), b"digest"), FrameKind.MERGED) == [(B, 0), (C, 0)]
     contribute(relay, 0, D)
-    assert sends(relay.summed(0, 1, (2, 3)), Kind.MERGED) == [(D, 0)]
+    assert sends(relay.summed(0, 1, (2, 3)), FrameKind.MERGED) == [(D, 0)]
 
 
 def test_a_contribution_counts_on_one_way_only() -> None:
     x, relay = layered(A)[0], layered(C)[0]
-    assert x.verdict(D, 3, Kind.CONTRIBUTION, 0, 1) is Verdict.DISCARD, "d's comes in c's sum"
-    assert x.verdict(C, 2, Kind.CONTRIBUTION, 0, 1) is Verdict.DISCARD, "so does c's"
-    assert x.verdict(D, 3, Kind.PARTIAL, 0, 1) is Verdict.DISCARD, "d is no relay"
-    assert relay.verdict(B, 1, Kind.CONTRIBUTION, 0, 1) is Verdict.DISCARD, "b is of another region"
-    assert relay.verdict(A, 0, Kind.PARTIAL, 0, 1) is Verdict.DISCARD, "c owns nothing"
-    assert x.verdict(C, 2, Kind.PARTIAL, 0, 1) is Verdict.TAKE
+    assert x.verdict(D, 3, FrameKind.CONTRIBUTION, 0, 1) is FrameVerdict.DISCARD, "d's comes in c's sum"
+    assert x.verdict(C, 2, FrameKind.CONTRIBUTION, 0, 1) is FrameVerdict.DISCARD, "so does c's"
+    assert x.verdict(D, 3, FrameKind.PARTIAL, 0, 1) is FrameVerdict.DISCARD, "d is no relay"
+    assert relay.verdict(B, 1, FrameKind.CONTRIBUTION, 0, 1) is FrameVerdict.DISCARD, "b is of another region"
+    assert relay.verdict(A, 0, FrameKind.PARTIAL, 0, 1) is FrameVerdict.DISCARD, "c owns nothing"
+    assert x.verdict(C, 2, FrameKind.PARTIAL, 0, 1) is FrameVerdict.TAKE
     x.partial(C, 0, (2, 3))
-    assert x.verdict(C, 2, Kind.PARTIAL, 0, 1) is Verdict.DISCARD, "it comes twice"
+    assert x.verdict(C, 2, FrameKind.PARTIAL, 0, 1) is FrameVerdict.DISCARD, "it comes twice"
 
 
 def test_a_sum_with_a_contribution_that_has_come_by_itself_is_refused() -> None:
@@ -982,7 +992,7 @@ def test_a_sum_of_others_than_its_region_is_refused(claimed: tuple[int, ...]) ->
     x, _ = layered(A)
     assert x.partial(C, 0, claimed) is None
     contribute(x, 0, B)
-    assert x.partial(C, 0, (2, 3)) == [Merge(0, 1, (0, 1, 2, 3), ((2, (2, 3)),))]
+    assert x.partial(C, 0, (2, 3)) == [MergeChunk(0, 1, (0, 1, 2, 3), ((2, (2, 3)),))]
 
 
 def test_a_sum_that_is_refused_counts_no_more() -> None:
@@ -990,21 +1000,21 @@ def test_a_sum_that_is_refused_counts_no_more() -> None:
     contribute(x, 0, B)
     x.partial(C, 0, (2, 3))
     assert x.refused(0, 1, 2) == []
-    assert x.replan(levels(2, gone="cd")) == [Merge(0, 1, (0, 1))]
+    assert x.replan(levels(2, gone="cd")) == [MergeChunk(0, 1, (0, 1))]
 
 
 def test_a_sum_waits_for_those_of_the_chunks_before_it() -> None:
     x, _ = layered(C, 2)
     contribute(x, 0, D)
     contribute(x, 1, D)
-    assert sends(x.summed(1, 1, (2, 3)), Kind.PARTIAL) == []
-    assert sends(x.summed(0, 1, (2, 3)), Kind.PARTIAL) == [(A, 0), (A, 1)]
+    assert sends(x.summed(1, 1, (2, 3)), FrameKind.PARTIAL) == []
+    assert sends(x.summed(0, 1, (2, 3)), FrameKind.PARTIAL) == [(A, 0), (A, 1)]
 
 
 def test_a_region_whose_members_are_gone_is_waited_for_by_nobody() -> None:
-    x, relay = layered(A)[0], Exchange(C, 1, 8)
+    x, relay = layered(A)[0], ReduceProtocol(C, 1, 8)
     contribute(x, 0, B)
-    assert x.replan(levels(2, gone="cd")) == [Merge(0, 1, (0, 1))]
+    assert x.replan(levels(2, gone="cd")) == [MergeChunk(0, 1, (0, 1))]
     weightless = replace(levels(2, gone="d"), members=(*levels().members[:2], PlanMember(C, "c:1", 0.0)))
     members = (*weightless.members, PlanMember(D, "d:1", 1.0, gone=True))
     assert relay.replan(replace(weightless, members=members)) == []
@@ -1013,8 +1023,8 @@ def test_a_region_whose_members_are_gone_is_waited_for_by_nobody() -> None:
 def test_a_chunk_that_was_sealed_without_a_region_is_over_there() -> None:
     x, _ = layered(C)
     contribute(x, 0, D)
-    assert x.verdict(A, 0, Kind.SEALED, 0, 1) is Verdict.TAKE
-    assert x.sealed(0, b"digest")[:2] == [Free(0), Send(D, Kind.SEALED, 0, 1)]
+    assert x.verdict(A, 0, FrameKind.SEALED, 0, 1) is FrameVerdict.TAKE
+    assert x.sealed(0, b"digest")[:2] == [FreeContributions(0), SendFrame(D, FrameKind.SEALED, 0, 1)]
     assert x.summed(0, 1, (2, 3)) == []
 
 
@@ -1022,57 +1032,57 @@ def test_without_its_relay_a_chunk_starts_anew_and_is_flat() -> None:
     x, d = layered(A)[0], layered(D)[0]
     contribute(x, 0, B)
     after = levels(2, gone="c", since=2, flat=True)
-    assert x.replan(after) == [Free(0)]
-    assert sends(d.replan(after), Kind.CONTRIBUTION) == [(A, 0)]
-    assert x.verdict(D, 3, Kind.CONTRIBUTION, 0, 2) is Verdict.TAKE
+    assert x.replan(after) == [FreeContributions(0)]
+    assert sends(d.replan(after), FrameKind.CONTRIBUTION) == [(A, 0)]
+    assert x.verdict(D, 3, FrameKind.CONTRIBUTION, 0, 2) is FrameVerdict.TAKE
 
 
 def test_who_was_a_relay_contributes_to_a_flat_chunk() -> None:
     relay = layered(C)[0]
-    assert sends(relay.replan(levels(2, since=2, flat=True)), Kind.CONTRIBUTION) == [(A, 0)]
+    assert sends(relay.replan(levels(2, since=2, flat=True)), FrameKind.CONTRIBUTION) == [(A, 0)]
 
 
 def test_a_relay_without_weight_has_the_sealed_chunk_to_pass_on() -> None:
-    x, plan = Exchange(A, 1, 8), levels()
+    x, plan = ReduceProtocol(A, 1, 8), levels()
     x.replan(replace(plan, members=(*plan.members[:2], replace(plan.members[2], weight=0.0), plan.members[3])))
     contribute(x, 0, B)
     assert x.partial(C, 0, (2, 3)) is None, "it has nothing to bring itself"
     x.partial(C, 0, (3,))
-    assert sends(x.merged(0, 1, (0, 1, 3), b"digest"), Kind.SEALED) == [(B, 0), (C, 0)]
+    assert sends(x.merged(0, 1, (0, 1, 3), b"digest"), FrameKind.SEALED) == [(B, 0), (C, 0)]
 
 
 def test_a_member_that_comes_later_has_no_region_and_deals_with_the_owner() -> None:
     entered = (*levels(2).members, PlanMember(NodeId("e"), "e:1", 1.0))
     plan = replace(levels(2), members=entered)
-    x, e = layered(A)[0], Exchange(NodeId("e"), 1, 8)
-    assert sends(e.replan(plan), Kind.CONTRIBUTION) == [(A, 0)]
+    x, e = layered(A)[0], ReduceProtocol(NodeId("e"), 1, 8)
+    assert sends(e.replan(plan), FrameKind.CONTRIBUTION) == [(A, 0)]
     x.replan(plan)
     contribute(x, 0, B)
     assert x.partial(C, 0, (2, 3)) == []
-    assert x.verdict(NodeId("e"), 4, Kind.CONTRIBUTION, 0, 1) is Verdict.TAKE
-    assert x.contribution(NodeId("e"), 0) == [Merge(0, 1, (0, 1, 2, 3, 4), ((2, (2, 3)),))]
-    assert sends(x.merged(0, 1, (0, 1, 2, 3, 4), b"d"), Kind.SEALED) == [(B, 0), (C, 0), (NodeId("e"), 0)]
+    assert x.verdict(NodeId("e"), 4, FrameKind.CONTRIBUTION, 0, 1) is FrameVerdict.TAKE
+    assert x.contribution(NodeId("e"), 0) == [MergeChunk(0, 1, (0, 1, 2, 3, 4), ((2, (2, 3)),))]
+    assert sends(x.merged(0, 1, (0, 1, 2, 3, 4), b"d"), FrameKind.SEALED) == [(B, 0), (C, 0), (NodeId("e"), 0)]
 
 
 def test_after_a_break_neither_what_was_summed_nor_a_sum_that_is_here_is_sent_again() -> None:
     x, relay, d = layered(A)[0], layered(C)[0], layered(D)[0]
     contribute(relay, 0, D)
-    assert sends(d.resync(C, 1, *relay.state(D)), Kind.CONTRIBUTION) == []
+    assert sends(d.resync(C, 1, *relay.state(D)), FrameKind.CONTRIBUTION) == []
     relay.summed(0, 1, (2, 3))
-    assert sends(d.resync(C, 1, *relay.state(D)), Kind.CONTRIBUTION) == []
-    assert sends(relay.resync(A, 1, *x.state(C)), Kind.PARTIAL) == [(A, 0)]
+    assert sends(d.resync(C, 1, *relay.state(D)), FrameKind.CONTRIBUTION) == []
+    assert sends(relay.resync(A, 1, *x.state(C)), FrameKind.PARTIAL) == [(A, 0)]
     x.partial(C, 0, (2, 3))
-    assert sends(relay.resync(A, 1, *x.state(C)), Kind.PARTIAL) == []
+    assert sends(relay.resync(A, 1, *x.state(C)), FrameKind.PARTIAL) == []
     relay.sealed(0, b"digest")
-    assert sends(relay.resync(D, 1, *d.state(C)), Kind.SEALED) == [(D, 0)]
+    assert sends(relay.resync(D, 1, *d.state(C)), FrameKind.SEALED) == [(D, 0)]
 
 
 def test_a_late_chunk_in_two_levels_is_not_asked_for_in_other_regions() -> None:
     d, c = layered(D)[0], layered(C)[0]
-    assert sends(d.pull(0), Kind.WANT) == [(C, 0)] and d.lacked(C, 0) == []
+    assert sends(d.pull(0), FrameKind.WANT) == [(C, 0)] and d.lacked(C, 0) == []
     b = layered(B)[0]
-    assert sends(b.pull(0), Kind.WANT) == [(A, 0)] and b.lacked(A, 0) == []
-    flat = Exchange(D, 1, 1)
+    assert sends(b.pull(0), FrameKind.WANT) == [(A, 0)] and b.lacked(A, 0) == []
+    flat = ReduceProtocol(D, 1, 1)
     flat.replan(levels(flat=True))
     assert len([c for _ in range(3) for c in flat.pull(0)]) == 3, "a flat one is asked for everywhere"
     assert d.awaiting() == [(C, "1 of its chunks")]

@@ -21,24 +21,24 @@ from encoders import at_once
 
 from atoll.comm.allreduce import reduction as reduce_module
 from atoll.comm.allreduce.delta_encoder import DeltaEncoder, EncodedVector, encoded_norm
-from atoll.comm.allreduce.reduction import Reduction, Seal
-from atoll.comm.allreduce.sealing import Encoded, Gathered, Mean, Sealing, Timed
-from atoll.comm.buffers import Buffers
+from atoll.comm.allreduce.reduction import Reduction, SealReport
+from atoll.comm.allreduce.sealing import EncodedSeal, GatheredSeal, SealFormat, TimedSeal, WeightedMean
+from atoll.comm.buffers import BufferPool
 from atoll.comm.byte_view import U8
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs import zstd
-from atoll.comm.codecs.codec import F32, Apart, Codec, Malformed
+from atoll.comm.codecs.codec import F32, ByteShuffle, Codec, Malformed
 from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import CodecName
 from atoll.comm.digest import digest, root
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
-from atoll.comm.plan import BadPlan, Plan, PlanMember
+from atoll.comm.plan import InvalidPlan, Plan, PlanMember
 from atoll.comm.transport import frames
 from atoll.comm.transport.certificates import own
-from atoll.comm.transport.connection import Broken, Link
+from atoll.comm.transport.connection import Link, LinkBroken
 from atoll.comm.transport.data_plane import DataPlane
-from atoll.comm.transport.frames import Header, Kind
-from atoll.comm.transport.tls import Sessions
+from atoll.comm.transport.frames import FrameKind, Header
+from atoll.comm.transport.tls import TlsContexts
 
 CHUNKS = Chunks(10_000, 1024)  # 10 chunks, the last one shorter
 CODEC = make_codec(CodecName.INT8, 128)
@@ -56,7 +56,7 @@ def encode(x: F32, codec: Codec = CODEC) -> tuple[U8, ...]:
     return at_once(DeltaEncoder(np.asarray(x), np.zeros_like(x), codec, CHUNKS)).whole
 
 
-def brought(payloads: Sequence[U8], buffers: Buffers) -> EncodedVector:
+def brought(payloads: Sequence[U8], buffers: BufferPool) -> EncodedVector:
     """An encoded vector in memory that is used again, as a node's is."""
 
     def copy(c: int) -> U8:
@@ -93,7 +93,7 @@ def reference(
 
 FEW = make_codec(CodecName.SPARSE, 128)
 SPARSE = [encode(x, FEW) for x in VECTORS]
-GATHERED = Gathered(FEW, Mean(FEW))
+GATHERED = GatheredSeal(FEW, WeightedMean(FEW))
 GATHERED_NONE = bytes(4)
 
 
@@ -108,7 +108,7 @@ class Heard:
     """What the coordinator would be told by one member."""
 
     def __init__(self) -> None:
-        self.seals: dict[int, tuple[Plan, Seal]] = {}
+        self.seals: dict[int, tuple[Plan, SealReport]] = {}
         self.orphaned: dict[int, bytes] | None = None
         self.blamed: list[tuple[NodeId, str]] = []
         self.root, self.proven = b"", False
@@ -116,7 +116,7 @@ class Heard:
         self.lacks: tuple[int, ...] = ()
         self.changed = asyncio.Event()
 
-    def sealed(self, plan: Plan, seal: Seal, more: bool) -> None:
+    def sealed(self, plan: Plan, seal: SealReport, more: bool) -> None:
         self.seals[seal.chunk] = plan, seal
         self.changed.set()
 
@@ -155,7 +155,7 @@ class Member:
         encoded: Sequence[U8] | None,
         plan: Plan,
         codec: Codec = CODEC,
-        sealing: Sealing | None = None,
+        sealing: SealFormat | None = None,
     ) -> None:
         self.plane, self.heard = plane, Heard()
         self.came: dict[int, U8] = {}  # the latest of each sealed chunk
@@ -190,12 +190,12 @@ async def first(wanted: Coroutine[Any, Any, None], task: "asyncio.Task[None]") -
     await waiting
 
 
-async def plane_of(node: NodeId, streams: int = 1, tls: Sessions | None = None) -> DataPlane:
+async def plane_of(node: NodeId, streams: int = 1, tls: TlsContexts | None = None) -> DataPlane:
     return await DataPlane.start("127.0.0.1:0", RunId("run"), node, b"k" * 32, Empty(), streams=streams, tls=tls)
 
 
 @asynccontextmanager
-async def fleet(n: int, streams: int = 1, tls: Sessions | None = None) -> AsyncIterator[list[DataPlane]]:
+async def fleet(n: int, streams: int = 1, tls: TlsContexts | None = None) -> AsyncIterator[list[DataPlane]]:
     planes = [await plane_of(name(i), streams, tls) for i in range(n)]
     try:
         yield planes
@@ -250,7 +250,7 @@ def test_a_reduce_equals_the_reference_bit_for_bit_on_every_member(n: int, codec
                 for member in members:
                     assert await member.holds_all() == expected
                 for c, owner in enumerate(plan.owners):
-                    seal = Seal(c, 1, digest(expected[c]), tuple(range(n)))
+                    seal = SealReport(c, 1, digest(expected[c]), tuple(range(n)))
                     assert members[owner].heard.seals[c] == (plan, seal)
                 assert not any(member.heard.blamed for member in members)
 
@@ -259,7 +259,7 @@ def test_a_reduce_equals_the_reference_bit_for_bit_on_every_member(n: int, codec
 
 def test_over_encrypted_links_it_is_the_same(tmp_path: Path) -> None:
     async def body() -> None:
-        async with fleet(3, streams=2, tls=Sessions(own(tmp_path))) as planes:
+        async with fleet(3, streams=2, tls=TlsContexts(own(tmp_path))) as planes:
             plan = plan_for(planes)
             members = [Member(p, ENCODED[i], plan) for i, p in enumerate(planes)]
             async with reducing(*members):
@@ -361,7 +361,7 @@ def test_scales_are_part_of_the_reference() -> None:
 
 def test_the_rounds_length_is_sealed_with_every_chunk_where_it_is_asked_for() -> None:
     async def body() -> None:
-        sealing = Timed(Encoded(CODEC, Mean(CODEC)))
+        sealing = TimedSeal(EncodedSeal(CODEC, WeightedMean(CODEC)))
         async with fleet(3) as planes:
             plan = plan_for(planes, length=0.75)
             members = [Member(p, ENCODED[i], plan, sealing=sealing) for i, p in enumerate(planes)]
@@ -571,7 +571,7 @@ def test_a_frame_that_waits_for_a_plan_holds_its_link_up_no_longer_than_the_redu
     async def body() -> None:
         async with fleet(2) as planes:
             member = Member(planes[0], ENCODED[0], plan := plan_for(planes))
-            early = Header(Kind.CONTRIBUTION, plan.fence._replace(attempt=2), 0, SIZE, place=1)
+            early = Header(FrameKind.CONTRIBUTION, plan.fence._replace(attempt=2), 0, SIZE, place=1)
             await asyncio.sleep(0)
             waiting = asyncio.create_task(member.reduction.place(name(1), early))
             await asyncio.sleep(0)
@@ -642,7 +642,10 @@ def test_two_levels_equal_their_reference_bit_for_bit_on_every_member(
                 for member in members:
                     assert await member.holds_all() == expected
                 for c, owner in enumerate(plan.owners):
-                    assert members[owner].heard.seals[c] == (plan, Seal(c, 1, digest(expected[c]), everybody))
+                    assert members[owner].heard.seals[c] == (
+                        plan,
+                        SealReport(c, 1, digest(expected[c]), everybody),
+                    )
                 assert not any(member.heard.blamed for member in members)
 
     run(body())
@@ -723,7 +726,7 @@ def test_a_relay_that_claims_others_than_its_region_is_named() -> None:
             async with reducing(member):
                 link = await linked(planes[2], planes[0])
                 size = CODEC.size(CHUNKS.size(0))
-                header = Header(Kind.PARTIAL, plan.fence, 0, size + 1, place=2)
+                header = Header(FrameKind.PARTIAL, plan.fence, 0, size + 1, place=2)
                 await frames.send(link, header, ENCODED[2][0].tobytes() + bytes([0b1110]))
                 await member.heard.until(lambda heard: any("claims" in s for _, s in heard.blamed))
                 node, sentence = member.heard.blamed[-1]
@@ -755,7 +758,7 @@ def test_the_error_of_two_levels_is_that_of_one_quantisation_more() -> None:
 # Deaths
 
 
-def survive(plan: Plan, gone: int, ledger: dict[int, Seal], attempt: int = 2) -> Plan:
+def survive(plan: Plan, gone: int, ledger: dict[int, SealReport], attempt: int = 2) -> Plan:
     """What the coordinator makes of a death, by what it had been told."""
     members = tuple(
         PlanMember(m.node, m.address, m.weight, gone=m.gone or i == gone) for i, m in enumerate(plan.members)
@@ -904,7 +907,7 @@ def test_an_owner_of_malformed_bytes_is_named() -> None:
             async with reducing(member):
                 link = await linked(planes[1], planes[0])
                 size = CODEC.size(CHUNKS.size(0))
-                header = Header(Kind.SEALED, plan.fence, 0, size, place=1)
+                header = Header(FrameKind.SEALED, plan.fence, 0, size, place=1)
                 await frames.send(link, header, b"\xff" * size)
                 await member.heard.until(lambda heard: any("refused" in s for _, s in heard.blamed))
                 assert "chunk 0 as it sent it was refused" in member.heard.blamed[-1][1]
@@ -923,7 +926,7 @@ def test_a_sealed_chunk_that_is_not_the_ledgers_comes_again_from_another_member(
                 assert [await member.holds_all() for member in members] == [expected] * 3
                 victim, right = members[0], members[2].reduction.result
                 ledger = right.digests
-                forged = Header(Kind.SEALED, plan.fence, 4, SIZE, place=2)
+                forged = Header(FrameKind.SEALED, plan.fence, 4, SIZE, place=2)
                 exchange = victim.reduction._exchange  # as if the owner had sent it other bytes
                 exchange.digests[4], exchange._lacking = None, 1
                 victim.reduction.arrived(name(2), forged, ENCODED[5][4].copy())
@@ -958,7 +961,7 @@ def test_a_sealed_chunk_that_everybody_has_otherwise_than_the_ledger_is_lacking_
 async def linked(plane: DataPlane, to: DataPlane) -> Link:
     """A link that the test speaks on."""
     link = await plane.dial(to.node, to.address)
-    await frames.send(link, frames.unfenced(Kind.LINK))
+    await frames.send(link, frames.unfenced(FrameKind.LINK))
     return link
 
 
@@ -969,21 +972,21 @@ SIZE = CODEC.size(1024)
 @pytest.mark.parametrize(
     "header",
     [
-        Header(Kind.CONTRIBUTION, FENCE, 0, 0xFFFFFFFF),
-        Header(Kind.CONTRIBUTION, FENCE, 0, SIZE - 1),
-        Header(Kind.CONTRIBUTION, FENCE, 0, SIZE + 1, packed=True),
-        Header(Kind.CONTRIBUTION, FENCE, 9, SIZE),
-        Header(Kind.CONTRIBUTION, FENCE, 10, SIZE),
-        Header(Kind.SEALED, FENCE, 0xFFFFFFFF, SIZE),
-        Header(Kind.MERGED, FENCE, 0, 1),
-        Header(Kind.WANT, FENCE, 10),
-        Header(Kind.LACK, FENCE, 0xFFFFFFFF),
-        Header(Kind.RESYNC, FENCE, 0, 0xFFFFFFFF),
-        Header(Kind.RESYNC, FENCE, 0, 5),
-        Header(Kind.DATA, FENCE),
-        Header(Kind.LINK, FENCE),
-        Header(Kind.GET_STATE, FENCE),
-        Header(Kind.REFUSED, FENCE, 0, 0xFFFFFFFF),
+        Header(FrameKind.CONTRIBUTION, FENCE, 0, 0xFFFFFFFF),
+        Header(FrameKind.CONTRIBUTION, FENCE, 0, SIZE - 1),
+        Header(FrameKind.CONTRIBUTION, FENCE, 0, SIZE + 1, packed=True),
+        Header(FrameKind.CONTRIBUTION, FENCE, 9, SIZE),
+        Header(FrameKind.CONTRIBUTION, FENCE, 10, SIZE),
+        Header(FrameKind.SEALED, FENCE, 0xFFFFFFFF, SIZE),
+        Header(FrameKind.MERGED, FENCE, 0, 1),
+        Header(FrameKind.WANT, FENCE, 10),
+        Header(FrameKind.LACK, FENCE, 0xFFFFFFFF),
+        Header(FrameKind.RESYNC, FENCE, 0, 0xFFFFFFFF),
+        Header(FrameKind.RESYNC, FENCE, 0, 5),
+        Header(FrameKind.DATA, FENCE),
+        Header(FrameKind.LINK, FENCE),
+        Header(FrameKind.GET_STATE, FENCE),
+        Header(FrameKind.REFUSED, FENCE, 0, 0xFFFFFFFF),
     ],
     ids=lambda h: f"{h.kind.name}-{h.chunk}-{h.length}",
 )
@@ -996,7 +999,7 @@ def test_a_frame_that_none_should_send_ends_its_link_only(header: Header) -> Non
                 link = await linked(stranger, planes[0])
                 tracemalloc.start()
                 await link.write(header.pack())
-                with suppress(Broken):
+                with suppress(LinkBroken):
                     while True:  # its RESYNC may be on the way
                         await link.read(1, 5.0)
                 assert tracemalloc.get_traced_memory()[1] < 1 << 22
@@ -1012,7 +1015,7 @@ def test_what_was_spoiled_on_its_way_comes_again_over_another_link(monkeypatch: 
     monkeypatch.setattr("atoll.comm.transport.peer_links.FAR", 0.0)
     spoiled, right = list[int](), zstd.unpack_apart
 
-    def unpack(frame: memoryview, payload: U8, apart: Apart) -> None:
+    def unpack(frame: memoryview, payload: U8, apart: ByteShuffle) -> None:
         if len(spoiled) < 2:
             spoiled.append(payload.size)
             raise Malformed("a bit of it changed on the way")
@@ -1073,7 +1076,7 @@ def test_a_plan_for_other_chunks_or_without_this_node_is_refused() -> None:
                 (plan_for(planes, owners=[0, 1, 0]), "owners for 3 chunks, there are 10"),
                 (plan_for(planes[1:]), "n0 is not one of its members"),
             ):
-                with pytest.raises(BadPlan, match=sentence):
+                with pytest.raises(InvalidPlan, match=sentence):
                     Reduction(
                         planes[0].peers,
                         name(0),
@@ -1083,7 +1086,7 @@ def test_a_plan_for_other_chunks_or_without_this_node_is_refused() -> None:
                         plan,
                         Heard(),
                     )
-            with pytest.raises(BadPlan, match="a weight for n0, which brings no delta"):
+            with pytest.raises(InvalidPlan, match="a weight for n0, which brings no delta"):
                 Reduction(planes[0].peers, name(0), None, CODEC, CHUNKS, plan_for(planes), Heard())
 
     run(body())
@@ -1121,13 +1124,13 @@ def test_what_may_still_be_on_its_way_when_a_chunk_is_sealed_is_let_go_of_and_no
                 await asyncio.sleep(0)  # it has begun
                 reduction = member.reduction
                 for _ in range(sent):
-                    assert await reduction.frame(name(1), (Kind.CONTRIBUTION, 0, 1)) is not None
+                    assert await reduction.frame(name(1), (FrameKind.CONTRIBUTION, 0, 1)) is not None
                 if attempts == 2:
                     reduction.replan(replace(plan, attempt=2, since=(1,) * 10))
                 if giver != 1:
                     reduction._do(reduction._exchange.pull(0, name(1)))
                 result = np.frombuffer(reference(0, (0, 1), (1.0, 1.0)), np.uint8)
-                reduction.arrived(name(giver), Header(Kind.SEALED, plan.fence, 0, SIZE, place=giver), result)
+                reduction.arrived(name(giver), Header(FrameKind.SEALED, plan.fence, 0, SIZE, place=giver), result)
                 assert reduction._sealed[0] is result
                 assert member.brings is not None and member.brings.chunks[0] is None
                 assert len(peers.buffers) == used_again
@@ -1142,7 +1145,7 @@ def test_a_plan_that_comes_before_a_merge_has_begun_makes_it_void() -> None:
             member = Member(planes[0], ENCODED[0], plan)
             async with reducing(member):
                 await asyncio.sleep(0)  # it has begun
-                contribution = Header(Kind.CONTRIBUTION, plan.fence, 0, SIZE, place=1)
+                contribution = Header(FrameKind.CONTRIBUTION, plan.fence, 0, SIZE, place=1)
                 member.reduction.arrived(name(1), contribution, ENCODED[1][0].copy())
                 since = (2, *[1] * 9)
                 member.reduction.replan(plan_for(planes, owners=[1] + [0] * 9, attempt=2, since=since))
@@ -1175,7 +1178,7 @@ def test_what_a_void_merge_still_reads_is_not_used_again_before_it_is_done(
                 fence = plan.fence._replace(attempt=attempt)
                 payload = peers.buffers.take(SIZE, SIZE)
                 payload[:] = ENCODED[1][0]
-                reduction.arrived(name(1), Header(Kind.CONTRIBUTION, fence, 0, SIZE, place=1), payload)
+                reduction.arrived(name(1), Header(FrameKind.CONTRIBUTION, fence, 0, SIZE, place=1), payload)
 
             async with reducing(member):
                 await asyncio.sleep(0)  # it has begun

@@ -7,12 +7,21 @@ import numpy as np
 import pytest
 from deltas import F32, deltas
 
-from atoll.comm.allreduce.sealing import Encoded, Gathered, Mean, Refused, Sealing, Term, Timed, mean_of
+from atoll.comm.allreduce.sealing import (
+    EncodedSeal,
+    GatheredSeal,
+    SealFormat,
+    Term,
+    TimedSeal,
+    UnusableContribution,
+    WeightedMean,
+    mean_of,
+)
 from atoll.comm.codecs.codec import PART, Bf16, Codec, Fp32, Int4, Int8, Malformed
 
 N, CODEC = 10, Fp32()
 LARGEST = np.finfo(np.float32).max
-ENCODED, GATHERED = mean_of(CODEC), Gathered(CODEC, Mean(CODEC))
+ENCODED, GATHERED = mean_of(CODEC), GatheredSeal(CODEC, WeightedMean(CODEC))
 
 
 def terms(xs: list[F32], shares: list[float]) -> list[Term]:
@@ -20,13 +29,13 @@ def terms(xs: list[F32], shares: list[float]) -> list[Term]:
     return [(i, x.tobytes(), share) for i, (x, share) in enumerate(zip(xs, shares, strict=True), 5)]
 
 
-def sealed(sealing: Sealing, xs: list[F32], shares: list[float], length: float = 1.0) -> bytes:
+def sealed(sealing: SealFormat, xs: list[F32], shares: list[float], length: float = 1.0) -> bytes:
     out = np.full(sealing.size(xs[0].size, len(xs)), 0xAA, np.uint8)
     sealing.seal(0, terms(xs, shares), length, xs[0].size, out)
     return out.tobytes()
 
 
-def decoded(sealing: Sealing, payload: bytes, numel: int = N) -> tuple[float, F32]:
+def decoded(sealing: SealFormat, payload: bytes, numel: int = N) -> tuple[float, F32]:
     out = np.full(numel, np.nan, np.float32)
     sealing.check(payload, numel)
     return sealing.decode(0, payload, out), out
@@ -47,7 +56,7 @@ def test_a_sealed_chunk_is_the_mean_or_what_it_is_the_mean_of_and_the_rounds_len
         assert sealed(sealing, xs, shares, 2.5) == payload
         length, out = decoded(sealing, payload, numel)
         assert length == 1.0 and out.tobytes() == mean(xs, shares).tobytes()
-        timed = Timed(sealing)
+        timed = TimedSeal(sealing)
         assert sealed(timed, xs, shares, 2.5) == payload + struct.pack("<d", 2.5)
         length, out = decoded(timed, sealed(timed, xs, shares, 2.5), numel)
         assert length == 2.5 and out.tobytes() == mean(xs, shares).tobytes()
@@ -57,14 +66,14 @@ def test_a_merge_of_whole_chunks_has_them_whole() -> None:
     xs, shares = deltas(2, PART + 3), [0.5, 0.5]
     seen = []
 
-    class Whole(Mean):
+    class Whole(WeightedMean):
         def __call__(self, c: int, terms: object, out: F32) -> None:
             seen.append(out.size)
             super().__call__(c, terms, out)  # type: ignore[arg-type]
 
     for elementwise, sizes in ((True, [PART, 3]), (False, [PART + 3])):
         seen.clear()
-        sealing = Encoded(CODEC, replace(Whole(CODEC), elementwise=elementwise))
+        sealing = EncodedSeal(CODEC, replace(Whole(CODEC), elementwise=elementwise))
         assert sealed(sealing, xs, shares) == mean(xs, shares).tobytes() and seen == sizes
 
 
@@ -85,12 +94,12 @@ def test_what_is_merged_in_parts_is_the_whole_mean_encoded(codec: Codec) -> None
 def test_bytes_fit_if_so_many_contributions_at_most_have_as_many() -> None:
     assert [s for s in range(200) if ENCODED.fits(s, N, 2)] == [40]
     assert [s for s in range(200) if GATHERED.fits(s, N, 2)] == [4 + 48, 4 + 2 * 48]
-    assert [s for s in range(200) if Timed(GATHERED).fits(s, N, 2)] == [8 + 4 + 48, 8 + 4 + 2 * 48]
+    assert [s for s in range(200) if TimedSeal(GATHERED).fits(s, N, 2)] == [8 + 4 + 48, 8 + 4 + 2 * 48]
 
 
 @pytest.mark.parametrize("sealing", [ENCODED, GATHERED])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_mean_that_rounding_puts_beyond_fp32_is_its_largest_number(sealing: Sealing, sign: int) -> None:
+def test_a_mean_that_rounding_puts_beyond_fp32_is_its_largest_number(sealing: SealFormat, sign: int) -> None:
     xs, shares = [np.full(N, sign * LARGEST, np.float32)] * 10, [0.1] * 10
     with np.errstate(over="ignore"):
         assert np.isinf(mean(xs, shares)).all()
@@ -112,15 +121,19 @@ GOOD = sealed(GATHERED, [np.ones(N, np.float32)] * 2, [0.5, 0.5])
         (GATHERED, GOOD[:4] + struct.pack("<2d", 0.5, 0.5 + 1e-8) + GOOD[20:], "negative, or more than 1"),
         (GATHERED, GOOD[:4] + struct.pack("<2d", 0.5, np.nan) + GOOD[20:], "negative, or more than 1"),
         (GATHERED, GOOD[:-4] + struct.pack("<f", np.inf), "not finite"),
-        (Timed(ENCODED), bytes(7), "7 bytes, too few"),
-        (Timed(ENCODED), bytes(39) + struct.pack("<d", 1.0), "39 bytes"),
+        (TimedSeal(ENCODED), bytes(7), "7 bytes, too few"),
+        (TimedSeal(ENCODED), bytes(39) + struct.pack("<d", 1.0), "39 bytes"),
         *(
-            (Timed(ENCODED), bytes(40) + struct.pack("<d", length), "length that is not positive, or not finite")
+            (
+                TimedSeal(ENCODED),
+                bytes(40) + struct.pack("<d", length),
+                "length that is not positive, or not finite",
+            )
             for length in (0.0, -1.0, 1e6, np.inf, np.nan)
         ),
     ],
 )
-def test_bytes_that_no_owner_seals_are_refused(sealing: Sealing, payload: bytes, sentence: str) -> None:
+def test_bytes_that_no_owner_seals_are_refused(sealing: SealFormat, payload: bytes, sentence: str) -> None:
     with pytest.raises(Malformed, match=sentence):
         sealing.check(payload, N)
     with pytest.raises(Malformed):
@@ -130,13 +143,13 @@ def test_bytes_that_no_owner_seals_are_refused(sealing: Sealing, payload: bytes,
 def test_bytes_at_the_edge_of_what_is_refused_are_taken() -> None:
     decoded(GATHERED, GOOD[:4] + struct.pack("<2d", 0.0, 1 + 1e-10) + GOOD[20:])
     for length in (1e-3, 999_999.0):
-        assert decoded(Timed(ENCODED), bytes(40) + struct.pack("<d", length))[0] == length
-    assert decoded(Timed(ENCODED), struct.pack("<d", 1.0), 0)[0] == 1.0
+        assert decoded(TimedSeal(ENCODED), bytes(40) + struct.pack("<d", length))[0] == length
+    assert decoded(TimedSeal(ENCODED), struct.pack("<d", 1.0), 0)[0] == 1.0
 
 
-@pytest.mark.parametrize("sealing", [ENCODED, GATHERED, Timed(ENCODED)])
-def test_a_contribution_that_is_malformed_is_refused_by_its_place(sealing: Sealing) -> None:
+@pytest.mark.parametrize("sealing", [ENCODED, GATHERED, TimedSeal(ENCODED)])
+def test_a_contribution_that_is_malformed_is_refused_by_its_place(sealing: SealFormat) -> None:
     xs = [np.ones(N, np.float32), np.full(N, np.inf, np.float32)]
-    with pytest.raises(Refused, match="not finite") as refused:
+    with pytest.raises(UnusableContribution, match="not finite") as refused:
         sealed(sealing, xs, [0.5, 0.5])
     assert refused.value.place == 6

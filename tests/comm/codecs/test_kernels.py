@@ -327,7 +327,7 @@ def test_a_mutated_kernel_fails_the_battery(
 
 
 ENCODE = (
-    "import numpy as np; from atoll.comm.codecs.codec import Int8; from atoll.comm import kernels;"
+    "import numpy as np; from atoll.comm.codecs.codec import Int8; from atoll.comm.codecs import kernels;"
     "c = Int8(128); c.encode(np.ones(9, np.float32), np.empty(c.size(9), np.uint8));"
     "print(sum(kernels.to_int8.stats.cache_hits.values()))"
 )

@@ -7,7 +7,7 @@ import pytest
 import zstandard
 
 from atoll.comm.codecs import codec
-from atoll.comm.codecs.codec import Apart, Malformed
+from atoll.comm.codecs.codec import ByteShuffle, Malformed
 from atoll.comm.codecs.factory import make_codec
 from atoll.comm.codecs.zstd import pack, pack_apart, pack_floats, unpack, unpack_apart, unpack_floats
 from atoll.comm.config.run import CodecName, ScaleName
@@ -122,6 +122,6 @@ def test_scales_packed_apart_from_the_values_save_a_hundredth_more(name: CodecNa
 
 
 def test_a_frame_of_another_size_is_refused_before_it_is_put_in_order() -> None:
-    apart = Apart(2, [slice(0, 100)])
+    apart = ByteShuffle(2, [slice(0, 100)])
     with pytest.raises(Malformed, match="declares 999 bytes, expected 1000"):
         unpack_apart(pack(bytes(999)), np.empty(1000, np.uint8), apart)

@@ -8,10 +8,10 @@ import pytest
 
 from atoll.comm.byte_view import U8
 from atoll.comm.codecs import zstd
-from atoll.comm.codecs.codec import Apart
+from atoll.comm.codecs.codec import ByteShuffle
 from atoll.comm.transport import adaptive_zstd as module
-from atoll.comm.transport.adaptive_zstd import KEPT, SMALLEST, TRIES, TRY_AGAIN, Squeeze
-from atoll.comm.transport.frames import Kind
+from atoll.comm.transport.adaptive_zstd import KEPT, SMALLEST, TRIES, TRY_AGAIN, AdaptiveZstd
+from atoll.comm.transport.frames import FrameKind
 
 ZEROS: U8 = np.zeros(1 << 16, np.uint8)
 NOISE: U8 = np.random.default_rng(0).integers(0, 256, 1 << 16, np.uint8)
@@ -31,7 +31,7 @@ def packed(monkeypatch: pytest.MonkeyPatch, costs: list[float]) -> list[int]:
     """What was packed, each byte in 2 ns of a processor."""
     sizes: list[int] = []
 
-    def timed(payload: U8, apart: Apart) -> tuple[bytes, float]:
+    def timed(payload: U8, apart: ByteShuffle) -> tuple[bytes, float]:
         sizes.append(payload.size)
         return zstd.pack_apart(payload, apart), (costs.pop() if costs else 2e-9) * payload.size
 
@@ -43,15 +43,15 @@ def run(body: Coroutine[Any, Any, None]) -> None:
     asyncio.run(body)
 
 
-def of(rate: float) -> Squeeze:
-    squeeze = Squeeze()
+def of(rate: float) -> AdaptiveZstd:
+    squeeze = AdaptiveZstd()
     squeeze.rate = rate
     return squeeze
 
 
 def test_on_a_slow_link_payloads_are_packed_and_unpack_to_themselves() -> None:
     async def body() -> None:
-        frame = await of(SLOW).pack(Kind.CONTRIBUTION, 0, 1, ZEROS)
+        frame = await of(SLOW).pack(FrameKind.CONTRIBUTION, 0, 1, ZEROS)
         assert frame is not None and zstd.unpack(frame, ZEROS.size) == ZEROS.tobytes()
 
     run(body())
@@ -59,16 +59,16 @@ def test_on_a_slow_link_payloads_are_packed_and_unpack_to_themselves() -> None:
 
 def test_what_would_not_get_smaller_goes_as_it_is() -> None:
     async def body() -> None:
-        assert await of(SLOW).pack(Kind.CONTRIBUTION, 0, 1, NOISE) is None
+        assert await of(SLOW).pack(FrameKind.CONTRIBUTION, 0, 1, NOISE) is None
 
     run(body())
 
 
 def test_small_payloads_and_links_of_unknown_rate_are_left_alone(packed: list[int]) -> None:
     async def body() -> None:
-        assert await of(SLOW).pack(Kind.CONTRIBUTION, 0, 1, ZEROS[: SMALLEST - 1]) is None
+        assert await of(SLOW).pack(FrameKind.CONTRIBUTION, 0, 1, ZEROS[: SMALLEST - 1]) is None
         for c in range(2 * TRY_AGAIN):
-            assert await of(0.0).pack(Kind.CONTRIBUTION, c, 1, ZEROS) is None
+            assert await of(0.0).pack(FrameKind.CONTRIBUTION, c, 1, ZEROS) is None
         assert not packed
 
     run(body())
@@ -78,7 +78,7 @@ def test_on_a_fast_link_only_every_so_many_chunks_are_tried(packed: list[int]) -
     async def body() -> None:
         squeeze = of(FAST)
         for c in range(10 * TRY_AGAIN):
-            await squeeze.pack(Kind.CONTRIBUTION, c, 1, NOISE)
+            await squeeze.pack(FrameKind.CONTRIBUTION, c, 1, NOISE)
         assert 8 <= len(packed) <= 10 and not squeeze.pays
 
     run(body())
@@ -89,10 +89,10 @@ def test_it_is_given_up_when_it_saves_nothing_and_taken_up_when_it_does(packed: 
         squeeze = of(1e7)
         assert squeeze.pays
         for c in range(100):
-            await squeeze.pack(Kind.CONTRIBUTION, c, 1, NOISE)
+            await squeeze.pack(FrameKind.CONTRIBUTION, c, 1, NOISE)
         assert not squeeze.pays and len(packed) < 50
         for c in range(20 * TRY_AGAIN):
-            await squeeze.pack(Kind.CONTRIBUTION, c, 1, ZEROS)
+            await squeeze.pack(FrameKind.CONTRIBUTION, c, 1, ZEROS)
         assert squeeze.pays
 
     run(body())
@@ -101,11 +101,11 @@ def test_it_is_given_up_when_it_saves_nothing_and_taken_up_when_it_does(packed: 
 def test_a_result_for_several_peers_is_packed_once_and_forgotten_with_its_round(packed: list[int]) -> None:
     async def body() -> None:
         squeeze = of(SLOW)
-        frames = [await squeeze.pack(Kind.SEALED, 0, 1, ZEROS) for _ in range(3)]
+        frames = [await squeeze.pack(FrameKind.SEALED, 0, 1, ZEROS) for _ in range(3)]
         assert len(packed) == 1 and frames[0] == frames[1] == frames[2]
-        await squeeze.pack(Kind.SEALED, 0, 2, ZEROS)  # of another attempt
+        await squeeze.pack(FrameKind.SEALED, 0, 2, ZEROS)  # of another attempt
         squeeze.forget()
-        await squeeze.pack(Kind.SEALED, 0, 1, ZEROS)
+        await squeeze.pack(FrameKind.SEALED, 0, 1, ZEROS)
         assert len(packed) == 3
 
     run(body())
@@ -116,7 +116,7 @@ def test_a_chunk_is_never_sent_for_one_that_took_its_place_or_is_of_a_later_roun
 ) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
-    def slowly(payload: U8, apart: Apart) -> tuple[bytes, float]:
+    def slowly(payload: U8, apart: ByteShuffle) -> tuple[bytes, float]:
         begun.set()
         assert may_end.wait(20)
         return zstd.pack_apart(payload, apart), 1e-9
@@ -125,13 +125,13 @@ def test_a_chunk_is_never_sent_for_one_that_took_its_place_or_is_of_a_later_roun
 
     async def body() -> None:
         squeeze = of(SLOW)
-        late = asyncio.create_task(squeeze.pack(Kind.SEALED, 0, 1, ZEROS))
+        late = asyncio.create_task(squeeze.pack(FrameKind.SEALED, 0, 1, ZEROS))
         await asyncio.to_thread(begun.wait, 20)
         squeeze.forget()
         may_end.set()
         await late
         for other in (HALF, ONES):  # of the round that has begun, and what takes its place
-            frame = await squeeze.pack(Kind.SEALED, 0, 1, other)
+            frame = await squeeze.pack(FrameKind.SEALED, 0, 1, other)
             assert frame is not None and zstd.unpack(frame, other.size) == other.tobytes()
 
     run(body())
@@ -141,7 +141,7 @@ def test_few_packed_chunks_are_kept() -> None:
     async def body() -> None:
         squeeze = of(SLOW)
         for c in range(3 * KEPT):
-            await squeeze.pack(Kind.SEALED, c, 1, ZEROS)
+            await squeeze.pack(FrameKind.SEALED, c, 1, ZEROS)
         assert len(squeeze._kept) == KEPT
 
     run(body())
@@ -151,7 +151,7 @@ def test_a_run_may_do_without(packed: list[int]) -> None:
     async def body() -> None:
         squeeze = of(SLOW)
         squeeze.on = False
-        assert await squeeze.pack(Kind.CONTRIBUTION, 0, 1, ZEROS) is None
+        assert await squeeze.pack(FrameKind.CONTRIBUTION, 0, 1, ZEROS) is None
         assert not packed
 
     run(body())
@@ -162,7 +162,7 @@ def test_chunks_that_cost_much_because_memory_was_new_do_not_end_it(packed: list
         squeeze = of(1e7)
         costs.extend([50e-9] * (TRIES - 2))
         for c in range(50):
-            await squeeze.pack(Kind.CONTRIBUTION, c, 1, HALF)
+            await squeeze.pack(FrameKind.CONTRIBUTION, c, 1, HALF)
         assert squeeze.pays and len(packed) == 50
 
     run(body())
@@ -175,9 +175,9 @@ def test_it_is_given_up_where_it_costs_more_than_it_saves_and_taken_up_again(
         squeeze = of(1e7)
         costs.extend([500e-9] * TRIES)
         for c in range(TRIES + TRY_AGAIN):
-            await squeeze.pack(Kind.CONTRIBUTION, c, 1, HALF)
+            await squeeze.pack(FrameKind.CONTRIBUTION, c, 1, HALF)
         assert not squeeze.pays and len(packed) == TRIES
-        await squeeze.pack(Kind.CONTRIBUTION, 0, 1, HALF)
+        await squeeze.pack(FrameKind.CONTRIBUTION, 0, 1, HALF)
         assert squeeze.pays
 
     run(body())

@@ -1,11 +1,11 @@
 import pytest
 
 from atoll.comm.ids import NodeId
-from atoll.comm.transport.bandwidth import KEPT, MOST, Known, Rate, some
+from atoll.comm.transport.bandwidth import KEPT, MOST, LinkEstimate, PeakRate, sample_round_trips
 
 
 def peak(totals: list[tuple[float, int]]) -> float:
-    found = Rate()
+    found = PeakRate()
     for now, total in totals:
         found.add(now, total)
     return found.best
@@ -39,7 +39,7 @@ def test_samples_that_come_late_make_no_rate_of_their_own() -> None:
 
 
 def test_what_is_known_of_a_link_rises_at_once_and_falls_little_by_little() -> None:
-    known, now, total = Known(), 0.0, 0
+    known, now, total = LinkEstimate(), 0.0, 0
     seen = []
     for rate in (1000, 400, 2000):
         known.begin()
@@ -55,11 +55,11 @@ def test_what_is_known_of_a_link_rises_at_once_and_falls_little_by_little() -> N
 
 def test_of_many_round_trips_the_shortest_are_told_and_some_of_all_others() -> None:
     trips = {NodeId(f"n{i}"): 0.001 * i for i in range(1, 1001)}
-    told = some(trips)
+    told = sample_round_trips(trips)
     assert len(told) <= MOST and all(told[node] == trips[node] for node in told)
     assert set(list(trips)[: MOST // 2]) <= told.keys()
     assert max(told.values()) > 0.9
-    assert some({NodeId("a"): 0.1}) == {NodeId("a"): 0.1} and some({}) == {}
+    assert sample_round_trips({NodeId("a"): 0.1}) == {NodeId("a"): 0.1} and sample_round_trips({}) == {}
 
 
 def test_a_link_that_has_too_little_to_carry_has_no_rate() -> None:
@@ -67,14 +67,14 @@ def test_a_link_that_has_too_little_to_carry_has_no_rate() -> None:
 
 
 def test_a_queue_that_fills_or_empties_is_no_rate_of_the_link() -> None:
-    link, queue, sent, acked, found = 1000, 0, 0, 0, Rate()
+    link, queue, sent, acked, found = 1000, 0, 0, 0, PeakRate()
     for i in range(100):
         found.add(i / 10, acked, sent)
         more = 150 if i % 40 < 20 else 40  # a tenth of a second: the link carries 100
         moved = min(queue + more, link // 10)
         queue, sent, acked = queue + more - moved, sent + more, acked + moved
     assert found.best == pytest.approx(link, rel=0.001)
-    found = Rate()
+    found = PeakRate()
     for now, (acked, sent) in enumerate([(0, 2000), (1000, 3000), (2500, 3500), (4000, 4000), (5000, 5000)]):
         found.add(now, acked, sent)
     assert found.best <= 1000, "acknowledgements that were held up come faster than anything was sent"

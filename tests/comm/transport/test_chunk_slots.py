@@ -11,7 +11,7 @@ from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.transport import chunk_slots, data_plane, fetch_client, frames
 from atoll.comm.transport.connection import Link
 from atoll.comm.transport.data_plane import DataPlane
-from atoll.comm.transport.frames import Kind
+from atoll.comm.transport.frames import FrameKind
 
 A, B, NOW = NodeId("a"), NodeId("b"), Round(7)
 SIZE = 3 * fetch_client.PART
@@ -67,7 +67,7 @@ async def a_donor(
 async def begin(a: DataPlane, b: DataPlane, number: int) -> Link:
     """Ask for the first part of a chunk."""
     link = await b.dial(A, a.address)
-    await frames.send(link, frames.part(Kind.GET_STATE, NOW, number, 0, fetch_client.PART))
+    await frames.send(link, frames.part(FrameKind.GET_STATE, NOW, number, 0, fetch_client.PART))
     return link
 
 
@@ -100,7 +100,7 @@ def test_all_who_join_at_once_are_served_by_a_donor_that_keeps_few_chunks_in_mem
                     served |= {waiting.pop(task): task.result() for task in done}
                 for number, first in served.items():
                     await frames.send(
-                        links[number], frames.part(Kind.GET_STATE, NOW, number, fetch_client.PART, SIZE)
+                        links[number], frames.part(FrameKind.GET_STATE, NOW, number, fetch_client.PART, SIZE)
                     )
                     assert first + await answer(links[number]) == chunk(number)
             assert (shelf.found, shelf.most) == (12, 3)
@@ -120,7 +120,7 @@ def test_who_comes_when_all_places_are_taken_waits_until_one_has_its_chunk(
                 if number < 2:
                     await answer(links[number])
             late = asyncio.create_task(answer(links[2]))
-            await frames.send(links[0], frames.part(Kind.GET_STATE, NOW, 0, fetch_client.PART, SIZE))
+            await frames.send(links[0], frames.part(FrameKind.GET_STATE, NOW, 0, fetch_client.PART, SIZE))
             assert await answer(links[0]) == chunk(0)[fetch_client.PART :]
             assert await late == chunk(2)[: fetch_client.PART]
             links[1].close()  # which gives its place up, too
@@ -141,7 +141,7 @@ def test_who_dawdles_loses_its_place_and_goes_on_where_it_was(limit: str, monkey
             assert await answer(first) == chunk(1)[: fetch_client.PART]
             second = await begin(a, b, 2)
             assert await answer(second) == chunk(2)[: fetch_client.PART]
-            await frames.send(first, frames.part(Kind.GET_STATE, NOW, 1, fetch_client.PART, SIZE))
+            await frames.send(first, frames.part(FrameKind.GET_STATE, NOW, 1, fetch_client.PART, SIZE))
             assert await answer(first) == chunk(1)[fetch_client.PART :]
             assert shelf.found == 3
             first.close()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from atoll.comm.transport import connection as module
-from atoll.comm.transport.connection import PIECE, Broken, Cap, Closed, Link, Meter, tcp_info
+from atoll.comm.transport.connection import PIECE, ByteCounter, Link, LinkBroken, LinkClosed, RateLimiter, tcp_info
 
 Talk = Callable[[Link, Link], Awaitable[None]]
 NOISE = bytes(range(256)) * 8192  # 2 MiB: more than a socket takes at once
@@ -38,14 +38,14 @@ def tcp() -> tuple[socket.socket, socket.socket]:
 Pair = Callable[[], tuple[socket.socket, socket.socket]]
 
 
-def between(talk: Talk, pair: Pair = tcp, up: Cap | None = None, down: Cap | None = None) -> None:
+def between(talk: Talk, pair: Pair = tcp, up: RateLimiter | None = None, down: RateLimiter | None = None) -> None:
     """Run `talk` with both ends of a connection, of which the first one has the caps."""
 
     async def body() -> None:
         ends = pair()
         for end in ends:
             end.setblocking(False)
-        links = Link(ends[0], Meter(), up, down), Link(ends[1], Meter())
+        links = Link(ends[0], ByteCounter(), up, down), Link(ends[1], ByteCounter())
         try:
             await talk(*links)
         finally:
@@ -131,7 +131,7 @@ def spend(coroutine: Coroutine[Any, Any, None]) -> None:
 
 
 def test_a_cap_lets_its_rate_through_after_a_quarter_of_a_second_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, cap = Clock(monkeypatch), Cap(1000.0)
+    clock, cap = Clock(monkeypatch), RateLimiter(1000.0)
     spend(cap.take(250))
     assert clock.now == 1000.0
     for _ in range(100):
@@ -146,9 +146,9 @@ def test_a_cap_lets_its_rate_through_after_a_quarter_of_a_second_at_once(monkeyp
 
 def test_a_cap_within_another_keeps_to_both(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    outer = Cap(1000.0)
-    inner = Cap(0, within=outer)
-    assert inner.limits and not Cap(0, within=Cap(0)).limits
+    outer = RateLimiter(1000.0)
+    inner = RateLimiter(0, within=outer)
+    assert inner.limits and not RateLimiter(0, within=RateLimiter(0)).limits
     for _ in range(10):
         spend(inner.take(1000))
     assert clock.now == pytest.approx(1009.75)
@@ -160,7 +160,7 @@ def test_a_cap_within_another_keeps_to_both(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_waits_for_a_cap_is_let_through_when_the_cap_is_lifted() -> None:
     async def body() -> None:
-        cap = Cap(1.0)
+        cap = RateLimiter(1.0)
         async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             waiting = [group.create_task(cap.take(1000)) for _ in range(3)]  # 3000 seconds
             await asyncio.sleep(0)
@@ -171,7 +171,7 @@ def test_what_waits_for_a_cap_is_let_through_when_the_cap_is_lifted() -> None:
 
 
 def test_without_a_rate_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, cap = Clock(monkeypatch), Cap(0)
+    clock, cap = Clock(monkeypatch), RateLimiter(0)
     spend(cap.take(1 << 40))
     assert clock.now == 1000.0
 
@@ -181,7 +181,7 @@ def test_without_a_rate_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_capped_link_asks_for_every_byte_once_and_in_pieces(pair: Any, side: str) -> None:
     asked: list[int] = []
 
-    class Counting(Cap):
+    class Counting(RateLimiter):
         async def take(self, size: int) -> None:
             asked.append(size)
 
@@ -200,15 +200,15 @@ def test_a_capped_link_asks_for_every_byte_once_and_in_pieces(pair: Any, side: s
 def test_an_end_between_two_messages_differs_from_an_end_within_one() -> None:
     async def whole(here: Link, there: Link) -> None:
         here.close()
-        with pytest.raises(Closed, match="the connection was closed"):
+        with pytest.raises(LinkClosed, match="the connection was closed"):
             await there.read(4)
 
     async def half(here: Link, there: Link) -> None:
         await here.write(b"abc")
         here.close()
-        with pytest.raises(Broken, match="in mid-frame") as caught:
+        with pytest.raises(LinkBroken, match="in mid-frame") as caught:
             await there.read(4)
-        assert not isinstance(caught.value, Closed)
+        assert not isinstance(caught.value, LinkClosed)
 
     between(whole)
     between(half)
@@ -219,9 +219,9 @@ def test_a_reset_is_told_with_its_reason() -> None:
         await there.write(b"unread")
         here._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         here.close()
-        with pytest.raises(Broken, match="the connection broke: connection reset by peer"):
+        with pytest.raises(LinkBroken, match="the connection broke: connection reset by peer"):
             await there.read(1)
-        with pytest.raises(Broken, match="the connection broke while sending"):
+        with pytest.raises(LinkBroken, match="the connection broke while sending"):
             await there.write(NOISE)
 
     between(talk)
@@ -236,11 +236,11 @@ def test_closing_tells_whoever_waits_and_whoever_comes_later() -> None:
         here.close()
         here.close()
         for task in (reading, writing):
-            with pytest.raises(Broken, match="closed on this side"):
+            with pytest.raises(LinkBroken, match="closed on this side"):
                 await task
-        with pytest.raises(Broken):
+        with pytest.raises(LinkBroken):
             await here.read(1)
-        with pytest.raises(Broken):
+        with pytest.raises(LinkBroken):
             await here.write(b"x")
 
     between(talk)
@@ -250,9 +250,9 @@ def test_waits_end_at_their_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STALL", 0.02)
 
     async def talk(here: Link, there: Link) -> None:
-        with pytest.raises(Broken, match="it sent nothing for 0.01 s"):
+        with pytest.raises(LinkBroken, match="it sent nothing for 0.01 s"):
             await here.read(1, 0.01)
-        with pytest.raises(Broken, match="it took no byte for 0.02 s"):
+        with pytest.raises(LinkBroken, match="it took no byte for 0.02 s"):
             await here.write(NOISE * 8)
 
     between(talk)
@@ -369,9 +369,9 @@ def test_ends_are_told_apart_under_tls_too(contexts: Any) -> None:
         await asyncio.gather(here.secure(client, False, 5), there.secure(server, True, 5))
         await there.write(b"abc")
         there.close()
-        with pytest.raises(Broken, match="in mid-frame"):
+        with pytest.raises(LinkBroken, match="in mid-frame"):
             await here.read(4)
-        with pytest.raises(Closed):
+        with pytest.raises(LinkClosed):
             await here.read(1)
 
     between(talk)
@@ -387,9 +387,9 @@ def test_a_session_that_is_ended_in_order_is_closed(contexts: Any) -> None:
         with suppress(ssl.SSLWantReadError):
             there._tls._session.unwrap()  # says that nothing follows; the connection stays
         await there._tls._flush()
-        with pytest.raises(Broken, match="in mid-frame"):
+        with pytest.raises(LinkBroken, match="in mid-frame"):
             await here.read(4)
-        with pytest.raises(Closed):
+        with pytest.raises(LinkClosed):
             await here.read(1)
 
     between(talk)
@@ -424,7 +424,7 @@ def test_a_peer_without_tls_is_refused_with_a_sentence(contexts: Any, tls_is_ser
 
     async def talk(here: Link, there: Link) -> None:
         await there.write(b"ATOL\2\0\0\0" + bytes(16))
-        with pytest.raises(Broken, match="no TLS session: "):
+        with pytest.raises(LinkBroken, match="no TLS session: "):
             await here.secure(server if tls_is_server else client, tls_is_server, 5)
 
     between(talk)
@@ -432,10 +432,10 @@ def test_a_peer_without_tls_is_refused_with_a_sentence(contexts: Any, tls_is_ser
 
 def test_a_peer_that_says_nothing_ends_the_tls_handshake_at_its_deadline(contexts: Any) -> None:
     async def talk(here: Link, there: Link) -> None:
-        with pytest.raises(Broken, match="no TLS session within 0.02 s"):
+        with pytest.raises(LinkBroken, match="no TLS session within 0.02 s"):
             await here.secure(contexts[1], False, 0.02)
         there._sock.shutdown(socket.SHUT_WR)
-        with pytest.raises(Closed, match="closed in the TLS handshake"):
+        with pytest.raises(LinkClosed, match="closed in the TLS handshake"):
             await here.secure(contexts[1], False, 5)
 
     between(talk)
@@ -468,7 +468,7 @@ def cwnd(link: Link) -> int:
 def test_a_cap_that_is_adjusted_lets_nothing_through_that_waits() -> None:
     async def body() -> None:
         clock = asyncio.get_running_loop().time
-        cap = Cap(1e6, burst=0.0)
+        cap = RateLimiter(1e6, burst=0.0)
         await cap.take(1)
         began = clock()
         waiting = asyncio.create_task(cap.take(100_000))

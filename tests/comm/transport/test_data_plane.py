@@ -13,10 +13,10 @@ from atoll.comm.digest import digest
 from atoll.comm.errors import ResourceError
 from atoll.comm.ids import NO_PIN, NodeId, Round, RunId
 from atoll.comm.transport import data_plane, frames, leaf_relay
-from atoll.comm.transport.connection import Broken, Link
+from atoll.comm.transport.connection import Link, LinkBroken
 from atoll.comm.transport.data_plane import DataPlane
-from atoll.comm.transport.fetch_client import Fetcher, Item, Missing, PeerLost
-from atoll.comm.transport.frames import Kind
+from atoll.comm.transport.fetch_client import DonorLost, FetchClient, FetchItem, NotAvailable
+from atoll.comm.transport.frames import FrameKind
 
 RUN, A, B, KEY = RunId("run"), NodeId("a"), NodeId("b"), b"k" * 32
 SEALED, NOISE, ZEROS = os.urandom(1000), os.urandom(100_000), bytes(100_000)
@@ -76,17 +76,17 @@ def run(body: Coroutine[Any, Any, None]) -> None:
 
 async def still_serves(a: DataPlane, b: DataPlane) -> bool:
     """`b` can fetch from `a`."""
-    return await b.fetch(A, a.address, Item.SEALED, NEW, 0, len(SEALED)) == SEALED
+    return await b.fetch(A, a.address, FetchItem.SEALED, NEW, 0, len(SEALED)) == SEALED
 
 
 def test_what_is_on_the_shelf_is_fetched_over_one_connection() -> None:
     async def body() -> None:
-        async with two_planes() as (a, b), Fetcher(b, A, a.address) as fetcher:
-            assert await fetcher.fetch(Item.SEALED, NEW, 0, len(SEALED)) == SEALED
+        async with two_planes() as (a, b), FetchClient(b, A, a.address) as fetcher:
+            assert await fetcher.fetch(FetchItem.SEALED, NEW, 0, len(SEALED)) == SEALED
             first = fetcher._link
-            assert await fetcher.fetch(Item.STATE, NEW, 0, len(NOISE)) == NOISE
-            assert await fetcher.fetch(Item.STATE, NEW, 1, len(ZEROS)) == ZEROS
-            assert await fetcher.fetch(Item.DIGESTS, NEW, 0, 32) == digest(NOISE) + digest(ZEROS)
+            assert await fetcher.fetch(FetchItem.STATE, NEW, 0, len(NOISE)) == NOISE
+            assert await fetcher.fetch(FetchItem.STATE, NEW, 1, len(ZEROS)) == ZEROS
+            assert await fetcher.fetch(FetchItem.DIGESTS, NEW, 0, 32) == digest(NOISE) + digest(ZEROS)
             assert fetcher._link is first
 
     run(body())
@@ -94,10 +94,10 @@ def test_what_is_on_the_shelf_is_fetched_over_one_connection() -> None:
 
 def test_state_is_packed_only_when_that_is_smaller() -> None:
     async def body() -> None:
-        async with two_planes(up=10e6) as (a, b), Fetcher(b, A, a.address) as fetcher:
-            await fetcher.fetch(Item.STATE, NEW, 0, len(NOISE))
+        async with two_planes(up=10e6) as (a, b), FetchClient(b, A, a.address) as fetcher:
+            await fetcher.fetch(FetchItem.STATE, NEW, 0, len(NOISE))
             after_noise = b.bytes_down
-            await fetcher.fetch(Item.STATE, NEW, 1, len(ZEROS))
+            await fetcher.fetch(FetchItem.STATE, NEW, 1, len(ZEROS))
             assert after_noise == frames.GREETING.size + frames.HEADER.size + len(NOISE)
             assert b.bytes_down - after_noise < 200
             assert (a.bytes_up, a.bytes_down) == (b.bytes_down, b.bytes_up)
@@ -114,10 +114,10 @@ def test_state_is_packed_for_slow_paths_and_where_the_run_packs_at_all(
     monkeypatch.setattr(data_plane, "FAST", fast)
 
     async def body() -> None:
-        async with two_planes(up=10e6) as (a, b), Fetcher(b, A, a.address) as fetcher:
+        async with two_planes(up=10e6) as (a, b), FetchClient(b, A, a.address) as fetcher:
             a.peers.squeeze.on = on
             before = b.bytes_down
-            assert await fetcher.fetch(Item.STATE, NEW, 1, len(ZEROS)) == ZEROS
+            assert await fetcher.fetch(FetchItem.STATE, NEW, 1, len(ZEROS)) == ZEROS
             assert (b.bytes_down - before < 200 + frames.GREETING.size) == packed
 
     run(body())
@@ -126,15 +126,15 @@ def test_state_is_packed_for_slow_paths_and_where_the_run_packs_at_all(
 def test_a_nodes_download_cap_holds_for_links_that_it_dials_and_for_those_that_it_accepts() -> None:
     async def body() -> None:
         clock = asyncio.get_running_loop().time
-        async with two_planes(down=200e3) as (a, b), Fetcher(b, A, a.address) as fetcher:
+        async with two_planes(down=200e3) as (a, b), FetchClient(b, A, a.address) as fetcher:
             began = clock()
             for _ in range(2):  # a second's worth; of which a quarter may come at once
-                await fetcher.fetch(Item.STATE, NEW, 0, len(NOISE))
+                await fetcher.fetch(FetchItem.STATE, NEW, 0, len(NOISE))
             assert clock() - began >= 0.7
-        async with two_planes(down=1000) as (a, b), Fetcher(a, B, b.address) as fetcher:
+        async with two_planes(down=1000) as (a, b), FetchClient(a, B, b.address) as fetcher:
             began = clock()
             for _ in range(1000 // frames.HEADER.size):
-                await fetcher.fetch(Item.SEALED, NEW, 0, len(SEALED))
+                await fetcher.fetch(FetchItem.SEALED, NEW, 0, len(SEALED))
             assert clock() - began >= 0.7
 
     run(body())
@@ -142,12 +142,12 @@ def test_a_nodes_download_cap_holds_for_links_that_it_dials_and_for_those_that_i
 
 def test_a_peer_that_moved_on_is_missing_the_chunk_and_not_lost() -> None:
     async def body() -> None:
-        async with two_planes() as (a, b), Fetcher(b, A, a.address) as fetcher:
-            for item in Item:
-                with pytest.raises(Missing, match="a does not have .* of round 6"):
+        async with two_planes() as (a, b), FetchClient(b, A, a.address) as fetcher:
+            for item in FetchItem:
+                with pytest.raises(NotAvailable, match="a does not have .* of round 6"):
                     await fetcher.fetch(item, OLD, 0, 1000)
             first = fetcher._link
-            assert await fetcher.fetch(Item.SEALED, NEW, 0, len(SEALED)) == SEALED
+            assert await fetcher.fetch(FetchItem.SEALED, NEW, 0, len(SEALED)) == SEALED
             assert fetcher._link is first
 
     run(body())
@@ -155,7 +155,7 @@ def test_a_peer_that_moved_on_is_missing_the_chunk_and_not_lost() -> None:
 
 def test_a_chunk_of_the_state_comes_in_parts_from_where_it_is_asked_for() -> None:
     async def body() -> None:
-        async with two_planes() as (a, b), Fetcher(b, A, a.address) as fetcher:
+        async with two_planes() as (a, b), FetchClient(b, A, a.address) as fetcher:
 
             def asking(*parts: tuple[int, int]) -> Callable[[], tuple[int, int] | None]:
                 left = iter(parts)
@@ -165,23 +165,23 @@ def test_a_chunk_of_the_state_comes_in_parts_from_where_it_is_asked_for() -> Non
             parts = asking((50_000, 100_000), (0, 4), (4, 50_000))
             await fetcher.fetch_state(NEW, 0, parts, lambda *part: came.append(part))
             assert came == [(50_000, NOISE[50_000:]), (0, NOISE[:4]), (4, NOISE[4:50_000])]
-            with pytest.raises(PeerLost, match="a request for bytes 0 to 100004 of 100000"):
+            with pytest.raises(DonorLost, match="a request for bytes 0 to 100004 of 100000"):
                 await fetcher.fetch_state(NEW, 0, asking((0, len(NOISE) + 4)), lambda at, part: None)
-            with pytest.raises(Missing):
+            with pytest.raises(NotAvailable):
                 await fetcher.fetch_state(OLD, 0, asking((0, len(NOISE))), lambda at, part: None)
             await fetcher.fetch_state(NEW, 0, asking(), lambda at, part: None)
-            assert await fetcher.fetch(Item.SEALED, NEW, 0, len(SEALED)) == SEALED
+            assert await fetcher.fetch(FetchItem.SEALED, NEW, 0, len(SEALED)) == SEALED
 
     run(body())
 
 
 def test_an_answer_of_another_size_is_not_read() -> None:
     async def body() -> None:
-        async with two_planes() as (a, b), Fetcher(b, A, a.address) as fetcher:
-            with pytest.raises(PeerLost, match="offers 1000 bytes where 10 were expected") as caught:
-                await fetcher.fetch(Item.SEALED, NEW, 0, 10)
+        async with two_planes() as (a, b), FetchClient(b, A, a.address) as fetcher:
+            with pytest.raises(DonorLost, match="offers 1000 bytes where 10 were expected") as caught:
+                await fetcher.fetch(FetchItem.SEALED, NEW, 0, 10)
             assert caught.value.node == A
-            assert await fetcher.fetch(Item.SEALED, NEW, 0, len(SEALED)) == SEALED  # on a new connection
+            assert await fetcher.fetch(FetchItem.SEALED, NEW, 0, len(SEALED)) == SEALED  # on a new connection
 
     run(body())
 
@@ -193,8 +193,8 @@ def test_a_zip_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
         async with two_planes(up=10e6) as (a, b):
             tracemalloc.start()
-            with pytest.raises(PeerLost, match="declares 67108864 bytes, expected 25000"):
-                await b.fetch(A, a.address, Item.STATE, NEW, 0, len(NOISE))
+            with pytest.raises(DonorLost, match="declares 67108864 bytes, expected 25000"):
+                await b.fetch(A, a.address, FetchItem.STATE, NEW, 0, len(NOISE))
             assert tracemalloc.get_traced_memory()[1] < 1 << 23
             tracemalloc.stop()
 
@@ -203,13 +203,13 @@ def test_a_zip_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_peer_that_is_gone_is_lost_with_a_sentence() -> None:
     async def body() -> None:
-        async with two_planes() as (a, b), Fetcher(b, A, a.address) as fetcher:
-            assert await fetcher.fetch(Item.SEALED, NEW, 0, len(SEALED)) == SEALED
+        async with two_planes() as (a, b), FetchClient(b, A, a.address) as fetcher:
+            assert await fetcher.fetch(FetchItem.SEALED, NEW, 0, len(SEALED)) == SEALED
             await a.close()
-            with pytest.raises(PeerLost, match="a: .*connection"):
-                await fetcher.fetch(Item.SEALED, NEW, 0, len(SEALED))
-            with pytest.raises(PeerLost, match="connection refused"):
-                await fetcher.fetch(Item.SEALED, NEW, 0, len(SEALED))
+            with pytest.raises(DonorLost, match="a: .*connection"):
+                await fetcher.fetch(FetchItem.SEALED, NEW, 0, len(SEALED))
+            with pytest.raises(DonorLost, match="connection refused"):
+                await fetcher.fetch(FetchItem.SEALED, NEW, 0, len(SEALED))
 
     run(body())
 
@@ -219,8 +219,8 @@ def test_a_peer_that_accepts_and_says_nothing_is_lost_at_the_deadline() -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             async with two_planes() as (_, b):
                 address = frames.format_address(*silent.getsockname())
-                with pytest.raises(PeerLost, match="did not answer within 0.05 s"):
-                    await b.fetch(A, address, Item.SEALED, NEW, 0, 10, deadline=0.05)
+                with pytest.raises(DonorLost, match="did not answer within 0.05 s"):
+                    await b.fetch(A, address, FetchItem.SEALED, NEW, 0, 10, deadline=0.05)
 
     run(body())
 
@@ -228,7 +228,7 @@ def test_a_peer_that_accepts_and_says_nothing_is_lost_at_the_deadline() -> None:
 def test_a_stranger_without_the_key_is_refused() -> None:
     async def body() -> None:
         async with two_planes(key_of_b=b"x" * 32) as (a, b):
-            with pytest.raises(PeerLost, match="it refused: it does not know the run's key"):
+            with pytest.raises(DonorLost, match="it refused: it does not know the run's key"):
                 await still_serves(a, b)
 
     run(body())
@@ -238,7 +238,7 @@ def test_before_it_has_joined_a_node_accepts_nobody() -> None:
     async def body() -> None:
         async with two_planes(key_of_b=b"") as (a, b):
             a.identify(A, b"")
-            with pytest.raises(PeerLost, match="it refused: this node has not joined its run yet"):
+            with pytest.raises(DonorLost, match="it refused: this node has not joined its run yet"):
                 await still_serves(a, b)
             a.identify(A, KEY)
             b.identify(B, KEY)
@@ -250,8 +250,8 @@ def test_before_it_has_joined_a_node_accepts_nobody() -> None:
 def test_a_node_that_took_anothers_address_is_not_mistaken_for_it() -> None:
     async def body() -> None:
         async with two_planes() as (a, b):
-            with pytest.raises(PeerLost, match="it looks for c, this is a"):
-                await b.fetch(NodeId("c"), a.address, Item.SEALED, NEW, 0, len(SEALED))
+            with pytest.raises(DonorLost, match="it looks for c, this is a"):
+                await b.fetch(NodeId("c"), a.address, FetchItem.SEALED, NEW, 0, len(SEALED))
 
     run(body())
 
@@ -279,11 +279,11 @@ def test_garbage_from_a_stranger_closes_its_connection_only(garbage: bytes) -> N
     ("frame", "sentence"),
     [
         (bytes([99]) + bytes(frames.HEADER.size - 1), "unknown kind 99"),
-        (frames.unfenced(Kind.GET_STATE, NEW, 0, 0xFFFFFFFF).pack(), "a request with a payload"),
-        (frames.unfenced(Kind.SEALED, NEW, 0, 0xFFFFFFFF).pack(), "a request with a payload"),
-        (frames.unfenced(Kind.DATA).pack(), "kind DATA where a stream or a request begins"),
-        (frames.unfenced(Kind.RESYNC).pack(), "kind RESYNC where a stream or a request begins"),
-        (bytes([Kind.GET_STATE]) + bytes(20), ""),
+        (frames.unfenced(FrameKind.GET_STATE, NEW, 0, 0xFFFFFFFF).pack(), "a request with a payload"),
+        (frames.unfenced(FrameKind.SEALED, NEW, 0, 0xFFFFFFFF).pack(), "a request with a payload"),
+        (frames.unfenced(FrameKind.DATA).pack(), "kind DATA where a stream or a request begins"),
+        (frames.unfenced(FrameKind.RESYNC).pack(), "kind RESYNC where a stream or a request begins"),
+        (bytes([FrameKind.GET_STATE]) + bytes(20), ""),
     ],
 )
 def test_a_members_bad_first_frame_closes_its_connection_and_allocates_nothing(
@@ -296,7 +296,7 @@ def test_a_members_bad_first_frame_closes_its_connection_and_allocates_nothing(
             await link.write(frame)
             if sentence:
                 answer = await frames.receive(link, 5)
-                assert answer.kind is Kind.REFUSED and sentence in await frames.sentence(link, answer)
+                assert answer.kind is FrameKind.REFUSED and sentence in await frames.sentence(link, answer)
             link.close()
             assert tracemalloc.get_traced_memory()[1] < 1 << 20
             tracemalloc.stop()
@@ -309,7 +309,7 @@ def test_a_connection_that_begins_with_link_is_one_of_the_peers() -> None:
     async def body() -> None:
         async with two_planes() as (a, b):
             link = await b.dial(A, a.address)
-            await frames.send(link, frames.unfenced(Kind.LINK))
+            await frames.send(link, frames.unfenced(FrameKind.LINK))
             while not a.peers.links():
                 await asyncio.sleep(0)
             assert [node for node, _ in a.peers.links()] == [B]
@@ -324,9 +324,9 @@ def test_a_request_on_a_link_ends_it() -> None:
     async def body() -> None:
         async with two_planes() as (a, b):
             link = await b.dial(A, a.address)
-            await frames.send(link, frames.unfenced(Kind.LINK))
-            await frames.send(link, frames.unfenced(Kind.REFUSED, length=1000))
-            with pytest.raises(Broken):
+            await frames.send(link, frames.unfenced(FrameKind.LINK))
+            await frames.send(link, frames.unfenced(FrameKind.REFUSED, length=1000))
+            with pytest.raises(LinkBroken):
                 await frames.receive(link, 5)
             link.close()
 
@@ -349,12 +349,12 @@ def test_what_listens_at_a_peers_address_and_is_no_peer_is_said_in_a_sentence(
             async with two_planes() as (a, _):
                 server.setblocking(False)
                 address = frames.format_address(*server.getsockname())
-                fetching = asyncio.create_task(a.fetch(B, address, Item.SEALED, NEW, 0, 10))
+                fetching = asyncio.create_task(a.fetch(B, address, FetchItem.SEALED, NEW, 0, 10))
                 accepted, _ = await asyncio.get_running_loop().sock_accept(server)
                 with accepted:
                     accepted.sendall(greeting)
                     accepted.shutdown(socket.SHUT_WR)
-                    with pytest.raises(PeerLost, match=sentence):
+                    with pytest.raises(DonorLost, match=sentence):
                         await fetching
 
     run(body())
@@ -363,8 +363,8 @@ def test_what_listens_at_a_peers_address_and_is_no_peer_is_said_in_a_sentence(
 def test_a_fault_of_the_shelf_does_not_take_the_plane_down(caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         async with two_planes() as (a, b):
-            with pytest.raises(PeerLost):
-                await b.fetch(A, a.address, Item.STATE, NEW, 13, 10)
+            with pytest.raises(DonorLost):
+                await b.fetch(A, a.address, FetchItem.STATE, NEW, 13, 10)
             assert await still_serves(a, b)
 
     run(body())
@@ -377,7 +377,7 @@ def test_more_connections_than_a_node_can_serve_are_closed(monkeypatch: pytest.M
     async def body() -> None:
         async with two_planes() as (a, b):
             link = await b.dial(A, a.address)
-            with pytest.raises(Broken):
+            with pytest.raises(LinkBroken):
                 await b.dial(A, a.address)
             link.close()
 
@@ -423,7 +423,7 @@ def test_what_listens_at_a_peers_address_and_trickles_costs_the_deadline(monkeyp
     async def body() -> None:
         server = await asyncio.start_server(trickle, "127.0.0.1", 0)
         async with server, two_planes() as (a, _):
-            with pytest.raises(Broken, match="did not say hello within 0.1 s"):
+            with pytest.raises(LinkBroken, match="did not say hello within 0.1 s"):
                 await a.dial(B, frames.format_address(*server.sockets[0].getsockname()))
             while len(asyncio.all_tasks()) > 3:  # two planes and this test
                 await asyncio.sleep(0)
@@ -465,8 +465,8 @@ def test_a_place_is_free_again_when_its_connection_is_closed(monkeypatch: pytest
 def test_a_peers_address_that_is_none_is_said_in_a_sentence(address: str) -> None:
     async def body() -> None:
         async with two_planes() as (a, _):
-            with pytest.raises(PeerLost, match="is no address"):
-                await a.fetch(B, address, Item.SEALED, NEW, 0, 10)
+            with pytest.raises(DonorLost, match="is no address"):
+                await a.fetch(B, address, FetchItem.SEALED, NEW, 0, 10)
 
     run(body())
 
@@ -474,10 +474,10 @@ def test_a_peers_address_that_is_none_is_said_in_a_sentence(address: str) -> Non
 def test_a_connection_that_comes_when_nobody_waits_for_it_any_more_is_closed() -> None:
     async def body() -> None:
         async with two_planes() as (ada, bo):
-            fetcher = Fetcher(ada, bo.node, bo.address)
+            fetcher = FetchClient(ada, bo.node, bo.address)
             fetcher.dial()
             assert (dialling := fetcher._dialling) is not None
-            fetching = asyncio.create_task(fetcher.fetch(Item.SEALED, Round(1), 0, 4))
+            fetching = asyncio.create_task(fetcher.fetch(FetchItem.SEALED, Round(1), 0, 4))
             dialling.add_done_callback(lambda _: fetching.cancel())  # before it has gone on
             await asyncio.wait([fetching])
             assert fetching.cancelled() and dialling.result()._closed
@@ -491,7 +491,7 @@ def test_nothing_is_left_open_after_close() -> None:
         for _ in range(20):
             async with two_planes() as (a, b):
                 link = await b.dial(A, a.address)
-                await frames.send(link, frames.unfenced(Kind.LINK))
+                await frames.send(link, frames.unfenced(FrameKind.LINK))
                 assert await still_serves(a, b)
                 link.close()
         assert len(os.listdir("/proc/self/fd")) <= before  # fewer, where what others left was freed meanwhile
@@ -549,11 +549,11 @@ async def offered(to: DataPlane, by: DataPlane) -> AsyncIterator[None]:
 def test_what_a_leaf_offers_is_fetched_where_it_dialled() -> None:
     async def body() -> None:
         async with two_planes() as (a, b), offered(to=b, by=a):
-            async with Fetcher(b, B, "") as fetcher:
-                assert await fetcher.fetch(Item.STATE, NEW, 0, len(NOISE)) == NOISE
-                with pytest.raises(Missing):
-                    await fetcher.fetch(Item.STATE, OLD, 0, len(NOISE))
-                assert await fetcher.fetch(Item.DIGESTS, NEW, 0, 32) == digest(NOISE) + digest(ZEROS)
+            async with FetchClient(b, B, "") as fetcher:
+                assert await fetcher.fetch(FetchItem.STATE, NEW, 0, len(NOISE)) == NOISE
+                with pytest.raises(NotAvailable):
+                    await fetcher.fetch(FetchItem.STATE, OLD, 0, len(NOISE))
+                assert await fetcher.fetch(FetchItem.DIGESTS, NEW, 0, 32) == digest(NOISE) + digest(ZEROS)
             assert len(b.offers._free) == leaf_relay.CONNECTIONS  # it was given back
 
     run(body())
@@ -564,12 +564,12 @@ def test_a_node_passes_on_what_leaves_offer_it() -> None:
         c = NodeId("c")
         async with two_planes() as (a, b):
             third = await DataPlane.start("127.0.0.1:0", b.run, c, KEY, Nothing())
-            async with offered(to=third, by=a), Fetcher(b, c, third.address) as fetcher:
-                assert await fetcher.fetch(Item.STATE, NEW, 0, len(NOISE)) == NOISE
-                assert await fetcher.fetch(Item.STATE, NEW, 1, len(ZEROS)) == ZEROS
-                assert await fetcher.fetch(Item.SEALED, NEW, 0, len(SEALED)) == SEALED
-                with pytest.raises(Missing):
-                    await fetcher.fetch(Item.SEALED, OLD, 0, len(SEALED))
+            async with offered(to=third, by=a), FetchClient(b, c, third.address) as fetcher:
+                assert await fetcher.fetch(FetchItem.STATE, NEW, 0, len(NOISE)) == NOISE
+                assert await fetcher.fetch(FetchItem.STATE, NEW, 1, len(ZEROS)) == ZEROS
+                assert await fetcher.fetch(FetchItem.SEALED, NEW, 0, len(SEALED)) == SEALED
+                with pytest.raises(NotAvailable):
+                    await fetcher.fetch(FetchItem.SEALED, OLD, 0, len(SEALED))
             await third.close()
 
     run(body())
@@ -580,14 +580,14 @@ def test_an_offer_that_broke_is_one_less_and_is_made_again() -> None:
         async with two_planes() as (a, b), offered(to=b, by=a):
             for gone in list(b.offers._free):
                 gone.link.close()
-            with pytest.raises(PeerLost):
-                await b.fetch(B, "", Item.STATE, NEW, 0, len(NOISE))
+            with pytest.raises(DonorLost):
+                await b.fetch(B, "", FetchItem.STATE, NEW, 0, len(NOISE))
             async with asyncio.timeout(5):
                 while True:
                     try:
-                        assert await b.fetch(B, "", Item.STATE, NEW, 0, len(NOISE)) == NOISE
+                        assert await b.fetch(B, "", FetchItem.STATE, NEW, 0, len(NOISE)) == NOISE
                         break
-                    except PeerLost:
+                    except DonorLost:
                         await asyncio.sleep(0.01)
 
     run(body())
@@ -601,7 +601,7 @@ def test_of_one_leafs_connections_the_latest_are_kept() -> None:
             self.closed = True
 
     async def body() -> None:
-        kept, links = leaf_relay.Offers(), [Closes() for _ in range(leaf_relay.MOST + 1)]
+        kept, links = leaf_relay.OfferPool(), [Closes() for _ in range(leaf_relay.MOST + 1)]
         keeping = [asyncio.create_task(kept.keep(A, cast(Link, link))) for link in links]
         await asyncio.sleep(0)
         assert [link.closed for link in links] == [True] + [False] * leaf_relay.MOST
@@ -615,7 +615,7 @@ def test_of_one_leafs_connections_the_latest_are_kept() -> None:
 def test_where_nobody_offers_anything_nothing_is_fetched() -> None:
     async def body() -> None:
         async with two_planes() as (_, b):
-            with pytest.raises(PeerLost, match="no leaf has dialled this node yet"):
-                await b.fetch(B, "", Item.STATE, NEW, 0, len(NOISE))
+            with pytest.raises(DonorLost, match="no leaf has dialled this node yet"):
+                await b.fetch(B, "", FetchItem.STATE, NEW, 0, len(NOISE))
 
     run(body())

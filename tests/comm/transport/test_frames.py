@@ -7,8 +7,8 @@ import pytest
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
 from atoll.comm.plan import Fence
 from atoll.comm.transport import connection, frames
-from atoll.comm.transport.connection import Broken, Closed, Link, Meter
-from atoll.comm.transport.frames import Header, Kind
+from atoll.comm.transport.connection import ByteCounter, Link, LinkBroken, LinkClosed
+from atoll.comm.transport.frames import FrameKind, Header
 
 RUN, A, B, KEY = RunId("run"), NodeId("a"), NodeId("b"), b"k" * 32
 FENCE = Fence(Incarnation(1 << 40), Epoch(2), Round(1 << 33), 4)
@@ -22,7 +22,7 @@ def between_two_links(talk: Talk) -> None:
         ends = socket.socketpair()
         for end in ends:
             end.setblocking(False)
-        links = [Link(end, Meter()) for end in ends]
+        links = [Link(end, ByteCounter()) for end in ends]
         try:
             await talk(links[0], links[1])
         finally:
@@ -33,7 +33,7 @@ def between_two_links(talk: Talk) -> None:
 
 
 def test_a_header_has_the_documented_bytes() -> None:
-    header = Header(Kind.SEALED, FENCE, chunk=7, length=9, packed=True, place=513, offset=11, whole=20)
+    header = Header(FrameKind.SEALED, FENCE, chunk=7, length=9, packed=True, place=513, offset=11, whole=20)
     expected = b"\x03\x01\x01\x02" + b"".join(
         value.to_bytes(size, "little")
         for value, size in [(7, 4), (1 << 40, 8), (2, 8), (1 << 33, 8), (4, 4), (9, 4), (11, 4), (20, 4)]
@@ -43,18 +43,18 @@ def test_a_header_has_the_documented_bytes() -> None:
 
 
 def test_what_is_no_piece_travels_as_the_whole() -> None:
-    header = Header.unpack(Header(Kind.SEALED, FENCE, chunk=7, length=9).pack())
+    header = Header.unpack(Header(FrameKind.SEALED, FENCE, chunk=7, length=9).pack())
     assert (header.offset, header.whole, header.total) == (0, 0, 9)
 
 
 def test_a_frame_of_unknown_kind_is_refused() -> None:
-    with pytest.raises(Broken, match="unknown kind 99"):
+    with pytest.raises(LinkBroken, match="unknown kind 99"):
         Header.unpack(b"\x63" + bytes(frames.HEADER.size - 1))
 
 
 def test_a_piece_beyond_the_end_of_its_payload_is_refused() -> None:
-    with pytest.raises(Broken, match="a piece of 5 bytes from 6 on, of 10"):
-        Header.unpack(Header(Kind.SEALED, FENCE, length=5, offset=6, whole=10).pack())
+    with pytest.raises(LinkBroken, match="a piece of 5 bytes from 6 on, of 10"):
+        Header.unpack(Header(FrameKind.SEALED, FENCE, length=5, offset=6, whole=10).pack())
 
 
 def test_frames_arrive_as_they_were_sent_and_every_byte_is_counted() -> None:
@@ -62,11 +62,11 @@ def test_frames_arrive_as_they_were_sent_and_every_byte_is_counted() -> None:
 
     async def talk(here: Link, there: Link) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(frames.send(here, Header(Kind.SEALED, FENCE, 1, len(payload)), payload))
+            group.create_task(frames.send(here, Header(FrameKind.SEALED, FENCE, 1, len(payload)), payload))
             header = await frames.receive(there, 1)
             place = bytearray(header.length)
             await there.read_into(memoryview(place))
-        assert header == Header(Kind.SEALED, FENCE, 1, len(payload)) and place == payload
+        assert header == Header(FrameKind.SEALED, FENCE, 1, len(payload)) and place == payload
         assert here._meter.up == there._meter.down == frames.HEADER.size + len(payload)
 
     between_two_links(talk)
@@ -104,7 +104,7 @@ def test_a_hello_with_another_key_or_run_or_receiver_is_refused(
 ) -> None:
     async def talk(here: Link, there: Link) -> None:
         greeting = asyncio.create_task(frames.greet(here, run, A, to, key))
-        with pytest.raises(Broken, match=sentence):
+        with pytest.raises(LinkBroken, match=sentence):
             await frames.welcome(there, RUN, B, KEY)
         await greeting
 
@@ -114,7 +114,7 @@ def test_a_hello_with_another_key_or_run_or_receiver_is_refused(
 def test_a_hello_in_the_name_of_who_hears_it_is_refused() -> None:
     async def talk(here: Link, there: Link) -> None:
         greeting = asyncio.create_task(frames.greet(here, RUN, B, B, KEY))
-        with pytest.raises(Broken, match="it says that it is b, and this is"):
+        with pytest.raises(LinkBroken, match="it says that it is b, and this is"):
             await frames.welcome(there, RUN, B, KEY)
         await greeting
 
@@ -126,7 +126,7 @@ def test_a_recorded_hello_opens_nothing() -> None:
         hello = frames.HELLO.pack(frames.MAGIC, frames.VERSION, 3, 1, 1) + b"runab"
         old = frames._proof(KEY, b"an older nonce..", hello)
         await here.write(hello + old)
-        with pytest.raises(Broken, match="key"):
+        with pytest.raises(LinkBroken, match="key"):
             await frames.welcome(there, RUN, B, KEY)
 
     between_two_links(talk)
@@ -145,7 +145,7 @@ def test_other_protocols_and_versions_are_refused_at_the_first_bytes(first: byte
     async def talk(here: Link, there: Link) -> None:
         await here.write(first)
         with pytest.raises(
-            Broken, match="first bytes|speaks version [19] of .*, this node speaks 6: use one release"
+            LinkBroken, match="first bytes|speaks version [19] of .*, this node speaks 6: use one release"
         ):
             await frames.welcome(there, RUN, B, KEY)
 
@@ -167,7 +167,7 @@ def test_what_listens_there_and_is_no_data_plane_of_this_version_is_told_apart(
 ) -> None:
     async def talk(here: Link, there: Link) -> None:
         await there.write(greeting[: frames.GREETING.size])
-        with pytest.raises(Broken, match=sentence):
+        with pytest.raises(LinkBroken, match=sentence):
             await frames.greet(here, RUN, A, B, KEY)
 
     between_two_links(talk)
@@ -176,7 +176,7 @@ def test_what_listens_there_and_is_no_data_plane_of_this_version_is_told_apart(
 def test_nobody_is_welcome_before_this_node_has_the_key() -> None:
     async def talk(here: Link, there: Link) -> None:
         greeting = asyncio.create_task(frames.greet(here, RUN, A, B, b""))
-        with pytest.raises(Broken, match="has not joined its run yet"):
+        with pytest.raises(LinkBroken, match="has not joined its run yet"):
             await frames.welcome(there, RUN, B, b"")
         await greeting
 
@@ -186,15 +186,15 @@ def test_nobody_is_welcome_before_this_node_has_the_key() -> None:
 def test_an_end_between_frames_differs_from_an_end_within_one() -> None:
     async def whole(here: Link, there: Link) -> None:
         here.close()
-        with pytest.raises(Closed):
+        with pytest.raises(LinkClosed):
             await frames.receive(there, 1)
 
     async def half(here: Link, there: Link) -> None:
         await here.write(bytes(frames.HEADER.size - 1))
         here.close()
-        with pytest.raises(Broken, match="in mid-frame") as caught:
+        with pytest.raises(LinkBroken, match="in mid-frame") as caught:
             await frames.receive(there, 1)
-        assert not isinstance(caught.value, Closed)
+        assert not isinstance(caught.value, LinkClosed)
 
     between_two_links(whole)
     between_two_links(half)
@@ -202,7 +202,7 @@ def test_an_end_between_frames_differs_from_an_end_within_one() -> None:
 
 def test_a_silent_peer_ends_a_wait_at_its_deadline() -> None:
     async def talk(here: Link, there: Link) -> None:
-        with pytest.raises(Broken, match="sent nothing for 0.01 s"):
+        with pytest.raises(LinkBroken, match="sent nothing for 0.01 s"):
             await frames.receive(there, 0.01)
 
     between_two_links(talk)
@@ -212,8 +212,8 @@ def test_a_peer_that_takes_nothing_ends_a_send_at_its_deadline(monkeypatch: pyte
     monkeypatch.setattr(connection, "STALL", 0.05)
 
     async def talk(here: Link, there: Link) -> None:
-        with pytest.raises(Broken, match="took no byte for 0.05 s"):
-            await frames.send(here, Header(Kind.DATA, FENCE, length=1 << 24), bytes(1 << 24))
+        with pytest.raises(LinkBroken, match="took no byte for 0.05 s"):
+            await frames.send(here, Header(FrameKind.DATA, FENCE, length=1 << 24), bytes(1 << 24))
 
     between_two_links(talk)
 
@@ -222,11 +222,11 @@ def test_a_farewell_is_heard_even_if_its_receiver_was_still_sending() -> None:
     async def talk(here: Link, there: Link) -> None:
         async with asyncio.TaskGroup() as group:
             sending = group.create_task(
-                frames.send(here, Header(Kind.DATA, FENCE, length=1 << 22), bytes(1 << 22))
+                frames.send(here, Header(FrameKind.DATA, FENCE, length=1 << 22), bytes(1 << 22))
             )
-            group.create_task(frames.farewell(there, Kind.REFUSED, "not today"))
+            group.create_task(frames.farewell(there, FrameKind.REFUSED, "not today"))
             header = await frames.receive(here, 5)
-            assert header.kind is Kind.REFUSED and await frames.sentence(here, header) == "not today"
+            assert header.kind is FrameKind.REFUSED and await frames.sentence(here, header) == "not today"
             await sending
             here.close()
 
@@ -235,8 +235,8 @@ def test_a_farewell_is_heard_even_if_its_receiver_was_still_sending() -> None:
 
 def test_a_refusal_too_long_to_be_a_sentence_is_not_read() -> None:
     async def talk(here: Link, there: Link) -> None:
-        with pytest.raises(Broken, match="a refusal of 4294967295 bytes"):
-            await frames.sentence(here, frames.unfenced(Kind.REFUSED, length=0xFFFFFFFF))
+        with pytest.raises(LinkBroken, match="a refusal of 4294967295 bytes"):
+            await frames.sentence(here, frames.unfenced(FrameKind.REFUSED, length=0xFFFFFFFF))
 
     between_two_links(talk)
 

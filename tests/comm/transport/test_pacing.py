@@ -3,8 +3,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from atoll.comm.transport.bandwidth import Known
-from atoll.comm.transport.pacing import LEAST, MORE, QUEUE, Pace, Part
+from atoll.comm.transport.bandwidth import LinkEstimate
+from atoll.comm.transport.pacing import LEAST, MORE, QUEUE, LinkPacer, PeerPacer
 
 LOOK = 0.05  # seconds
 
@@ -17,7 +17,7 @@ class Sender:
     rtt: float  # seconds
     window: float = float("inf")  # bytes a second that TCP lets through
     elsewhere: float = 0.0  # seconds of queue at all peers
-    pace: Pace = field(default_factory=Pace)
+    pace: LinkPacer = field(default_factory=LinkPacer)
     now: float = 0.0
     sent: float = 0.0
     acked: float = 0.0
@@ -72,7 +72,7 @@ def test_queues_at_all_peers_do_not_make_a_node_slower_than_its_link_is_known_to
 def test_the_longer_the_queue_the_slower_and_never_much_slower_than_the_link() -> None:
     rates = []
     for queue in (0.01, 0.02, 0.05, 1.0):
-        pace, now, moved = Pace(), 0.0, 0
+        pace, now, moved = LinkPacer(), 0.0, 0
         for _ in range(40):
             now, moved = now + LOOK, moved + int(LOOK * 10e6)
             pace.look(now, moved, moved, 0.05, queue, known=10e6)
@@ -92,11 +92,11 @@ def test_one_hiccup_costs_little() -> None:
 
 
 def test_a_node_without_a_far_link_has_no_pace() -> None:
-    assert Pace().rate == 0
+    assert LinkPacer().rate == 0
 
 
 def test_a_slow_peer_is_sent_this_nodes_part_of_its_link_and_all_of_it_while_others_leave_it_unused() -> None:
-    part = Part(3e6, 1 / 3)
+    part = PeerPacer(3e6, 1 / 3)
     assert part.rate == pytest.approx(MORE * 1e6)
     rates = [part.look(0.05, 0.0) for _ in range(20)]
     assert rates == sorted(rates) and rates[-1] == 3e6
@@ -104,22 +104,22 @@ def test_a_slow_peer_is_sent_this_nodes_part_of_its_link_and_all_of_it_while_oth
 
 
 def test_a_burst_of_ones_own_is_no_queue_of_others() -> None:
-    slow, fast = Part(2.4e6, 1 / 3), Part(24e6, 1 / 3)
+    slow, fast = PeerPacer(2.4e6, 1 / 3), PeerPacer(24e6, 1 / 3)
     assert slow.look(0.05, 2 * QUEUE) > MORE * 0.8e6
     assert fast.look(0.05, 2 * QUEUE) == pytest.approx(MORE * 8e6)
-    assert Part(1e5, 1.0).look(0.05, 0.1) == 1e5
-    assert Part(1e5, 0.5).look(0.05, 0.1) == pytest.approx(MORE * 5e4), "nor does a queue grow for ever"
+    assert PeerPacer(1e5, 1.0).look(0.05, 0.1) == 1e5
+    assert PeerPacer(1e5, 0.5).look(0.05, 0.1) == pytest.approx(MORE * 5e4), "nor does a queue grow for ever"
 
 
 def test_whoever_has_had_nothing_for_a_slow_peer_begins_with_its_part_of_the_link() -> None:
-    part = Part(3e6, 1 / 3)
+    part = PeerPacer(3e6, 1 / 3)
     for _ in range(20):
         part.look(0.05, 0.0)
     assert part.rest() == pytest.approx(MORE * 1e6) == part.rate
 
 
 def test_who_alone_sends_to_a_slow_peer_sends_no_more_than_its_link_carries() -> None:
-    part = Part(3e6, 1.0)
+    part = PeerPacer(3e6, 1.0)
     assert part.rate == 3e6 == part.look(0.05, 0.0)
 
 
@@ -127,7 +127,7 @@ def test_who_alone_sends_to_a_slow_peer_sends_no_more_than_its_link_carries() ->
 class Member(Sender):
     """One of several whose acknowledgements wait for the others' queues, too."""
 
-    carried: Known = field(default_factory=Known)
+    carried: LinkEstimate = field(default_factory=LinkEstimate)
 
     @property
     def queue(self) -> float:

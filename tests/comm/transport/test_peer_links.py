@@ -14,11 +14,11 @@ from atoll.comm.ids import Epoch, Incarnation, NodeId, Pin, Round, RunId
 from atoll.comm.plan import Fence, PlanMember
 from atoll.comm.transport import frames
 from atoll.comm.transport import peer_links as module
-from atoll.comm.transport.connection import Broken, Link, Meter
+from atoll.comm.transport.connection import ByteCounter, Link, LinkBroken
 from atoll.comm.transport.data_plane import DataPlane
-from atoll.comm.transport.fetch_client import Item
-from atoll.comm.transport.frames import Header, Kind
-from atoll.comm.transport.peer_links import Peer, Peers, Waiting
+from atoll.comm.transport.fetch_client import FetchItem
+from atoll.comm.transport.frames import FrameKind, Header
+from atoll.comm.transport.peer_links import Peer, PeerLinks, Waiting
 
 A, B = NodeId("a"), NodeId("b")
 LARGE = bytes(range(256)) * (1 << 15)  # 8 MiB: more than the buffers of a connection hold
@@ -37,8 +37,8 @@ class Notes:
     def __init__(self, round: int = 1, payloads: dict[int, bytes] | None = None) -> None:
         self.round = Round(round)
         self.payloads = payloads or {}
-        self.seen: list[tuple[NodeId, Kind, int]] = []  # headers
-        self.came: list[tuple[Kind, int, bytes]] = []
+        self.seen: list[tuple[NodeId, FrameKind, int]] = []  # headers
+        self.came: list[tuple[FrameKind, int, bytes]] = []
         self.rejoined: list[NodeId] = []
         self.sentences: list[str] = []
         self.changed = asyncio.Event()
@@ -46,7 +46,7 @@ class Notes:
     async def place(self, node: NodeId, header: Header) -> U8 | None:
         self.seen.append((node, header.kind, header.chunk))
         if header.length > 1 << 24:
-            raise Broken("too long for this reduce")
+            raise LinkBroken("too long for this reduce")
         return np.empty(header.length, np.uint8)
 
     def arrived(self, node: NodeId, header: Header, payload: U8) -> None:
@@ -125,7 +125,7 @@ def part(a: DataPlane, b: DataPlane, to_a: Notes, to_b: Notes) -> None:
     b.peers.end(to_b)
 
 
-def post(plane: DataPlane, to: NodeId, *chunks: int, kind: Kind = Kind.SEALED) -> None:
+def post(plane: DataPlane, to: NodeId, *chunks: int, kind: FrameKind = FrameKind.SEALED) -> None:
     for c in chunks:
         plane.peers.peer(to).post((kind, c, 1))
 
@@ -155,7 +155,7 @@ def test_what_is_posted_twice_before_its_turn_is_sent_once() -> None:
             expect(a, b, primary=True)
             expect(b, a, primary=False)
             await there.until(lambda: len(there.came) == 2)
-            assert there.came == [(Kind.SEALED, 0, b"zero"), (Kind.SEALED, 1, b"one")]
+            assert there.came == [(FrameKind.SEALED, 0, b"zero"), (FrameKind.SEALED, 1, b"one")]
 
     run(body())
 
@@ -163,10 +163,10 @@ def test_what_is_posted_twice_before_its_turn_is_sent_once() -> None:
 def test_the_urgent_goes_first_and_contributions_before_results() -> None:
     async def body() -> None:
         peer = Peer(B)
-        order = [Kind.SEALED, Kind.CONTRIBUTION, Kind.MERGED, Kind.SEALED, Kind.WANT]
+        order = [FrameKind.SEALED, FrameKind.CONTRIBUTION, FrameKind.MERGED, FrameKind.SEALED, FrameKind.WANT]
         for c, kind in enumerate(order):
             peer.post((kind, c, 1))
-        peer.give_back((Kind.SEALED, 3, 1))
+        peer.give_back((FrameKind.SEALED, 3, 1))
         taken = [await peer.next() for _ in order]
         assert [w[1] for w in taken if isinstance(w, tuple)] == [2, 4, 1, 3, 0]
 
@@ -178,9 +178,9 @@ def test_a_link_that_is_cancelled_while_it_waits_leaves_its_turn_to_another() ->
         peer = Peer(B)
         first, second = (asyncio.create_task(peer.next()) for _ in range(2))
         await asyncio.sleep(0)
-        peer.post((Kind.SEALED, 0, 1))
+        peer.post((FrameKind.SEALED, 0, 1))
         first.cancel()
-        assert await second == (Kind.SEALED, 0, 1)
+        assert await second == (FrameKind.SEALED, 0, 1)
 
     run(body())
 
@@ -246,7 +246,7 @@ def test_what_a_link_could_not_send_of_an_old_round_is_not_sent_of_the_next() ->
             post(a, B, 1)
             b.peers.begin(there)
             await there.until(lambda: bool(there.came))
-            assert there.came == [(Kind.SEALED, 1, b"one")]
+            assert there.came == [(FrameKind.SEALED, 1, b"one")]
             part(a, b, here, there)
 
     run(body())
@@ -291,7 +291,7 @@ class Pauses:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds: list[float] = []
-        monkeypatch.setattr(Peers, "_pause", self.pause)
+        monkeypatch.setattr(PeerLinks, "_pause", self.pause)
 
     async def pause(self, peer: Peer, seconds: float) -> bool:
         self.seconds.append(seconds)
@@ -304,9 +304,9 @@ def test_tries_in_vain_come_at_growing_intervals(monkeypatch: pytest.MonkeyPatch
 
     async def body() -> None:
         async def nobody(node: NodeId, address: str, pin: Pin) -> Link:
-            raise Broken("nobody is there")
+            raise LinkBroken("nobody is there")
 
-        peers, here = Peers(nobody, Meter()), Notes()
+        peers, here = PeerLinks(nobody, ByteCounter()), Notes()
         peers.begin(here)
         peers.expect([PlanMember(B, "b:1", 1.0)], lambda _: True)
         await until(lambda: len(pauses.seconds) >= 7)
@@ -341,14 +341,14 @@ def test_a_link_that_was_dialled_when_the_dial_of_another_is_given_up_is_closed(
     async def body() -> None:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        links = [Link(ours, Meter())]
+        links = [Link(ours, ByteCounter())]
 
         async def dial(node: NodeId, address: str, pin: Pin) -> Link:
             if not links:
                 await asyncio.Event().wait()
             return links.pop()
 
-        link, peers, talk = links[0], Peers(dial, Meter(), streams=2), Notes()
+        link, peers, talk = links[0], PeerLinks(dial, ByteCounter(), streams=2), Notes()
         peers.begin(talk)
         peers.expect([PlanMember(B, "there:7", 1.0)], lambda _: True)
         await until(lambda: not links)
@@ -395,7 +395,7 @@ def test_a_frame_of_a_round_to_come_waits_until_it_begins() -> None:
             late = Notes(2)
             b.peers.begin(late)
             await late.until(lambda: bool(late.came))
-            assert late.came == [(Kind.SEALED, 0, b"zero")]
+            assert late.came == [(FrameKind.SEALED, 0, b"zero")]
 
     run(body())
 
@@ -430,7 +430,7 @@ def test_frames_of_an_old_round_are_skipped_and_the_link_stays() -> None:
             a.peers.begin(here)
             post(a, B, 1)
             await there.until(lambda: bool(there.came))
-            assert there.seen == [(A, Kind.SEALED, 1)] and b.peers.links()[0][1] is link
+            assert there.seen == [(A, FrameKind.SEALED, 1)] and b.peers.links()[0][1] is link
 
     run(body())
 
@@ -442,9 +442,9 @@ def test_a_frame_that_is_too_long_breaks_its_link_before_memory_is_taken(round: 
             there = Notes(2)
             b.peers.begin(there)
             link = await a.dial(B, b.address)
-            await frames.send(link, frames.unfenced(Kind.LINK))
-            await link.write(frames.unfenced(Kind.SEALED, round, 0, 0xFFFFFFFF).pack())
-            with pytest.raises(Broken):
+            await frames.send(link, frames.unfenced(FrameKind.LINK))
+            await link.write(frames.unfenced(FrameKind.SEALED, round, 0, 0xFFFFFFFF).pack())
+            with pytest.raises(LinkBroken):
                 await link.read(1, 5.0)
             assert not b.peers.links() and not there.came
             link.close()
@@ -560,11 +560,11 @@ def test_nobody_makes_a_node_take_memory_by_first_pieces_of_ever_other_lengths()
             there = Notes(1)
             b.peers.begin(there)
             link = await a.dial(B, b.address)
-            await frames.send(link, frames.unfenced(Kind.LINK))
+            await frames.send(link, frames.unfenced(FrameKind.LINK))
             fence = Fence(Incarnation(1), Epoch(1), Round(1), 1)
-            with pytest.raises(Broken):
+            with pytest.raises(LinkBroken):
                 for whole in range(2 * len(NOISE), 2 * len(NOISE) + 100):
-                    header = Header(Kind.SEALED, fence, 0, len(NOISE), packed=True, whole=whole)
+                    header = Header(FrameKind.SEALED, fence, 0, len(NOISE), packed=True, whole=whole)
                     await frames.send(link, header, NOISE)
                 await link.read(1, 5.0)
             await until(lambda: not b.peers.links())
@@ -578,14 +578,14 @@ def test_nobody_makes_a_node_take_memory_by_first_pieces_of_ever_other_lengths()
 @pytest.mark.parametrize(
     ("kind", "length", "offset", "whole"),
     [
-        (Kind.SEALED, 1, 0, 1 << 20),
-        (Kind.SEALED, 0, 1 << 19, 1 << 20),
-        (Kind.SEALED, 0, 1 << 20, 1 << 20),
-        (Kind.RESYNC, 1, 2, 3),
-        (Kind.RESYNC, 1 << 16, 0, 1 << 20),
+        (FrameKind.SEALED, 1, 0, 1 << 20),
+        (FrameKind.SEALED, 0, 1 << 19, 1 << 20),
+        (FrameKind.SEALED, 0, 1 << 20, 1 << 20),
+        (FrameKind.RESYNC, 1, 2, 3),
+        (FrameKind.RESYNC, 1 << 16, 0, 1 << 20),
     ],
 )
-def test_a_piece_that_none_would_cut_is_refused(kind: Kind, length: int, offset: int, whole: int) -> None:
+def test_a_piece_that_none_would_cut_is_refused(kind: FrameKind, length: int, offset: int, whole: int) -> None:
     """A million pieces of a byte would take a hundred times the memory of their payload, and look for each other
     a million times; every attempt and chunk that a RESYNC names would be a payload of its own."""
 
@@ -594,11 +594,11 @@ def test_a_piece_that_none_would_cut_is_refused(kind: Kind, length: int, offset:
             there = Notes(1)
             b.peers.begin(there)
             link = await a.dial(B, b.address)
-            await frames.send(link, frames.unfenced(Kind.LINK))
+            await frames.send(link, frames.unfenced(FrameKind.LINK))
             fence = Fence(Incarnation(1), Epoch(1), Round(1), 1)
-            with suppress(Broken):
+            with suppress(LinkBroken):
                 await link.write(Header(kind, fence, 7, length, offset=offset, whole=whole).pack() + bytes(length))
-            with pytest.raises(Broken):
+            with pytest.raises(LinkBroken):
                 await link.read(1, 5.0)
             assert not there.seen and not b.peers._coming
             await until(lambda: not b.peers.links())
@@ -621,9 +621,9 @@ def test_a_fetch_gives_way_to_a_reduce_and_goes_on_after_it(monkeypatch: pytest.
         a, b = await start(A, b"k" * 32, Full()), await start(B, b"k" * 32, Full())
         here = Notes()
         a.peers.begin(here)
-        slow = asyncio.create_task(b.fetch(A, a.address, Item.STATE, Round(1), 0, len(NOISE)))
+        slow = asyncio.create_task(b.fetch(A, a.address, FetchItem.STATE, Round(1), 0, len(NOISE)))
         for _ in range(20):
-            assert await a.fetch(B, b.address, Item.STATE, Round(1), 0, len(NOISE)) == NOISE
+            assert await a.fetch(B, b.address, FetchItem.STATE, Round(1), 0, len(NOISE)) == NOISE
         assert not slow.done()
         a.peers.end(here)
         assert await slow == NOISE

@@ -15,11 +15,11 @@ from atoll.comm.ids import NO_PIN, NodeId, Round, RunId
 from atoll.comm.plan import PlanMember
 from atoll.comm.transport import frames
 from atoll.comm.transport.certificates import own
-from atoll.comm.transport.connection import Broken, Link, Meter
+from atoll.comm.transport.connection import ByteCounter, Link, LinkBroken
 from atoll.comm.transport.data_plane import DataPlane
-from atoll.comm.transport.fetch_client import Fetcher, Item, PeerLost
-from atoll.comm.transport.peer_links import Peers
-from atoll.comm.transport.tls import Sessions
+from atoll.comm.transport.fetch_client import DonorLost, FetchClient, FetchItem
+from atoll.comm.transport.peer_links import PeerLinks
+from atoll.comm.transport.tls import TlsContexts
 
 RUN, A, B, KEY = RunId("run"), NodeId("a"), NodeId("b"), b"k" * 32
 SEALED = b"a sealed chunk that nobody else may read" * 1000
@@ -45,9 +45,9 @@ def run(body: Coroutine[Any, Any, None]) -> None:
     asyncio.run(bounded())
 
 
-def sessions(folder: Path, name: str) -> Sessions:
+def sessions(folder: Path, name: str) -> TlsContexts:
     (folder / name).mkdir(exist_ok=True)
-    return Sessions(own(folder / name))
+    return TlsContexts(own(folder / name))
 
 
 @asynccontextmanager
@@ -91,8 +91,8 @@ async def wire_tap(to: DataPlane) -> AsyncIterator[tuple[str, bytearray]]:
 
 
 async def fetched(plane: DataPlane, address: str, pin: Any) -> bytes:
-    async with Fetcher(plane, A, address, pin) as fetcher:
-        return await fetcher.fetch(Item.SEALED, Round(1), 0, len(SEALED))
+    async with FetchClient(plane, A, address, pin) as fetcher:
+        return await fetcher.fetch(FetchItem.SEALED, Round(1), 0, len(SEALED))
 
 
 def test_what_is_fetched_arrives_and_nobody_on_the_way_reads_it(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_links_carry_frames_both_ways(tmp_path: Path) -> None:
         async with planes(tmp_path) as (a, b):
             link = await b.dial(A, a.address, a.pin)
             assert link.encrypted
-            await frames.send(link, frames.unfenced(frames.Kind.GET_SEALED, 1))
+            await frames.send(link, frames.unfenced(frames.FrameKind.GET_SEALED, 1))
             answer = await frames.receive(link, 5)
             assert await link.read(answer.length) == SEALED
             link.close()
@@ -137,9 +137,9 @@ def test_a_man_in_the_middle_is_refused_by_name_and_hears_no_hello(tmp_path: Pat
 
     async def body() -> None:
         async def in_between(sock: socket.socket) -> None:
-            link = Link((await asyncio.get_running_loop().sock_accept(sock))[0], Meter())
+            link = Link((await asyncio.get_running_loop().sock_accept(sock))[0], ByteCounter())
             await sessions(tmp_path, "m").accept(link, 5)
-            with pytest.raises(Broken):
+            with pytest.raises(LinkBroken):
                 await link.write(frames.GREETING.pack(frames.MAGIC, frames.VERSION, bytes(16)))
                 await link.read(1)
             link.close()
@@ -149,7 +149,7 @@ def test_a_man_in_the_middle_is_refused_by_name_and_hears_no_hello(tmp_path: Pat
                 sock.setblocking(False)
                 man = asyncio.create_task(in_between(sock))
                 address = frames.format_address(*sock.getsockname())
-                with pytest.raises(PeerLost, match="^a: it shows another certificate .* is in between") as lost:
+                with pytest.raises(DonorLost, match="^a: it shows another certificate .* is in between") as lost:
                     await fetched(b, address, a.pin)
                 assert lost.value.node == A
                 await man
@@ -171,7 +171,7 @@ def test_a_reduce_is_told_who_shows_another_certificate_and_links_to_the_right_o
         def __getattr__(self, name: str) -> Any:
             raise AssertionError(name)
 
-    async def linked(peers: Peers) -> None:
+    async def linked(peers: PeerLinks) -> None:
         while not peers.peer(A).links:
             await asyncio.sleep(0)
 
@@ -193,7 +193,7 @@ def test_a_reduce_is_told_who_shows_another_certificate_and_links_to_the_right_o
 def test_a_node_whose_certificate_nobody_named_is_not_dialled(tmp_path: Path) -> None:
     async def body() -> None:
         async with planes(tmp_path) as (a, b):
-            with pytest.raises(PeerLost, match="a: the coordinator named no certificate of it"):
+            with pytest.raises(DonorLost, match="a: the coordinator named no certificate of it"):
                 await fetched(b, a.address, NO_PIN)
             assert a.bytes_down == 0
 
@@ -204,7 +204,7 @@ def test_a_plane_without_tls_is_not_talked_to(tmp_path: Path) -> None:
     async def body() -> None:
         async with planes(tmp_path) as (a, b):
             plain = await DataPlane.start("127.0.0.1:0", RUN, A, KEY, Books())
-            with pytest.raises(PeerLost, match="a: no TLS session: wrong version number"):
+            with pytest.raises(DonorLost, match="a: no TLS session: wrong version number"):
                 await fetched(b, plain.address, a.pin)
             await plain.close()
 
@@ -243,10 +243,10 @@ def test_a_stranger_whose_session_breaks_costs_nobody_else_anything(garbage: byt
         async with planes(tmp_path) as (a, b):
             stranger = socket.create_connection(frames.parse_address(a.address))
             stranger.setblocking(False)
-            link = Link(stranger, Meter())
+            link = Link(stranger, ByteCounter())
             await sessions(tmp_path, "s").dial(link, a.pin, 5)
             await link.push([memoryview(garbage)])
-            with pytest.raises(Broken):
+            with pytest.raises(LinkBroken):
                 while True:
                     await link.read(1, 5)
             link.close()

@@ -11,7 +11,7 @@ from atoll.comm.errors import ConfigError
 from atoll.comm.ids import NodeId
 from atoll.coordinator.demo import command
 from atoll.coordinator.demo.command import Chaos
-from atoll.coordinator.demo.report import Mark, MarkKind, Story
+from atoll.coordinator.demo.report import DemoStory, Mark, MarkKind
 from atoll.coordinator.service.event_loop import sentence
 from atoll.coordinator.state_machine.events import CommitRecord
 
@@ -26,9 +26,9 @@ def member(number: int, name: str, state: str = "active") -> dict[str, Any]:
     return {"node_id": f"n{number}", "name": name, "state": state, "phase": "inner", "inner_step": 1}
 
 
-def at_round(number: int, seconds: float = 4.0, elapsed: float = 1.0) -> Story:
+def at_round(number: int, seconds: float = 4.0, elapsed: float = 1.0) -> DemoStory:
     """Ten rounds of 4 seconds among three nodes, in the inner phase of round `number`."""
-    story = Story(rounds=10, inner_steps=10, n_params=1000, started=3, elapsed=elapsed)
+    story = DemoStory(rounds=10, inner_steps=10, n_params=1000, started=3, elapsed=elapsed)
     members = [member(10, "cy"), member(2, "bo"), member(1, "ada")]
     story.run = {"phase": "inner", "round": number, "committed": number - 1, "members": members}
     story.records = [record(k, seconds) for k in range(1, number)]

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator.demo import report
-from atoll.coordinator.demo.report import Mark, MarkKind, Story
+from atoll.coordinator.demo.report import DemoStory, Mark, MarkKind
 from atoll.coordinator.state_machine.events import CommitRecord
 
 ADA, BO, CY = NodeId("n1"), NodeId("n2"), NodeId("n3")
@@ -36,10 +36,10 @@ def record(number: int, contributors: dict[NodeId, float], sent: int, **changes:
 
 
 @pytest.fixture
-def story() -> Story:
+def story() -> DemoStory:
     """Three rounds: ada and bo, ada alone because bo was killed, ada and cy, who joined in round 2."""
     members = [{"node_id": "n1", "name": "ada"}, {"node_id": "n2", "name": "bo"}, {"node_id": "n3", "name": "cy"}]
-    return Story(
+    return DemoStory(
         rounds=3,
         inner_steps=10,
         n_params=1000,
@@ -61,7 +61,7 @@ def story() -> Story:
     )
 
 
-def test_the_report_counts_what_happened(story: Story) -> None:
+def test_the_report_counts_what_happened(story: DemoStory) -> None:
     found = report.summarize(story)
 
     assert (found.rounds_committed, found.nodes_started, found.tokens) == (3, 3, 3000)
@@ -71,7 +71,7 @@ def test_the_report_counts_what_happened(story: Story) -> None:
     assert found.digests_equal
 
 
-def test_bytes_are_the_mean_over_all_records_and_contributors(story: Story) -> None:
+def test_bytes_are_the_mean_over_all_records_and_contributors(story: DemoStory) -> None:
     assert report.summarize(story).bytes_per_node_per_round == (100 + 100 + 40 + 130 + 130) / 5
 
 
@@ -81,27 +81,27 @@ def test_the_fp32_equivalent_is_an_all_reduce_of_every_step_among_the_mean_numbe
     assert report.allreduce_bytes(1, 1000, 10) == 0
 
 
-def test_a_node_that_joined_but_contributed_to_no_commit_is_not_recovered(story: Story) -> None:
+def test_a_node_that_joined_but_contributed_to_no_commit_is_not_recovered(story: DemoStory) -> None:
     story.records.pop()
     assert report.summarize(story).nodes_recovered == 0
 
 
-def test_a_node_that_joined_in_round_1_is_not_recovered(story: Story) -> None:
+def test_a_node_that_joined_in_round_1_is_not_recovered(story: DemoStory) -> None:
     story.marks = [Mark(MarkKind.JOINED, "cy", 1)]
     assert report.summarize(story).nodes_recovered == 0
 
 
-def test_one_round_with_unequal_digests_is_enough_to_say_so(story: Story) -> None:
+def test_one_round_with_unequal_digests_is_enough_to_say_so(story: DemoStory) -> None:
     story.records[1] = record(2, {ADA: 1000.0}, 40, digests_equal=False)
     assert not report.summarize(story).digests_equal
 
 
-def test_the_last_validation_loss_is_the_last_one_measured(story: Story) -> None:
+def test_the_last_validation_loss_is_the_last_one_measured(story: DemoStory) -> None:
     story.records[2] = record(3, {ADA: 500.0}, 40, val_loss=None)
     assert report.summarize(story).val_loss_last == 3.5
 
 
-def test_a_run_without_a_commit_has_a_report(story: Story) -> None:
+def test_a_run_without_a_commit_has_a_report(story: DemoStory) -> None:
     story.records, story.marks = [], []
     found = report.summarize(story)
 
@@ -109,7 +109,7 @@ def test_a_run_without_a_commit_has_a_report(story: Story) -> None:
     assert (found.val_loss_last, found.digests_equal) == (None, False)
 
 
-def test_the_files_hold_the_report_and_one_record_a_line(story: Story, tmp_path: Path) -> None:
+def test_the_files_hold_the_report_and_one_record_a_line(story: DemoStory, tmp_path: Path) -> None:
     report.write(tmp_path, report.summarize(story), story.records)
 
     written = json.loads((tmp_path / "report.json").read_text())
@@ -120,7 +120,7 @@ def test_the_files_hold_the_report_and_one_record_a_line(story: Story, tmp_path:
     assert lines[2]["contributors"] == {"n1": 500.0, "n3": 500.0}
 
 
-def test_the_picture_shows_each_nodes_tokens_round_by_round(story: Story, tmp_path: Path) -> None:
+def test_the_picture_shows_each_nodes_tokens_round_by_round(story: DemoStory, tmp_path: Path) -> None:
     rows = report.contributions(story.run, story.records)
     report.draw(tmp_path / "loss.png", story)
 
@@ -128,7 +128,7 @@ def test_the_picture_shows_each_nodes_tokens_round_by_round(story: Story, tmp_pa
     assert (tmp_path / "loss.png").read_bytes().startswith(PNG)
 
 
-def test_a_run_without_losses_is_drawn_too(story: Story, tmp_path: Path) -> None:
+def test_a_run_without_losses_is_drawn_too(story: DemoStory, tmp_path: Path) -> None:
     story.records, story.marks, story.run["val_loss_first"] = [], [], None
     report.draw(tmp_path / "loss.png", story)
 

@@ -7,7 +7,7 @@ import wandb_log
 
 from atoll.comm.config.run import RunConfig, WandbMode
 from atoll.comm.ids import NodeId
-from atoll.coordinator.monitor.wandb_logger import Tracker
+from atoll.coordinator.monitor.wandb_logger import WandbLogger
 from atoll.coordinator.state_machine.events import CommitRecord, Note, Publish
 
 ADA, BO = NodeId("n1"), NodeId("n2")
@@ -48,7 +48,7 @@ def record(number: int) -> CommitRecord:
 
 
 def track(directory: Path, effects: list[Note | Publish], past: list[CommitRecord] | None = None) -> None:
-    tracker = Tracker(config(), directory, past or [])
+    tracker = WandbLogger(config(), directory, past or [])
     for effect in effects:
         tracker.tell(effect)
     tracker.close()
@@ -110,7 +110,7 @@ def test_a_round_that_breaks_over_blocks_of_the_log_comes_back_whole(tmp_path: P
 
 def test_a_disabled_tracker_writes_nothing(tmp_path: Path) -> None:
     directory = tmp_path / "state"
-    tracker = Tracker(config(WandbMode.DISABLED), directory, [record(1)])
+    tracker = WandbLogger(config(WandbMode.DISABLED), directory, [record(1)])
     tracker.tell(Publish(record(2)))
     tracker.close()
 

@@ -14,7 +14,7 @@ from atoll.comm.ids import NodeId
 from atoll.coordinator.placement.bandwidth_shares import (
     KEEP,
     NobodyReachable,
-    Node,
+    PlanNode,
     Regions,
     blend,
     deal,
@@ -25,17 +25,17 @@ from atoll.coordinator.state_machine.chunk_owners import FEW, NEAR, NEW, USUAL, 
 from atoll.coordinator.state_machine.members import Member, MemberState
 
 GBIT, MBIT = 125e6, 125e3  # bytes/s
-FAST, SLOW = Node(GBIT, GBIT), Node(GBIT / 10, GBIT / 10)
+FAST, SLOW = PlanNode(GBIT, GBIT), PlanNode(GBIT / 10, GBIT / 10)
 
 
-def drawn(rng: random.Random, n: int) -> list[Node]:
+def drawn(rng: random.Random, n: int) -> list[PlanNode]:
     """Links between 20 and 1000 Mbit/s; some leaves, some members that only reduce, member 0 neither."""
     rates = [(rng.uniform(20, 1000) * MBIT, rng.uniform(20, 1000) * MBIT) for _ in range(n)]
     kinds = [(i > 0 and rng.random() < 0.2, i == 0 or rng.random() < 0.8) for i in range(n)]
-    return [Node(*rate, *kind) for rate, kind in zip(rates, kinds, strict=True)]
+    return [PlanNode(*rate, *kind) for rate, kind in zip(rates, kinds, strict=True)]
 
 
-def optimum(nodes: list[Node], payload: float) -> float:
+def optimum(nodes: list[PlanNode], payload: float) -> float:
     """The linear programme as the reference has it: up and down apart, minimise the seconds."""
     everybody = sum(node.contributes for node in nodes)
     rows, limits = [], []
@@ -67,7 +67,7 @@ def test_a_member_with_a_tenth_of_the_rate_of_fifteen_others_owns_nothing_and_ha
 
 
 def test_one_member_at_20_mbit_among_three_at_100_sends_25_mb_in_the_10_s_that_its_own_vector_takes() -> None:
-    nodes = [Node(100 * MBIT, 100 * MBIT)] * 3 + [Node(20 * MBIT, 20 * MBIT)]
+    nodes = [PlanNode(100 * MBIT, 100 * MBIT)] * 3 + [PlanNode(20 * MBIT, 20 * MBIT)]
     plan = plan_shares(nodes, 25e6)
     assert plan.seconds == pytest.approx(10)
     assert plan.shares[3] == 0
@@ -76,21 +76,21 @@ def test_one_member_at_20_mbit_among_three_at_100_sends_25_mb_in_the_10_s_that_i
 
 def test_members_that_do_not_bound_the_time_own_as_much_as_each_other_whatever_was_measured() -> None:
     nodes = [
-        Node(60 * MBIT, 60 * MBIT),
-        Node(75 * MBIT, 70 * MBIT),
-        Node(90 * MBIT, 64 * MBIT),
-        Node(20 * MBIT, 20 * MBIT),
+        PlanNode(60 * MBIT, 60 * MBIT),
+        PlanNode(75 * MBIT, 70 * MBIT),
+        PlanNode(90 * MBIT, 64 * MBIT),
+        PlanNode(20 * MBIT, 20 * MBIT),
     ]
     plan = plan_shares(nodes, 25e6)
     assert plan.seconds == pytest.approx(10)
     assert plan.shares == pytest.approx((1 / 3, 1 / 3, 1 / 3, 0))
-    almost = Node(0.75 * GBIT, 0.75 * GBIT)
+    almost = PlanNode(0.75 * GBIT, 0.75 * GBIT)
     assert plan_shares([FAST, FAST, almost, almost], 1e9).shares == pytest.approx((5 / 14, 5 / 14, 1 / 7, 1 / 7))
 
 
 def test_only_the_slower_direction_of_a_link_counts() -> None:
-    home = Node(up=20 * MBIT, down=500 * MBIT)
-    assert plan_shares([FAST] * 3 + [home], 1e9) == plan_shares([FAST] * 3 + [Node(home.up, home.up)], 1e9)
+    home = PlanNode(up=20 * MBIT, down=500 * MBIT)
+    assert plan_shares([FAST] * 3 + [home], 1e9) == plan_shares([FAST] * 3 + [PlanNode(home.up, home.up)], 1e9)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -117,7 +117,9 @@ def grid(n: int, steps: int) -> list[tuple[float, ...]]:
 @pytest.mark.parametrize("seed", range(10))
 def test_no_shares_of_a_fine_grid_are_faster(seed: int) -> None:
     rng = random.Random(seed)
-    nodes = [Node(rng.uniform(20, 1000) * MBIT, GBIT, contributes=i < 3 or rng.random() < 0.5) for i in range(4)]
+    nodes = [
+        PlanNode(rng.uniform(20, 1000) * MBIT, GBIT, contributes=i < 3 or rng.random() < 0.5) for i in range(4)
+    ]
     searched = min(predict(nodes, shares, 1e9) for shares in grid(4, 40))
     at_equal = predict(nodes, [1 / 4] * 4, 1e9)
     assert plan_shares(nodes, 1e9).seconds <= (at_equal if at_equal <= searched * KEEP else searched)
@@ -127,8 +129,10 @@ def test_no_shares_of_a_fine_grid_are_faster(seed: int) -> None:
 def test_no_shares_of_a_fine_grid_are_faster_where_regions_share_a_link(seed: int) -> None:
     rng = random.Random(seed)
     regions: Regions = ((0, 1, 2), (3,))
-    nodes = [Node(rng.uniform(50, 1000) * MBIT, GBIT, local=rng.choice([0, 10 * GBIT, GBIT])) for _ in range(4)]
-    nodes[rng.randrange(3)] = Node(GBIT, GBIT, leaf=True, local=GBIT)
+    nodes = [
+        PlanNode(rng.uniform(50, 1000) * MBIT, GBIT, local=rng.choice([0, 10 * GBIT, GBIT])) for _ in range(4)
+    ]
+    nodes[rng.randrange(3)] = PlanNode(GBIT, GBIT, leaf=True, local=GBIT)
     between = rng.choice([0.1, 0.5, 2]) * GBIT
     inside = [w for w in grid(4, 40) if not any(w[i] and nodes[i].leaf for i in range(4))]
     searched = min(predict(nodes, w, 1e9, regions=regions, between=between) for w in inside)
@@ -148,56 +152,56 @@ def test_a_large_region_behind_a_common_link_owns_less() -> None:
 
 
 def test_equal_shares_are_kept_unless_others_are_a_tenth_faster() -> None:
-    almost = [FAST] * 7 + [Node(0.95 * GBIT, GBIT)]
+    almost = [FAST] * 7 + [PlanNode(0.95 * GBIT, GBIT)]
     assert plan_shares(almost, 1e9).shares == (1 / 8,) * 8
-    apart = [FAST] * 7 + [Node(0.7 * GBIT, GBIT)]
+    apart = [FAST] * 7 + [PlanNode(0.7 * GBIT, GBIT)]
     assert plan_shares(apart, 1e9).shares[7] < 1 / 8
 
 
 def test_a_slow_leaf_sets_the_time_and_leaves_the_others_equal() -> None:
-    plan = plan_shares([FAST] * 4 + [Node(MBIT, MBIT, leaf=True)], 1e6)
+    plan = plan_shares([FAST] * 4 + [PlanNode(MBIT, MBIT, leaf=True)], 1e6)
     assert plan.shares == (0.25, 0.25, 0.25, 0.25, 0.0)
     assert plan.seconds == pytest.approx(8)
 
 
 def test_members_that_cannot_be_reached_alone_are_an_error() -> None:
     with pytest.raises(NobodyReachable, match="none of the 3 members can be reached"):
-        plan_shares([Node(GBIT, GBIT, leaf=True)] * 3, 1e9)
+        plan_shares([PlanNode(GBIT, GBIT, leaf=True)] * 3, 1e9)
 
 
 def test_a_reducer_takes_load_off_slow_contributors_and_receives_no_result() -> None:
     givers = [SLOW] * 4
     alone, helped = (
         plan_shares(givers, 1e9),
-        plan_shares([*givers, Node(10 * GBIT, 10 * GBIT, contributes=False)], 1e9),
+        plan_shares([*givers, PlanNode(10 * GBIT, 10 * GBIT, contributes=False)], 1e9),
     )
     assert alone.seconds == pytest.approx(120)
     assert helped.seconds == pytest.approx(80)  # each sends and receives one vector
     assert helped.shares == (0, 0, 0, 0, 1)
-    leaf = [Node(GBIT, GBIT, leaf=True)] * 2
-    only = plan_shares([*leaf, Node(GBIT, GBIT, contributes=False)], 1e9)
+    leaf = [PlanNode(GBIT, GBIT, leaf=True)] * 2
+    only = plan_shares([*leaf, PlanNode(GBIT, GBIT, contributes=False)], 1e9)
     assert only.shares == (0, 0, 1) and only.seconds == pytest.approx(16)  # two vectors in, two results out
 
 
 def test_one_contributor_sends_nothing_and_two_send_one_vector() -> None:
     assert plan_shares([FAST], 1e9).seconds == 0
-    reducer = Node(GBIT, GBIT, contributes=False)
+    reducer = PlanNode(GBIT, GBIT, contributes=False)
     assert plan_shares([FAST, reducer], 1e9).shares == (1, 0)
     assert plan_shares([FAST, SLOW], 1e9).seconds == pytest.approx(80)
 
 
 def test_an_unknown_rate_is_the_median_of_the_known_ones_and_no_limit_if_none_is_known() -> None:
-    known = [Node(GBIT, GBIT), Node(2 * GBIT, GBIT), Node(3 * GBIT, GBIT)]
-    assert plan_shares([*known, Node(0, 0)], 1e9) == plan_shares([*known, Node(2 * GBIT, GBIT)], 1e9)
-    assert plan_shares([Node(0, 0)] * 4, 1e9).shares == (0.25,) * 4
-    assert plan_shares([Node(0, 0), Node(0, 0, leaf=True)], 1e9).seconds == 0
+    known = [PlanNode(GBIT, GBIT), PlanNode(2 * GBIT, GBIT), PlanNode(3 * GBIT, GBIT)]
+    assert plan_shares([*known, PlanNode(0, 0)], 1e9) == plan_shares([*known, PlanNode(2 * GBIT, GBIT)], 1e9)
+    assert plan_shares([PlanNode(0, 0)] * 4, 1e9).shares == (0.25,) * 4
+    assert plan_shares([PlanNode(0, 0), PlanNode(0, 0, leaf=True)], 1e9).seconds == 0
 
 
 def test_shares_of_less_than_half_a_chunk_are_dropped_where_that_costs_little() -> None:
-    nodes = [FAST] * 8 + [Node(0.54 * GBIT, GBIT)]
+    nodes = [FAST] * 8 + [PlanNode(0.54 * GBIT, GBIT)]
     assert 0 < plan_shares(nodes, 1e9).shares[8] < 0.5 / 16
     assert plan_shares(nodes, 1e9, chunks=16).shares[8] == 0
-    crowd = [Node(100 * GBIT, 100 * GBIT)] + [FAST] * 300
+    crowd = [PlanNode(100 * GBIT, 100 * GBIT)] + [FAST] * 300
     assert 0 < min(plan_shares(crowd, 1e9, chunks=100).shares) < 0.5 / 100
 
 
@@ -239,7 +243,7 @@ def test_a_thousand_members_are_planned_well_under_a_second() -> None:
     begun = time.perf_counter()
     plan_shares(nodes, 1e9, chunks=1000)
     assert time.perf_counter() - begun < 0.5
-    local = [Node(node.up, node.down, local=rng.uniform(1, 10) * GBIT) for node in nodes]
+    local = [PlanNode(node.up, node.down, local=rng.uniform(1, 10) * GBIT) for node in nodes]
     regions = [range(g, min(g + 16, 1000)) for g in range(0, 1000, 16)]
     begun = time.perf_counter()
     plan_shares(local, 1e9, chunks=1000, regions=regions, between=GBIT)
@@ -250,20 +254,20 @@ def test_a_plan_without_regions_does_not_load_the_solver() -> None:
     probe = (
         "import sys; from atoll.coordinator.placement.bandwidth_shares import *;"
         "import atoll.coordinator.placement.two_level;"
-        "plan_shares([Node(1e8, 1e8), Node(1e8, 1e8), Node(1e8, 1e8), Node(1e6, 1e6)], 1e9);"
+        "plan_shares([PlanNode(1e8, 1e8), PlanNode(1e8, 1e8), PlanNode(1e8, 1e8), PlanNode(1e6, 1e6)], 1e9);"
         "sys.exit('scipy' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-P", "-c", probe], timeout=60).returncode == 0
 
 
 def test_near_links_that_showed_less_than_others_because_their_machines_were_busy_own_as_much() -> None:
-    busy = [Node(rate * MBIT, rate * MBIT) for rate in (1000, 2000, 3000, 1500)]
+    busy = [PlanNode(rate * MBIT, rate * MBIT) for rate in (1000, 2000, 3000, 1500)]
     assert plan_shares(busy, 1e9).shares[0] < 0.1
     assert plan_shares(alike(busy, [2.0] * 4), 1e9).shares == (0.25,) * 4
     assert alike(busy, [1.0] * 4) == busy, "of links that are known it is what they carry"
-    slow = [*busy[1:], Node(20 * MBIT, 20 * MBIT)]
+    slow = [*busy[1:], PlanNode(20 * MBIT, 20 * MBIT)]
     assert plan_shares(alike(slow, [2.0] * 4), 1e9).shares[3] == 0
-    unknown = Node(0, 0)
+    unknown = PlanNode(0, 0)
     assert alike([unknown, *busy[1:]], [2.0] * 4)[0] == unknown
 
 

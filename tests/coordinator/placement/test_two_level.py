@@ -15,7 +15,7 @@ from itertools import count, product
 import pytest
 from scipy.optimize import linprog
 
-from atoll.coordinator.placement.bandwidth_shares import KEEP, Node, Regions, Shares, deal, with_rates
+from atoll.coordinator.placement.bandwidth_shares import KEEP, ChunkShares, PlanNode, Regions, deal, with_rates
 from atoll.coordinator.placement.two_level import (
     PEER,
     Rtts,
@@ -30,7 +30,7 @@ from atoll.coordinator.placement.two_level import (
 
 GBIT, MBIT = 125e6, 125e3  # bytes/s
 PAYLOAD = 1e9
-Fleet = Callable[[random.Random, int], list[Node]]
+Fleet = Callable[[random.Random, int], list[PlanNode]]
 Act = Callable[[], None]
 NEAR, FAR = 0.001, 0.08  # seconds
 
@@ -40,23 +40,23 @@ def rtts(n: int, size: int, near: float = NEAR, far: float = FAR) -> Rtts:
     return {(i, j): near if i // size == j // size else far for i in range(n) for j in range(i + 1, n)}
 
 
-def equal_members(rng: random.Random, n: int) -> list[Node]:
-    return [Node(GBIT, GBIT)] * n
+def equal_members(rng: random.Random, n: int) -> list[PlanNode]:
+    return [PlanNode(GBIT, GBIT)] * n
 
 
-def homes(rng: random.Random, n: int) -> list[Node]:
-    return [Node(rng.uniform(200, 1000) * MBIT, rng.uniform(200, 1000) * MBIT) for _ in range(n)]
+def homes(rng: random.Random, n: int) -> list[PlanNode]:
+    return [PlanNode(rng.uniform(200, 1000) * MBIT, rng.uniform(200, 1000) * MBIT) for _ in range(n)]
 
 
-def labs(rng: random.Random, n: int) -> list[Node]:
+def labs(rng: random.Random, n: int) -> list[PlanNode]:
     """Fast within a region."""
-    return [Node(GBIT * rng.uniform(0.3, 1), GBIT, local=GBIT * rng.uniform(3, 10)) for _ in range(n)]
+    return [PlanNode(GBIT * rng.uniform(0.3, 1), GBIT, local=GBIT * rng.uniform(3, 10)) for _ in range(n)]
 
 
-def a_mixture(rng: random.Random, n: int) -> list[Node]:
+def a_mixture(rng: random.Random, n: int) -> list[PlanNode]:
     """With leaves and members that only reduce; one of four is neither."""
     kinds = [(i % 4 > 0 and rng.random() < 0.3, i % 4 == 0 or rng.random() < 0.8) for i in range(n)]
-    return [Node(rng.uniform(300, 2000) * MBIT, 5 * GBIT, *kind) for kind in kinds]
+    return [PlanNode(rng.uniform(300, 2000) * MBIT, 5 * GBIT, *kind) for kind in kinds]
 
 
 FLEETS: list[Fleet] = [equal_members, homes, labs, a_mixture]
@@ -65,7 +65,9 @@ FLEETS: list[Fleet] = [equal_members, homes, labs, a_mixture]
 class Network:
     """Each direction of each link carries one chunk at a time, the lowest chunk that waits first."""
 
-    def __init__(self, nodes: list[Node], regions: Regions, between: float, latency: Rtts, chunks: int) -> None:
+    def __init__(
+        self, nodes: list[PlanNode], regions: Regions, between: float, latency: Rtts, chunks: int
+    ) -> None:
         self._nodes, self._between, self._latency = with_rates(nodes), between, latency
         self._home = {i: g for g, region in enumerate(regions) for i in region}
         self.chunks, self._size = chunks, PAYLOAD / chunks  # bytes
@@ -130,7 +132,7 @@ def when_all(expected: int, act: Act) -> Act:
     return lambda: act() if next(left) == 0 else None
 
 
-def run_flat(network: Network, nodes: list[Node], plan: Shares) -> float:
+def run_flat(network: Network, nodes: list[PlanNode], plan: ChunkShares) -> float:
     members = [i for i, node in enumerate(nodes) if node.contributes]
 
     def seal(c: int, owner: int) -> None:
@@ -144,7 +146,7 @@ def run_flat(network: Network, nodes: list[Node], plan: Shares) -> float:
     return network.run()
 
 
-def run_two_level(network: Network, nodes: list[Node], plan: TwoLevel) -> float:
+def run_two_level(network: Network, nodes: list[PlanNode], plan: TwoLevel) -> float:
     members = [[i for i in region if nodes[i].contributes] for region in plan.regions]
 
     def spread(c: int, g: int) -> None:
@@ -233,7 +235,11 @@ def test_members_that_nobody_measured_are_a_region_of_their_own() -> None:
 
 
 def test_a_region_without_a_relay_joins_the_nearest() -> None:
-    leaf, reducer, node = Node(GBIT, GBIT, leaf=True), Node(GBIT, GBIT, contributes=False), Node(GBIT, GBIT)
+    leaf, reducer, node = (
+        PlanNode(GBIT, GBIT, leaf=True),
+        PlanNode(GBIT, GBIT, contributes=False),
+        PlanNode(GBIT, GBIT),
+    )
     measured = {(0, 1): NEAR, (2, 3): NEAR, (0, 2): FAR, (0, 4): 0.2, (3, 4): 0.1, (1, 5): 0.05}
     nodes = [node, node, node, node, leaf, reducer, leaf]
     assert usable(find_regions(7, measured), nodes, measured) == ((0, 1, 5, 6), (2, 3, 4))
@@ -253,7 +259,7 @@ def test_each_chunk_has_a_relay_in_each_region_and_one_of_them_owns_it(fleet: Fl
 
 
 def test_equal_members_relay_and_own_equal_numbers_of_chunks() -> None:
-    nodes = [Node(GBIT, GBIT)] * 64
+    nodes = [PlanNode(GBIT, GBIT)] * 64
     plan = plan_regions(nodes, rtts(64, 16), PAYLOAD, 640)
     assert plan is not None
     assert set(Counter(relay for row in plan.relays for relay in row).values()) == {40}
@@ -262,7 +268,7 @@ def test_equal_members_relay_and_own_equal_numbers_of_chunks() -> None:
 
 @pytest.mark.parametrize(("n", "size"), [(32, 16), (64, 16), (64, 4)])
 def test_two_levels_divide_what_leaves_a_region_by_its_members(n: int, size: int) -> None:
-    nodes, regions = [Node(GBIT, GBIT, local=1000 * GBIT)] * n, n // size
+    nodes, regions = [PlanNode(GBIT, GBIT, local=1000 * GBIT)] * n, n // size
     measured = rtts(n, size)
     plan = plan_regions(nodes, measured, PAYLOAD, 1024, between=GBIT)
     assert plan is not None
@@ -278,7 +284,7 @@ def first_region(plan: TwoLevel) -> Iterator[tuple[int, int]]:
     return ((row[0], owner) for row, owner in zip(plan.relays, plan.owners, strict=True))
 
 
-def best_two_level(nodes: list[Node], regions: Regions, payload: float, between: float) -> float:
+def best_two_level(nodes: list[PlanNode], regions: Regions, payload: float, between: float) -> float:
     """Seconds, by linear programme: relay shares r and owner shares o <= r of each member on their own."""
     n, others = len(nodes), len(regions) - 2
     t, rows, limits, sums = 2 * n, list[dict[int, float]](), list[float](), list[dict[int, float]]()
@@ -319,7 +325,7 @@ def test_no_two_level_plan_is_a_tenth_faster(fleet: Fleet, seed: int, between: f
 
 
 def test_the_prediction_of_a_small_plan_is_the_sum_that_is_written_down() -> None:
-    nodes = [Node(GBIT, GBIT)] * 4
+    nodes = [PlanNode(GBIT, GBIT)] * 4
     measured = rtts(4, 2, near=0.002, far=0.1)
     plan = TwoLevel(((0, 1), (2, 3)), relays=((0, 2), (1, 3)), owners=(0, 3), seconds=0.0)
     # each sends a half to its region's other relay and a half as relay, and a half to the other region
@@ -331,20 +337,20 @@ def test_the_prediction_of_a_small_plan_is_the_sum_that_is_written_down() -> Non
 
 
 def test_two_levels_are_chosen_where_regions_share_a_link_and_not_where_members_have_their_own() -> None:
-    labs_ = [Node(GBIT, GBIT, local=10 * GBIT)] * 32
+    labs_ = [PlanNode(GBIT, GBIT, local=10 * GBIT)] * 32
     assert isinstance(choose(labs_, rtts(32, 8), PAYLOAD, 256, between=GBIT), TwoLevel)
-    homes_ = [Node(GBIT / 10, GBIT / 10)] * 32
-    assert isinstance(choose(homes_, rtts(32, 8), PAYLOAD, 256), Shares)
-    assert isinstance(choose(labs_, rtts(32, 32), PAYLOAD, 256, between=GBIT), Shares)
+    homes_ = [PlanNode(GBIT / 10, GBIT / 10)] * 32
+    assert isinstance(choose(homes_, rtts(32, 8), PAYLOAD, 256), ChunkShares)
+    assert isinstance(choose(labs_, rtts(32, 32), PAYLOAD, 256, between=GBIT), ChunkShares)
 
 
 def test_within_one_region_the_local_rate_counts() -> None:
-    lab = [Node(GBIT, GBIT, local=10 * GBIT)] * 8
+    lab = [PlanNode(GBIT, GBIT, local=10 * GBIT)] * 8
     assert plan_flat(lab, {}, PAYLOAD, 256).seconds == pytest.approx(2 * 7 / 8 * 0.8, rel=0.02)
 
 
 def test_a_thousand_peers_are_not_predicted_for_free() -> None:
-    nodes = [Node(100 * GBIT, 100 * GBIT)] * 1000
+    nodes = [PlanNode(100 * GBIT, 100 * GBIT)] * 1000
     assert plan_flat(nodes, {}, 1e6, 1000).seconds > 1.0
 
 

@@ -26,7 +26,7 @@ from atoll.coordinator.monitor.http import app, snapshot
 from atoll.coordinator.service import event_loop, rpc
 from atoll.coordinator.service.control_plane import ControlPlane
 from atoll.coordinator.service.journal import Journal
-from atoll.coordinator.service.rate_limits import Rate
+from atoll.coordinator.service.rate_limits import RateLimit
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.state import Phase
 
@@ -92,14 +92,14 @@ class Node:
         """Join, and get as far as a member can alone: it has state_0."""
         await self.join(**changes)
         self.watch()
-        await self.report(layout=pb.Layout(numel=40, digest=digest("layout")))
+        await self.report(layout_reported=pb.LayoutReported(numel=40, digest=digest("layout")))
         await self.sees(lambda v: v.initialise or v.has_state)
-        await self.report(state_at=pb.StateAt(round=0, digest=digest("state 0")))
+        await self.report(state_reported=pb.StateReported(round=0, digest=digest("state 0")))
 
     async def ready(self, round_: int) -> None:
         view = await self.sees(lambda v: v.closing)
-        ready = pb.Ready(steps=4, samples=2, loss=2.0, delta_norm=1.0, front=view.train.lease[0].first)
-        await self.report(pb.Fence(round=round_), ready=ready)
+        ready = pb.ContributionReady(steps=4, samples=2, loss=2.0, delta_norm=1.0, front=view.train.lease[0].first)
+        await self.report(pb.Fence(round=round_), contribution_ready=ready)
 
     async def reduce(self) -> None:
         """Seal what it owns and hold everything."""
@@ -111,9 +111,9 @@ class Node:
             for c, owner in enumerate(plan.owners)
             if owner == me
         ]
-        await self.report(fence, seals=pb.Seals(seals=seals))
+        await self.report(fence, chunks_sealed=pb.ChunksSealed(seals=seals))
         sealed = root([digest(c) for c in range(len(plan.owners))])
-        await self.report(fence, held=pb.Held(digest=sealed, bytes_up=1, bytes_down=1))
+        await self.report(fence, reduce_complete=pb.ReduceComplete(digest=sealed, bytes_up=1, bytes_down=1))
 
 
 class Coordinator:
@@ -257,9 +257,9 @@ def test_a_node_gets_no_view_for_what_another_one_reports(tmp_path: Path) -> Non
             await bo.sees(lambda v: v.state_digest)
             before = len(bo.seen)
             for _ in range(3):
-                assert (await ada.report(pb.Fence(round=1), reached=pb.Reached())).known
+                assert (await ada.report(pb.Fence(round=1), steps_reached=pb.StepsReached())).known
             await until(lambda: ada.node in c.kernel.state.round.reached)
-            await bo.report(pb.Fence(round=1), reached=pb.Reached())
+            await bo.report(pb.Fence(round=1), steps_reached=pb.StepsReached())
             await bo.sees(lambda v: v.closing)
             assert len(bo.seen) <= before + 2  # that the round closes, and the grace's reason before at most
 
@@ -293,7 +293,7 @@ def test_a_join_whose_caller_is_gone_while_it_is_written_is_no_others(
     async def story() -> None:
         async with coordinator(tmp_path) as c:
             kernel_, metrics = c.kernel, c.plane.metrics
-            edge = rpc.Service(kernel_, c.plane.views, c.journal, metrics, "reef", b"key")
+            edge = rpc.CoordinatorService(kernel_, c.plane.views, c.journal, metrics, "reef", b"key")
             begun, may_end, append = threading.Event(), threading.Event(), c.journal.append
 
             def slowly(*batch: Any) -> None:
@@ -344,8 +344,8 @@ def test_only_the_latest_life_of_a_session_is_a_members(tmp_path: Path) -> None:
 
 def test_who_calls_too_often_is_told_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        monkeypatch.setattr(rpc, "HEARTBEATS", Rate(1e-3, 5))
-        monkeypatch.setattr(rpc, "STRANGERS", Rate(1e-3, 3))
+        monkeypatch.setattr(rpc, "HEARTBEATS", RateLimit(1e-3, 5))
+        monkeypatch.setattr(rpc, "STRANGERS", RateLimit(1e-3, 3))
         async with coordinator(tmp_path) as c:
             ada, bo = c.node(), c.node()
             await ada.join()
@@ -370,10 +370,10 @@ def test_a_request_that_is_too_large_is_refused(tmp_path: Path) -> None:
         async with coordinator(tmp_path) as c:
             ada = c.node()
             await ada.join()
-            seals = pb.Seals(seals=[pb.Seal(chunk=c, digest=digest(c)) for c in range(200_000)])
-            await refused(ada.report(seals=seals), Code.RESOURCE_EXHAUSTED)
-            bad = pb.Ready(steps=1, samples=1, loss=math.nan, delta_norm=1.0)
-            assert "loss is nan" in await refused(ada.report(ready=bad), Code.INVALID_ARGUMENT)
+            seals = pb.ChunksSealed(seals=[pb.Seal(chunk=c, digest=digest(c)) for c in range(200_000)])
+            await refused(ada.report(chunks_sealed=seals), Code.RESOURCE_EXHAUSTED)
+            bad = pb.ContributionReady(steps=1, samples=1, loss=math.nan, delta_norm=1.0)
+            assert "loss is nan" in await refused(ada.report(contribution_ready=bad), Code.INVALID_ARGUMENT)
 
     asyncio.run(story())
 
@@ -383,7 +383,7 @@ def test_a_stopping_coordinator_finishes_the_round_that_closes(tmp_path: Path) -
         async with coordinator(tmp_path) as c:
             ada, bo = await c.pair()
             for node in (ada, bo):
-                await node.report(pb.Fence(round=1), reached=pb.Reached())
+                await node.report(pb.Fence(round=1), steps_reached=pb.StepsReached())
             await ada.ready(1)
             drained = asyncio.create_task(c.plane.drain(asyncio.Event()))
             for node in (ada, bo):
@@ -411,7 +411,7 @@ def test_a_second_signal_and_a_quiet_round_end_the_wait_at_once(tmp_path: Path) 
             ada, bo = await c.pair()
             await asyncio.wait_for(c.plane.drain(asyncio.Event()), SOON)  # nothing is closing
             for node in (ada, bo):
-                await node.report(pb.Fence(round=1), reached=pb.Reached())
+                await node.report(pb.Fence(round=1), steps_reached=pb.StepsReached())
             await until(lambda: c.kernel.state.round.phase is Phase.COLLECTING)
             at_once = asyncio.Event()
             drained = asyncio.create_task(c.plane.drain(at_once))
@@ -459,13 +459,13 @@ def test_on_a_full_disk_nothing_leaves_until_there_is_room(
             status, said = await get(c, "/healthz")
             assert status == 503 and b"make room on its disk" in said
             assert "make room on its disk" in json.loads((await get(c, "/api/run"))[1])["phase_reason"]
-            layout = pb.Layout(numel=40, digest=digest("layout"))
-            assert "make room on its disk" in await refused(ada.report(layout=layout), Code.UNAVAILABLE)
+            layout = pb.LayoutReported(numel=40, digest=digest("layout"))
+            assert "make room on its disk" in await refused(ada.report(layout_reported=layout), Code.UNAVAILABLE)
             assert (await ada.heartbeat(phase="inner")).known
             assert c.kernel.state.round == state.round and not held_up[-1].done()
             c.journal._db.execute("pragma max_page_count = 1073741823")
             await asyncio.wait_for(asyncio.gather(*held_up), SOON)
-            assert not c.kernel.trouble and (await ada.report(layout=layout)).known
+            assert not c.kernel.trouble and (await ada.report(layout_reported=layout)).known
             assert await healthy(c)
             assert (await get(c, "/healthz")) == (200, b"ok\n")
 
@@ -481,7 +481,9 @@ def test_a_call_without_a_deadline_is_not_kept_waiting_for_ever(
             ada = c.node()
             await ada.join()
             monkeypatch.setattr(c.kernel, "submit", lambda event: asyncio.Event().wait())
-            request = pb.ReportRequest(session=ada.session, layout=pb.Layout(numel=1, digest=digest(1)))
+            request = pb.ReportRequest(
+                session=ada.session, layout_reported=pb.LayoutReported(numel=1, digest=digest(1))
+            )
             assert "say it again" in await refused(ada.stub.Report(request), Code.UNAVAILABLE)
 
     asyncio.run(story())
@@ -520,7 +522,7 @@ def test_metrics_tell_of_the_control_plane(tmp_path: Path) -> None:
             for line in (
                 "# TYPE atoll_heartbeats_total counter",
                 "atoll_heartbeats_total 1.0",
-                'atoll_reports_total{kind="layout"} 2.0',
+                'atoll_reports_total{kind="layout_reported"} 2.0',
                 'atoll_members{state="active"} 2.0',
                 "# TYPE atoll_committed_rounds_total counter",
                 "# TYPE atoll_journal_write_seconds histogram",
@@ -543,7 +545,7 @@ def test_an_encrypted_run_passes_pins_on_and_asks_for_them(tmp_path: Path) -> No
             await bo.at_work(name="bo", pin=pins["bo"])
             for node in (ada, bo):
                 await node.sees(lambda v: v.train.round == 1)
-                await node.report(pb.Fence(round=1), reached=pb.Reached())
+                await node.report(pb.Fence(round=1), steps_reached=pb.StepsReached())
             for node in (ada, bo):
                 await node.ready(1)
             plan = (await ada.sees(lambda v: v.HasField("plan"))).plan

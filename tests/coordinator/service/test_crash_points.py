@@ -10,7 +10,7 @@ from atoll.coordinator.service.crash_points import milestones
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.events import CommitRecord
 from atoll.coordinator.state_machine.ledger import Ledger, Seal
-from atoll.coordinator.state_machine.state import Phase, Plan, RoundState, State
+from atoll.coordinator.state_machine.state import AttemptState, Phase, RoundState, State
 
 ADA = NodeId("n1")
 WAITING = State(CONFIG)
@@ -20,7 +20,7 @@ RECORD = CommitRecord(1, 1, 1, (), {}, 1, 1.0, {}, {}, {}, "", "")
 
 
 def at(phase: Phase, number: int = 1, ledger: Ledger = OPEN, planned: bool = False, committed: int = 0) -> State:
-    plan = Plan(FENCE._replace(attempt=ledger.attempt), 0.0) if planned else None
+    plan = AttemptState(FENCE._replace(attempt=ledger.attempt), 0.0) if planned else None
     return replace(WAITING, committed=committed, round=RoundState(number, phase, ledger=ledger, plan=plan))
 
 
@@ -47,11 +47,11 @@ def test_every_step_of_a_round_has_its_point() -> None:
 def test_what_members_said_has_its_point() -> None:
     said: list[ev.Event] = [
         ev.Joined(ADA, 1, "ada", "ada:1", "s"),
-        ev.StateAt(ADA, 1, 0, b"d"),
-        ev.Reached(ADA, 1, 1),
-        ev.BecameReady(ADA, 1, 1, 0, 1, 1, 1.0, 1.0),
-        ev.Sealed(ADA, 1, FENCE, ()),
-        ev.Held(ADA, 1, FENCE, b"d", 0, 0),
+        ev.StateReported(ADA, 1, 0, b"d"),
+        ev.StepsReached(ADA, 1, 1),
+        ev.ContributionReady(ADA, 1, 1, 0, 1, 1, 1.0, 1.0),
+        ev.ChunksSealed(ADA, 1, FENCE, ()),
+        ev.ReduceComplete(ADA, 1, FENCE, b"d", 0, 0),
         ev.Tick(),
     ]
-    assert set(milestones(INNER, INNER, said)) == {"join", "state", "reached", "ready", "seal", "held"}
+    assert set(milestones(INNER, INNER, said)) == {"join", "state", "reached", "ready", "seal", "complete"}

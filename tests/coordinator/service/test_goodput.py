@@ -3,13 +3,13 @@
 import random
 
 from atoll.comm.ids import NodeId
-from atoll.coordinator.service.goodput import Meter, shares
+from atoll.coordinator.service.goodput import GoodputMeter, shares
 
 A, B = NodeId("n1"), NodeId("n2")
 
 
 def test_inner_time_counts_once_a_commit_used_it() -> None:
-    meter = Meter()
+    meter = GoodputMeter()
     meter.phase(A, "starting", 0)
     meter.phase(A, "inner", 10)
     meter.phase(A, "sync", 30)
@@ -20,7 +20,7 @@ def test_inner_time_counts_once_a_commit_used_it() -> None:
 
 
 def test_a_death_turns_open_inner_time_into_lost_and_then_the_node_is_down() -> None:
-    meter = Meter()
+    meter = GoodputMeter()
     meter.phase(A, "inner", 0)
     meter.committed([A], 10)
     meter.gone(A, left=False, now=14)
@@ -31,14 +31,14 @@ def test_a_death_turns_open_inner_time_into_lost_and_then_the_node_is_down() -> 
 
 
 def test_who_left_is_not_counted_as_down() -> None:
-    meter = Meter()
+    meter = GoodputMeter()
     meter.phase(A, "inner", 0)
     meter.gone(A, left=True, now=5)
     assert sum(meter.seconds(100).values()) == 5
 
 
 def test_work_that_a_commit_left_out_counts_in_a_later_one() -> None:
-    meter = Meter()
+    meter = GoodputMeter()
     meter.phase(A, "inner", 0)
     meter.phase(B, "inner", 0)
     meter.committed([A], 10)
@@ -49,7 +49,7 @@ def test_work_that_a_commit_left_out_counts_in_a_later_one() -> None:
 
 
 def test_work_that_was_left_out_is_lost_when_the_state_turns_out_to_differ() -> None:
-    meter = Meter()
+    meter = GoodputMeter()
     meter.phase(A, "inner", 0)
     meter.phase(B, "inner", 0)
     meter.committed([A], 10)
@@ -59,7 +59,7 @@ def test_work_that_was_left_out_is_lost_when_the_state_turns_out_to_differ() -> 
 
 
 def test_a_forgotten_nodes_seconds_stay() -> None:
-    meter = Meter()
+    meter = GoodputMeter()
     meter.phase(A, "inner", 0)
     meter.committed([A], 10)
     meter.gone(A, left=False, now=14)
@@ -69,7 +69,7 @@ def test_a_forgotten_nodes_seconds_stay() -> None:
 
 
 def test_whatever_happens_the_buckets_add_up_to_the_wall_time() -> None:
-    rng, meter, now = random.Random(0), Meter(), 0.0
+    rng, meter, now = random.Random(0), GoodputMeter(), 0.0
     meter.phase(A, "starting", 0)
     for _ in range(500):
         now += rng.random()

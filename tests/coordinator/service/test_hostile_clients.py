@@ -39,23 +39,25 @@ def honest(rng: Random, state: State, node: NodeId) -> ev.Event | None:
     me, r, life = state.members.here[node], state.round, state.members.here[node].life
     ledger = r.ledger
     if state.initialiser == node:
-        return ev.StateAt(node, life, 0, sum_of("state 0"))
+        return ev.StateReported(node, life, 0, sum_of("state 0"))
     if me.state_round != state.committed:
-        return ev.StateAt(node, life, state.committed, state.digest or sum_of(f"state {state.committed}"))
+        return ev.StateReported(node, life, state.committed, state.digest or sum_of(f"state {state.committed}"))
     if r.evaluator == node:
-        return ev.Evaluated(node, life, state.committed, 2.0)
+        return ev.LossEvaluated(node, life, state.committed, 2.0)
     lease = state.leases.held.get(node)
     if node in r.participants and r.phase in (Phase.INNER, Phase.COLLECTING) and lease:
         if node not in ledger.contributions:
-            return ev.BecameReady(node, life, r.number, front(lease), 4, 4, 2.0, 1.0)
+            return ev.ContributionReady(node, life, r.number, front(lease), 4, 4, 2.0, 1.0)
     if r.plan is None or node not in ledger.members:
         return None
     if mine := [c for c in ledger.unsealed if ledger.owners[c] == node]:
         fence = r.plan.fence._replace(attempt=ledger.since[mine[0]])
-        return ev.Sealed(node, life, fence, ((mine[0], sum_of(mine[0]), b"\xff"),))
+        return ev.ChunksSealed(node, life, fence, ((mine[0], sum_of(mine[0]), b"\xff"),))
     if ledger.orphans and node not in r.plan.orphans:
-        return ev.Orphans(node, life, r.plan.fence, tuple((c, ledger.sealed[c].digest) for c in ledger.orphans))
-    return ev.Held(node, life, r.plan.fence, ledger.root, 10, 10, 1e6, 1e6) if ledger.complete else None
+        return ev.OrphansFound(
+            node, life, r.plan.fence, tuple((c, ledger.sealed[c].digest) for c in ledger.orphans)
+        )
+    return ev.ReduceComplete(node, life, r.plan.fence, ledger.root, 10, 10, 1e6, 1e6) if ledger.complete else None
 
 
 def hostile(rng: Random, state: State) -> pb.ReportRequest:
@@ -77,30 +79,42 @@ def hostile(rng: Random, state: State) -> pb.ReportRequest:
     for seal in chunks:
         seal.inputs = rng.choice([b"", b"\xff", b"\x02", bytes(2048), b"\xff" * 2048])
     lease = state.leases.held.get(HOSTILE)
-    ready = pb.Ready(
+    ready = pb.ContributionReady(
         steps=rng.choice(ODD),
         samples=rng.choice([1, 4, 1 << 53]),
         loss=rng.choice([-1e6, 0.0, 1e6]),
         delta_norm=rng.choice([0.0, 5e-324, 1e30]),
         front=about(front(lease) if lease else 0),
     )
-    held = pb.Held(digest=rng.choice(digests), bytes_up=rng.choice(LARGE), rate_up=rng.choice([0.0, 5e-324, 1e15]))
+    held = pb.ReduceComplete(
+        digest=rng.choice(digests), bytes_up=rng.choice(LARGE), rate_up=rng.choice([0.0, 5e-324, 1e15])
+    )
     held.round_trips.add(node_id=rng.choice(["n1", "n99", "ghost"]), seconds=rng.choice([0.0, 1e-300, 3600.0]))
-    lost = pb.Unreachable(node_id=rng.choice(["n1", "n2", HOSTILE, "n99", "ghost", ""]), reason="it; hung\n")
+    lost = pb.PeerUnreachable(node_id=rng.choice(["n1", "n2", HOSTILE, "n99", "ghost", ""]), reason="it; hung\n")
     return rng.choice(
         [
-            pb.ReportRequest(fence=fence, layout=pb.Layout(numel=rng.choice([40, 1 << 42]), digest=digests[0])),
-            pb.ReportRequest(fence=fence, state_at=pb.StateAt(round=about(state.committed), digest=digests[2])),
-            pb.ReportRequest(fence=fence, mended=pb.Mended(round=rng.choice(LARGE), chunks=rng.choice(ODD))),
-            pb.ReportRequest(fence=fence, reached=pb.Reached()),
-            pb.ReportRequest(fence=fence, ready=ready),
-            pb.ReportRequest(fence=fence, seals=pb.Seals(seals=chunks)),
-            pb.ReportRequest(fence=fence, orphans=pb.Orphans(here=chunks)),
-            pb.ReportRequest(fence=fence, held=held),
-            pb.ReportRequest(fence=fence, evaluated=pb.Evaluated(round=about(state.committed), loss=1e6)),
-            pb.ReportRequest(fence=fence, unreachable=lost),
-            pb.ReportRequest(fence=fence, forged=pb.Forged(node_id=lost.node_id, chunk=rng.choice(ODD))),
-            pb.ReportRequest(fence=fence, lacking=pb.Lacking(chunks=rng.choice([b"", b"\x02", b"\xff" * 40]))),
+            pb.ReportRequest(
+                fence=fence, layout_reported=pb.LayoutReported(numel=rng.choice([40, 1 << 42]), digest=digests[0])
+            ),
+            pb.ReportRequest(
+                fence=fence, state_reported=pb.StateReported(round=about(state.committed), digest=digests[2])
+            ),
+            pb.ReportRequest(
+                fence=fence, state_repaired=pb.StateRepaired(round=rng.choice(LARGE), chunks=rng.choice(ODD))
+            ),
+            pb.ReportRequest(fence=fence, steps_reached=pb.StepsReached()),
+            pb.ReportRequest(fence=fence, contribution_ready=ready),
+            pb.ReportRequest(fence=fence, chunks_sealed=pb.ChunksSealed(seals=chunks)),
+            pb.ReportRequest(fence=fence, orphans_found=pb.OrphansFound(here=chunks)),
+            pb.ReportRequest(fence=fence, reduce_complete=held),
+            pb.ReportRequest(fence=fence, loss_evaluated=pb.LossEvaluated(round=about(state.committed), loss=1e6)),
+            pb.ReportRequest(fence=fence, peer_unreachable=lost),
+            pb.ReportRequest(
+                fence=fence, chunk_forged=pb.ChunkForged(node_id=lost.node_id, chunk=rng.choice(ODD))
+            ),
+            pb.ReportRequest(
+                fence=fence, chunks_missing=pb.ChunksMissing(chunks=rng.choice([b"", b"\x02", b"\xff" * 40]))
+            ),
         ]
     )
 
@@ -113,7 +127,7 @@ def test_no_report_ends_the_coordinator_or_the_run(seed: int) -> None:
         node = NodeId(f"n{i}")
         for joined in (ev.Joined(node, 1, f"node {i}", f"h{i}:1", f"s{i}"), ev.Connected(node, 1)):
             state = step(state, joined, now)[0]
-        state = step(state, ev.LayoutKnown(node, 1, 40, sum_of("layout")), now)[0]
+        state = step(state, ev.LayoutReported(node, 1, 40, sum_of("layout")), now)[0]
     for _ in range(300):
         now += rng.choice([0.0, 0.01, 0.3])
         node = rng.choice([*state.members.here, HOSTILE])

@@ -21,8 +21,16 @@ import pytest
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError, ConfigError, Refused, ResourceError
 from atoll.comm.ids import NodeId
-from atoll.coordinator.service.journal import FORMAT, KINDS, NOTES_KEPT, Journal, JournalFull, Snapshot, _sealed
-from atoll.coordinator.service.journaled_machine import Core, encode
+from atoll.coordinator.service.journal import (
+    FORMAT,
+    KINDS,
+    NOTES_KEPT,
+    Journal,
+    JournalFull,
+    JournalSnapshot,
+    _sealed,
+)
+from atoll.coordinator.service.journaled_machine import JournaledMachine, encode
 from atoll.coordinator.state_machine import events as ev
 
 PLAIN = {int: 3, float: 0.1, str: "naïve", bytes: b"\x00\xff" * 8, bool: True}
@@ -59,7 +67,9 @@ def record(k: int) -> ev.CommitRecord:
     return replace(some, round=k)
 
 
-Contents = tuple[Snapshot | None, list[tuple[float, ev.Event]], list[ev.CommitRecord], list[tuple[float, ev.Note]]]
+Contents = tuple[
+    JournalSnapshot | None, list[tuple[float, ev.Event]], list[ev.CommitRecord], list[tuple[float, ev.Note]]
+]
 
 
 def contents(journal: Journal) -> Contents:
@@ -118,11 +128,11 @@ def test_a_snapshot_stands_for_the_events_before_it(tmp_path: Path) -> None:
         assert journal.events_since_snapshot == 0
         journal.append(numbered(3), [], [note(2)])
         assert journal.events_since_snapshot == 1
-    one = Snapshot(2.5, b"one and two")
+    one = JournalSnapshot(2.5, b"one and two")
     assert reopened(tmp_path) == (one, numbered(3), [record(1)], [note(1), note(2)])
     with closing(Journal(tmp_path)) as journal:
         journal.snapshot(4, b"three too")
-    assert reopened(tmp_path) == (Snapshot(4.0, b"three too"), [], [record(1)], [note(1), note(2)])
+    assert reopened(tmp_path) == (JournalSnapshot(4.0, b"three too"), [], [record(1)], [note(1), note(2)])
 
 
 def test_only_its_owner_reads_the_runs_key_in_it(tmp_path: Path) -> None:
@@ -143,7 +153,7 @@ def test_the_files_stay_small_over_a_long_run(tmp_path: Path) -> None:
     largest = 0
     with closing(Journal(tmp_path)) as journal:
         for first in range(0, 20_000, 50):
-            batch = [(float(k), sample(ev.BecameReady)) for k in range(first, first + 50)]
+            batch = [(float(k), sample(ev.ContributionReady)) for k in range(first, first + 50)]
             journal.append(batch, [], [note(k) for k in range(2)])
             if journal.events_since_snapshot >= 500:
                 journal.snapshot(0.0, body)
@@ -185,7 +195,7 @@ def test_calls_from_many_threads_take_turns(journal: Journal) -> None:
         if k % 10 == 9:
             journal.snapshot(float(k), str(k).encode())
 
-    def read() -> tuple[Snapshot | None, list[int]]:
+    def read() -> tuple[JournalSnapshot | None, list[int]]:
         return journal.restore(), [int(at) for at, _ in journal.events()]
 
     with ThreadPoolExecutor(1) as writer, ThreadPoolExecutor(3) as others:
@@ -338,7 +348,7 @@ def test_a_snapshot_makes_room_in_a_full_journal(journal: Journal) -> None:
             journal.append(numbered(*range(1000)), [])
         journal.snapshot(1.0, bytes(20_000))
         journal.append(numbered(7), [])
-    assert contents(journal)[:2] == (Snapshot(1.0, bytes(20_000)), numbered(7))
+    assert contents(journal)[:2] == (JournalSnapshot(1.0, bytes(20_000)), numbered(7))
 
 
 def test_damage_found_while_it_runs_is_a_sentence(journal: Journal) -> None:
@@ -449,7 +459,7 @@ def test_an_event_of_another_version_is_named(journal: Journal, kind: str, body:
 def test_joins_and_snapshots_from_before_there_were_certificates_are_understood(journal: Journal) -> None:
     config = RunConfig(name="reef")
     joined = ev.Joined(NodeId("n1"), 1, "ada", "10.0.0.1:7", "s" * 32)
-    core = Core(config, journal)
+    core = JournaledMachine(config, journal)
     core.adopt(batch := core.prepare([ev.Started(1), joined], 1.0))
     state = msgspec.msgpack.decode(encode(batch.state))
     del state["config"]["security"], state["members"]["here"]["n1"]["pin"]
@@ -458,7 +468,7 @@ def test_joins_and_snapshots_from_before_there_were_certificates_are_understood(
     del body["pin"]
     row = _sealed(2.0, "Joined", msgspec.json.encode(body))
     journal._db.execute("insert into events (at, kind, body, digest) values (?, ?, ?, ?)", row)
-    here = Core(config, journal).state.members.here
+    here = JournaledMachine(config, journal).state.members.here
     assert {node: member.pin for node, member in here.items()} == {"n1": "", "n2": ""}
 
 
@@ -571,7 +581,7 @@ def test_a_log_cut_anywhere_holds_the_first_calls_whole(seed: int, tmp_path: Pat
 WRITER = """
 import sys
 from pathlib import Path
-from atoll.coordinator import events as ev
+from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.service.journal import Journal
 journal = Journal(Path(sys.argv[1]))
 taken = journal.restore()

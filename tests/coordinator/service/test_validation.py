@@ -22,61 +22,65 @@ def event(**report: Any) -> ev.Event:
 
 
 def test_every_report_becomes_its_event() -> None:
-    ready = pb.Ready(steps=9, samples=36, loss=2.5, delta_norm=0.5, front=40)
-    assert event(layout=pb.Layout(numel=5, digest=DIGEST)) == ev.LayoutKnown(ADA, 7, 5, DIGEST)
-    assert event(state_at=pb.StateAt(round=8, digest=DIGEST)) == ev.StateAt(ADA, 7, 8, DIGEST)
-    assert event(reached=pb.Reached()) == ev.Reached(ADA, 7, 4)
-    assert event(ready=ready) == ev.BecameReady(ADA, 7, 4, 40, 36, 9, 2.5, 0.5)
-    seals = pb.Seals(seals=[pb.Seal(chunk=3, digest=DIGEST, inputs=b"\x05")])
-    assert event(seals=seals) == ev.Sealed(ADA, 7, MINE, ((3, DIGEST, b"\x05"),))
-    forged = pb.Forged(node_id="n2", chunk=5)
-    assert event(forged=forged) == ev.Forged(ADA, 7, NodeId("n2"), MINE, 5)
-    assert event(lacking=pb.Lacking(chunks=b"\x05\x01")) == ev.Lacking(ADA, 7, MINE, (0, 2, 8))
-    orphans = pb.Orphans(here=[pb.Seal(chunk=3, digest=DIGEST)])
-    assert event(orphans=orphans) == ev.Orphans(ADA, 7, MINE, ((3, DIGEST),))
-    held = pb.Held(digest=DIGEST, bytes_up=1, bytes_down=2, rate_up=3.0, rate_down=4.0)
+    ready = pb.ContributionReady(steps=9, samples=36, loss=2.5, delta_norm=0.5, front=40)
+    assert event(layout_reported=pb.LayoutReported(numel=5, digest=DIGEST)) == ev.LayoutReported(ADA, 7, 5, DIGEST)
+    assert event(state_reported=pb.StateReported(round=8, digest=DIGEST)) == ev.StateReported(ADA, 7, 8, DIGEST)
+    assert event(steps_reached=pb.StepsReached()) == ev.StepsReached(ADA, 7, 4)
+    assert event(contribution_ready=ready) == ev.ContributionReady(ADA, 7, 4, 40, 36, 9, 2.5, 0.5)
+    seals = pb.ChunksSealed(seals=[pb.Seal(chunk=3, digest=DIGEST, inputs=b"\x05")])
+    assert event(chunks_sealed=seals) == ev.ChunksSealed(ADA, 7, MINE, ((3, DIGEST, b"\x05"),))
+    forged = pb.ChunkForged(node_id="n2", chunk=5)
+    assert event(chunk_forged=forged) == ev.ChunkForged(ADA, 7, NodeId("n2"), MINE, 5)
+    assert event(chunks_missing=pb.ChunksMissing(chunks=b"\x05\x01")) == ev.ChunksMissing(ADA, 7, MINE, (0, 2, 8))
+    orphans = pb.OrphansFound(here=[pb.Seal(chunk=3, digest=DIGEST)])
+    assert event(orphans_found=orphans) == ev.OrphansFound(ADA, 7, MINE, ((3, DIGEST),))
+    held = pb.ReduceComplete(digest=DIGEST, bytes_up=1, bytes_down=2, rate_up=3.0, rate_down=4.0)
     held.round_trips.add(node_id="n2", seconds=0.1)
     held.rate_inside, held.rate_outside = 5.0, 6.0
     trips = ((NodeId("n2"), 0.1),)
-    assert event(held=held) == ev.Held(ADA, 7, MINE, DIGEST, 1, 2, 3.0, 4.0, trips, 5.0, 6.0)
-    assert event(evaluated=pb.Evaluated(round=8, loss=3.0)) == ev.Evaluated(ADA, 7, 8, 3.0)
-    lost = pb.Unreachable(node_id="n2", reason="reset\x1b[31m\n")
-    assert event(unreachable=lost) == ev.PeerLost(ADA, 7, NodeId("n2"), MINE, "reset[31m")
+    assert event(reduce_complete=held) == ev.ReduceComplete(ADA, 7, MINE, DIGEST, 1, 2, 3.0, 4.0, trips, 5.0, 6.0)
+    assert event(loss_evaluated=pb.LossEvaluated(round=8, loss=3.0)) == ev.LossEvaluated(ADA, 7, 8, 3.0)
+    lost = pb.PeerUnreachable(node_id="n2", reason="reset\x1b[31m\n")
+    assert event(peer_unreachable=lost) == ev.PeerUnreachable(ADA, 7, NodeId("n2"), MINE, "reset[31m")
     assert event(leave=pb.Leave(reason="bye")) == ev.Leaving(ADA, 7, "bye")
 
 
 def test_a_rate_that_no_link_has_is_not_known() -> None:
     """Its share of all links would be too small for a number, and divided by."""
-    held = pb.Held(digest=DIGEST, rate_up=5e-324, rate_down=0.9, rate_inside=1e-300, rate_outside=1e-9)
-    assert event(held=held) == event(held=pb.Held(digest=DIGEST))
+    held = pb.ReduceComplete(digest=DIGEST, rate_up=5e-324, rate_down=0.9, rate_inside=1e-300, rate_outside=1e-9)
+    assert event(reduce_complete=held) == event(reduce_complete=pb.ReduceComplete(digest=DIGEST))
 
 
 @pytest.mark.parametrize(
     "report",
     [
         {},
-        {"layout": pb.Layout(numel=0, digest=DIGEST)},
-        {"layout": pb.Layout(numel=1 << 43, digest=DIGEST)},
-        {"state_at": pb.StateAt(round=1, digest=b"short")},
-        {"ready": pb.Ready(samples=0, loss=1.0, delta_norm=1.0)},
-        {"ready": pb.Ready(samples=1 << 60, loss=1.0, delta_norm=1.0)},
-        {"ready": pb.Ready(samples=1, loss=math.nan, delta_norm=1.0)},
-        {"ready": pb.Ready(samples=1, loss=1.0, delta_norm=math.inf)},
-        {"ready": pb.Ready(samples=1, loss=1.0, delta_norm=-1.0)},
-        {"ready": pb.Ready(samples=1, loss=1.0, delta_norm=1.0, damping=1.5)},
-        {"seals": pb.Seals(seals=[pb.Seal(chunk=1, digest=b"")])},
-        {"held": pb.Held(digest=b"x" * 17)},
-        {"held": pb.Held(digest=DIGEST, rate_up=float("nan"))},
-        {"held": pb.Held(digest=DIGEST, rate_inside=-1.0)},
-        {"held": pb.Held(digest=DIGEST, rate_outside=math.inf)},
-        {"orphans": pb.Orphans(here=[pb.Seal(chunk=1, digest=b"")])},
-        {"held": pb.Held(digest=DIGEST, round_trips=[pb.RoundTrip(node_id="ghost", seconds=0.1)])},
-        {"evaluated": pb.Evaluated(round=1, loss=-math.inf)},
-        {"unreachable": pb.Unreachable(node_id="ghost", reason="reset")},
-        {"unreachable": pb.Unreachable(node_id="", reason="reset")},
-        {"forged": pb.Forged(node_id="ghost", chunk=0)},
-        {"unreachable": pb.Unreachable(node_id="n-1", reason="reset")},
-        {"unreachable": pb.Unreachable(node_id="n\u0663", reason="reset")},
+        {"layout_reported": pb.LayoutReported(numel=0, digest=DIGEST)},
+        {"layout_reported": pb.LayoutReported(numel=1 << 43, digest=DIGEST)},
+        {"state_reported": pb.StateReported(round=1, digest=b"short")},
+        {"contribution_ready": pb.ContributionReady(samples=0, loss=1.0, delta_norm=1.0)},
+        {"contribution_ready": pb.ContributionReady(samples=1 << 60, loss=1.0, delta_norm=1.0)},
+        {"contribution_ready": pb.ContributionReady(samples=1, loss=math.nan, delta_norm=1.0)},
+        {"contribution_ready": pb.ContributionReady(samples=1, loss=1.0, delta_norm=math.inf)},
+        {"contribution_ready": pb.ContributionReady(samples=1, loss=1.0, delta_norm=-1.0)},
+        {"contribution_ready": pb.ContributionReady(samples=1, loss=1.0, delta_norm=1.0, damping=1.5)},
+        {"chunks_sealed": pb.ChunksSealed(seals=[pb.Seal(chunk=1, digest=b"")])},
+        {"reduce_complete": pb.ReduceComplete(digest=b"x" * 17)},
+        {"reduce_complete": pb.ReduceComplete(digest=DIGEST, rate_up=float("nan"))},
+        {"reduce_complete": pb.ReduceComplete(digest=DIGEST, rate_inside=-1.0)},
+        {"reduce_complete": pb.ReduceComplete(digest=DIGEST, rate_outside=math.inf)},
+        {"orphans_found": pb.OrphansFound(here=[pb.Seal(chunk=1, digest=b"")])},
+        {
+            "reduce_complete": pb.ReduceComplete(
+                digest=DIGEST, round_trips=[pb.RoundTrip(node_id="ghost", seconds=0.1)]
+            )
+        },
+        {"loss_evaluated": pb.LossEvaluated(round=1, loss=-math.inf)},
+        {"peer_unreachable": pb.PeerUnreachable(node_id="ghost", reason="reset")},
+        {"peer_unreachable": pb.PeerUnreachable(node_id="", reason="reset")},
+        {"chunk_forged": pb.ChunkForged(node_id="ghost", chunk=0)},
+        {"peer_unreachable": pb.PeerUnreachable(node_id="n-1", reason="reset")},
+        {"peer_unreachable": pb.PeerUnreachable(node_id="n\u0663", reason="reset")},
     ],
 )
 def test_what_makes_no_sense_is_refused_with_a_sentence(report: dict[str, Any]) -> None:

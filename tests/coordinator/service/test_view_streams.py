@@ -13,9 +13,9 @@ from atoll.comm.config.run import CheckpointConfig
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.service import view
-from atoll.coordinator.service.event_loop import Kernel
+from atoll.coordinator.service.event_loop import EventLoop
 from atoll.coordinator.service.metrics import Metrics
-from atoll.coordinator.service.view_streams import Stream, Views
+from atoll.coordinator.service.view_streams import ViewStream, ViewStreams
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.state import State
 from atoll.coordinator.state_machine.step import step
@@ -25,7 +25,7 @@ ADA = NodeId("n1")
 
 def test_a_slow_reader_gets_the_latest_view_and_none_of_those_in_between() -> None:
     async def story() -> list[int]:
-        common, stream = view.shared(State(CONFIG)), Stream(ADA, 1)
+        common, stream = view.shared(State(CONFIG)), ViewStream(ADA, 1)
         mine = view.own(State(CONFIG), common, ADA)
         views = stream.views()
         versions = []
@@ -50,27 +50,30 @@ def draw(rng: random.Random, state: State, node: NodeId) -> ev.Event:
         ev.Connected(node, life),
         ev.Disconnected(node, life),
         ev.Suspected(node, life, "silent"),
-        ev.Trusted(node, life),
+        ev.SuspicionCleared(node, life),
         ev.Expired(node, life, "silent"),
         ev.Leaving(node, life, "bye"),
     ]
     usual: list[ev.Event] = [
-        ev.LayoutKnown(node, life, 40, b"layout"),
-        ev.StateAt(node, life, state.committed, b"state"),
-        ev.Reached(node, life, r.number),
-        ev.Evaluated(node, life, state.committed, 3.0),
+        ev.LayoutReported(node, life, 40, b"layout"),
+        ev.StateReported(node, life, state.committed, b"state"),
+        ev.StepsReached(node, life, r.number),
+        ev.LossEvaluated(node, life, state.committed, 3.0),
         ev.Tick(),
     ]
     if lease:
-        usual.append(ev.BecameReady(node, life, r.number, lease[0][0], 1, rng.choice((4, 10)), 2.0, 1.0))
+        usual.append(ev.ContributionReady(node, life, r.number, lease[0][0], 1, rng.choice((4, 10)), 2.0, 1.0))
     if r.plan is not None:
         owned = tuple((c, bytes(16), b"\xff") for c, owner in enumerate(r.ledger.owners) if owner == node)
         root = r.ledger.root if r.ledger.complete else bytes(16)
-        usual += [ev.Sealed(node, life, r.plan.fence, owned), ev.Held(node, life, r.plan.fence, root, 1, 1)]
+        usual += [
+            ev.ChunksSealed(node, life, r.plan.fence, owned),
+            ev.ReduceComplete(node, life, r.plan.fence, root, 1, 1),
+        ]
     return rng.choice(usual if rng.random() < 0.97 else said)
 
 
-def parts(common: view.Shared) -> tuple[object, ...]:
+def parts(common: view.CommonView) -> tuple[object, ...]:
     return common.facts, common.train, common.plan, common.donors, common.keepers
 
 
@@ -196,7 +199,7 @@ def test_a_leaf_hears_at_once_that_it_is_to_offer_the_state() -> None:
         for command in ("leaf a b", "reducer r", "join a r", "state a 0", "join b"):
             play.do(command.split()[0], command.split()[1:])
         kernel = SimpleNamespace(state=play.state, draining=False)  # all that views read of one
-        views = Views(cast(Kernel, kernel), Metrics())
+        views = ViewStreams(cast(EventLoop, kernel), Metrics())
         streams = {n: views.open(NodeId(n), 1) for n in ("n1", "n2", "n3")}
         await views._dispatch()
         play.do("state", ["b", "0", "as=another machine's"])

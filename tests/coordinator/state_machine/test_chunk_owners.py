@@ -5,7 +5,7 @@ from dataclasses import replace
 import scenario
 
 from atoll.comm.ids import NodeId
-from atoll.coordinator.placement.bandwidth_shares import Node, plan_shares
+from atoll.coordinator.placement.bandwidth_shares import PlanNode, plan_shares
 from atoll.coordinator.state_machine.chunk_owners import owning, reachable, reducers
 from atoll.coordinator.state_machine.state import State
 
@@ -28,7 +28,7 @@ def told(up: float = SLOW, down: float = SLOW, leaves: tuple[NodeId, ...] = ()) 
 def test_a_reducer_is_dealt_what_a_node_that_brings_nothing_should_own() -> None:
     state, members = told(), (A, B, C)
     found = owning(state, members, reducers(state), 4)
-    links = [*(Node(SLOW, SLOW) for _ in members), Node(SLOW, SLOW, contributes=False)]
+    links = [*(PlanNode(SLOW, SLOW) for _ in members), PlanNode(SLOW, SLOW, contributes=False)]
     expected = plan_shares(links, 40 * state.config.reduce.bytes_per_element, chunks=4)
     assert found.nodes == (*members, DAN)
     assert (found.shares, found.seconds) == (expected.shares, expected.seconds)

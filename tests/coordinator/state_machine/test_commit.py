@@ -25,13 +25,13 @@ def run_of_three(feedback: float) -> scenario.Run:
 
 def contribute(run: scenario.Run, node: NodeId, samples: int, loss: float, norm: float, damping: float) -> None:
     front = run.state.leases.held[node][0][0]
-    run.feed(ev.BecameReady(node, 1, 1, front, samples, 10, loss, norm, damping))
+    run.feed(ev.ContributionReady(node, 1, 1, front, samples, 10, loss, norm, damping))
 
 
 def seal(run: scenario.Run, c: int, *places: int) -> None:
     owner = run.state.round.ledger.owners[c]
     assert owner is not None
-    run.feed(ev.Sealed(owner, 1, run.fence({}), ((c, DIGESTS[c], bitmap(places, 3)),)))
+    run.feed(ev.ChunksSealed(owner, 1, run.fence({}), ((c, DIGESTS[c], bitmap(places, 3)),)))
 
 
 @pytest.mark.parametrize("feedback", [0.0, 1.0])
@@ -50,7 +50,7 @@ def test_of_a_round_with_contributions_of_all_kinds(feedback: float) -> None:
     seal(run, 0, 0, 1, 2)  # again, which changes nothing
     run.do("wait", ["2"])
     for i, node in enumerate(NODES, 1):
-        run.feed(ev.Held(node, 1, run.fence({}), root(DIGESTS), 10 * i, 100 * i, 1e3 * i, 1e4 * i))
+        run.feed(ev.ReduceComplete(node, 1, run.fence({}), root(DIGESTS), 10 * i, 100 * i, 1e3 * i, 1e4 * i))
     record = run.state.pending
     assert record is not None
     assert record.contributors == {ADA: 20.0, BO: 16.0, CY: 6.0} and record.tokens == 42

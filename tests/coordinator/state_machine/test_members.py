@@ -25,7 +25,7 @@ def joined(state: State, node: NodeId, now: float = 0.0) -> State:
 def test_who_went_longest_ago_is_forgotten_when_too_many_are_gone() -> None:
     first = NodeId("n1")
     state = joined(State(CONFIG), first)
-    for event in (ev.LayoutKnown(first, 1, 40, b"layout"), ev.StateAt(first, 1, 0, b"state")):
+    for event in (ev.LayoutReported(first, 1, 40, b"layout"), ev.StateReported(first, 1, 0, b"state")):
         state, _ = step(state, event, 0.0)
     lease = state.leases.held[first]
     state, _ = step(state, ev.Expired(first, 1, "silent"), 1.0)
@@ -71,5 +71,5 @@ def test_a_member_that_is_heard_and_moves_is_never_judged(seed: int) -> None:
     for i in range(200):
         now += rng.uniform(0, 4.9)
         node = NodeId("n1")
-        state, _ = step(state, ev.Heard(node, 1, "inner", 1, i), now)
+        state, _ = step(state, ev.Heartbeat(node, 1, "inner", 1, i), now)
         assert not members.judge(state.members, CONFIG.members, {node}, now)

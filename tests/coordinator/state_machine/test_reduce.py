@@ -29,7 +29,7 @@ def fence(run: scenario.Run) -> Fence:
 
 def lost(run: scenario.Run, node: NodeId, peer: NodeId, under: Fence) -> None:
     life = run.state.members.here[node].life if node in run.state.members.here else 1
-    run.feed(ev.PeerLost(node, life, peer, under, "connection reset"))
+    run.feed(ev.PeerUnreachable(node, life, peer, under, "connection reset"))
 
 
 # Who lost whom
@@ -84,9 +84,9 @@ def test_while_no_attempt_is_in_force_reports_of_the_last_one_change_nothing() -
     assert run.state.round.plan is None and run.state.round.phase is Phase.COLLECTING, "the run needs them both"
     before = run.state
     lost(run, B, A, last)
-    run.feed(ev.Orphans(A, 1, last, ()))
-    run.feed(ev.Lacking(A, 1, last, (0,)))
-    run.feed(ev.Forged(A, 1, B, last, 0))
+    run.feed(ev.OrphansFound(A, 1, last, ()))
+    run.feed(ev.ChunksMissing(A, 1, last, (0,)))
+    run.feed(ev.ChunkForged(A, 1, B, last, 0))
     assert run.state == before
 
 
@@ -114,16 +114,16 @@ def test_what_a_member_measured_is_known_from_its_word_that_it_holds_all() -> No
     run = reducing()
     run.do("seal", NAMES)
     root = run.state.round.ledger.root
-    run.feed(ev.Held(A, 1, fence(run), root, 1, 1, 1e3, 2e3, ((B, 0.05), (NOBODY, 0.1)), 3e3, 4e3))
-    run.feed(ev.Held(B, 1, fence(run), root, 1, 1))
+    run.feed(ev.ReduceComplete(A, 1, fence(run), root, 1, 1, 1e3, 2e3, ((B, 0.05), (NOBODY, 0.1)), 3e3, 4e3))
+    run.feed(ev.ReduceComplete(B, 1, fence(run), root, 1, 1))
     ada, bo = run.state.members.here[A], run.state.members.here[B]
     assert (ada.up, ada.down, ada.inside, ada.outside) == (1e3, 2e3, 3e3, 4e3)
     assert ada.rtts == {B: 0.05} and ada.measured == 1
     assert (bo.up, bo.rtts, bo.measured) == (0, {}, 0), "it has measured nothing"
-    run.feed(ev.Held(A, 1, fence(run), root, 1, 1, down=1e3, outside=2e3))
+    run.feed(ev.ReduceComplete(A, 1, fence(run), root, 1, 1, down=1e3, outside=2e3))
     ada = run.state.members.here[A]
     assert ada.measured == 2 and ada.up == 1e3 and 1e3 < ada.down < 2e3 and 2e3 < ada.outside < 4e3
-    run.feed(ev.Held(B, 1, fence(run), root, 1, 1, rtts=((A, 0.05),)))
+    run.feed(ev.ReduceComplete(B, 1, fence(run), root, 1, 1, rtts=((A, 0.05),)))
     assert run.state.members.here[B].measured == 1
 
 
@@ -132,7 +132,7 @@ def test_in_two_levels_less_crosses_than_could() -> None:
     run.state = replace(run.state, round=replace(run.state.round, levels=2))
     run.do("seal", NAMES)
     for outside in (4e3, 2e3):
-        run.feed(ev.Held(A, 1, fence(run), run.state.round.ledger.root, 1, 1, up=1.0, outside=outside))
+        run.feed(ev.ReduceComplete(A, 1, fence(run), run.state.round.ledger.root, 1, 1, up=1.0, outside=outside))
         assert run.state.members.here[A].outside == 4e3
 
 
@@ -143,8 +143,8 @@ def test_only_a_member_of_the_attempt_holds_what_counts() -> None:
     run.do("join", ["ed"])
     before = run.state
     for node in (D, NodeId("n5")):
-        run.feed(ev.Held(node, 1, fence(run), before.round.ledger.root, 1, 1))
-        run.feed(ev.Orphans(node, 1, fence(run), ()))
+        run.feed(ev.ReduceComplete(node, 1, fence(run), before.round.ledger.root, 1, 1))
+        run.feed(ev.OrphansFound(node, 1, fence(run), ()))
     assert run.state == before
 
 

@@ -8,7 +8,7 @@ import scenario
 from atoll.comm.ids import NodeId
 from atoll.coordinator.service.view import view
 from atoll.coordinator.state_machine.chunk_owners import owning, reducers
-from atoll.coordinator.state_machine.reduce_levels import Levels, levels
+from atoll.coordinator.state_machine.reduce_levels import RegionLevels, levels
 from atoll.coordinator.state_machine.state import State
 from atoll.node.control.reports import plan_of
 
@@ -28,7 +28,7 @@ def told(
     return replace(run.state, members=replace(run.state.members, here=here))
 
 
-def chosen(state: State) -> Levels | None:
+def chosen(state: State) -> RegionLevels | None:
     members = tuple(state.members.here)
     return levels(state, members, owning(state, members, reducers(state), 4))
 

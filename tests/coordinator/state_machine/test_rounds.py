@@ -81,7 +81,7 @@ class Fuzz:
     def feed(self, event: ev.Event) -> None:
         before = self.state
         self.state, effects = step(before, event, self.now)
-        if not isinstance(event, ev.Heard) and (effects or self.state != before):
+        if not isinstance(event, ev.Heartbeat) and (effects or self.state != before):
             self.journal.append((self.now, event))
         self.check(before)
 
@@ -112,7 +112,7 @@ class Fuzz:
         self.now += seconds
         for node, m in self.state.members.here.items():
             if m.connected and self.rng.random() < heard:
-                self.feed(ev.Heard(node, m.life, "inner", 0, self.rng.randint(0, 3)))
+                self.feed(ev.Heartbeat(node, m.life, "inner", 0, self.rng.randint(0, 3)))
         for verdict in members.judge(self.state.members, self.config.members, self.state.awaited, self.now):
             self.feed(verdict)
         self.feed(ev.Tick())
@@ -134,7 +134,7 @@ class Fuzz:
         if self.rng.random() < 0.9:
             self.feed(ev.Connected(node, life))
             if kind != REDUCER:
-                self.feed(ev.LayoutKnown(node, life, 40, LAYOUT))
+                self.feed(ev.LayoutReported(node, life, 40, LAYOUT))
 
     def anything(self) -> None:
         """One event, most of them such as they might come."""
@@ -166,22 +166,22 @@ class Fuzz:
         since = rng.choice(r.ledger.since) if r.ledger.since and rng.random() < 0.95 else fence.attempt
         here = tuple((c, digest(b"%d" % c)) for c in r.ledger.orphans if rng.random() < 0.7)
         usual: list[ev.Event] = [
-            ev.StateAt(node, life, committed, digest(b"state %d" % committed + flipped)),
-            ev.Reached(node, life, round_),
-            ev.BecameReady(node, life, round_, front, samples, rng.randint(0, 20), 1.0, 1.0),
-            ev.Evaluated(node, life, committed, 1.0),
+            ev.StateReported(node, life, committed, digest(b"state %d" % committed + flipped)),
+            ev.StepsReached(node, life, round_),
+            ev.ContributionReady(node, life, round_, front, samples, rng.randint(0, 20), 1.0, 1.0),
+            ev.LossEvaluated(node, life, committed, 1.0),
         ]
         reducing: list[ev.Event] = [
-            ev.Sealed(node, life, fence._replace(attempt=since), seals),
-            ev.Held(node, life, fence, root, 1, 1, rng.choice([0.0, 1e6]), 1e6),
-            *([ev.Orphans(node, life, fence, here)] if r.ledger.orphans else []),
+            ev.ChunksSealed(node, life, fence._replace(attempt=since), seals),
+            ev.ReduceComplete(node, life, fence, root, 1, 1, rng.choice([0.0, 1e6]), 1e6),
+            *([ev.OrphansFound(node, life, fence, here)] if r.ledger.orphans else []),
         ]
         faults: list[ev.Event] = [
             ev.Connected(node, life),
             ev.Disconnected(node, life),
             ev.Leaving(node, life, "bye"),
-            ev.LayoutKnown(node, life, 40, LAYOUT if self.state.layout is None else digest(b"other")),
-            ev.PeerLost(node, life, rng.choice(list(members.here)), fence, "reset"),
+            ev.LayoutReported(node, life, 40, LAYOUT if self.state.layout is None else digest(b"other")),
+            ev.PeerUnreachable(node, life, rng.choice(list(members.here)), fence, "reset"),
         ]
         draw = rng.random()
         self.feed(rng.choice(faults if draw < 0.02 else reducing if planned and draw < 0.6 else usual))
@@ -208,23 +208,25 @@ def answers(v: pb.View, state: State, node: NodeId) -> list[ev.Event]:
     said: list[ev.Event] = [] if m.connected else [ev.Connected(node, life)]
     if m.role == REDUCER:
         return said + sealed(v, state, node)
-    said += [ev.LayoutKnown(node, life, 40, LAYOUT)] if m.standing is MemberState.JOINING else []
+    said += [ev.LayoutReported(node, life, 40, LAYOUT)] if m.standing is MemberState.JOINING else []
     if v.initialise:
-        said.append(ev.StateAt(node, life, 0, v.state_digest or digest(b"state 0 of " + node.encode())))
+        said.append(ev.StateReported(node, life, 0, v.state_digest or digest(b"state 0 of " + node.encode())))
     elif m.state_round != v.committed and (v.committed or v.has_state):
-        said.append(ev.StateAt(node, life, v.committed, v.state_digest or digest(b"state %d" % v.committed)))
+        said.append(ev.StateReported(node, life, v.committed, v.state_digest or digest(b"state %d" % v.committed)))
     if v.evaluate:
-        said.append(ev.Evaluated(node, life, v.committed, 1.0))
+        said.append(ev.LossEvaluated(node, life, v.committed, 1.0))
     if v.train.lease and m.state_round == v.committed and not v.ready:
-        said += [] if v.reached else [ev.Reached(node, life, v.train.round)]
-        said += [ev.BecameReady(node, life, r.number, data.front(lease), 1, 1, 1.0, 1.0)] if v.closing else []
+        said += [] if v.reached else [ev.StepsReached(node, life, v.train.round)]
+        said += (
+            [ev.ContributionReady(node, life, r.number, data.front(lease), 1, 1, 1.0, 1.0)] if v.closing else []
+        )
     if v.HasField("plan") and r.plan is not None:
         said += sealed(v, state, node)
         if NOBODY in v.plan.owners:
             here = tuple((c, digest(b"%d" % c)) for c in r.ledger.orphans if c % 2)
-            said.append(ev.Orphans(node, life, r.plan.fence, here))
+            said.append(ev.OrphansFound(node, life, r.plan.fence, here))
         elif r.ledger.complete:
-            said.append(ev.Held(node, life, r.plan.fence, r.ledger.root, 1, 1))
+            said.append(ev.ReduceComplete(node, life, r.plan.fence, r.ledger.root, 1, 1))
     return said
 
 
@@ -235,7 +237,7 @@ def sealed(v: pb.View, state: State, node: NodeId) -> list[ev.Event]:
     life, fence = state.members.here[node].life, state.round.plan.fence
     alive = bitmap((i for i, m in enumerate(v.plan.members) if not m.gone and m.weight), len(v.plan.members))
     seals = tuple((c, digest(b"%d" % c), alive) for c in range(4))
-    return [ev.Sealed(node, life, fence._replace(attempt=since), seals) for since in set(v.plan.since)]
+    return [ev.ChunksSealed(node, life, fence._replace(attempt=since), seals) for since in set(v.plan.since)]
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SEEDS))

@@ -16,14 +16,21 @@ from click.testing import CliRunner
 from atoll.comm.chunks import Chunks
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node.bench.allreduce import allreduce, check
-from atoll.node.bench.allreduce_figures import Bench, Course, Lap, comparison, duration, shortfall
+from atoll.node.bench.allreduce_figures import (
+    AllreduceBench,
+    BenchHistory,
+    RoundTiming,
+    comparison,
+    duration,
+    shortfall,
+)
 from atoll.node.bench.synthetic import (
     SIGMA,
     TILE,
-    AtHand,
-    Begun,
     Compare,
     Decoded,
+    PeerReady,
+    RoundBegun,
     relative_error,
     tile,
     write_local,
@@ -34,7 +41,7 @@ LARGE = TILE + 70_000  # more than one tile
 COMMAND = [sys.executable, "-P", "-m", "atoll.comm.cli", "bench", "allreduce"]
 
 
-def bench(**changes: Any) -> Bench:
+def bench(**changes: Any) -> AllreduceBench:
     given: dict[str, Any] = {
         "peers": 3,
         "numel": 1000,
@@ -49,7 +56,7 @@ def bench(**changes: Any) -> Bench:
         "timeout": 60.0,
         "overrides": (),
     }
-    return Bench(**given | changes)
+    return AllreduceBench(**given | changes)
 
 
 def start(tmp: Path, *options: str) -> subprocess.Popen[str]:
@@ -192,12 +199,12 @@ def test_i_stands_for_the_number_of_the_peer() -> None:
 
 
 def test_the_clock_runs_from_the_last_input_to_the_last_result_of_a_survivor() -> None:
-    before, after = AtHand(2, 100, 10, 10, 0, 0), AtHand(3, 100, 50, 70, 0, 0)
-    first = Lap(Begun(2, 1.0, 0.0), Decoded(2, 4.0, 0.25), before, after)
-    last = Lap(Begun(2, 1.5, 0.0), Decoded(2, 3.0, 0.25), before, after)
-    killed = Lap(Begun(2, 1.75, 0.0), None, before, None)
-    killed_late = Lap(Begun(2, 1.75, 0.0), Decoded(2, 9.0, 0.25), before, None)
-    fetched = Lap(Begun(2, 1.0, 0.0), None, before, after)
+    before, after = PeerReady(2, 100, 10, 10, 0, 0), PeerReady(3, 100, 50, 70, 0, 0)
+    first = RoundTiming(RoundBegun(2, 1.0, 0.0), Decoded(2, 4.0, 0.25), before, after)
+    last = RoundTiming(RoundBegun(2, 1.5, 0.0), Decoded(2, 3.0, 0.25), before, after)
+    killed = RoundTiming(RoundBegun(2, 1.75, 0.0), None, before, None)
+    killed_late = RoundTiming(RoundBegun(2, 1.75, 0.0), Decoded(2, 9.0, 0.25), before, None)
+    fetched = RoundTiming(RoundBegun(2, 1.0, 0.0), None, before, after)
     assert duration({1: first, 2: last}) == 2.5
     assert duration({1: first, 2: last, 3: killed}) == duration({1: first, 2: last, 3: killed_late}) == 2.25
     assert duration({1: first, 2: fetched}) is None
@@ -205,13 +212,16 @@ def test_the_clock_runs_from_the_last_input_to_the_last_result_of_a_survivor() -
 
 
 def test_a_peer_that_fetched_the_state_or_has_another_one_is_a_failure() -> None:
-    before, after = AtHand(1, 100, 0, 0, 0, 0), AtHand(2, 100, 0, 0, 0, 0)
-    whole = Lap(Begun(1, 1.0, 0.0), Decoded(1, 4.0, 0.25), before, after)
-    fetched, killed = Lap(Begun(1, 1.0, 0.0), None, before, after), Lap(None, None, before, None)
+    before, after = PeerReady(1, 100, 0, 0, 0, 0), PeerReady(2, 100, 0, 0, 0, 0)
+    whole = RoundTiming(RoundBegun(1, 1.0, 0.0), Decoded(1, 4.0, 0.25), before, after)
+    fetched, killed = (
+        RoundTiming(RoundBegun(1, 1.0, 0.0), None, before, after),
+        RoundTiming(None, None, before, None),
+    )
     equal, other = {"round": 1, "digests_equal": True}, {"round": 1, "digests_equal": False}
-    assert shortfall(Course([{1: whole, 2: killed}], records=[equal])) is None
-    assert "peer 2" in str(shortfall(Course([{1: whole, 2: fetched}], records=[equal])))
-    assert "differ after round 1" in str(shortfall(Course([{1: whole}], records=[other])))
+    assert shortfall(BenchHistory([{1: whole, 2: killed}], records=[equal])) is None
+    assert "peer 2" in str(shortfall(BenchHistory([{1: whole, 2: fetched}], records=[equal])))
+    assert "differ after round 1" in str(shortfall(BenchHistory([{1: whole}], records=[other])))
 
 
 def test_a_delta_is_the_same_whoever_makes_it_and_differs_by_peer_and_round() -> None:

@@ -19,11 +19,11 @@ from atoll.comm.config.run import CodecName
 from atoll.comm.digest import digest
 from atoll.comm.ids import Round
 from atoll.node.checkpoint import checkpointer, snapshots
-from atoll.node.checkpoint.checkpointer import Durable, Place
+from atoll.node.checkpoint.checkpointer import Checkpointer, CheckpointLocation
 from atoll.node.checkpoint.sealed_log import SealedLog
-from atoll.node.checkpoint.snapshots import Torn
+from atoll.node.checkpoint.snapshots import TornSnapshot
 from atoll.node.outer.repair import mend
-from atoll.node.outer.shared_vectors import Vectors
+from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.outer.state import OuterState
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.schedule import Ramp
@@ -49,14 +49,14 @@ def sealed(round_: int) -> tuple[list[U8], list[bytes]]:
 class Node:
     """One life of a node's state, on a disk that outlives it."""
 
-    def __init__(self, folder: Path, left: Vectors | None = None, **place: Any) -> None:
+    def __init__(self, folder: Path, left: SharedVectors | None = None, **place: Any) -> None:
         """`left`: by an earlier life, in memory."""
-        vectors = left or Vectors.create(NUMEL, folder, folder / "shm")
+        vectors = left or SharedVectors.create(NUMEL, folder, folder / "shm")
         self.outer = OuterState(vectors, CHUNKS, mean_of(CODEC), RULE)
         self.given: list[U8] = []
         self.folder = folder / "disk"
         given: dict[str, Any] = {"every": 3, "layout": LAYOUT, "run": RUN, "room": lambda _: PLENTY} | place
-        self.disk = Durable(self.outer, self.given.append, Place(self.folder, **given))
+        self.disk = Checkpointer(self.outer, self.given.append, CheckpointLocation(self.folder, **given))
 
     def begin(self) -> None:
         self.outer.vectors.anchor[:] = np.random.default_rng(0).standard_normal(NUMEL, dtype=np.float32)
@@ -223,7 +223,7 @@ def test_a_sound_snapshot_outlives_a_damaged_one_where_there_is_no_room_for_both
         assert again.disk.restore() == 4 and again.disk.spoiled()
 
         def power_fails(c: int) -> Any:
-            raise Torn("as if in the middle of it")
+            raise TornSnapshot("as if in the middle of it")
 
         again.outer.copy = power_fails  # type: ignore[method-assign]
         again.disk.settled(4, 0)
@@ -350,7 +350,7 @@ def test_a_full_disk_is_said_and_costs_nothing_else(tmp_path: Path, caplog: pyte
 def test_a_node_without_a_disk_keeps_the_last_round_until_the_next_reduce(tmp_path: Path) -> None:
     async def body() -> None:
         node = Node(tmp_path)
-        node.disk = Durable(node.outer, node.given.append, None)
+        node.disk = Checkpointer(node.outer, node.given.append, None)
         await node.initialise()
         await node.commit(1, 2)
         assert await node.disk.sealed(Round(1), 0) is None
@@ -386,7 +386,7 @@ def test_a_folder_that_is_new_is_on_the_disk_as_what_is_in_it_is(
         node = Node(tmp_path / "node")
         monkeypatch.setattr(os, "fsync", syncing)
         folder = tmp_path / "state" / "outer" / "run"
-        node.disk = Durable(node.outer, node.given.append, Place(folder, RUN, LAYOUT, 3))
+        node.disk = Checkpointer(node.outer, node.given.append, CheckpointLocation(folder, RUN, LAYOUT, 3))
         await node.initialise()
         assert synced >= {str(path) for path in (folder, *folder.parents[:3])}
 
@@ -766,7 +766,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(OSError, match="No space"):
         log.write(1, *sealed(1))
     assert not list(tmp_path.iterdir()) and 1 not in log
-    with pytest.raises(Torn):
+    with pytest.raises(TornSnapshot):
         snapshots.write(tmp_path, RUN, LAYOUT, CHUNKS, 0, torn, lambda _: PLENTY)
     assert not list(tmp_path.iterdir())
 
@@ -796,5 +796,5 @@ def test_who_is_killed_while_it_fetches_a_newer_state_keeps_what_has_come_or_goe
 
 def torn(c: int) -> Any:
     if c:
-        raise Torn("the node stops")
+        raise TornSnapshot("the node stops")
     return 1, np.zeros(2 * CHUNKS.size(c), np.float32), bytes(16)

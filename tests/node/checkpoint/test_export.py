@@ -20,8 +20,8 @@ from states import MARK, RUN, TINY, Node, filled, layout_for
 from atoll.comm.config.run import ModelConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.node.checkpoint import export as exporting
-from atoll.node.checkpoint.export import Naming
-from atoll.node.checkpoint.run_manifest import About, path_of
+from atoll.node.checkpoint.export import TensorNaming
+from atoll.node.checkpoint.run_manifest import RunManifest, path_of
 from atoll.node.cli import export
 from atoll.node.trainer.model import build, init_parameters
 
@@ -141,7 +141,7 @@ def unknown(folder: Path) -> None:
 
 def two_runs(folder: Path) -> None:
     filled(folder, 1)
-    filled(folder, 2, about=About(replace(RUN, name="other")), mark=b"s" * 16)
+    filled(folder, 2, about=RunManifest(replace(RUN, name="other")), mark=b"s" * 16)
 
 
 @pytest.mark.parametrize(
@@ -186,12 +186,12 @@ def test_nothing_is_overwritten_unless_told(tmp_path: Path) -> None:
 def test_a_disk_without_room_is_said_and_nothing_is_left(tmp_path: Path) -> None:
     node, out = filled(tmp_path / "node", 1), tmp_path / "out" / "model.safetensors"
     with pytest.raises(ResourceError, match="MB for it"):
-        exporting.export(node.state_dir, out, Naming.NAMES, room=lambda _: 1000)
+        exporting.export(node.state_dir, out, TensorNaming.NAMES, room=lambda _: 1000)
     assert not list(out.parent.iterdir())
 
 
 def test_a_volunteers_own_model_has_no_llama_layout(tmp_path: Path) -> None:
-    about, out = About(RUN, "my.module:make"), tmp_path / "model.safetensors"
+    about, out = RunManifest(RUN, "my.module:make"), tmp_path / "model.safetensors"
     node = filled(tmp_path / "node", 1, about=about, layout=(("a", (50, 60)), ("b", (20,))))
     assert "model of its own (model=my.module:make)" in str(refusal(node.state_dir, out, "--layout", "llama"))
     assert call(node.state_dir, out).exit_code == 0
@@ -223,7 +223,7 @@ def test_transformers_loads_the_llama_layout_and_computes_the_same_logits(
 
     ours = build(model)
     init_parameters(ours, seed=1)
-    node, folder = Node(tmp_path / "node", About(replace(RUN, model=model))), tmp_path / "llama"
+    node, folder = Node(tmp_path / "node", RunManifest(replace(RUN, model=model))), tmp_path / "llama"
     parts = [parameter.detach().flatten() * 5 for _, parameter in sorted(ours.named_parameters())]
     node.outer.vectors.anchor[:] = torch.cat(parts).numpy()  # five times: attention is then far from uniform
     node.outer.initialised()

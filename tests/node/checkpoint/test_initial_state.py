@@ -18,20 +18,28 @@ from torch import Tensor
 from atoll.comm.config.run import ModelConfig
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node.checkpoint import export, snapshots
-from atoll.node.checkpoint.export import Naming
-from atoll.node.checkpoint.initial_state import Beginning, Begun
-from atoll.node.checkpoint.remote_store import ANCHOR, MANIFEST, MOMENTUM, Facts, Piece, Store, folder_of
-from atoll.node.checkpoint.run_manifest import About
+from atoll.node.checkpoint.export import TensorNaming
+from atoll.node.checkpoint.initial_state import InitialState, InitialStateLoader
+from atoll.node.checkpoint.remote_store import (
+    ANCHOR,
+    MANIFEST,
+    MOMENTUM,
+    CheckpointFacts,
+    ManifestPiece,
+    RemoteStore,
+    folder_of,
+)
+from atoll.node.checkpoint.run_manifest import RunManifest
 
 F32 = NDArray[np.float32]
 WIDE = replace(TINY, ffn_dim=64)
 
 
-def loaded(url: str, momentum: bool = True, model: ModelConfig = TINY) -> tuple[Begun, F32, F32]:
+def loaded(url: str, momentum: bool = True, model: ModelConfig = TINY) -> tuple[InitialState, F32, F32]:
     layout = layout_for(model)
     vectors = np.zeros((2, sum(int(np.prod(shape)) for _, shape in layout)), np.float32)
     shares = list[float]()
-    begun = Beginning(layout, model, vectors[0], vectors[1], shares.append).load(str(url), momentum)
+    begun = InitialStateLoader(layout, model, vectors[0], vectors[1], shares.append).load(str(url), momentum)
     assert shares[-1] == 1.0
     return begun, vectors[0], vectors[1]
 
@@ -40,9 +48,9 @@ def stored(node: Node, store: str, round_: int) -> Path:
     """The state of a round as a checkpoint; its folder."""
     kept = export.look(node.folder)
     assert kept is not None
-    there = Store(folder_of(store, RUN.name, MARK.hex()))
-    facts = Facts(RUN.name, kept.mark, round_, 0, round_, kept.chunks, kept.layout)
-    there.write(facts, (Piece(*found[1:]) for found in export.states(kept, round_)), lambda _: None)
+    there = RemoteStore(folder_of(store, RUN.name, MARK.hex()))
+    facts = CheckpointFacts(RUN.name, kept.mark, round_, 0, round_, kept.chunks, kept.layout)
+    there.write(facts, (ManifestPiece(*found[1:]) for found in export.states(kept, round_)), lambda _: None)
     return Path(there.path, f"round-{round_:012d}")
 
 
@@ -53,17 +61,17 @@ def test_a_checkpoint_comes_back_with_anchor_and_momentum_as_they_were(up: int, 
     stored(node, f"file://{tmp_path}/store", 4)
     folder = stored(node, f"file://{tmp_path}/store", 5)
     begun, a, m = loaded(f"file://{[folder, *folder.parents][up]}")
-    assert begun == Begun("the checkpoint of round 5 of run tiny, with its momentum", True)
+    assert begun == InitialState("the checkpoint of round 5 of run tiny, with its momentum", True)
     assert a.tobytes() == anchor.tobytes() and m.tobytes() == momentum.tobytes()
     begun, a, m = loaded(str(folder), momentum=False)
     assert not begun.momentum and a.tobytes() == anchor.tobytes() and not m.any()
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("naming", Naming)
-def test_what_export_writes_comes_back(naming: Naming, tied: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("naming", TensorNaming)
+def test_what_export_writes_comes_back(naming: TensorNaming, tied: bool, tmp_path: Path) -> None:
     run = replace(RUN, model=replace(TINY, tied_head=tied))
-    node = filled(tmp_path / "node", 3, about=About(run))
+    node = filled(tmp_path / "node", 3, about=RunManifest(run))
     out = tmp_path / "model.safetensors"
     export.export(node.state_dir, out, naming)
     for url in (out, tmp_path, f"file://{out}"):
@@ -78,10 +86,10 @@ def test_weights_in_half_precision_are_widened_and_a_tied_head_may_be_there(
 ) -> None:
     node = filled(tmp_path / "node", 1)
     out = tmp_path / "model.safetensors"
-    export.export(node.state_dir, out, Naming.LLAMA)
+    export.export(node.state_dir, out, TensorNaming.LLAMA)
     half = {name: tensor.to(dtype) for name, tensor in load_file(out).items()}
     save_file({**half, "lm_head.weight": half["model.embed_tokens.weight"].clone()}, out)
-    export.export(node.state_dir, tmp_path / "names" / "model.safetensors", Naming.NAMES)
+    export.export(node.state_dir, tmp_path / "names" / "model.safetensors", TensorNaming.NAMES)
     ours = load_file(tmp_path / "names" / "model.safetensors")
     expected = torch.cat([ours[name].to(dtype).float().flatten() for name, _ in layout_for(TINY)])
     assert loaded(str(out))[1].tobytes() == expected.numpy().tobytes()
@@ -133,7 +141,7 @@ def test_weights_of_another_model_are_refused(
     change: Callable[[dict[str, Tensor]], dict[str, Tensor]], why: str, tmp_path: Path
 ) -> None:
     node, out = filled(tmp_path / "node", 1), tmp_path / "model.safetensors"
-    export.export(node.state_dir, out, Naming.NAMES)
+    export.export(node.state_dir, out, TensorNaming.NAMES)
     save_file(change(load_file(out)), out)
     with pytest.raises(ConfigError, match=f"the run cannot begin with init_from={out}: {why}"):
         loaded(str(out))

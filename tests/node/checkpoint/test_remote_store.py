@@ -19,18 +19,18 @@ from atoll.comm.config.run import CheckpointConfig
 from atoll.comm.errors import ResourceError
 from atoll.node.checkpoint import export, uploader
 from atoll.node.checkpoint import remote_store as store_
-from atoll.node.checkpoint.initial_state import Beginning
+from atoll.node.checkpoint.initial_state import InitialStateLoader
 from atoll.node.checkpoint.remote_store import (
     ANCHOR,
     MANIFEST,
     MOMENTUM,
-    Facts,
-    Piece,
-    Store,
+    CheckpointFacts,
+    ManifestPiece,
+    RemoteStore,
     folder_of,
     state_digest,
 )
-from atoll.node.checkpoint.uploader import Uploads
+from atoll.node.checkpoint.uploader import Uploader
 
 DEADLINE = 60.0  # seconds
 
@@ -66,19 +66,19 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
             return f"s3://{bucket}/runs"
 
 
-def state(node: Node) -> tuple[Facts, Callable[[], Iterator[Piece]]]:
+def state(node: Node) -> tuple[CheckpointFacts, Callable[[], Iterator[ManifestPiece]]]:
     """The newest state of a node's disk, to be written."""
     kept = export.look(node.folder)
     assert kept is not None
     round_ = kept.rounds[0]
-    facts = Facts(RUN.name, kept.mark, round_, 10 * round_, round_, kept.chunks, kept.layout)
-    return facts, lambda: (Piece(*found[1:]) for found in export.states(kept, round_))
+    facts = CheckpointFacts(RUN.name, kept.mark, round_, 10 * round_, round_, kept.chunks, kept.layout)
+    return facts, lambda: (ManifestPiece(*found[1:]) for found in export.states(kept, round_))
 
 
 def test_a_checkpoint_is_the_state_and_loads_without_atoll(url: str, tmp_path: Path) -> None:
     node, sent = filled(tmp_path / "node", 5), list[int]()
     facts, pieces = state(node)
-    store = Store(folder_of(url, "my run/1", MARK.hex()))
+    store = RemoteStore(folder_of(url, "my run/1", MARK.hex()))
     assert store.url == f"{url}/my-run-1-72727272"
     assert store.rounds() == [] and store.manifest() is None
     manifest = store.write(facts, pieces(), sent.append)
@@ -91,21 +91,21 @@ def test_a_checkpoint_is_the_state_and_loads_without_atoll(url: str, tmp_path: P
         tensors = load_file(tmp_path / name)
         assert b"".join(tensor.tobytes() for _, tensor in sorted(tensors.items())) == vector.tobytes()
     read = np.zeros((2, facts.chunks.numel), np.float32)
-    begun = Beginning(facts.layout, TINY, read[0], read[1]).load(store.url, with_momentum=True)
+    begun = InitialStateLoader(facts.layout, TINY, read[0], read[1]).load(store.url, with_momentum=True)
     assert begun.momentum and "round 5" in begun.what, "a run can begin with it"
     assert read.tobytes() == vectors.anchor.tobytes() + vectors.momentum.tobytes()
 
 
 def test_the_newest_checkpoints_stay_and_what_was_not_finished_goes(url: str, tmp_path: Path) -> None:
     facts, pieces = state(filled(tmp_path / "node", 1))
-    store = Store(folder_of(url, "run", MARK.hex()))
+    store = RemoteStore(folder_of(url, "run", MARK.hex()))
 
-    def breaks() -> Iterator[Piece]:
+    def breaks() -> Iterator[ManifestPiece]:
         yield next(pieces())
         raise ConnectionError("the line is dead")
 
     for round_ in (1, 2, 3, 4, 5):
-        of = Facts(facts.run, facts.run_id, round_, 0, round_, facts.chunks, facts.layout)
+        of = CheckpointFacts(facts.run, facts.run_id, round_, 0, round_, facts.chunks, facts.layout)
         if round_ in (2, 5):
             with pytest.raises(ConnectionError):
                 store.write(of, breaks(), lambda _: None)
@@ -127,7 +127,7 @@ def test_a_file_of_any_size_is_sent_in_no_more_blocks_than_a_store_takes(
     monkeypatch.setattr(store_, "BLOCK", 64)
     monkeypatch.setattr(store_, "MOST_BLOCKS", 5)
     facts, pieces = state(filled(tmp_path / "node", 1))
-    store, blocks = Store(f"memory://{tmp_path.name}"), list[int]()
+    store, blocks = RemoteStore(f"memory://{tmp_path.name}"), list[int]()
     opened = store.fs.open
 
     def opening(path: str, mode: str, **options: Any) -> Any:
@@ -144,7 +144,7 @@ def test_a_checkpoint_whose_manifest_was_cut_short_is_none_and_is_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts, pieces = state(filled(tmp_path / "node", 2))
-    store = Store(f"memory://{tmp_path.name}")
+    store = RemoteStore(f"memory://{tmp_path.name}")
     pipe = store.fs.pipe_file
     store.write(replace(facts, round=1), pieces(), lambda _: None)
 
@@ -166,7 +166,7 @@ def test_on_a_disk_a_checkpoint_is_there_only_when_all_of_it_would_outlive_a_pow
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts, pieces = state(filled(tmp_path / "node", 1))
-    store, synced, sync = Store(f"file://{tmp_path}/store"), list[str](), os.fsync
+    store, synced, sync = RemoteStore(f"file://{tmp_path}/store"), list[str](), os.fsync
 
     def syncing(file: int) -> None:
         synced.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
@@ -191,7 +191,7 @@ async def free(_: int) -> None:
     """The link has room."""
 
 
-async def settled(sending: Uploads, node: Node, rounds: range) -> None:
+async def settled(sending: Uploader, node: Node, rounds: range) -> None:
     """Commit rounds one by one; after each the upload that may follow is over, or failed."""
     for round_ in rounds:
         await node.commit(round_)
@@ -204,10 +204,10 @@ def test_who_is_first_sends_a_checkpoint_when_it_is_due_and_the_next_where_the_f
 ) -> None:
     config = CheckpointConfig(remote=url, remote_every=2, remote_keep=2)
     node = filled(tmp_path / "node", 0)
-    store = Store(folder_of(url, RUN.name, MARK.hex()))
+    store = RemoteStore(folder_of(url, RUN.name, MARK.hex()))
 
     async def story() -> None:
-        sending = Uploads(node.folder, config, free)
+        sending = Uploader(node.folder, config, free)
         task = asyncio.create_task(sending.run())
         await settled(sending, node, range(1, 4))
         assert store.rounds() == []  # it is not its turn
@@ -235,7 +235,7 @@ def test_a_store_that_fails_is_a_sentence_and_is_tried_again(
     config = CheckpointConfig(remote=f"file://{blocked}", remote_every=1)
 
     async def story() -> None:
-        sending = Uploads(node.folder, config, free, turn=1)
+        sending = Uploader(node.folder, config, free, turn=1)
         task = asyncio.create_task(sending.run())
         sending.taken()
         await sending.idle()
@@ -259,10 +259,10 @@ def test_a_state_that_is_not_the_runs_is_no_checkpoint(tmp_path: Path, monkeypat
     monkeypatch.setattr(uploader, "RETRY", 0.01)
     node = filled(tmp_path / "node", 2)
     config = CheckpointConfig(remote=f"file://{tmp_path}/store", remote_every=1)
-    store = Store(folder_of(config.remote, RUN.name, MARK.hex()))
+    store = RemoteStore(folder_of(config.remote, RUN.name, MARK.hex()))
 
     async def story() -> None:
-        sending = Uploads(node.folder, config, free, turn=1)
+        sending = Uploader(node.folder, config, free, turn=1)
         task = asyncio.create_task(sending.run())
         sending.told(2, bytes(16))
         sending.taken()
@@ -296,7 +296,7 @@ def test_a_store_that_does_not_answer_is_a_sentence_and_is_tried_again_when_it_d
     os.mkfifo(mute)  # who opens it to write waits for a reader
 
     async def story() -> None:
-        sending = Uploads(node.folder, config, free, turn=1)
+        sending = Uploader(node.folder, config, free, turn=1)
         task = asyncio.create_task(sending.run())
         sending.taken()
         await sending.idle()
@@ -322,7 +322,7 @@ def test_a_checkpoint_waits_for_the_link_and_outlives_the_files_that_the_node_re
         await may.wait()
 
     async def story() -> None:
-        sending = Uploads(node.folder, config, reduce_first, turn=1)
+        sending = Uploader(node.folder, config, reduce_first, turn=1)
         task = asyncio.create_task(sending.run())
         sending.taken()
         await asyncio.wait_for(asked.wait(), DEADLINE)
@@ -335,19 +335,19 @@ def test_a_checkpoint_waits_for_the_link_and_outlives_the_files_that_the_node_re
         task.cancel()
 
     asyncio.run(story())
-    assert Store(folder_of(config.remote, RUN.name, MARK.hex())).rounds() == [1]
+    assert RemoteStore(folder_of(config.remote, RUN.name, MARK.hex())).rounds() == [1]
 
 
 def test_a_run_uses_this_machines_files_only_if_its_owner_lets_it(tmp_path: Path) -> None:
     for url in (str(tmp_path), f"file://{tmp_path}", f"local://{tmp_path}"):
         with pytest.raises(ResourceError, match="only where the node has files=true"):
-            Store(url, files=False)
+            RemoteStore(url, files=False)
     for url in (f"simplecache::file://{tmp_path}", f"dir::{tmp_path}", f"asyncwrapper::{tmp_path}", "zip::/a.zip"):
         with pytest.raises(ResourceError, match="only where the node has files=true"):
-            Store(url, files=False)
-    assert Store("memory://a", files=False).rounds() == []
+            RemoteStore(url, files=False)
+    assert RemoteStore("memory://a", files=False).rounds() == []
 
 
 def test_a_store_that_this_machine_has_no_client_for_is_a_sentence() -> None:
     with pytest.raises(ResourceError, match="nowhere://a/b cannot be used: Protocol not known: nowhere"):
-        Store("nowhere://a/b")
+        RemoteStore("nowhere://a/b")

@@ -9,12 +9,12 @@ from atoll.comm.invite import Invite
 from atoll.node import state_machine
 from atoll.node.config import NodeConfig
 from atoll.node.daemon.daemon import Daemon
-from atoll.node.daemon.state_dir import Options
+from atoll.node.daemon.state_dir import JoinOptions
 
 
 def test_a_trainer_that_dies_while_state_0_is_read_has_it_read_no_second_time() -> None:
     async def story() -> None:
-        daemon = Daemon(Invite("there:7", "reef", "token"), NodeConfig(), Options(Path(), "", "", "ada", 0.0))
+        daemon = Daemon(Invite("there:7", "reef", "token"), NodeConfig(), JoinOptions(Path(), "", "", "ada", 0.0))
         begun, read = 0, asyncio.Event()
 
         async def begin(progress: Callable[[float], None]) -> None:

@@ -12,10 +12,10 @@ from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node import state_machine
 from atoll.node.config import NodeConfig
 from atoll.node.daemon import outer_loop as keeper_
-from atoll.node.daemon.outer_loop import Keeper
-from atoll.node.daemon.state_dir import Options
-from atoll.node.daemon.state_server import Shelf
-from atoll.node.recovery.recovery import MovedOn, Standing, Stranded
+from atoll.node.daemon.outer_loop import OuterLoop
+from atoll.node.daemon.state_dir import JoinOptions
+from atoll.node.daemon.state_server import StateServer
+from atoll.node.recovery.recovery import DonorsSilent, RecoveryProgress, RoundMovedOn
 from atoll.node.trainer_channel import Hello
 
 
@@ -24,10 +24,10 @@ def test_a_recovery_that_nobody_answers_is_tried_less_and_less_often_and_told_on
 ) -> None:
     keeper = cast(Any, SimpleNamespace(stranded="", _pause=keeper_.SOON))
     caplog.set_level("INFO", "atoll.node")
-    pauses = [Keeper._again(keeper, Stranded("nobody gives it the state: n1: refused")) for _ in range(6)]
+    pauses = [OuterLoop._again(keeper, DonorsSilent("nobody gives it the state: n1: refused")) for _ in range(6)]
     assert pauses[0] < pauses[1] < pauses[2] < pauses[-1] == keeper_.SELDOM and len(caplog.messages) == 1
     assert "n1: refused" in keeper.stranded
-    assert Keeper._again(keeper, MovedOn("the round is over")) == keeper_.SOON and not keeper.stranded
+    assert OuterLoop._again(keeper, RoundMovedOn("the round is over")) == keeper_.SOON and not keeper.stranded
 
 
 def test_a_snapshot_of_a_fetched_state_tells_the_tokens_of_its_round(
@@ -39,21 +39,21 @@ def test_a_snapshot_of_a_fetched_state_tells_the_tokens_of_its_round(
     member = SimpleNamespace(
         run=RUN,
         config=NodeConfig(),
-        options=Options(tmp_path / "node", "", "", "ada", 0.0),
+        options=JoinOptions(tmp_path / "node", "", "", "ada", 0.0),
         plane=SimpleNamespace(bytes_down=0, peers=peers),
         reports=SimpleNamespace(view=view, control=None),
         mark=MARK,
     )
 
-    async def recover(_: Any, outer: Any, *__: Any) -> Standing:
+    async def recover(_: Any, outer: Any, *__: Any) -> RecoveryProgress:
         for c in range(outer.chunks.count):
             outer.put(c, 3, donor.outer.copy(c)[1].tobytes())
         member.reports.view = pb.View(committed=5, tokens=50)  # the others did not wait
-        return Standing(outer.chunks.count)
+        return RecoveryProgress(outer.chunks.count)
 
     async def story() -> None:
         hello = Hello(1, 1, donor.chunks.numel, tuple(layout_for(TINY)))
-        keeper = Keeper(cast(Any, member), hello, Shelf(), told.append, asyncio.create_task)
+        keeper = OuterLoop(cast(Any, member), hello, StateServer(), told.append, asyncio.create_task)
         monkeypatch.setattr(keeper_, "recover", recover)
         keeper.stranded = "nobody gives it the state"
         await keeper.recover(state_machine.Recover(view, differs=False, rebase=False))

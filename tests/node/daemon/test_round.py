@@ -16,11 +16,11 @@ from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
 from atoll.comm.plan import Plan, PlanMember
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.transport.data_plane import DataPlane
-from atoll.comm.transport.frames import Kind
+from atoll.comm.transport.frames import FrameKind
 from atoll.node.control.reports import Reports
-from atoll.node.daemon.round import Part
+from atoll.node.daemon.round import RoundParticipation
 from atoll.node.outer.residual import Residual
-from atoll.node.outer.shared_vectors import Vectors
+from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.outer.state import OuterState
 from atoll.node.state_machine import Work
 from atoll.outer_opt.feedback import ErrorFeedback
@@ -43,15 +43,17 @@ Compute = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 @pytest.fixture
 def outer(tmp_path: Path) -> Iterator[OuterState]:
-    vectors = Vectors.create(CHUNKS.numel, tmp_path, tmp_path / "shm")
+    vectors = SharedVectors.create(CHUNKS.numel, tmp_path, tmp_path / "shm")
     yield OuterState(vectors, CHUNKS, mean_of(CODEC), Always(Nesterov(0.7, 0.9)))
     vectors.close()
 
 
-def part_of(outer: OuterState, compute: Compute = asyncio.to_thread) -> Part:
+def part_of(outer: OuterState, compute: Compute = asyncio.to_thread) -> RoundParticipation:
     plane = DataPlane(RunId("run"), ADA, b"", Nothing())
     tells = Reports.__new__(Reports)  # nothing is told
-    return Part(plane, outer, CODEC, [mean_of(CODEC)], LAYOUT, None, tells, compute, asyncio.create_task)
+    return RoundParticipation(
+        plane, outer, CODEC, [mean_of(CODEC)], LAYOUT, None, tells, compute, asyncio.create_task
+    )
 
 
 @pytest.mark.parametrize(("element", "name"), [(0, "embed"), (1999, "embed"), (2000, "norm"), (4999, "norm")])
@@ -79,7 +81,7 @@ def test_nobody_waits_for_chunks_of_a_delta_that_is_forgotten(outer: OuterState)
         part.begin(Plan(Incarnation(1), Epoch(1), Round(1), 1, members, (1,) * CHUNKS.count), ADA, work)
         await asyncio.sleep(0)
         assert part.reduction is not None
-        link = asyncio.create_task(part.reduction.frame(BO, (Kind.CONTRIBUTION, 0, 1)))
+        link = asyncio.create_task(part.reduction.frame(BO, (FrameKind.CONTRIBUTION, 0, 1)))
         await asyncio.sleep(0)
         part.stop()
         part.forget()

@@ -11,7 +11,7 @@ from atoll.comm.errors import ResourceError
 from atoll.comm.invite import Invite
 from atoll.node.config import TrainerSpec
 from atoll.node.daemon.state_dir import claimed, remember, remember_life, remembered
-from atoll.node.daemon.trainer_supervisor import Supervisor
+from atoll.node.daemon.trainer_supervisor import TrainerSupervisor
 
 INVITE = Invite("127.0.0.1:4700", "run", "token")
 
@@ -46,7 +46,7 @@ def test_a_damaged_session_is_none(tmp_path: Path, damage: bytes) -> None:
 
 
 def test_a_trainers_settings_that_cannot_be_written_are_said(tmp_path: Path) -> None:
-    supervisor = Supervisor(TrainerSpec(), tmp_path, lambda message: None, lambda: None)
+    supervisor = TrainerSupervisor(TrainerSpec(), tmp_path, lambda message: None, lambda: None)
     with full_disk(), pytest.raises(ResourceError, match=f"cannot write {tmp_path}/trainer.json: "):
         asyncio.run(supervisor.run())
 

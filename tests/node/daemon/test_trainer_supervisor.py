@@ -8,7 +8,7 @@ import pytest
 
 from atoll.comm.config.run import MembersConfig, RunConfig
 from atoll.node.config import NodeConfig, TrainerSpec
-from atoll.node.daemon.trainer_supervisor import Supervisor, _kill
+from atoll.node.daemon.trainer_supervisor import TrainerSupervisor, _kill
 from atoll.node.trainer_channel import Hello, ToDaemon
 
 NOBODY = 1 << 30  # a process id that there is not
@@ -57,7 +57,7 @@ def test_a_trainer_that_connects_when_it_was_given_up_is_not_taken_for_the_next(
     async def story() -> None:
         heard: list[ToDaemon] = []
         spec = TrainerSpec(RunConfig(members=MembersConfig(stall=60.0)), NodeConfig(), "", "", "")
-        supervisor = Supervisor(spec, tmp_path, heard.append, lambda: None)
+        supervisor = TrainerSupervisor(spec, tmp_path, heard.append, lambda: None)
         processes: asyncio.Queue[Process] = asyncio.Queue()
 
         async def start(*command: str, **how: Any) -> Process:

@@ -10,10 +10,10 @@ from states import MARK, RUN, Node, filled, layout_for
 
 from atoll.comm.config.outer import FragmentsConfig, PatternName
 from atoll.node.checkpoint import export
-from atoll.node.checkpoint.initial_state import Beginning
-from atoll.node.checkpoint.remote_store import Facts, Piece, Store, folder_of, state_digest
-from atoll.node.checkpoint.run_manifest import About
-from atoll.node.checkpoint.snapshots import Layout
+from atoll.node.checkpoint.initial_state import InitialStateLoader
+from atoll.node.checkpoint.remote_store import CheckpointFacts, ManifestPiece, RemoteStore, folder_of, state_digest
+from atoll.node.checkpoint.run_manifest import RunManifest
+from atoll.node.checkpoint.snapshots import TensorShapes
 from atoll.node.outer.repair import mend
 
 STRIDED = replace(RUN, fragments=FragmentsConfig(3, PatternName.STRIDED))
@@ -27,10 +27,10 @@ def bits(node: Node) -> bytes:
 
 @pytest.mark.parametrize("rounds", [1, 4, 5, 8])
 def test_the_disk_brings_all_fragments_back(rounds: int, tmp_path: Path) -> None:
-    node = filled(tmp_path, rounds, about=About(STRIDED))
+    node = filled(tmp_path, rounds, about=RunManifest(STRIDED))
 
     async def again() -> None:
-        back = Node(tmp_path, About(STRIDED))
+        back = Node(tmp_path, RunManifest(STRIDED))
         assert (back.disk.proven, back.disk.restore()) == (rounds, rounds)
         assert bits(back) == bits(node)
         await back.commit(rounds + 1)
@@ -41,7 +41,7 @@ def test_the_disk_brings_all_fragments_back(rounds: int, tmp_path: Path) -> None
 
 
 def test_a_chunk_that_changed_in_memory_is_mended_with_the_rounds_of_its_fragment(tmp_path: Path) -> None:
-    node = filled(tmp_path, 8, about=About(STRIDED))
+    node = filled(tmp_path, 8, about=RunManifest(STRIDED))
     right = bits(node)
     for c in range(node.chunks.count):
         assert mend(node.outer, node.disk, c) is None
@@ -51,13 +51,13 @@ def test_a_chunk_that_changed_in_memory_is_mended_with_the_rounds_of_its_fragmen
 
 
 def test_a_checkpoint_begins_runs_in_the_same_and_in_other_fragments(tmp_path: Path) -> None:
-    node = filled(tmp_path / "node", 5, about=About(BALANCED))
+    node = filled(tmp_path / "node", 5, about=RunManifest(BALANCED))
     kept = export.look(node.folder)
     assert kept is not None and kept.chunks == node.chunks
     assert kept.chunks.parts == 3
-    store = Store(folder_of(f"file://{tmp_path}/remote", "tiny", MARK.hex()))
-    facts = Facts("tiny", kept.mark, 5, 0, 5, kept.chunks, kept.layout)
-    manifest = store.write(facts, (Piece(*found[1:]) for found in export.states(kept, 5)), lambda _: None)
+    store = RemoteStore(folder_of(f"file://{tmp_path}/remote", "tiny", MARK.hex()))
+    facts = CheckpointFacts("tiny", kept.mark, 5, 0, 5, kept.chunks, kept.layout)
+    manifest = store.write(facts, (ManifestPiece(*found[1:]) for found in export.states(kept, 5)), lambda _: None)
     assert manifest.state_digest == node.outer.settle().hex()
     assert manifest.state_digest == state_digest(
         node.outer.vectors.anchor, node.outer.vectors.momentum, node.chunks
@@ -69,7 +69,7 @@ def test_a_checkpoint_begins_runs_in_the_same_and_in_other_fragments(tmp_path: P
         found = {}
         for layout in (mine, named):
             anchor, momentum = np.zeros((2, node.chunks.numel), np.float32)
-            Beginning(layout, BALANCED.model, anchor, momentum).load(url, True)
+            InitialStateLoader(layout, BALANCED.model, anchor, momentum).load(url, True)
             found[layout[0]] = by_name(layout, anchor), by_name(layout, momentum)
         one, other = found.values()
         for here, there in zip(one, other, strict=True):
@@ -77,7 +77,7 @@ def test_a_checkpoint_begins_runs_in_the_same_and_in_other_fragments(tmp_path: P
         assert any(any(part) for part in one[1].values()) or url == str(whole)
 
 
-def by_name(layout: Layout, vector: "np.ndarray[tuple[int], np.dtype[np.float32]]") -> dict[str, bytes]:
+def by_name(layout: TensorShapes, vector: "np.ndarray[tuple[int], np.dtype[np.float32]]") -> dict[str, bytes]:
     found, start = {}, 0
     for name, shape in layout:
         stop = start + int(np.prod(shape))

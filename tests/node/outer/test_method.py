@@ -10,9 +10,9 @@ from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.schedule import of_length
 from atoll.outer_opt.sgd import Sgd
-from atoll.outer_opt.tensors import Kind
+from atoll.outer_opt.tensors import TensorKind
 
-KINDS = (Kind.MATRIX, Kind.EMBEDDING, Kind.VECTOR)
+KINDS = (TensorKind.MATRIX, TensorKind.EMBEDDING, TensorKind.VECTOR)
 
 
 def test_radial_merges_are_of_matrices_and_embeddings_and_vectors_get_the_plain_mean() -> None:

@@ -15,7 +15,7 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import CodecName
 from atoll.node.outer.residual import NAME, Residual
-from atoll.node.outer.shared_vectors import Vectors
+from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.outer.state import OuterState
 from atoll.outer_opt.feedback import ErrorFeedback
 from atoll.outer_opt.nesterov import Nesterov
@@ -30,7 +30,7 @@ class Node:
     """The vectors of a node, and what they go through in a round."""
 
     def __init__(self, folder: Path, decay: float = 1.0) -> None:
-        self.vectors = Vectors.create(CHUNKS.numel, folder)
+        self.vectors = SharedVectors.create(CHUNKS.numel, folder)
         self.outer = OuterState(self.vectors, CHUNKS, mean_of(INT4), Always(Nesterov(0.7, 0.9)))
         self.outer.initialised()
         self.residual = Residual(ErrorFeedback(decay), self.vectors, CHUNKS, INT4, (folder, RUN))
@@ -109,7 +109,7 @@ def test_in_fifty_rounds_of_which_many_fail_nothing_is_lost_nor_sent_twice(node:
 
 def test_of_fragments_that_take_turns_the_residual_moves_where_the_round_was(tmp_path: Path) -> None:
     rng, chunks = np.random.default_rng(5), Chunks(3000, 512, (1000, 2000))
-    vectors = Vectors.create(chunks.numel, tmp_path)
+    vectors = SharedVectors.create(chunks.numel, tmp_path)
     residual = Residual(ErrorFeedback(1.0), vectors, chunks, INT4)
     vectors.local[:] = rng.standard_normal(chunks.numel)
     within, alone = chunks.within(1), chunks.alone(1)

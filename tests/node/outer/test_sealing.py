@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from atoll.comm.allreduce.sealing import Refused
+from atoll.comm.allreduce.sealing import UnusableContribution
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.outer import FragmentsConfig, MergeName, OuterConfig, PatternName, WeightName
 from atoll.comm.config.run import CodecName, ReduceConfig, RunConfig
 from atoll.node.outer.layout import in_turns, stretches
 from atoll.node.outer.method import method_of, pieces_of, schedule_of, sealing_of
-from atoll.node.outer.shared_vectors import Vectors
+from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.outer.state import OuterState
-from atoll.node.simulate.exchange import Contribution, Replicated
+from atoll.node.simulate.exchange import MemberDelta, ReplicatedState
 from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.clip import clips
 from atoll.outer_opt.fragments import whole
-from atoll.outer_opt.tensors import Kind, placed
+from atoll.outer_opt.tensors import TensorKind, placed
 from atoll.outer_opt.weights import shares
 
 SHAPES = {"blocks.0.wq": (64, 40), "embed": (96, 40), "norm": (40,), "out": (40, 64)}
@@ -42,13 +42,13 @@ def test_nodes_do_what_the_simulator_does(merge: MergeName, codec: CodecName, we
     run = RunConfig(outer=outer, reduce=ReduceConfig(codec=codec, chunk=1024))
     method, chunks = method_of(run, TENSORS), Chunks(MODEL.numel, 1024)
     start = np.random.default_rng(9).standard_normal(MODEL.numel).astype(np.float32)
-    simulated = Replicated(run, method, MODEL, start)
+    simulated = ReplicatedState(run, method, MODEL, start)
     sealing, wire = sealing_of(run, MODEL), make_codec(codec, run.reduce.block, run.reduce.scales)
     anchor, momentum = start.copy(), np.zeros_like(start)
     for round_ in (1, 2, 3):
         deltas, steps = drawn(round_ + 1), [40 * (i + 1) * round_ for i in range(round_ + 1)]
         decoded = [simulated.over_the_wire(delta) for delta in deltas]
-        found = [Contribution(x, 64 * n, n) for x, n in zip(decoded, steps, strict=True)]
+        found = [MemberDelta(x, 64 * n, n) for x, n in zip(decoded, steps, strict=True)]
         simulated.commit(found)
 
         parts = shares(method.weigh([c.tokens for c in found], steps), clips([norm(x) for x in decoded]))
@@ -80,9 +80,12 @@ def test_fragments_that_take_turns_are_what_the_simulator_makes_of_each(
     run = RunConfig(outer=outer, reduce=reduce, fragments=FragmentsConfig(3, pattern))
     method, rng = method_of(run, TENSORS), np.random.default_rng(9)
     start = rng.standard_normal(MODEL.numel).astype(np.float32)
-    simulated = [Replicated(run, method, fragment, start) for fragment in method.fragments]
+    simulated = [ReplicatedState(run, method, fragment, start) for fragment in method.fragments]
     fragments, chunks = stretches(run, in_turns(run, [(t.name, t.shape) for t in TENSORS]))
-    vectors, wire = Vectors.create(MODEL.numel, tmp_path), make_codec(CodecName.INT4, reduce.block, reduce.scales)
+    vectors, wire = (
+        SharedVectors.create(MODEL.numel, tmp_path),
+        make_codec(CodecName.INT4, reduce.block, reduce.scales),
+    )
     for p, fragment in enumerate(method.fragments):
         fragment.gather(start, vectors.anchor[chunks.within(p)])
     state = OuterState(vectors, chunks, sealing_of(run, *fragments), schedule_of(run))
@@ -92,7 +95,7 @@ def test_fragments_that_take_turns_are_what_the_simulator_makes_of_each(
         alone, sealing, steps = chunks.alone(p), sealing_of(run, fragments[p]), [20, 30 * round_]
         deltas = [delta[: alone.numel] for delta in drawn(2)]
         decoded = [simulated[p].over_the_wire(delta) for delta in deltas]
-        simulated[p].commit([Contribution(x, 64 * n, n) for x, n in zip(decoded, steps, strict=True)])
+        simulated[p].commit([MemberDelta(x, 64 * n, n) for x, n in zip(decoded, steps, strict=True)])
 
         parts = shares(method.weigh([64 * n for n in steps], steps), [1.0, 1.0])
         for i, c in enumerate(chunks.of(p)):
@@ -114,9 +117,9 @@ def test_fragments_that_take_turns_are_what_the_simulator_makes_of_each(
 
 def test_chunks_know_what_they_have_of_each_tensor() -> None:
     pieces = pieces_of(MODEL, Chunks(MODEL.numel, 2000))
-    assert pieces[0] == [(Kind.MATRIX, slice(0, 2000))]
-    assert pieces[1] == [(Kind.MATRIX, slice(0, 560)), (Kind.EMBEDDING, slice(560, 2000))]
-    assert pieces[-1] == [(Kind.MATRIX, slice(0, 1000))]
+    assert pieces[0] == [(TensorKind.MATRIX, slice(0, 2000))]
+    assert pieces[1] == [(TensorKind.MATRIX, slice(0, 560)), (TensorKind.EMBEDDING, slice(560, 2000))]
+    assert pieces[-1] == [(TensorKind.MATRIX, slice(0, 1000))]
     assert sum(s.stop - s.start for chunk in pieces for _, s in chunk) == MODEL.numel
 
 
@@ -125,6 +128,6 @@ def test_a_malformed_contribution_is_refused_by_its_place() -> None:
     sealing = sealing_of(run, MODEL)
     good = np.zeros(sealing.size(1024, 1), np.uint8)
     terms = [(3, good, 0.5), (7, good[:-1], 0.5)]
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(UnusableContribution) as refused:
         sealing.seal(0, terms, 1.0, 1024, good.copy())
     assert refused.value.place == 7

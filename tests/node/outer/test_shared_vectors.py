@@ -11,11 +11,11 @@ import pytest
 from disks import full_disk
 
 from atoll.comm.errors import ResourceError
-from atoll.node.outer.shared_vectors import Vectors, clear_stale
+from atoll.node.outer.shared_vectors import SharedVectors, clear_stale
 
 
 def test_they_are_zeroed_files_of_the_right_size_and_go_when_closed(tmp_path: Path) -> None:
-    made = Vectors.create(1000, tmp_path / "state", tmp_path / "shm")
+    made = SharedVectors.create(1000, tmp_path / "state", tmp_path / "shm")
     assert made.folder.parent == tmp_path / "shm"
     assert os.path.getsize(made.path("anchor")) == 4000
     assert not np.any(made.momentum)
@@ -29,20 +29,20 @@ def test_the_state_directory_takes_them_where_shared_memory_is_too_small(
     real = shutil.disk_usage
     small = SimpleNamespace(free=1 << 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda p: small if Path(p).name == "shm" else real(p))
-    made = Vectors.create(1_000_000, tmp_path / "state", tmp_path / "shm")
+    made = SharedVectors.create(1_000_000, tmp_path / "state", tmp_path / "shm")
     assert made.folder.parent == tmp_path / "state" / "vectors"
     made.close()
 
 
 def test_no_room_anywhere_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match="free some space"):
-        Vectors.create(1 << 50, tmp_path / "state", tmp_path / "shm")
+        SharedVectors.create(1 << 50, tmp_path / "state", tmp_path / "shm")
 
 
 def test_what_turns_out_to_have_no_room_leaves_nothing_behind(tmp_path: Path) -> None:
     before = os.listdir("/proc/self/fd")
     with full_disk(), pytest.raises(ResourceError, match="free some space"):
-        Vectors.create(1000, tmp_path / "state", tmp_path / "shm")
+        SharedVectors.create(1000, tmp_path / "state", tmp_path / "shm")
     assert not list((tmp_path / "shm").iterdir()) and not list((tmp_path / "state" / "vectors").iterdir())
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
@@ -54,13 +54,13 @@ def test_folders_that_others_put_into_shared_memory_are_left_alone(tmp_path: Pat
     with open(theirs / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         clear_stale(tmp_path / "state", tmp_path / "shm")
-        made = Vectors.create(10, tmp_path / "state", tmp_path / "shm", "this run")
+        made = SharedVectors.create(10, tmp_path / "state", tmp_path / "shm", "this run")
     assert theirs.exists()
     made.close()
 
 
 def test_only_what_a_dead_daemon_left_is_cleared(tmp_path: Path) -> None:
-    living = Vectors.create(10, tmp_path / "state", tmp_path / "shm")
+    living = SharedVectors.create(10, tmp_path / "state", tmp_path / "shm")
     dead = tmp_path / "shm" / "atoll-dead"
     dead.mkdir()
     (dead / "lock").touch()
@@ -71,17 +71,17 @@ def test_only_what_a_dead_daemon_left_is_cleared(tmp_path: Path) -> None:
 
 def test_what_a_killed_daemon_left_is_taken_over_by_the_next_one_of_the_same_run_and_model(tmp_path: Path) -> None:
     places = tmp_path / "state", tmp_path / "shm"
-    dead = Vectors.create(10, *places, "this run")
+    dead = SharedVectors.create(10, *places, "this run")
     dead.momentum[3], dead.notes("notes", 2)[1] = 7.0, 5
     os.close(dead.lock)
     clear_stale(*places)
-    taken = Vectors.create(10, *places, "this run")
+    taken = SharedVectors.create(10, *places, "this run")
     assert taken.folder == dead.folder and taken.momentum[3] == 7.0 and list(taken.notes("notes", 2)) == [0, 5]
-    second = Vectors.create(10, *places, "this run")
+    second = SharedVectors.create(10, *places, "this run")
     assert second.folder != taken.folder, "those are in use"
     for vectors in (taken, second):
         os.close(vectors.lock)
-    other = Vectors.create(10, *places, "another run")
+    other = SharedVectors.create(10, *places, "another run")
     assert [folder for folder in (tmp_path / "shm").iterdir()] == [other.folder] and not other.momentum.any()
     os.close(other.lock)
     clear_stale(tmp_path / "another node", tmp_path / "shm")

@@ -10,9 +10,9 @@ from atoll.comm.byte_view import U8
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import CodecName
-from atoll.comm.fragment_schedule import Turns
-from atoll.node.outer.shared_vectors import Vectors
-from atoll.node.outer.staleness import Gap
+from atoll.comm.fragment_schedule import FragmentSchedule
+from atoll.node.outer.shared_vectors import SharedVectors
+from atoll.node.outer.staleness import StalenessTracker
 from atoll.node.outer.state import OuterState
 from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.nesterov import Nesterov
@@ -31,8 +31,8 @@ class Late:
     """A node's state, and how far it was moved by each round."""
 
     def __init__(self, folder: Path) -> None:
-        vectors = Vectors.create(CHUNKS.numel, folder, folder / "shm")
-        self.gap = Gap(Turns())
+        vectors = SharedVectors.create(CHUNKS.numel, folder, folder / "shm")
+        self.gap = StalenessTracker(FragmentSchedule())
         self.outer = OuterState(vectors, CHUNKS, mean_of(CODEC), Always(Nesterov(0.7, 0.9)), self.gap)
         self.outer.initialised()
 
@@ -109,7 +109,7 @@ def test_a_chunk_that_is_mended_has_not_moved(late: Late) -> None:
 
 def test_fragments_that_take_turns_have_a_gap_each() -> None:
     """Rounds 1 and 3 move the first one, 2 and 4 the second."""
-    gap = Gap(Turns(2))
+    gap = StalenessTracker(FragmentSchedule(2))
     for round_, norms, owed in ((1, (3.0, 4.0), False), (2, (1.0,), True), (3, (6.0, 8.0), True)):
         for norm_ in norms:
             gap.moved((round_ - 1) % 2, round_, norm_)

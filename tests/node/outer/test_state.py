@@ -13,7 +13,7 @@ from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import CodecName
 from atoll.comm.digest import digest
 from atoll.comm.ids import Round
-from atoll.node.outer.shared_vectors import Vectors
+from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.outer.state import OuterState
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.overlap import HALFWAY, Adopt, rebase
@@ -37,7 +37,7 @@ class Copied(np.ndarray[Any, np.dtype[np.float32]]):
 
 
 def test_a_chunk_that_changes_while_it_is_copied_for_a_peer_is_not_given(tmp_path: Path) -> None:
-    vectors = Vectors.create(CHUNKS.numel, tmp_path, tmp_path / "shm")
+    vectors = SharedVectors.create(CHUNKS.numel, tmp_path, tmp_path / "shm")
     anchor = vectors.anchor.view(Copied)
     outer = OuterState(replace(vectors, anchor=anchor), CHUNKS, mean_of(CODEC), Always(Nesterov(0.7, 0.9)))
     anchor.told = lambda: None
@@ -70,7 +70,7 @@ class Deadly(np.ndarray[Any, np.dtype[np.float32]]):
 
 
 def test_who_is_killed_while_it_takes_a_chunk_that_came_in_parts_has_it_still(tmp_path: Path) -> None:
-    vectors = Vectors.create(CHUNKS.numel, tmp_path, tmp_path / "shm")
+    vectors = SharedVectors.create(CHUNKS.numel, tmp_path, tmp_path / "shm")
     deadly = replace(vectors, anchor=vectors.anchor.view(Deadly))
     first, dying, next_ = (
         OuterState(v, CHUNKS, mean_of(CODEC), Always(Nesterov(0.7, 0.9))) for v in (vectors, deadly, vectors)
@@ -88,7 +88,7 @@ def test_who_is_killed_while_it_takes_a_chunk_that_came_in_parts_has_it_still(tm
 
 @pytest.mark.parametrize("take", [rebase, HALFWAY], ids=["rebase", "halfway"])
 def test_work_that_is_set_aside_takes_the_anchor_as_the_method_says(take: Adopt, tmp_path: Path) -> None:
-    vectors, rng = Vectors.create(CHUNKS.numel, tmp_path, tmp_path / "shm"), np.random.default_rng(0)
+    vectors, rng = SharedVectors.create(CHUNKS.numel, tmp_path, tmp_path / "shm"), np.random.default_rng(0)
     outer = OuterState(vectors, CHUNKS, mean_of(CODEC), Always(Nesterov(0.7, 0.9)), left_out=take)
     vectors.anchor[:] = rng.standard_normal(CHUNKS.numel, np.float32)
     outer.initialised()
@@ -108,7 +108,7 @@ def test_work_that_is_set_aside_takes_the_anchor_as_the_method_says(take: Adopt,
 
 def test_work_in_fragments_whose_anchor_did_not_move_is_left_alone(tmp_path: Path) -> None:
     chunks, rng = Chunks(3000, 512, (1000, 2000)), np.random.default_rng(0)
-    vectors = Vectors.create(chunks.numel, tmp_path, tmp_path / "shm")
+    vectors = SharedVectors.create(chunks.numel, tmp_path, tmp_path / "shm")
     outer = OuterState(vectors, chunks, mean_of(CODEC), Always(Nesterov(0.7, 0.9)), left_out=HALFWAY)
     outer.initialised()
     vectors.local[:] = rng.standard_normal(chunks.numel, np.float32)

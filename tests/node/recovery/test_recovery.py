@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from atoll.comm.allreduce.sealing import Gathered, Mean, mean_of
+from atoll.comm.allreduce.sealing import GatheredSeal, WeightedMean, mean_of
 from atoll.comm.byte_view import U8, Octets
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import Codec
@@ -21,18 +21,27 @@ from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.transport import frames
 from atoll.comm.transport.data_plane import DataPlane
-from atoll.comm.transport.fetch_client import PeerLost
-from atoll.node.checkpoint.checkpointer import Durable, Place
+from atoll.comm.transport.fetch_client import DonorLost
+from atoll.node.checkpoint.checkpointer import Checkpointer, CheckpointLocation
 from atoll.node.daemon import state_server
 from atoll.node.daemon.outer_loop import how_far
-from atoll.node.daemon.state_server import Shelf
-from atoll.node.outer.shared_vectors import Vectors, clear_stale
+from atoll.node.daemon.state_server import StateServer
+from atoll.node.outer.shared_vectors import SharedVectors, clear_stale
 from atoll.node.outer.state import OuterState
 from atoll.node.recovery import chunk_scheduler as errands_module
 from atoll.node.recovery import recovery as recover_
-from atoll.node.recovery.chunk_assembly import Parts
-from atoll.node.recovery.chunk_scheduler import Errand, Errands
-from atoll.node.recovery.recovery import LEAST, Donor, MovedOn, Standing, Stranded, Target, _Recovery, recover
+from atoll.node.recovery.chunk_assembly import ChunkAssembly
+from atoll.node.recovery.chunk_scheduler import ChunkRequest, ChunkScheduler
+from atoll.node.recovery.recovery import (
+    LEAST,
+    Donor,
+    DonorsSilent,
+    RecoveryProgress,
+    RoundMovedOn,
+    Target,
+    _Recovery,
+    recover,
+)
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.schedule import Always
 
@@ -41,16 +50,16 @@ CODEC = make_codec(CodecName.INT8, 256)
 KEY = b"k" * 32
 
 
-class Peer(Shelf):
+class Peer(StateServer):
     """A node's outer state, disk and data plane, whose shelf it is."""
 
     def __init__(self, folder: Path, name: str, chunks: Chunks = CHUNKS, codec: Codec = CODEC) -> None:
         super().__init__()
         self.name, self.chunks, self.codec = NodeId(name), chunks, codec
-        vectors = Vectors.create(chunks.numel, folder, folder / "shm", name)
+        vectors = SharedVectors.create(chunks.numel, folder, folder / "shm", name)
         self.outer = OuterState(vectors, chunks, mean_of(codec), Always(Nesterov(0.7, 0.9)))
-        place = Place(folder / "disk", bytes(16), (("all", (chunks.numel,)),), 4)
-        self.disk = Durable(self.outer, lambda buffer: None, place)
+        place = CheckpointLocation(folder / "disk", bytes(16), (("all", (chunks.numel,)),), 4)
+        self.disk = Checkpointer(self.outer, lambda buffer: None, place)
         self.fill(self.outer, self.disk)
 
     async def up(self, rate: float = 0) -> None:
@@ -119,8 +128,8 @@ async def bring(
     round_: int,
     digest: bytes,
     *donors: Peer,
-    on_progress: Callable[[Standing], None] = lambda _: None,
-) -> Standing:
+    on_progress: Callable[[RecoveryProgress], None] = lambda _: None,
+) -> RecoveryProgress:
     target = Target(Round(round_), digest, tuple(d.donor for d in donors))
     with ThreadPoolExecutor(1) as worker:
         return await recover(joiner.plane, joiner.outer, target, worker, on_progress)
@@ -231,7 +240,7 @@ def test_three_missed_rounds_are_less_than_three_point_two_bytes_a_parameter(tmp
 
 def test_missed_rounds_whose_sealed_bytes_differ_in_size_are_brought_forward(tmp_path: Path) -> None:
     few = make_codec(CodecName.SPARSE, 256)
-    sealing = Gathered(few, Mean(few))
+    sealing = GatheredSeal(few, WeightedMean(few))
 
     def sealed(c: int, members: int) -> U8:
         rng, n = np.random.default_rng((c, members)), CHUNKS.size(c)
@@ -280,7 +289,7 @@ def test_chunks_from_before_the_donor_moved_on_are_brought_forward(tmp_path: Pat
         first = await a.commit(1)
         await bring(b, 1, first, a)
         b.outer.at[2] = -1  # as if this chunk had not arrived when a moved on
-        with pytest.raises(MovedOn):
+        with pytest.raises(RoundMovedOn):
             await bring(b, 1, await a.commit(2), a)
         sum_ = await a.commit(3)
         await bring(b, 3, sum_, a)
@@ -363,7 +372,7 @@ def test_who_is_asked_for_other_rounds_than_the_next_says_at_once_that_it_lacks_
         a.initialise()
         await a.commit(1)
         for k in (0, 3):
-            with pytest.raises(MovedOn):
+            with pytest.raises(RoundMovedOn):
                 await bring(joiner, k, bytes(16), a)
 
 
@@ -374,20 +383,20 @@ def test_that_no_donor_answers_is_told_with_the_reasons_and_not_as_if_the_round_
         with ThreadPoolExecutor(1) as worker:
             for round_ in (1, 2):
                 target = Target(Round(round_), b"d" * 16, donors)
-                with pytest.raises(Stranded, match="b: no connection to 127.0.0.1:1: .*refused") as failed:
+                with pytest.raises(DonorsSilent, match="b: no connection to 127.0.0.1:1: .*refused") as failed:
                     await recover(joiner.plane, joiner.outer, target, worker, lambda _: None)
                 assert "c: " in str(failed.value) and "round" not in str(failed.value)
         a.initialise()
         await a.commit(1)
-        with pytest.raises(MovedOn) as moved:
+        with pytest.raises(RoundMovedOn) as moved:
             await bring(joiner, 3, bytes(16), a)
-        assert not isinstance(moved.value, Stranded)
+        assert not isinstance(moved.value, DonorsSilent)
 
 
 def test_no_donor_is_told_at_once(tmp_path: Path) -> None:
     @with_peers(tmp_path, "b")
     async def _(b: Peer) -> None:
-        with pytest.raises(MovedOn, match="no member"):
+        with pytest.raises(RoundMovedOn, match="no member"):
             await bring(b, 1, b"x" * 16)
 
 
@@ -443,7 +452,7 @@ def test_who_gives_how_much_and_how_much_is_left_is_told(tmp_path: Path) -> None
         sum_, told = a.initialise(), list[tuple[str, dict[str, Any]]]()
         b.initialise()
 
-        def tell(standing: Standing) -> None:
+        def tell(standing: RecoveryProgress) -> None:
             told.append((str(standing), how_far(standing) or {}))
 
         await bring(joiner, 0, sum_, a, b, on_progress=tell)
@@ -524,7 +533,7 @@ def test_a_donor_does_not_warn_of_answers_that_nobody_waits_for(
     async def _(a: Peer, joiner: Peer) -> None:
         a.initialise()
         link = await joiner.plane.dial(a.name, a.plane.address)
-        await frames.send(link, frames.unfenced(frames.Kind.GET_STATE, Round(0), 0))
+        await frames.send(link, frames.unfenced(frames.FrameKind.GET_STATE, Round(0), 0))
         while a.plane.bytes_up < CHUNKS.size(0):
             await asyncio.sleep(0)
         link.close()  # without a look at the answer
@@ -545,7 +554,7 @@ def test_a_joiner_that_is_killed_half_way_fetches_the_rest(tmp_path: Path) -> No
         await joiner.up()
         asked, half = served(a), asyncio.Event()
 
-        def look(standing: Standing) -> None:
+        def look(standing: RecoveryProgress) -> None:
             if standing.done >= chunks.count // 2:
                 half.set()
 
@@ -641,12 +650,14 @@ def test_who_gives_late_parts_of_what_another_gives_alone_is_not_taken_for_it(
         slow, liar = Giver("slow", right), Giver("liar", bytes(len(right)))
         with ThreadPoolExecutor(1) as worker:
             recovery = _Recovery(joiner.plane, joiner.outer, Round(0), wanted, [], {}, worker, lambda _: None)
-            recovery._errands = Errands([0])
-            recovery._parts[0] = Parts(len(right), 1024, bytearray(1024))  # damaged, so that it is fetched alone
-            fetching = asyncio.create_task(recovery._fetch(cast(Any, slow), Errand(slow.node, 0, 0.0)))
+            recovery._errands = ChunkScheduler([0])
+            recovery._parts[0] = ChunkAssembly(
+                len(right), 1024, bytearray(1024)
+            )  # damaged, so that it is fetched alone
+            fetching = asyncio.create_task(recovery._fetch(cast(Any, slow), ChunkRequest(slow.node, 0, 0.0)))
             await alone.wait()
-            with pytest.raises(PeerLost, match="liar"):
-                await recovery._fetch(cast(Any, liar), Errand(liar.node, 0, 0.0, late=True))
+            with pytest.raises(DonorLost, match="liar"):
+                await recovery._fetch(cast(Any, liar), ChunkRequest(liar.node, 0, 0.0, late=True))
             may_end.set()
             assert (work := await fetching) is not None
             work()
@@ -662,7 +673,7 @@ def whole(_: int) -> int:
 
 
 def test_a_stream_takes_what_nobody_has_and_then_what_is_late() -> None:
-    errands, a, b = Errands(range(3)), NodeId("a"), NodeId("b")
+    errands, a, b = ChunkScheduler(range(3)), NodeId("a"), NodeId("b")
     first = errands.take(a, 0.0, whole)
     late = errands.take(b, 0.0, whole)
     assert first is not None and first.chunk == 0 and late is not None and late.chunk == 1
@@ -680,7 +691,7 @@ def test_a_stream_takes_what_nobody_has_and_then_what_is_late() -> None:
 
 
 def test_a_stream_without_work_helps_with_the_chunk_of_which_the_most_parts_were_asked_of_nobody() -> None:
-    errands, a, b = Errands(range(4)), NodeId("a"), NodeId("b")
+    errands, a, b = ChunkScheduler(range(4)), NodeId("a"), NodeId("b")
     open_ = {0: 0, 1: 3, 2: 5, 3: 9}
     first = errands.take(a, 0.0, open_.__getitem__)
     others = [errands.take(b, 0.0, open_.__getitem__) for _ in range(2)]
@@ -695,7 +706,7 @@ def test_a_stream_without_work_helps_with_the_chunk_of_which_the_most_parts_were
 
 
 def test_an_errand_that_came_to_nothing_is_another_donors() -> None:
-    errands, a, b = Errands(range(1)), NodeId("a"), NodeId("b")
+    errands, a, b = ChunkScheduler(range(1)), NodeId("a"), NodeId("b")
     errand = errands.take(a, 0.0, whole)
     assert errand is not None and errands.take(b, 0.0, whole) is None
     errands.drop(errand)
@@ -707,7 +718,7 @@ def test_an_errand_that_came_to_nothing_is_another_donors() -> None:
 
 
 def test_two_streams_meet_in_the_middle_and_nothing_comes_twice() -> None:
-    parts, chunk = Parts(10, 2), bytes(range(10))
+    parts, chunk = ChunkAssembly(10, 2), bytes(range(10))
     first, second = parts.join(), parts.join()
     asked = [
         parts.next(first, False),
@@ -729,7 +740,7 @@ def test_two_streams_meet_in_the_middle_and_nothing_comes_twice() -> None:
 
 
 def test_what_one_was_asked_for_that_is_gone_others_are() -> None:
-    parts = Parts(10, 2, here=bytearray(b"ab"))
+    parts = ChunkAssembly(10, 2, here=bytearray(b"ab"))
     first, second = parts.join(), parts.join()
     assert [parts.next(first, False) for _ in range(3)] == [(2, 4), (4, 6), (6, 8)]
     assert parts.next(second, False) == (8, 10)
@@ -740,7 +751,7 @@ def test_what_one_was_asked_for_that_is_gone_others_are() -> None:
 
 
 def test_nobody_helps_where_it_must_be_known_who_gave_what() -> None:
-    parts = Parts(10, 2, alone=True)
+    parts = ChunkAssembly(10, 2, alone=True)
     assert parts.open == 0 and parts.next(parts.join(), False) == (0, 2)
 
 

@@ -12,9 +12,9 @@ from trainers import DEADLINE, Node, launched, order, small
 from atoll.comm.config.run import CheckpointConfig, InnerConfig, OptimizerName, RunConfig
 from atoll.comm.files import DiskFull
 from atoll.node import trainer_channel
-from atoll.node.checkpoint.disk_budget import Shares
+from atoll.node.checkpoint.disk_budget import DiskBudget
 from atoll.node.trainer.lr_rewarm import Rewarming
-from atoll.node.trainer.optimizer_files import MANIFEST, MomentFiles, Unusable
+from atoll.node.trainer.optimizer_files import MANIFEST, OptimizerFiles, UnusableMoments
 
 F32 = NDArray[np.float32]
 SHAPES = {"weight": (3, 2), "bias": (3,)}
@@ -26,7 +26,7 @@ def run_of(optimizer: OptimizerName = OptimizerName.ADAMW) -> RunConfig:
     return replace(small(inner=inner), checkpoint=CheckpointConfig(every=2))
 
 
-async def trained(node: Node, round_: int, files: MomentFiles | None = None) -> F32:
+async def trained(node: Node, round_: int, files: OptimizerFiles | None = None) -> F32:
     """What eight inner steps from the anchor add to it; its moments are in `files` then."""
     tokens = 1000 if round_ > 1 else 0  # from the second round on the schedule is at its peak
     await node.ask(order(round_, 8, tokens, first=32 * round_), trainer_channel.Ready)
@@ -52,7 +52,7 @@ def test_a_node_comes_back_with_another_number_of_ranks_and_its_moments(
     optimizer: OptimizerName, off: float, tmp_path: Path
 ) -> None:
     """Muon orthogonalises in bf16 where the processor multiplies it: to two digits. Without moments: 0.4 off."""
-    run, files = run_of(optimizer), MomentFiles(tmp_path / "moments")
+    run, files = run_of(optimizer), OptimizerFiles(tmp_path / "moments")
 
     async def story() -> None:
         async with launched(tmp_path / "steady", run, moments=str(tmp_path / "moments")) as node:
@@ -82,7 +82,7 @@ def test_what_a_killed_trainer_had_not_finished_or_the_disk_damaged_is_not_used_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, folder = run_of(), tmp_path / "moments"
-    files = MomentFiles(folder)
+    files = OptimizerFiles(folder)
 
     async def story() -> None:
         with monkeypatch.context() as environment:
@@ -120,8 +120,8 @@ def test_what_a_killed_trainer_had_not_finished_or_the_disk_damaged_is_not_used_
     asyncio.run(story())
 
 
-def kept(folder: Path, *rounds: int, limit: float = 0.0) -> MomentFiles:
-    files = MomentFiles(folder, limit)
+def kept(folder: Path, *rounds: int, limit: float = 0.0) -> OptimizerFiles:
+    files = OptimizerFiles(folder, limit)
     for round_ in rounds:
         (files.begin(round_, 100) / "__0_0.distcp").write_bytes(bytes([round_]) * 100)
         files.finish(round_, "adamw", SHAPES)
@@ -137,11 +137,11 @@ def test_the_last_two_stay_and_a_small_disk_gives_the_older_one_up_for_a_new_one
     assert small.rounds == [5]
     with pytest.raises(DiskFull, match="disk= leaves"):
         kept(tmp_path / "tiny", 1, 5, limit=each)
-    assert MomentFiles(tmp_path / "tiny").rounds == [1]
+    assert OptimizerFiles(tmp_path / "tiny").rounds == [1]
 
 
 def test_no_room_is_said_before_anything_is_written(tmp_path: Path) -> None:
-    files = MomentFiles(tmp_path, room=lambda _: 1_000_000)
+    files = OptimizerFiles(tmp_path, room=lambda _: 1_000_000)
     with pytest.raises(DiskFull, match=r"they take 2\.1 MB, the disk has 1\.0 MB"):
         files.begin(1, 2_000_000)
     assert not list(tmp_path.iterdir())
@@ -160,7 +160,7 @@ def test_moments_of_another_model_or_optimizer_are_refused(
 ) -> None:
     files = kept(tmp_path, 3)
     assert files.check(3, "adamw", SHAPES) == files.path(3)
-    with pytest.raises(Unusable, match=why):
+    with pytest.raises(UnusableMoments, match=why):
         files.check(3, optimizer, shapes)
 
 
@@ -168,10 +168,10 @@ def test_moments_of_another_model_or_optimizer_are_refused(
 def test_a_flipped_bit_or_a_missing_file_is_found(name: str, tmp_path: Path) -> None:
     files = kept(tmp_path, 3)
     flip(files.path(3) / name)
-    with pytest.raises(Unusable, match=f"{name}"):
+    with pytest.raises(UnusableMoments, match=f"{name}"):
         files.check(3, "adamw", SHAPES)
     (files.path(3) / name).unlink()
-    with pytest.raises(Unusable, match=f"{name} cannot be read"):
+    with pytest.raises(UnusableMoments, match=f"{name} cannot be read"):
         files.check(3, "adamw", SHAPES)
 
 
@@ -184,7 +184,7 @@ def test_the_learning_rate_rises_over_the_steps_that_beta2_asks_for_but_a_quarte
 
 def test_the_outer_state_has_the_disk_first() -> None:
     n, adamw = 1_000_000, OptimizerName.ADAMW
-    assert Shares.of(0.0, n, adamw) == Shares(0.0, 0.0)
-    assert Shares.of(20e6, n, adamw).outer == 20e6
-    assert Shares.of(100e6, n, adamw) == Shares(100e6 - 25.6e6, 25.6e6)
-    assert Shares.of(40e6, n, adamw) == Shares(30e6, 10e6)
+    assert DiskBudget.of(0.0, n, adamw) == DiskBudget(0.0, 0.0)
+    assert DiskBudget.of(20e6, n, adamw).outer == 20e6
+    assert DiskBudget.of(100e6, n, adamw) == DiskBudget(100e6 - 25.6e6, 25.6e6)
+    assert DiskBudget.of(40e6, n, adamw) == DiskBudget(30e6, 10e6)

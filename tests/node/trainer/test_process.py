@@ -21,7 +21,7 @@ from atoll.comm.leases import beyond, samples
 from atoll.node import trainer_channel
 from atoll.node.config import Device, NodeConfig
 from atoll.node.outer.layout import stretches
-from atoll.node.trainer.inner_loop import Course, Team
+from atoll.node.trainer.inner_loop import RankGroup, TrainingCursor
 from atoll.node.trainer.process import choose_device
 
 
@@ -105,7 +105,7 @@ def test_other_optimizers_do_the_same_on_one_rank_and_on_two(
 def test_what_cuda_lacks_is_said(count: int, ranks: int, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: count)
     with pytest.raises(ResourceError, match=sentence):
-        choose_device(NodeConfig(device=Device.CUDA, ranks=ranks), Team(0, ranks))
+        choose_device(NodeConfig(device=Device.CUDA, ranks=ranks), RankGroup(0, ranks))
 
 
 def test_training_lowers_the_loss_of_the_anchor(tmp_path: Path) -> None:
@@ -264,12 +264,12 @@ def test_with_overlap_work_that_was_left_out_is_kept_with_what_followed_it(tmp_p
 def test_a_trainer_goes_on_until_it_is_told_of_the_commit_or_has_a_rounds_steps() -> None:
     rounds = RoundsConfig(inner_steps=4, data_parallel=1)
     run = small(inner=InnerConfig(batch_size=4), overlap=OverlapConfig(delay=2), rounds=rounds)
-    course = Course(run, trainer_channel.Train(2, 4, 1, 6, 0, 1, ((0, 400),)), steps=4)
+    course = TrainingCursor(run, trainer_channel.Train(2, 4, 1, 6, 0, 1, ((0, 400),)), steps=4)
     assert course.hand_over().ahead
     assert [course.stands_still for course.steps in range(8)] == [False] * 6 + [True] * 2
     course.go_on(trainer_channel.Train(3, 4, 1, 6, 0, 1, ((16, 400),)))
     assert [course.takes for course.steps in range(4)] == [False, False, True, True]
-    alone = Course(run, trainer_channel.Train(1, 1, 1, 1, 0, 1, ((0, 400),)), steps=1)
+    alone = TrainingCursor(run, trainer_channel.Train(1, 1, 1, 1, 0, 1, ((0, 400),)), steps=1)
     assert not alone.hand_over().ahead, "at the start of the run its rounds have one step, and nobody goes ahead"
 
 

@@ -17,11 +17,11 @@ from atoll.comm.ids import NodeId, Pin, Round, RunId
 from atoll.comm.invite import parse
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.transport.data_plane import DataPlane
-from atoll.node.control.client import Control, Identity
+from atoll.node.control.client import ControlClient, NodeIdentity
 from atoll.node.outer.method import schedule_of, sealing_of
-from atoll.node.outer.shared_vectors import Vectors
+from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.outer.state import OuterState
-from atoll.node.recovery.recovery import Donor, MovedOn, Target, recover
+from atoll.node.recovery.recovery import Donor, RoundMovedOn, Target, recover
 
 BEAT = 1.0  # seconds
 
@@ -44,14 +44,14 @@ class Joiner:
 
     def __init__(self, url: str) -> None:
         self._invite = parse(url)
-        self.control = Control(self._invite)
+        self.control = ControlClient(self._invite)
         self.control.session = secrets.token_hex(16)
         self.on = asyncio.Event()
         self.view: pb.View | None = None
 
     async def join(self) -> None:
         self.plane = await DataPlane.start("127.0.0.1:0", RunId(self._invite.run), NodeId("?"), b"", Nothing())
-        reply = await self.control.join(Identity("fetcher", self.plane.address, pin=self.plane.pin), 60.0)
+        reply = await self.control.join(NodeIdentity("fetcher", self.plane.address, pin=self.plane.pin), 60.0)
         self.run = from_json(reply.config)
         self.plane.identify(NodeId(reply.node_id), reply.data_key)
 
@@ -65,7 +65,7 @@ class Joiner:
             await asyncio.sleep(BEAT)
 
     async def fetch(self, numel: int, folder: Path) -> None:
-        vectors = Vectors.create(numel, folder)
+        vectors = SharedVectors.create(numel, folder)
         chunks = Chunks(numel, self.run.reduce.chunk)
         outer = OuterState(vectors, chunks, sealing_of(self.run), schedule_of(self.run))
         try:
@@ -80,7 +80,7 @@ class Joiner:
                     outer.emptied()
                     try:
                         await recover(self.plane, outer, target, worker, lambda _: None)
-                    except MovedOn:
+                    except RoundMovedOn:
                         await asyncio.sleep(0.05)
         finally:
             vectors.close()

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from atoll.node.config import NodeConfig
-from atoll.node.simulate.state import Record
+from atoll.node.simulate.state import RoundRecord
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 CACHE = Path.home() / ".cache" / "atoll"
@@ -89,12 +89,12 @@ def _run(trials: list[Trial], kept: Kept, seconds: float, threads: int) -> None:
             console.print(f"{said}, {figures['cpu_seconds']:.0f} CPU s", highlight=False)
 
 
-def _follow(bars: Progress, console: Console, t: Trial) -> Callable[[Record], None]:
+def _follow(bars: Progress, console: Console, t: Trial) -> Callable[[RoundRecord], None]:
     """A bar of one run; without a terminal, a line for each evaluation."""
     total = t.conditions.steps * t.conditions.nodes * t.run.inner.batch_size * t.run.model.seq_len
     task = bars.add_task(f"{t.case.key}, seed {t.seed}", total=total, loss="")
 
-    def tell(record: Record) -> None:
+    def tell(record: RoundRecord) -> None:
         bars.update(task, completed=record.tokens)
         if record.val_loss is not None:
             bars.update(task, loss=f"{record.val_loss:.3f}")

@@ -12,7 +12,7 @@ from quality import real
 from quality.cases import Trial
 
 from atoll.node.config import NodeConfig
-from atoll.node.simulate.state import Record
+from atoll.node.simulate.state import RoundRecord
 
 Figures = dict[str, Any]
 
@@ -57,7 +57,9 @@ def missing(trials: Sequence[Trial], kept: Kept) -> list[Trial]:
     return found
 
 
-def play(trial: Trial, node: NodeConfig, cache: Path, hardware: str, tell: Callable[[Record], None]) -> Figures:
+def play(
+    trial: Trial, node: NodeConfig, cache: Path, hardware: str, tell: Callable[[RoundRecord], None]
+) -> Figures:
     """One trial from its start to its figures."""
     began = _cpu_seconds()
     figures = real.play(trial) if trial.case.real else _simulated(trial, node, cache, tell)
@@ -69,7 +71,7 @@ def play(trial: Trial, node: NodeConfig, cache: Path, hardware: str, tell: Calla
     return figures | about
 
 
-def _simulated(trial: Trial, node: NodeConfig, cache: Path, tell: Callable[[Record], None]) -> Figures:
+def _simulated(trial: Trial, node: NodeConfig, cache: Path, tell: Callable[[RoundRecord], None]) -> Figures:
     from atoll.node.data import open_source
     from atoll.node.simulate.play import data_parallel, local_updates
 
