@@ -4,8 +4,7 @@ import threading
 
 import numpy as np
 
-from atoll.comm.byte_view import U8
-from atoll.comm.codecs.codec import F32
+from atoll.comm.byte_view import F32, U8
 
 _thread = threading.local()
 

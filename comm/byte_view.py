@@ -7,9 +7,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     U8 = NDArray[np.uint8]
+    F32 = NDArray[np.float32]
     Octets = bytes | bytearray | memoryview | U8
 else:  # the coordinator digests bytes, and has no use for numpy
-    U8 = Octets = Any
+    U8 = F32 = Octets = Any
 
 
 def view(data: "Octets | NDArray[Any]") -> memoryview:

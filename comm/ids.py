@@ -1,5 +1,6 @@
 """Distinct id types, so that a node is never mistaken for a rank, nor a round for an epoch."""
 
+import re
 from typing import NewType
 
 RunId = NewType("RunId", str)
@@ -11,3 +12,9 @@ Pin = NewType(
     "Pin", str
 )  # SHA-256 of a certificate in base32, 52 characters (`atoll.comm.transport.certificates`)
 NO_PIN = Pin("")  # none is known, or the run is not encrypted
+_PIN = re.compile("[a-z2-7]{52}")
+
+
+def is_pin(text: str) -> bool:
+    """Whether `text` has the form of a certificate's pin."""
+    return _PIN.fullmatch(text) is not None

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import quote, unquote, urlsplit
 
 from atoll.comm.errors import ConfigError
-from atoll.comm.ids import NO_PIN, Pin
-from atoll.comm.transport.certificates import is_pin
+from atoll.comm.ids import NO_PIN, Pin, is_pin
 
 
 @dataclass(frozen=True, slots=True)

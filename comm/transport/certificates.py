@@ -17,7 +17,6 @@ from atoll.comm.ids import Pin
 
 FILE = "tls.pem"  # in the state directory
 NAME = "atoll"  # in every certificate
-_PIN = re.compile("[a-z2-7]{52}")
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z ]+)-----\n.+?-----END \1-----\n", re.DOTALL)
 
 
@@ -35,10 +34,6 @@ class Certificate:
 def pin_of(der: bytes) -> Pin:
     """The SHA-256 of a certificate, in base32."""
     return Pin(base64.b32encode(hashlib.sha256(der).digest()).decode().rstrip("=").lower())
-
-
-def is_pin(text: str) -> bool:
-    return _PIN.fullmatch(text) is not None
 
 
 def own(state_dir: Path) -> Certificate:

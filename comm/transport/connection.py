@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from atoll.comm.errors import PeerError
+from atoll.comm.transport.stream_policy import LONG_PATH_RTT
 
 STALL = 60.0  # seconds without a byte in the middle of something
 # Longer than a receiver may leave a window closed: Linux counts that against it too.
@@ -27,7 +28,6 @@ USER_TIMEOUT = 45.0  # seconds that sent bytes may stay unacknowledged
 LINGER = 1.0  # seconds for which last bytes may be on their way before the connection is reset
 PIECE = 1 << 18  # bytes that a capped link moves at once
 LOOK = 0.25  # seconds after which who waits for a cap looks whether it has changed
-FAR = 0.005  # seconds of round trip from which on a path is a long one
 UNSENT, MOST_UNSENT = 1 << 15, 1 << 18  # bytes that wait in the kernel of a long path's sender
 TOGETHER = 1 << 17  # bytes that a waiting receiver is woken for at most: each time costs it 50 microseconds
 TLS_RECORDS = 1 << 17  # bytes read from the network at once under TLS
@@ -244,7 +244,7 @@ class Link:
         """On a long path, keep little waiting in the kernel: what is urgent cannot overtake it. On a short one,
         the fewer calls the better."""
         path = self.path()
-        if path is not None and path.rtt > FAR:
+        if path is not None and path.rtt > LONG_PATH_RTT:
             self.let_wait(UNSENT)
 
     def let_wait(self, size: int) -> None:

@@ -28,7 +28,6 @@ from atoll.comm.ids import NO_PIN, NodeId, Pin, Round, RunId
 from atoll.comm.transport import frames
 from atoll.comm.transport.chunk_slots import PLACES, ChunkSlot
 from atoll.comm.transport.connection import (
-    FAR,
     PIECE,
     ByteCounter,
     Link,
@@ -42,7 +41,7 @@ from atoll.comm.transport.fetch_client import FetchClient, FetchItem
 from atoll.comm.transport.frames import FrameKind, Header
 from atoll.comm.transport.leaf_relay import OfferDialer, OfferPool
 from atoll.comm.transport.peer_links import PeerLinks
-from atoll.comm.transport.stream_policy import alone, is_lossy
+from atoll.comm.transport.stream_policy import LONG_PATH_RTT, alone, is_lossy
 from atoll.comm.transport.tls import TlsContexts
 
 log = logging.getLogger("atoll.plane")
@@ -286,7 +285,7 @@ class DataPlane:
     def _suit(self, link: Link) -> bool:
         """Use the congestion control that suits the path, or that was asked for; whether packing pays there."""
         path = link.path()
-        if path is not None and (self._congestion or path.rtt > FAR):
+        if path is not None and (self._congestion or path.rtt > LONG_PATH_RTT):
             link.use(self._congestion or alone(is_lossy(path.sent, path.resent), path.burst))
         slow = path is None or path.burst < FAST or 0 < self._up.rate < FAST
         return slow and self.peers.squeeze.on  # where the run packs at all

@@ -23,11 +23,11 @@ from atoll.comm.plan import PlanMember
 from atoll.comm.transport import frames
 from atoll.comm.transport.adaptive_zstd import AdaptiveZstd
 from atoll.comm.transport.bandwidth import LinkEstimate, PeakRate
-from atoll.comm.transport.connection import FAR, PIECE, ByteCounter, Link, LinkBroken, RateLimiter, close_dialled
+from atoll.comm.transport.connection import PIECE, ByteCounter, Link, LinkBroken, RateLimiter, close_dialled
 from atoll.comm.transport.frames import FrameKind, Header
 from atoll.comm.transport.pacing import LinkPacer, PeerPacer
 from atoll.comm.transport.priority_lock import PriorityLock
-from atoll.comm.transport.stream_policy import LONG_PATH, is_lossy, streams
+from atoll.comm.transport.stream_policy import LONG_PATH, LONG_PATH_RTT, is_lossy, streams
 
 log = logging.getLogger("atoll.plane")
 
@@ -376,7 +376,7 @@ class PeerLinks:
                     more = path.acked - was_acked
                     total += more
                     got += path.received - was_received
-                    if more and path.rtt > FAR:
+                    if more and path.rtt > LONG_PATH_RTT:
                         rtt, now = delays.get(node, (path.rtt, path.smoothed))
                         delays[node] = min(rtt, path.rtt), min(now, path.smoothed)
                     if self.near is not None and node not in self.near:
@@ -478,7 +478,7 @@ class PeerLinks:
         path = link.path() if link is not None else None
         if path is not None:
             size = max(SMALLEST_PIECE, int(self.up * PIECE_TIME))
-            peer.piece = size if path.rtt > FAR else 0
+            peer.piece = size if path.rtt > LONG_PATH_RTT else 0
 
     def _refresh(self, peer: Peer, link: Link) -> None:
         link.refresh(self._congestion or LONG_PATH)
@@ -492,7 +492,7 @@ class PeerLinks:
         lossy, rtt = is_lossy(sent, resent), min(path.rtt for path in paths)
         rate = min((rate for rate in (self.up, peer.down) if rate), default=0.0)
         busy = sum(p.tending is not None for p in self._peers.values())
-        if self._congestion or rtt > FAR:
+        if self._congestion or rtt > LONG_PATH_RTT:
             for link in peer.links:
                 link.use(self._congestion or LONG_PATH)
                 link.let_wait(peer.piece)

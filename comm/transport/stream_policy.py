@@ -14,7 +14,8 @@ MOST = 8
 FEW = 3  # are enough where a lost segment makes none of them slower and their windows are not too small
 WINDOW = 3e6  # bytes that a stream has under way at most: half of what Linux gives its receiver
 NEAR = 0.002  # seconds of round trip below which one stream is enough
-FAR = 0.03  # seconds of round trip
+FOUR_STREAMS_RTT = 0.03  # seconds of round trip from which on four streams are worth trying
+LONG_PATH_RTT = 0.005  # seconds of round trip beyond which a path is a long one
 FLIGHT = 1 << 17  # bytes that a stream may have under way without trouble
 LOSSY = 2e-5  # of the segments sent: more are lost on a path that is more than full now and then
 FAST = 10e6  # bytes a second
@@ -28,7 +29,7 @@ def streams(rtt: float, rate: float, peers: int, slowed: bool) -> int:
     if rtt < NEAR:
         return 1
     if not rate:
-        return 2 if rtt < FAR else 4
+        return 2 if rtt < FOUR_STREAMS_RTT else 4
     each = rate * rtt / max(peers, 1)
     if slowed:
         return min(max(ceil(2 * each / FLIGHT), 1), MOST)

@@ -8,11 +8,10 @@ from math import isfinite
 from urllib.parse import unquote
 
 from atoll.comm.bitmap import places
-from atoll.comm.ids import NO_PIN, Epoch, Incarnation, NodeId, Pin, Round
+from atoll.comm.ids import NO_PIN, Epoch, Incarnation, NodeId, Pin, Round, is_pin
 from atoll.comm.invite import join_host_port, split_host_port
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.transport.certificates import is_pin
 from atoll.coordinator.service.telemetry import Vitals
 from atoll.coordinator.state_machine import events as ev
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from atoll.comm.ids import NodeId
-from atoll.comm.transport.connection import FAR
+from atoll.comm.transport.stream_policy import LONG_PATH_RTT
 from atoll.coordinator.placement.bandwidth_shares import NobodyReachable, PlanNode, deal, plan_shares
 from atoll.coordinator.state_machine.members import Member, MemberState
 from atoll.coordinator.state_machine.state import State
@@ -60,7 +60,7 @@ def owning(state: State, members: Sequence[NodeId], helpers: Sequence[NodeId], c
 
 def noise(member: Member) -> float:
     """How many times the rates may differ that its link was seen to carry in one reduce and another."""
-    if member.rtts and max(member.rtts.values()) < FAR:  # it is faster than its machine
+    if member.rtts and max(member.rtts.values()) < LONG_PATH_RTT:  # it is faster than its machine
         return NEAR
     return NEW if member.measured < FEW else USUAL
 

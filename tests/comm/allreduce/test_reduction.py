@@ -1012,7 +1012,7 @@ def test_a_frame_that_none_should_send_ends_its_link_only(header: Header) -> Non
 
 
 def test_what_was_spoiled_on_its_way_comes_again_over_another_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atoll.comm.transport.peer_links.FAR", 0.0)
+    monkeypatch.setattr("atoll.comm.transport.peer_links.LONG_PATH_RTT", 0.0)
     spoiled, right = list[int](), zstd.unpack_apart
 
     def unpack(frame: memoryview, payload: U8, apart: ByteShuffle) -> None:
@@ -1039,7 +1039,7 @@ def test_what_was_spoiled_on_its_way_comes_again_over_another_link(monkeypatch: 
 
 def test_packed_frames_carry_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the node's link is so slow that zstandard pays, and the path so long that it is tried."""
-    monkeypatch.setattr("atoll.comm.transport.peer_links.FAR", 0.0)
+    monkeypatch.setattr("atoll.comm.transport.peer_links.LONG_PATH_RTT", 0.0)
     compressible = [np.where(np.arange(CHUNKS.numel) % 7 < 5, 0, x).astype(np.float32) for x in VECTORS]
 
     async def body() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from atoll.comm.errors import ConfigError, ResourceError
-from atoll.comm.transport.certificates import FILE, is_pin, own, pin_of
+from atoll.comm.ids import is_pin
+from atoll.comm.transport.certificates import FILE, own, pin_of
 
 
 def test_it_is_made_once_and_kept(tmp_path: Path) -> None:
