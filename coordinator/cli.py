@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
+from atoll.comm.config.load import load_run, to_yaml
 from atoll.comm.config.methods import check_real, method_file, simulated_only
-from atoll.comm.config.run import load_run, to_yaml
 from atoll.comm.errors import ConfigError, Unreachable
 
 STATE_DIR = Path("~/.atoll/coordinator")

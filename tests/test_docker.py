@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from atoll.comm.cli import cli
-from atoll.comm.config.run import load_dataclass, load_run
+from atoll.comm.config.load import load_dataclass, load_run
 from atoll.comm.invite import split_host_port
 from atoll.coordinator.cli import STATE_DIR as COORDINATOR_STATE
 from atoll.node.cli import STATE_DIR as NODE_STATE

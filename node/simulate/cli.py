@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
+from atoll.comm.config.load import load_run
 from atoll.comm.config.methods import method_file
-from atoll.comm.config.run import DataKind, load_run
+from atoll.comm.config.run import DataKind
 from atoll.comm.errors import ConfigError
 from atoll.node.simulate.conditions import Conditions
 
