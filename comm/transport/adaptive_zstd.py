@@ -69,5 +69,5 @@ class AdaptiveZstd:
 
 def _timed(payload: U8, apart: ByteShuffle) -> tuple[bytes, float]:
     start = time.thread_time()
-    packed = zstd.pack_apart(payload, apart)
+    packed = zstd.pack_shuffled(payload, apart)
     return packed, time.thread_time() - start

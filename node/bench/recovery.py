@@ -55,7 +55,7 @@ from atoll.node.outer.state import OuterState
 from atoll.node.preflight import available, check_host
 from atoll.node.recovery.recovery import Donor, RecoveryProgress, Target, recover
 from atoll.outer_opt.nesterov import Nesterov
-from atoll.outer_opt.schedule import Always
+from atoll.outer_opt.schedule import Constant
 
 PROCESS = (sys.executable, "-P", "-m", "atoll.node.bench.recovery")
 COME_UP = 60.0  # seconds, and so many more for each 10 million elements
@@ -235,7 +235,7 @@ async def live(spec: DonorSpec) -> None:
     config = RunConfig().reduce
     codec = make_codec(CodecName.INT8, config.block)
     vectors = SharedVectors.create(spec.numel, Path(spec.folder), whose="bench" if spec.tell else "")
-    outer = OuterState(vectors, Chunks(spec.numel, config.chunk), mean_of(codec), Always(Nesterov(0.7, 0.9)))
+    outer = OuterState(vectors, Chunks(spec.numel, config.chunk), mean_of(codec), Constant(Nesterov(0.7, 0.9)))
     shelf = StateServer()
     shelf.fill(outer)
     plane = await DataPlane.start(spec.listen, RunId("bench"), NodeId(spec.name), bytes.fromhex(spec.key), shelf)

@@ -142,7 +142,7 @@ def vectors(n: int) -> Iterator[F32]:
         halves = random.integers(-2 * levels, 2 * levels + 1, n).astype(np.float32) * np.float32(0.5)
         halves[::6] = levels
         yield halves
-        yield halves * kernels.SMALL  # each block's scale is that
+        yield halves * kernels.SMALL_SCALE  # each block's scale is that
     yield normal * np.where(np.arange(n) < n // 2, 1e30, 1e-30).astype(np.float32)
     yield normal * np.float32(2.0**-105)
     yield np.where(random.random(n) < 0.5, LARGEST, -LARGEST).astype(np.float32)
@@ -281,7 +281,7 @@ def put_far(values: U8, scale: np.float32, out: F32, at: int) -> None:
 
 
 def sum_wide(addresses: NDArray[np.intp], scales: F32, weights: F32, out: F32, block: int, at: int) -> None:
-    wide = kernels.WIDE
+    wide = kernels.REGISTER_ELEMENTS
     out[at : at + wide] = 0
     for address, scale, weight in zip(addresses, scales[:, block], weights, strict=True):
         values = np.array((ctypes.c_int8 * wide).from_address(int(address) + at), np.float32)

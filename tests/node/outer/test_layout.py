@@ -6,7 +6,7 @@ from atoll.comm.config.outer import FragmentsConfig, PatternName
 from atoll.comm.config.run import ReduceConfig, RunConfig
 from atoll.node.outer.layout import in_turns, stretches
 from atoll.node.outer.method import method_of
-from atoll.outer_opt.tensors import placed
+from atoll.outer_opt.tensors import with_offsets
 
 SHAPES = [(f"blocks.{n}.{name}", shape) for n in range(4) for name, shape in (("a", (3, 5)), ("b", (7,)))]
 SHAPES += [("embed.weight", (20, 5)), ("norm.weight", (5,))]
@@ -23,7 +23,7 @@ def test_each_fragment_is_one_stretch_of_the_tensors_that_a_simulation_exchanges
     assert order != sorted(SHAPES) == sorted(order)
     assert order == in_turns(config, order[::-1]), "whatever order the parameters were told in"
     fragments, chunks = stretches(config, order)
-    simulated = method_of(config, placed(sorted(SHAPES))).fragments
+    simulated = method_of(config, with_offsets(sorted(SHAPES))).fragments
     assert [[t.name for t in f.tensors] for f in fragments] == [[t.name for t in f.tensors] for f in simulated]
     assert [f.spans for f in fragments] == [(chunks.fragment_slice(p),) for p in range(chunks.fragment_count)]
     assert chunks.fragments == tuple(f.numel for f in simulated)
