@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from atoll.comm.config.run import RunConfig, WandbMode
+from atoll.comm.extras import demand, lacking
 from atoll.coordinator.state_machine.events import CommitRecord, Effect, Note, Publish
 
 log = logging.getLogger("atoll.coordinator")
@@ -129,10 +130,19 @@ def row(record: CommitRecord) -> dict[str, Any]:
     return out
 
 
+def check_installed(config: RunConfig) -> None:
+    """Raise `MissingPackage` where the config insists on wandb and it is not installed."""
+    if config.wandb.mode in (WandbMode.ONLINE, WandbMode.OFFLINE):
+        demand(f"wandb.mode={config.wandb.mode} (auto would do without)", "wandb")
+
+
 def _mode(config: RunConfig) -> WandbMode:
-    """`auto` is online where a key is present."""
+    """`auto` is online where a key is present, and off where there is no wandb."""
     if config.wandb.mode is not WandbMode.AUTO:
         return config.wandb.mode
+    if missing := lacking("a chart of the run", "wandb"):
+        log.info(f"nothing goes to wandb (wandb.mode=auto): {missing}")
+        return WandbMode.DISABLED
     netrc = Path.home() / ".netrc"
     logged_in = netrc.exists() and "wandb" in netrc.read_text(errors="replace")
     key = os.environ.get("WANDB_API_KEY") or logged_in
