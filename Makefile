@@ -7,14 +7,14 @@ export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: install demo test chaos bench quality check format proto clean
+.PHONY: install demo test wheel chaos bench quality check format proto clean
 
 install: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) "$(TORCH)"
-	$(PIP) --editable .
+	$(PIP) --editable ".[all]"
 	touch $@
 
 .venv/installed-dev: .venv/installed
@@ -28,6 +28,10 @@ demo: .venv/installed
 test: .venv/installed-dev
 	$(BIN)/pytest -m "not e2e and not chaos" -n logical --dist worksteal --durations 10
 	$(BIN)/pytest -m "e2e and not chaos" --durations 10
+
+# The wheel in environments of its own, used from another folder: it has what it needs, and says what is missing.
+wheel:
+	PYTHON=$(PYTHON) TORCH="$(TORCH)" .ci/wheel
 
 # Real processes, killed and stopped many times; the power fails 50 times. It takes long.
 chaos: .venv/installed-dev

@@ -27,6 +27,7 @@ from rich.table import Table
 
 from atoll.comm.config.run import CodecName, RunConfig, load_run
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
+from atoll.comm.extras import demand
 from atoll.node.bench.allreduce_figures import (
     FP32,
     AllreduceBench,
@@ -89,6 +90,7 @@ def allreduce(as_json: bool, **options: Any) -> None:
 
     The exit code is 0 if every iteration was committed by all peers that lived, with equal digests.
     """
+    demand("atoll bench allreduce", "numba")
     bench = AllreduceBench(**options)
     check(bench)
     course, folder = BenchHistory(), Path(tempfile.mkdtemp(prefix="atoll-bench-"))

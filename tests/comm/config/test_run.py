@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from atoll.comm.config.methods import method_file
 from atoll.comm.config.run import RunConfig, from_json, load_run, to_json, to_yaml
+from atoll.comm.config.shipped import method_file
 from atoll.comm.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
