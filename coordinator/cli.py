@@ -13,8 +13,9 @@ from typing import Any
 import click
 
 from atoll.comm import log
+from atoll.comm.config.load import load_run, to_yaml
 from atoll.comm.config.methods import check_real, simulated_only
-from atoll.comm.config.run import RunConfig, load_run, to_yaml
+from atoll.comm.config.run import RunConfig
 from atoll.comm.config.shipped import method_file, run_file
 from atoll.comm.errors import ConfigError, Unreachable
 

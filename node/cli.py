@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from atoll.comm import log
-from atoll.comm.config.run import load_dataclass
+from atoll.comm.config.load import load_dataclass
 from atoll.comm.errors import AtollError, ConfigError
 from atoll.comm.extras import demand
 from atoll.comm.invite import parse, split_host_port

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from atoll.comm.cli import cli
-from atoll.comm.config.run import load_dataclass, load_run
+from atoll.comm.config.load import load_dataclass, load_run
 from atoll.comm.config.shipped import run_file
 from atoll.comm.extras import EXTRA_OF
 from atoll.comm.invite import split_host_port

@@ -166,7 +166,7 @@ class ReduceProtocol:
         if owner == NOBODY:
             self._up[c] = None
             return
-        node = self._up[c] = self.plan.members[self.plan.towards(c, self._place)].node
+        node = self._up[c] = self.plan.members[self.plan.destination(c, self._place)].node
         contributes = self._contributes(self._place)
         if relays := self.plan.relays_for(c, self._place):
             self._relayed.add(c)
@@ -455,13 +455,13 @@ class ReduceProtocol:
     def _sums_for(self, c: int, place: int) -> bool:
         """Whether contributions of the member at `place` to this chunk come here."""
         assert self.plan is not None
-        return self.plan.towards(c, place) == self._place and not self.plan.relays_for(c, place)
+        return self.plan.destination(c, place) == self._place and not self.plan.relays_for(c, place)
 
     def _gives(self, c: int, place: int) -> bool:
         """Whether the member at `place` has the sealed chunk from here."""
         assert self.plan is not None
         receives = self._contributes(place) or self.plan.relays_for(c, place)
-        return receives and self.plan.towards(c, place) == self._place
+        return receives and self.plan.destination(c, place) == self._place
 
     def _summing(self) -> Iterator[NodeId]:
         """Relays of which a sum is due."""

@@ -206,7 +206,7 @@ class Reduction:
             return not member.leaf and (me.leaf or place < order[member.node])
 
         self._peers.expect([m for m in others if not (m.leaf and me.leaf)], primary)
-        parts = plan.parts(place)
+        parts = plan.receive_shares(place)
         for member in others:  # all that send to a peer share its link
             self._peers.pace(member.node, member.down, parts[order[member.node]])
         mine = plan.region(place)

@@ -26,7 +26,8 @@ import msgspec
 import psutil
 
 from atoll import configs
-from atoll.comm.config.run import RunConfig, load_run
+from atoll.comm.config.load import load_run
+from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError, ConfigError, Unreachable
 from atoll.comm.extras import demand, lacking
 from atoll.comm.log import level_option

@@ -25,7 +25,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from atoll.comm.config.run import CodecName, RunConfig, load_run
+from atoll.comm.config.load import load_run
+from atoll.comm.config.run import CodecName, RunConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.comm.extras import demand
 from atoll.node.bench.allreduce_figures import (

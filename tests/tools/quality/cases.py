@@ -10,7 +10,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from atoll.comm.config.run import RunConfig, load_run
+from atoll.comm.config.load import load_run
+from atoll.comm.config.run import RunConfig
 from atoll.comm.config.shipped import method_file
 from atoll.node.simulate.conditions import Conditions
 
