@@ -29,109 +29,26 @@ Whatever is sent to whom and when follows from the calls, so the simulation of t
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
+from atoll.comm.allreduce.effects import (
+    Effect,
+    FreeContributions,
+    FreeSealed,
+    MergeChunk,
+    ReportComplete,
+    ReportForged,
+    ReportMissing,
+    ReportOrphans,
+    ReportSeal,
+    SendFrame,
+    SumRegion,
+)
 from atoll.comm.bitmap import bit, bitmap
 from atoll.comm.digest import root
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import NOBODY, Plan
 from atoll.comm.transport.frames import FrameKind
-
-
-@dataclass(frozen=True, slots=True)
-class SendFrame:
-    node: NodeId
-    kind: FrameKind
-    chunk: int = 0
-    since: int = 0  # the attempt in which the chunk got its owner
-
-
-@dataclass(frozen=True, slots=True)
-class MergeChunk:
-    """Average these contributions to a chunk, and call `merged`."""
-
-    chunk: int
-    since: int
-    inputs: tuple[int, ...]  # places in the plan, in the order of the sum
-    sums: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (relay, those of them that are in its region's sum)
-
-
-@dataclass(frozen=True, slots=True)
-class SumRegion:
-    """Average these contributions of this member's region to a chunk, and call `summed`."""
-
-    chunk: int
-    since: int
-    inputs: tuple[int, ...]  # places in the plan, in the order of the sum
-
-
-@dataclass(frozen=True, slots=True)
-class ReportSeal:
-    """Enter this chunk as sealed in the ledger."""
-
-    chunk: int
-    since: int
-    digest: bytes
-    inputs: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FreeContributions:
-    """Contributions to this chunk are of no more use here; nor is its region's sum, but one that was just made."""
-
-    chunk: int
-
-
-@dataclass(frozen=True, slots=True)
-class FreeSealed:
-    """So are its sealed bytes."""
-
-    chunk: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReportOrphans:
-    """Tell the coordinator which chunks without an owner are here sealed, with which digests."""
-
-    here: tuple[tuple[int, bytes], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReportComplete:
-    """Every sealed chunk is here."""
-
-    root: bytes
-    proven: bool = False  # each of them is the ledger's
-
-
-@dataclass(frozen=True, slots=True)
-class ReportForged:
-    """The sealed chunk as this member gave it is not the ledger's."""
-
-    chunk: int
-    node: NodeId
-
-
-@dataclass(frozen=True, slots=True)
-class ReportMissing:
-    """Only these are not here, and nobody who may be asked gave them as the ledger has them."""
-
-    chunks: tuple[int, ...]
-
-
-Effect = (
-    SendFrame
-    | MergeChunk
-    | SumRegion
-    | ReportSeal
-    | FreeContributions
-    | FreeSealed
-    | ReportOrphans
-    | ReportComplete
-    | ReportForged
-    | ReportMissing
-)
 
 
 class FrameVerdict(Enum):

@@ -38,8 +38,20 @@ from typing import Protocol, assert_never
 
 import numpy as np
 
-from atoll.comm.allreduce import protocol
 from atoll.comm.allreduce.delta_encoder import EncodedVector, squared_norm
+from atoll.comm.allreduce.effects import (
+    Effect,
+    FreeContributions,
+    FreeSealed,
+    MergeChunk,
+    ReportComplete,
+    ReportForged,
+    ReportMissing,
+    ReportOrphans,
+    ReportSeal,
+    SendFrame,
+    SumRegion,
+)
 from atoll.comm.allreduce.protocol import FrameVerdict, ReduceProtocol
 from atoll.comm.allreduce.sealing import SealFormat, Term, UnusableContribution, mean_of
 from atoll.comm.bitmap import bitmap, places
@@ -400,45 +412,45 @@ class Reduction:
             self._inbox[c, self.plan.index(node)] = whole
             self._do(self._exchange.contribution(node, c))
 
-    def _do(self, effects: Sequence[protocol.Effect]) -> None:
+    def _do(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             match effect:
-                case protocol.SendFrame(node, kind, c, since):
+                case SendFrame(node, kind, c, since):
                     self._peers.peer(node).post((kind, c, since))
-                case protocol.MergeChunk() | protocol.SumRegion():
+                case MergeChunk() | SumRegion():
                     self._readers[effect.chunk] += 1
                     task = asyncio.create_task(self._merge(effect, self._terms(effect)))
                     self._merges.add(task)
                     task.add_done_callback(self._wound_up)
-                case protocol.ReportSeal(c, since, sum_, inputs):
+                case ReportSeal(c, since, sum_, inputs):
                     self._outcome.sealed(
                         self.plan, SealReport(c, since, sum_, inputs), self._exchange.unsealed > 0
                     )
-                case protocol.FreeContributions(c):
+                case FreeContributions(c):
                     for key in [key for key in self._inbox if key[0] == c]:
                         payload = self._inbox.pop(key)
                         if not self._readers[c]:  # else a merge that has become void may still read from it
                             self._give_back(payload)
                     self._partials.pop(c, None)
-                case protocol.FreeSealed(c):
+                case FreeSealed(c):
                     self._sealed[c] = None
-                case protocol.ReportOrphans(here):
+                case ReportOrphans(here):
                     self._outcome.orphans(self.plan, here)
-                case protocol.ReportComplete(root_, proven):
+                case ReportComplete(root_, proven):
                     self._outcome.held(self.plan, root_, proven)
-                case protocol.ReportForged(c, node):
+                case ReportForged(c, node):
                     self._outcome.forged(self.plan, node, c)
-                case protocol.ReportMissing(chunks):
+                case ReportMissing(chunks):
                     self._outcome.lacking(self.plan, chunks)
                 case _:
                     assert_never(effect)
 
-    def _terms(self, order: protocol.MergeChunk | protocol.SumRegion) -> list[Term]:
+    def _terms(self, order: MergeChunk | SumRegion) -> list[Term]:
         """What is to be summed, taken at once: a newer plan may free the contributions before the merge begins.
         This member's own is yet to be put in."""
         c, plan = order.chunk, self.plan
         total = sum(plan.members[i].weight for i in order.inputs)
-        sums = dict(order.sums) if isinstance(order, protocol.MergeChunk) else {}
+        sums = dict(order.sums) if isinstance(order, MergeChunk) else {}
         inside = {i for listed in sums.values() for i in listed}
         direct = {i: (i,) for i in order.inputs if i not in inside}
         terms: list[Term] = []
@@ -450,9 +462,9 @@ class Reduction:
             terms.append((i, payload, share * (plan.members[i].scale if i in direct else 1.0)))
         return terms
 
-    async def _merge(self, order: protocol.MergeChunk | protocol.SumRegion, terms: Sequence[Term]) -> None:
+    async def _merge(self, order: MergeChunk | SumRegion, terms: Sequence[Term]) -> None:
         c, plan = order.chunk, self.plan
-        partial = isinstance(order, protocol.SumRegion)
+        partial = isinstance(order, SumRegion)
         sealing = self._mean if partial else self._sealing
         size = sealing.size(self._chunks.size(c), len(terms))
         if self._encoded is not None:
@@ -462,7 +474,7 @@ class Reduction:
         place = np.empty(self._size(FrameKind.PARTIAL, c), np.uint8) if partial else self._buffer(size)
         loop = asyncio.get_running_loop()
         try:
-            relays = set() if isinstance(order, protocol.SumRegion) else {relay for relay, _ in order.sums}
+            relays = set() if isinstance(order, SumRegion) else {relay for relay, _ in order.sums}
             told = {i: plan.members[i].norm for i, _, _ in terms if i not in relays}
             bounds = {i: norm for i, norm in told.items() if norm < math.inf}
             work = sealing, c, terms, plan.length, self._chunks.size(c), place[:size]

@@ -55,7 +55,7 @@ class WandbMode(StrEnum):
     ONLINE = "online"
     OFFLINE = "offline"
     DISABLED = "disabled"
-    AUTO = "auto"  # online when an API key is present, else offline
+    AUTO = "auto"  # as WANDB_MODE says, else online when an API key is present, else offline
 
 
 @dataclass
@@ -192,9 +192,12 @@ class CheckpointConfig:
 
 @dataclass
 class WandbConfig:
-    mode: WandbMode = WandbMode.AUTO
-    project: str = "atoll"
-    entity: str = ""
+    """What the config says is done, whatever wandb's environment variables say; where it says nothing, they count.
+    The run's name in wandb is WANDB_NAME, else the config's `name`."""
+
+    mode: WandbMode = WandbMode.AUTO  # auto: WANDB_MODE, else online when an API key is present, else offline
+    project: str = ""  # empty: WANDB_PROJECT, else atoll
+    entity: str = ""  # empty: WANDB_ENTITY, else the account's own
 
 
 @dataclass

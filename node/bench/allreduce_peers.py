@@ -306,10 +306,12 @@ async def _invite(bench: AllreduceBench, folder: Path) -> str:
 async def _records(bench: AllreduceBench, page: str, rounds: int) -> list[dict[str, Any]]:
     """The commit records of all rounds, once the last one's digests are in."""
     through, deadline = bench.through(bench.peers + 1), time.monotonic() + PATIENCE
+    records = list[dict[str, Any]]()
     with tempfile.TemporaryDirectory() as folder:
         while True:
-            text = await _ask([*through, *GET, f"{page}/api/rounds?since=0"], Path(folder, "log"))
-            records: list[dict[str, Any]] = msgspec.json.decode(text)
+            since = records[-1]["round"] if records else 0
+            text = await _ask([*through, *GET, f"{page}/api/rounds?since={since}"], Path(folder, "log"))
+            records += msgspec.json.decode(text)
             if len(records) >= rounds:
                 return records[:rounds]
             if time.monotonic() > deadline:

@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from sim.truth import Contribution, Mean, digest, root
 
-from atoll.comm.allreduce import protocol
+from atoll.comm.allreduce.effects import (
+    Effect,
+    FreeContributions,
+    FreeSealed,
+    MergeChunk,
+    ReportComplete,
+    ReportForged,
+    ReportMissing,
+    ReportOrphans,
+    ReportSeal,
+    SendFrame,
+    SumRegion,
+)
 from atoll.comm.allreduce.protocol import FrameVerdict, ReduceProtocol
 from atoll.comm.bitmap import bitmap
 from atoll.comm.digest import SIZE
@@ -193,37 +205,37 @@ class Plane:
             raise RuntimeError(f"{self.node.me} is to apply what is not here")
         return tuple(reduce.sealed[c] for c in range(reduce.exchange.chunks))
 
-    def _do(self, reduce: Reduce, effects: list[protocol.Effect]) -> None:
+    def _do(self, reduce: Reduce, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case protocol.SendFrame(node, kind, c, since):
+                case SendFrame(node, kind, c, since):
                     self._post(self._peer(node), (kind, c, since))
-                case protocol.MergeChunk(c, since, inputs, sums):
+                case MergeChunk(c, since, inputs, sums):
                     inside = {i for _, listed in sums for i in listed}
                     senders = [i for i in inputs if i not in inside] + [relay for relay, _ in sums]
                     took = self.world.seal_time * self.world.rng.uniform(0.2, 1.0)
                     terms = {i: self._term(reduce, c, i) for i in senders}
                     self.node.later(took, self._merged, reduce, c, since, inputs, terms)
-                case protocol.SumRegion(c, since, inputs):
+                case SumRegion(c, since, inputs):
                     took = self.world.seal_time * self.world.rng.uniform(0.2, 1.0)
                     terms = {i: self._term(reduce, c, i) for i in inputs}
                     self.node.later(took, self._summed, reduce, c, since, inputs, terms)
-                case protocol.ReportSeal(c, since, payload, inputs):
+                case ReportSeal(c, since, payload, inputs):
                     self._tell(reduce, c, since, payload, bitmap(inputs, len(reduce.plan.members)))
-                case protocol.FreeContributions(c):
+                case FreeContributions(c):
                     reduce.inbox = {key: x for key, x in reduce.inbox.items() if key[0] != c}
                     reduce.partials.pop(c, None)
-                case protocol.FreeSealed(c):
+                case FreeSealed(c):
                     reduce.sealed.pop(c, None)
                     self.held = ()
-                case protocol.ReportOrphans(here):
+                case ReportOrphans(here):
                     self._tell_orphans(reduce, here)
-                case protocol.ReportComplete(root_, proven):
+                case ReportComplete(root_, proven):
                     self._tell_held(reduce, root_, proven)
-                case protocol.ReportForged(c, node):
+                case ReportForged(c, node):
                     fence = reduce.plan.fence
                     self.node.report(partial(ev.ChunkForged, peer=node, fence=fence, chunk=c))
-                case protocol.ReportMissing(chunks):
+                case ReportMissing(chunks):
                     self.node.report(partial(ev.ChunksMissing, fence=reduce.plan.fence, chunks=chunks))
                 case _:
                     assert_never(effect)
