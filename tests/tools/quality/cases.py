@@ -26,7 +26,7 @@ class Case:
     key: str
     title: str
     settings: tuple[str, ...] = ()
-    method: str = ""  # of configs/methods; "": the defaults
+    method: str = ""  # of configs/methods; "": none
     parallel: bool = False  # data parallelism: gradients averaged in each step
     real: bool = False  # in real processes, not simulated
     bf16: bool = True  # computes in bf16, with parameters, optimizers and evaluations in fp32; else all in fp32
