@@ -2,11 +2,11 @@
 
 turns                       fragments take turns in the run (first of all)
 up / down                   the trainer said hello / is gone
-state ROUND [WORD]          the outer state stands still at that round; WORD: its digest, which is ROUND unless told
+state ROUND [WORD]          the outer state stands still there; WORD: its digest, ROUND unless told
 failed [ROUND]              peers could not give the state; it stands at that round, or nowhere
 joining WORD [KEY=VALUE...] the view of a node that is joining, recovering or synced, of the run's state 0
-round K [front=F] [KEY=VALUE...]    the view in which round K takes inner steps: the node is active, and has a lease of
-                            40 samples from F on, which is where the last one began unless told
+round K [front=F] [KEY=VALUE...]    the view in which round K takes inner steps: the node is active, with a
+                            lease of 40 samples from F on, which is where the last one began unless told
 collecting / reducing [ATTEMPT]     the round closes / its reduce has that attempt's plan
 committed [front=F]         the round is committed; members are still applying it
 view [KEY=VALUE...] [WORD] [-WORD]  the last view but for these; WORD: a flag that is set, or is no more
@@ -15,7 +15,7 @@ steps [K]                   the trainer took the inner steps of that round, or i
 ready [K] [steps=5] [samples=10] [loss=2] [ahead]    it stopped, or goes ahead
 waits [K] / evaluated [K]   it is as far ahead as it may be / it measured the loss of state K
 still SECONDS               it has made no progress for so long; 70 s are too many
-held [ATTEMPT] [WORD]       every sealed chunk of the round's attempt is here; WORD: with another root than the run's
+held [ATTEMPT] [WORD]       every sealed chunk of the round's attempt is here; WORD: with another root
 trained                     `steps`, `ready` (only that is said)
 commit                      `trained`, `reducing`, `held`, the next `round`, its `state` (only that is said)
 rejoined                    a new session with the coordinator
@@ -23,9 +23,9 @@ slow / written              what is to be reported waits for the disk / no longe
 show                        the machine's state
 
 A view's keys: you, phase, committed, digest, sealed, donors (names), train (ROUND@FIRST..LAST[+FIRST..LAST]), plan
-(ROUND/ATTEMPT), tokens, version, incarnation; - is none. Its flags: has_state, initialise, evaluate, ready, reached,
-closing, finished, lost, ledger. Lines that begin with => say what the node is doing, in the goodput meter's words,
-where that changed.
+(ROUND/ATTEMPT), tokens, version, incarnation; - is none. Its flags: has_state, initialise, evaluate, ready,
+reached, closing, finished, lost, ledger. Lines that begin with => say what the node is doing, in the goodput
+meter's words, where that changed.
 """
 
 from collections.abc import Callable
@@ -71,9 +71,8 @@ class Run:
     def do(self, verb: str, args: list[str]) -> None:
         words = [a for a in args if "=" not in a]
         options = dict(a.split("=", 1) for a in args if "=" in a)
-        changes = options | {
-            w.removeprefix("-"): not w.startswith("-") for w in words if w.removeprefix("-") in FLAGS
-        }
+        flags = {w.removeprefix("-"): not w.startswith("-") for w in words}
+        changes = options | {flag: on for flag, on in flags.items() if flag in FLAGS}
         number = int(words[0]) if words and words[0].isdigit() else None
         match verb:
             case "turns":

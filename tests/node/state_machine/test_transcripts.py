@@ -1,4 +1,4 @@
-"""The transcripts in transcripts/ are what the node's machine does. ATOLL_REWRITE=1 rewrites them: read the diff."""
+"""The transcripts are what the node's machine does. ATOLL_REWRITE=1 rewrites them: read the diff."""
 
 import os
 from pathlib import Path
