@@ -31,7 +31,7 @@ SCENARIOS, LEDGER = (
     "tests/coordinator/state_machine/test_transcripts.py",
     "tests/coordinator/state_machine/test_ledger.py",
 )
-EXCHANGE, NODE = "tests/comm/allreduce/test_protocol.py", "tests/node/test_state_machine.py"
+EXCHANGE, NODE = "tests/comm/allreduce/test_protocol.py", "tests/node/state_machine"
 MUTATIONS = [
     # The ledger
     Mutation(
