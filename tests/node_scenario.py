@@ -216,10 +216,9 @@ def shown(effect: Effect) -> str:
         case state_machine.Apply(view):
             return f"apply what round {view.committed} sealed"
         case state_machine.Recover(view, differs, rebase):
-            how = ", as the node's own is wrong" * differs + ", and rebase what was trained" * rebase
-            return (
-                f"recover state {view.committed} from {' '.join(d.node_id for d in view.donors) or 'nobody'}{how}"
-            )
+            why = ", as the node's own is wrong" * differs + ", and rebase what was trained" * rebase
+            donors = " ".join(d.node_id for d in view.donors) or "nobody"
+            return f"recover state {view.committed} from {donors}{why}"
         case state_machine.FallBack():
             return "fall back to what the disk has"
         case state_machine.Renumber(round_):
