@@ -7,14 +7,14 @@ export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: install demo test chaos bench quality check format proto clean
+.PHONY: install demo test test-long wheel chaos bench quality check format proto clean
 
 install: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) "$(TORCH)"
-	$(PIP) --editable .
+	$(PIP) --editable ".[all]"
 	touch $@
 
 .venv/installed-dev: .venv/installed
@@ -24,16 +24,32 @@ install: .venv/installed
 demo: .venv/installed
 	$(BIN)/atoll demo --out "$(OUT)"
 
+PYTEST := $(BIN)/pytest --durations 10
+CORES := -n logical --dist worksteal
+
+# Minutes: unit tests, transcripts, 20 seeds of the simulation, a sample of the mutations, three runs of real processes.
 # What starts whole runs comes alone: these are about time, too.
 test: .venv/installed-dev
-	$(BIN)/pytest -m "not e2e and not chaos" -n logical --dist worksteal --durations 10
-	$(BIN)/pytest -m "e2e and not chaos" --durations 10
+	$(PYTEST) -m "not long and not e2e" $(CORES)
+	$(PYTEST) -m "not long and e2e"
 
-# Real processes, killed and stopped many times; the power fails 50 times. It takes long.
+# Everything else that must pass. Emulated networks need root.
+test-long: .venv/installed-dev
+	$(PYTEST) -m "long and not e2e" $(CORES)
+	$(PYTEST) -m "long and e2e"
+
+# The wheel in environments of its own, used from another folder: it has what it needs, and says what is missing.
+wheel:
+	PYTHON=$(PYTHON) TORCH="$(TORCH)" .ci/wheel
+
+# Real processes, killed and stopped many times; the power fails 50 times. It takes hours.
 chaos: .venv/installed-dev
-	ATOLL_CHAOS_TIMES=5 ATOLL_POWER_CUTS=50 $(BIN)/pytest -s -m "chaos or not chaos" tests/e2e tests/test_wan.py
-	ATOLL_SIM_SEEDS=2000 $(BIN)/pytest -n logical --dist worksteal -m "chaos or not chaos" tests/sim
-	ATOLL_CHURN_ROUNDS=2000 $(BIN)/pytest tests/comm/allreduce/test_reduction.py -k leave_nothing_behind
+	ATOLL_CHAOS_TIMES=5 ATOLL_POWER_CUTS=50 $(PYTEST) -s -m e2e tests/e2e tests/tools/bench/test_wan.py
+	ATOLL_SIM_SEEDS=2000 $(PYTEST) $(CORES) -m "long or not long" tests/sim
+	ATOLL_FUZZ_SEEDS=2000 ATOLL_EXCHANGE_SEEDS=20000 $(PYTEST) $(CORES) -m "long or not long" \
+	    tests/coordinator/state_machine/test_rounds.py tests/comm/allreduce/test_protocol.py
+	ATOLL_CHURN_ROUNDS=2000 $(PYTEST) tests/comm/allreduce/test_reduction.py -k leave_nothing_behind
+	$(PYTEST) $(CORES) -m hypothesis --hypothesis-profile search
 
 # docs/performance.md and docs/overlap.md: about 15 minutes. Emulated links need root; without it their rows say so.
 bench: .venv/installed-dev

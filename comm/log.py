@@ -1,11 +1,24 @@
-"""Logging for every process: lines for people, or JSON lines with ATOLL_LOG=json. Goes to stderr."""
+"""Logging for every process: lines for people, or JSON lines with ATOLL_LOG=json. Goes to stderr.
+
+A plain line is `2026-01-31T23:59:59+01:00 LEVEL: SENTENCE`, in local time with its offset; `info` is not named.
+"""
 
 import logging
 import os
 import sys
-import time
+from datetime import datetime
 
+import click
 import msgspec
+
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+level_option = click.option(
+    "--log-level",
+    type=click.Choice(list(LEVELS)),
+    default="info",
+    show_default=True,
+    help="The least that is logged. ATOLL_LOG=json makes the lines JSON.",
+)
 
 
 class _Json(logging.Formatter):
@@ -19,16 +32,19 @@ class _Json(logging.Formatter):
 
 class _Plain(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        when = datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="seconds")
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
-        line = f"{clock} {level}{record.getMessage()}"
+        line = f"{when} {level}{record.getMessage()}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-def setup() -> None:
-    """Configure the root logger once, at the start of a process."""
+def setup(level: str = "info") -> None:
+    """Configure the root logger once, at the start of a process. `level` is one of `LEVELS`; libraries say nothing
+    below `info`, whatever it is."""
+    least = LEVELS[level]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if os.environ.get("ATOLL_LOG") == "json" else _Plain())
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.basicConfig(level=max(least, logging.INFO), handlers=[handler], force=True)
+    logging.getLogger("atoll").setLevel(least)
     for noisy in ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+        logging.getLogger(noisy).setLevel(max(least, logging.WARNING))

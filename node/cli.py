@@ -7,8 +7,10 @@ from pathlib import Path
 
 import click
 
+from atoll.comm import log
 from atoll.comm.config.load import load_dataclass
 from atoll.comm.errors import AtollError, ConfigError
+from atoll.comm.extras import demand
 from atoll.comm.invite import parse, split_host_port
 from atoll.node.config import NodeConfig, check
 
@@ -51,6 +53,7 @@ def node() -> None:
     type=click.FloatRange(0.0, 1e9),
     help="Seconds to try for a coordinator at first.",
 )
+@log.level_option
 def join(
     url: str,
     overrides: tuple[str, ...],
@@ -61,6 +64,7 @@ def join(
     role: str,
     name: str,
     patience: float,
+    log_level: str,
 ) -> None:
     """Join the run behind URL and train until it is finished.
 
@@ -84,12 +88,12 @@ def join(
     local = state_dir / "node.yaml"
     config = load_dataclass(NodeConfig, local if local.exists() else None, overrides)
     check(config)
-    from atoll.comm import log
+    demand("a node", *(["torch", "numba"] if role == "trainer" else ["numba"]))
     from atoll.node.daemon.daemon import live
     from atoll.node.daemon.reducer import reduce_only
     from atoll.node.daemon.state_dir import JoinOptions
 
-    log.setup()
+    log.setup(log_level)
     try:
         options = JoinOptions(state_dir, listen, advertise, name, patience, leaf)
         asyncio.run(reduce_only(invite, config, options) if role == "reducer" else live(invite, config, options))

@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "coordinator.placement": {"comm"},
     "coordinator.state_machine": {"comm", "comm.config", "comm.transport", "coordinator.placement"},
     "coordinator.service": {"comm", "comm.config", "comm.proto", "comm.transport", "coordinator.state_machine"},
-    "coordinator.monitor": {"comm.config", "coordinator.service", "coordinator.state_machine"},
+    "coordinator.monitor": {"comm", "comm.config", "coordinator.service", "coordinator.state_machine"},
     "coordinator.server": {
         *("comm", "comm.config", "comm.transport"),
         *("coordinator.monitor", "coordinator.service", "coordinator.state_machine"),

@@ -38,9 +38,22 @@ from typing import Protocol, assert_never
 
 import numpy as np
 
-from atoll.comm.allreduce import protocol
 from atoll.comm.allreduce.delta_encoder import EncodedVector, squared_norm
-from atoll.comm.allreduce.protocol import FrameVerdict, ReduceProtocol
+from atoll.comm.allreduce.effects import (
+    Effect,
+    FrameVerdict,
+    FreeContributions,
+    FreeSealed,
+    MergeChunk,
+    ReportComplete,
+    ReportForged,
+    ReportMissing,
+    ReportOrphans,
+    ReportSeal,
+    SendFrame,
+    SumRegion,
+)
+from atoll.comm.allreduce.protocol import ReduceProtocol
 from atoll.comm.allreduce.sealing import SealFormat, Term, UnusableContribution, mean_of
 from atoll.comm.bitmap import bitmap, places
 from atoll.comm.buffers import thread_scratch
@@ -264,11 +277,11 @@ class Reduction:
             case FrameKind.CONTRIBUTION | FrameKind.PARTIAL | FrameKind.SEALED:
                 self._arrived_chunk(node, header, payload)
             case FrameKind.MERGED:
-                self._do(x.is_merged(node, c))
+                self._do(x.peer_merged(node, c))
             case FrameKind.WANT:
-                self._do(x.wanted(node, c))
+                self._do(x.chunk_wanted(node, c))
             case FrameKind.LACK:
-                self._do(x.lacked(node, c))
+                self._do(x.chunk_lacked(node, c))
             case FrameKind.RESYNC:
                 bits = len(payload) // 3
                 here, merged, sealed = (payload[i * bits : (i + 1) * bits].tobytes() for i in range(3))
@@ -292,7 +305,7 @@ class Reduction:
             case FrameKind.SEALED:
                 payload = self._sealed[c]
             case FrameKind.RESYNC:
-                data = b"".join(self._exchange.state(node))
+                data = b"".join(self._exchange.resync_state(node))
                 return Header(kind, self.plan.fence, c, len(data), place=place), memoryview(data)
             case _:
                 return Header(kind, fence, c, place=place), memoryview(b"")
@@ -385,60 +398,60 @@ class Reduction:
                 sentence
             ) from None  # if it was right when it was sent, it comes again over another link
         if kind is FrameKind.SEALED:
-            taken = self._exchange.sealed(c, sum_ := digest(whole), node)
-            if self._exchange.digests[c] == sum_:
-                self._is_sealed(c, whole, node == self._exchange.up(c))
+            taken = self._exchange.sealed_arrived(c, sum_ := digest(whole), node)
+            if self._exchange.digest(c) == sum_:
+                self._is_sealed(c, whole, node == self._exchange.source(c))
             self._do(taken)
         elif kind is FrameKind.PARTIAL:
             mean, listed = whole[: self._sizes[c]], places(whole[self._sizes[c] :].tobytes())
-            if (effects := self._exchange.partial(node, c, listed)) is None:
+            if (effects := self._exchange.region_sum_arrived(node, c, listed)) is None:
                 self.lost(node, f"its region's mean of chunk {c} was refused: it claims places of others")
                 return
             self._inbox[c, self.plan.index(node)] = mean
             self._do(effects)
         else:
             self._inbox[c, self.plan.index(node)] = whole
-            self._do(self._exchange.contribution(node, c))
+            self._do(self._exchange.contribution_arrived(node, c))
 
-    def _do(self, effects: Sequence[protocol.Effect]) -> None:
+    def _do(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
             match effect:
-                case protocol.SendFrame(node, kind, c, since):
+                case SendFrame(node, kind, c, since):
                     self._peers.peer(node).post((kind, c, since))
-                case protocol.MergeChunk() | protocol.SumRegion():
+                case MergeChunk() | SumRegion():
                     self._readers[effect.chunk] += 1
                     task = asyncio.create_task(self._merge(effect, self._terms(effect)))
                     self._merges.add(task)
                     task.add_done_callback(self._wound_up)
-                case protocol.ReportSeal(c, since, sum_, inputs):
+                case ReportSeal(c, since, sum_, inputs):
                     self._outcome.sealed(
-                        self.plan, SealReport(c, since, sum_, inputs), self._exchange.unsealed > 0
+                        self.plan, SealReport(c, since, sum_, inputs), self._exchange.chunks_to_seal > 0
                     )
-                case protocol.FreeContributions(c):
+                case FreeContributions(c):
                     for key in [key for key in self._inbox if key[0] == c]:
                         payload = self._inbox.pop(key)
                         if not self._readers[c]:  # else a merge that has become void may still read from it
                             self._give_back(payload)
                     self._partials.pop(c, None)
-                case protocol.FreeSealed(c):
+                case FreeSealed(c):
                     self._sealed[c] = None
-                case protocol.ReportOrphans(here):
+                case ReportOrphans(here):
                     self._outcome.orphans(self.plan, here)
-                case protocol.ReportComplete(root_, proven):
+                case ReportComplete(root_, proven):
                     self._outcome.held(self.plan, root_, proven)
-                case protocol.ReportForged(c, node):
+                case ReportForged(c, node):
                     self._outcome.forged(self.plan, node, c)
-                case protocol.ReportMissing(chunks):
+                case ReportMissing(chunks):
                     self._outcome.lacking(self.plan, chunks)
                 case _:
                     assert_never(effect)
 
-    def _terms(self, order: protocol.MergeChunk | protocol.SumRegion) -> list[Term]:
+    def _terms(self, order: MergeChunk | SumRegion) -> list[Term]:
         """What is to be summed, taken at once: a newer plan may free the contributions before the merge begins.
         This member's own is yet to be put in."""
         c, plan = order.chunk, self.plan
         total = sum(plan.members[i].weight for i in order.inputs)
-        sums = dict(order.sums) if isinstance(order, protocol.MergeChunk) else {}
+        sums = dict(order.sums) if isinstance(order, MergeChunk) else {}
         inside = {i for listed in sums.values() for i in listed}
         direct = {i: (i,) for i in order.inputs if i not in inside}
         terms: list[Term] = []
@@ -450,9 +463,9 @@ class Reduction:
             terms.append((i, payload, share * (plan.members[i].scale if i in direct else 1.0)))
         return terms
 
-    async def _merge(self, order: protocol.MergeChunk | protocol.SumRegion, terms: Sequence[Term]) -> None:
+    async def _merge(self, order: MergeChunk | SumRegion, terms: Sequence[Term]) -> None:
         c, plan = order.chunk, self.plan
-        partial = isinstance(order, protocol.SumRegion)
+        partial = isinstance(order, SumRegion)
         sealing = self._mean if partial else self._sealing
         size = sealing.size(self._chunks.size(c), len(terms))
         if self._encoded is not None:
@@ -462,14 +475,14 @@ class Reduction:
         place = np.empty(self._size(FrameKind.PARTIAL, c), np.uint8) if partial else self._buffer(size)
         loop = asyncio.get_running_loop()
         try:
-            relays = set() if isinstance(order, protocol.SumRegion) else {relay for relay, _ in order.sums}
+            relays = set() if isinstance(order, SumRegion) else {relay for relay, _ in order.sums}
             told = {i: plan.members[i].norm for i, _, _ in terms if i not in relays}
             bounds = {i: norm for i, norm in told.items() if norm < math.inf}
             work = sealing, c, terms, plan.length, self._chunks.size(c), place[:size]
             sum_ = await loop.run_in_executor(workers(), merge, self._codec, bounds, *work)
         except UnusableContribution as refused:
             self._give_back(place)
-            again = self._exchange.refused(c, order.since, refused.place)
+            again = self._exchange.contribution_refused(c, order.since, refused.place)
             if again is not None:
                 self._inbox.pop((c, refused.place), None)
                 self._do(again)
@@ -480,12 +493,12 @@ class Reduction:
             self._readers[c] -= 1
         if partial:
             place[size:] = np.frombuffer(bitmap(order.inputs, len(plan.regions)), np.uint8)
-            effects = self._exchange.summed(c, order.since, order.inputs)
+            effects = self._exchange.region_summed(c, order.since, order.inputs)
             self._do(effects)
             if effects:
                 self._partials[c] = place
             return
-        effects = self._exchange.merged(c, order.since, order.inputs, sum_)
+        effects = self._exchange.chunk_merged(c, order.since, order.inputs, sum_)
         if effects:
             self._is_sealed(c, place, True)
         else:
@@ -519,8 +532,8 @@ class Reduction:
 
     def _look(self, now: float) -> None:
         """See who is late."""
-        owed = dict(self._exchange.awaiting())
-        owing = set(self._exchange.owing())
+        owed = dict(self._exchange.dues())
+        owing = set(self._exchange.contributors_due())
         late = late_after(self._gaps)
         for node in owed.keys() & self._progress.keys():
             heard, came = self._peers.heard(node), max(self._progress[node], self._planned_at)
@@ -540,8 +553,8 @@ class Reduction:
     def _pull(self, before: float) -> None:
         """Ask others for sealed chunks of owners from which nothing came since."""
         asked = dict.fromkeys((n for n, came in self._progress.items() if came < before), 0)
-        for c in self._exchange.lacking() if asked else ():
-            owner = self._exchange.up(c)
+        for c in self._exchange.missing() if asked else ():
+            owner = self._exchange.source(c)
             if owner in asked and asked[owner] < PULLS:
                 asked[owner] += 1
                 self._do(self._exchange.pull(c, owner) or self._exchange.pull(c))

@@ -63,7 +63,7 @@ class WandbMode(StrEnum):
     ONLINE = "online"
     OFFLINE = "offline"
     DISABLED = "disabled"
-    AUTO = "auto"  # online when an API key is present, else offline
+    AUTO = "auto"  # as WANDB_MODE says, else online when an API key is present, else offline
 
 
 @dataclass
@@ -311,11 +311,13 @@ class CheckpointConfig:
 
 @dataclass
 class WandbConfig:
-    """The coordinator's project in Weights & Biases."""
+    """Where the run is shown in Weights & Biases. What the config leaves open, wandb's environment variables say;
+    the run's name there is WANDB_NAME, else the config's `name`.
+    """
 
-    mode: WandbMode = WandbMode.AUTO
-    project: str = "atoll"
-    entity: str = ""
+    mode: WandbMode = WandbMode.AUTO  # auto: WANDB_MODE, else online when an API key is present, else offline
+    project: str = ""  # empty: WANDB_PROJECT, else atoll
+    entity: str = ""  # empty: WANDB_ENTITY, else the account's own
 
 
 @dataclass

@@ -29,10 +29,13 @@ from atoll import configs
 from atoll.comm.config.load import load_run
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError, ConfigError, Unreachable
+from atoll.comm.extras import demand, lacking
+from atoll.comm.log import level_option
 from atoll.coordinator.cli import fetch
 from atoll.coordinator.demo import report
 from atoll.coordinator.demo.display import Display, DisplayLine, LineKind, open_view, round_seconds, summary
 from atoll.coordinator.demo.report import DemoStory, Mark, MarkKind
+from atoll.coordinator.monitor.wandb_logger import check_installed
 from atoll.coordinator.service.event_loop import sentence
 from atoll.coordinator.state_machine.events import CommitRecord
 
@@ -59,8 +62,15 @@ class DemoFailed(AtollError):
 @click.option("--out", type=click.Path(path_type=Path), default=Path("demo-out"), show_default=True)
 @click.option("--no-chaos", is_flag=True, help="Kill no node and let none join later.")
 @click.option("--json", "as_json", is_flag=True, help="Print report.json's object as the last line.")
+@level_option
 def demo(
-    overrides: tuple[str, ...], nodes: int, rounds: int | None, out: Path, no_chaos: bool, as_json: bool
+    overrides: tuple[str, ...],
+    nodes: int,
+    rounds: int | None,
+    out: Path,
+    no_chaos: bool,
+    as_json: bool,
+    log_level: str,
 ) -> None:
     """Train a small model with real processes on this machine; kill one node, let another join.
 
@@ -70,13 +80,18 @@ def demo(
     asked = _overrides(nodes, rounds, overrides)
     config = load_run(configs.DEMO, asked)
     _check(config, nodes, chaos=not no_chaos)
+    demand("atoll demo", "torch", "numba")
+    check_installed(config)
     _prepare(out)
     story = DemoStory(config.rounds.total, config.round_steps, config.model.n_params)
     with _stopped_by_signals():
-        play(story, config, asked, nodes, Chaos.none() if no_chaos else Chaos.of(config), out)
+        play(story, config, asked, nodes, Chaos.none() if no_chaos else Chaos.of(config), out, log_level)
     numbers = report.summarize(story)
     report.write(out, numbers, story.records)
-    report.draw(out / "loss.png", story)
+    if no_picture := lacking("loss.png", "matplotlib"):
+        click.echo(f"atoll: {no_picture}", err=True)
+    else:
+        report.draw(out / "loss.png", story)
     from rich.console import Console
 
     Console(soft_wrap=not sys.stdout.isatty()).print(summary(story, numbers, out))
@@ -86,14 +101,20 @@ def demo(
 
 
 def play(
-    story: DemoStory, config: RunConfig, overrides: tuple[str, ...], nodes: int, chaos: "Chaos", out: Path
+    story: DemoStory,
+    config: RunConfig,
+    overrides: tuple[str, ...],
+    nodes: int,
+    chaos: "Chaos",
+    out: Path,
+    log_level: str,
 ) -> None:
     """Run it from the first process to the last."""
-    with DemoProcesses(out) as fleet:
+    with DemoProcesses(out, log_level) as fleet:
         fleet.start(
             COORDINATOR,
             *("coordinator", "start", str(configs.DEMO), "--state-dir", str(out / COORDINATOR)),
-            *("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", *overrides),
+            *("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--log-level", log_level, *overrides),
         )
         page = fleet.page()
         url = fleet.invite(nodes + 1)
@@ -239,6 +260,7 @@ class DemoProcesses:
     """The processes of one demo. When it closes they end, and so does all that they started."""
 
     out: Path
+    log_level: str  # of each of them
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
@@ -280,7 +302,7 @@ class DemoProcesses:
         self.start(
             name,
             *("node", "join", url, "--state-dir", str(self.out / name)),
-            *("--listen", "127.0.0.1:0", "--name", name, *NODE_OPTIONS),
+            *("--listen", "127.0.0.1:0", "--name", name, "--log-level", self.log_level, *NODE_OPTIONS),
         )
 
     def page(self) -> str:

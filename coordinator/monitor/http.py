@@ -3,15 +3,18 @@
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields
+from contextlib import closing
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
+from msgspec import NODEFAULT
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -28,12 +31,16 @@ PAGE = Path(__file__).with_name("page.html")
 FRESH = 0.2  # seconds that an answer of /api/run is good for
 GONE = 50  # members that are gone, listed at most...
 DAY = 86_400.0  # seconds: ...and those of the last day
+RECORDS, MOST_RECORDS = 200, 1000  # commit records in an answer: where nothing is said, and at most
+ANSWER_BYTES = 8 << 20  # of commit records; a longer answer ends early, and the reader asks on from there
 RECORDED = {field.name for field in fields(CommitRecord)}
 
 
 def app(kernel: EventLoop, journal: Journal, run: str) -> Starlette:
     kernel.metrics.registry.register(_Run(kernel))
     answer, made_at = b"", -FRESH  # of /api/run: with a thousand members it is made once for all who ask
+
+    reading = asyncio.Semaphore()  # one answer is put together at a time, in one thread: writes need some, too
 
     async def page(_: Request) -> Response:
         return HTMLResponse(PAGE.read_text())
@@ -49,15 +56,12 @@ def app(kernel: EventLoop, journal: Journal, run: str) -> Starlette:
         return Response(answer, media_type="application/json")
 
     async def api_rounds(request: Request) -> Response:
-        query = request.query_params
-        for name in ("since", "limit"):
-            if not (given := query.get(name, "0")).isdecimal() or len(given) > 18:
-                return PlainTextResponse(f"{name}={given[:40]!r} is not a number\n", status_code=400)
-        since, limit, asked = int(query.get("since", "0")), int(query.get("limit", "0")), query.get("fields", "")
-        wanted = asked.split(",") if asked else []
-        if odd := sorted(set(wanted) - RECORDED):
-            return PlainTextResponse(f"a record has no {odd[0][:40]!r}\n", status_code=400)
-        body = await asyncio.to_thread(_rounds, journal, since, limit, wanted)
+        try:
+            since, limit, kind = _asked(request.query_params)
+        except ValueError as error:
+            return PlainTextResponse(f"{error}\n", status_code=400)
+        async with reading:
+            body = await asyncio.to_thread(_records, journal, since, limit, kind)
         return Response(body, media_type="application/json")
 
     async def metrics_(_: Request) -> Response:
@@ -73,12 +77,49 @@ def app(kernel: EventLoop, journal: Journal, run: str) -> Starlette:
     return Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()])
 
 
-def _rounds(journal: Journal, since: int, limit: int, wanted: list[str]) -> bytes:
-    """Commit records after `since`, the first `limit` of them if not 0, whole or some fields of each."""
-    records = journal.rounds(since, limit)
-    if not wanted:
-        return msgspec.json.encode(records)
-    return msgspec.json.encode([{f: getattr(record, f) for f in wanted} for record in records])
+def _asked(query: QueryParams) -> tuple[int, int, type[Any]]:
+    """`since`, `limit` and the type of what is answered. Raises `ValueError` with a sentence."""
+    numbers = {"since": 0, "limit": RECORDS}
+    for name in numbers:
+        given = query.get(name, str(numbers[name]))
+        if not given.isdecimal() or len(given) > 18:
+            raise ValueError(f"{name}={given[:40]!r} is not a number")
+        numbers[name] = int(given)
+    if not numbers["limit"]:
+        raise ValueError(f"limit=0 asks for nothing: give 1 to {MOST_RECORDS}")
+    asked = query.get("fields", "")
+    wanted = asked.split(",") if asked else []
+    if odd := sorted(set(wanted) - RECORDED):
+        raise ValueError(f"a record has no {odd[0][:40]!r}")
+    kind = _excerpt(tuple(dict.fromkeys(wanted))) if wanted else CommitRecord
+    return numbers["since"], min(numbers["limit"], MOST_RECORDS), kind
+
+
+def _excerpt(wanted: tuple[str, ...]) -> type[Any]:
+    """A type with some fields of a commit record: what is not wanted of a record is skipped, not decoded."""
+    hints, known = get_type_hints(CommitRecord), {field.name: field for field in fields(CommitRecord)}
+
+    def default(name: str) -> Any:
+        of = known[name]
+        if of.default is not MISSING:
+            return msgspec.field(default=of.default)
+        return (
+            msgspec.field(default_factory=of.default_factory) if of.default_factory is not MISSING else NODEFAULT
+        )
+
+    return msgspec.defstruct("Excerpt", [(name, hints[name], default(name)) for name in wanted], kw_only=True)
+
+
+def _records(journal: Journal, since: int, limit: int, kind: type[Any]) -> bytes:
+    """Commit records after `since`, as a JSON list: the first `limit`, or as many as `ANSWER_BYTES` allow."""
+    answer, length = list[bytes](), 0
+    with closing(journal.each_round(since, limit, kind)) as records:
+        for record in records:
+            answer.append(msgspec.json.encode(record))
+            length += len(answer[-1])
+            if length >= ANSWER_BYTES:
+                break
+    return b"[" + b",".join(answer) + b"]"
 
 
 def snapshot(kernel: EventLoop, run: str) -> dict[str, Any]:

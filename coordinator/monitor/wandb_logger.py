@@ -16,9 +16,19 @@ from typing import Any
 import msgspec
 
 from atoll.comm.config.run import RunConfig, WandbMode
+from atoll.comm.errors import ConfigError
+from atoll.comm.extras import demand, lacking
 from atoll.coordinator.state_machine.events import CommitRecord, Effect, Note, Publish
 
 log = logging.getLogger("atoll.coordinator")
+PROJECT = "atoll"  # where neither config nor environment names one
+MODES = {  # what WANDB_MODE may be, with wandb's older words
+    "online": WandbMode.ONLINE,
+    "run": WandbMode.ONLINE,
+    "offline": WandbMode.OFFLINE,
+    "dryrun": WandbMode.OFFLINE,
+    "disabled": WandbMode.DISABLED,
+}
 SERIES = 64  # members that have series of their own; of more, the least, the median and the most are logged
 
 
@@ -29,7 +39,7 @@ class WandbLogger:
         self._config, self._directory, self._past = config, directory, past
         self._queue: queue.SimpleQueue[Effect | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
-        self.mode = _mode(config)
+        self.mode = wandb_mode(config)
         if self.mode is not WandbMode.DISABLED:
             self._thread.start()
 
@@ -78,9 +88,9 @@ class WandbLogger:
             x_disable_stats=True, console="off", silent=True, x_file_stream_transmit_interval=1
         )
         run = wandb.init(
-            project=self._config.wandb.project,
+            project=self._config.wandb.project or os.environ.get("WANDB_PROJECT") or PROJECT,
             entity=self._config.wandb.entity or None,
-            name=self._config.name,
+            name=os.environ.get("WANDB_NAME") or self._config.name,
             dir=str(self._directory),
             mode="online" if self.mode is WandbMode.ONLINE else "offline",
             config=msgspec.to_builtins(self._config),
@@ -129,10 +139,27 @@ def row(record: CommitRecord) -> dict[str, Any]:
     return out
 
 
-def _mode(config: RunConfig) -> WandbMode:
-    """`auto` is online where a key is present."""
+def check_installed(config: RunConfig) -> None:
+    """Raise `MissingPackage` where the config insists on wandb and it is not installed."""
+    if config.wandb.mode in (WandbMode.ONLINE, WandbMode.OFFLINE):
+        demand(f"wandb.mode={config.wandb.mode} (auto would do without)", "wandb")
+
+
+def wandb_mode(config: RunConfig) -> WandbMode:
+    """The config's mode; for `auto` the one of WANDB_MODE, and without that `online` where a key is present and
+    `disabled` where there is no wandb.
+
+    Raises `ConfigError` for a WANDB_MODE that is none of wandb's.
+    """
     if config.wandb.mode is not WandbMode.AUTO:
         return config.wandb.mode
+    if missing := lacking("a chart of the run", "wandb"):
+        log.info(f"nothing goes to wandb (wandb.mode=auto): {missing}")
+        return WandbMode.DISABLED
+    if said := os.environ.get("WANDB_MODE"):
+        if (known := MODES.get(said)) is None:
+            raise ConfigError(f"WANDB_MODE is {said[:40]!r}: set it to online, offline or disabled")
+        return known
     netrc = Path.home() / ".netrc"
     logged_in = netrc.exists() and "wandb" in netrc.read_text(errors="replace")
     key = os.environ.get("WANDB_API_KEY") or logged_in

@@ -15,7 +15,7 @@ import os
 import secrets
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,12 +169,22 @@ class Journal:
 
     def rounds(self, since: int = 0, limit: int = 0) -> list[CommitRecord]:
         """Complete commit records of the rounds after `since`; the first `limit` of them, 0: all."""
-        records = []
+        return list(self.each_round(since, limit))
+
+    def each_round(
+        self, since: int = 0, limit: int = 0, kind: type[Any] = CommitRecord
+    ) -> Generator[Any, None, None]:
+        """The same one by one, as `kind`: `CommitRecord`, or a type with some of its fields.
+
+        Read over a connection of its own, one record at a time: neither do writes wait for a slow reader, nor
+        readers for a write. What is committed meanwhile is not seen.
+        """
         query = "select round, body, digest from rounds where round > ? order by round limit ?"
-        for number, body, digest in self._rows(query, (since, limit or -1)):
-            self._check(f"the record of round {number}", digest, number, body)
-            records.append(self._decode(f"the record of round {number}", body, CommitRecord))
-        return records
+        with _in_sentences(self._path), closing(_reader(self._path)) as db:
+            for number, body, digest in db.execute(query, (since, limit or -1)):
+                what = f"the record of round {number}"
+                self._check(what, digest, number, body)
+                yield self._decode(what, body, kind)
 
     def notes(self, limit: int = 200) -> list[tuple[float, Note]]:
         """The latest notes, oldest first."""
@@ -288,7 +298,7 @@ def _inspect(path: Path) -> None:
     Done through SQLite, which reads its own log too, and not by opening the file ourselves: whoever closes a file
     loses all locks of the process on it (fcntl), and SQLite would take a living journal for an abandoned one.
     """
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", PATIENCE, uri=True)) as db:
+    with closing(_reader(path)) as db:
         application, found = (db.execute(f"pragma {n}").fetchone()[0] for n in ("application_id", "user_version"))
         tables = dict(db.execute("select name, sql from sqlite_master where type = 'table'").fetchall())
         if application != APPLICATION:
@@ -305,6 +315,11 @@ def _inspect(path: Path) -> None:
             verdict = "its tables are not as they were made"
         if verdict != "ok":
             raise _damaged(path, " ".join(verdict.split()))
+
+
+def _reader(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write; SQLite's log lets it read beside the one that does."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", PATIENCE, uri=True, check_same_thread=False)
 
 
 @contextmanager

@@ -313,10 +313,14 @@ async def _invite(bench: AllreduceBench, folder: Path) -> str:
 async def _records(bench: AllreduceBench, page: str, rounds: int) -> list[dict[str, Any]]:
     """The commit records of all rounds, once the last one's digests are in."""
     prefix, deadline = bench.command_prefix(bench.peers + 1), time.monotonic() + ANSWER_TIMEOUT
+    records = list[dict[str, Any]]()
     with tempfile.TemporaryDirectory() as folder:
         while True:
-            text = await _output_of([*prefix, *FETCH_PAGE, f"{page}/api/rounds?since=0"], Path(folder, "log"))
-            records: list[dict[str, Any]] = msgspec.json.decode(text)
+            since = records[-1]["round"] if records else 0
+            text = await _output_of(
+                [*prefix, *FETCH_PAGE, f"{page}/api/rounds?since={since}"], Path(folder, "log")
+            )
+            records += msgspec.json.decode(text)
             if len(records) >= rounds:
                 return records[:rounds]
             if time.monotonic() > deadline:

@@ -118,7 +118,10 @@ class Run:
         return int(self.run().get("committed", 0))
 
     def rounds(self, since: int = 0) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.get(f"/api/rounds?since={since}")
+        """All commit records after `since`, page by page."""
+        found = list[dict[str, Any]]()
+        while page := self.get(f"/api/rounds?since={found[-1]['round'] if found else since}"):
+            found += page
         return found
 
     def commit_after(self, committed: int) -> float:

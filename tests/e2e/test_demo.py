@@ -107,6 +107,7 @@ def logged_losses(out: Path) -> list[tuple[int, float]]:
     return [(row["round"], row["loss/val"]) for row in rounds]
 
 
+@pytest.mark.long
 def test_a_demo_that_is_stopped_leaves_no_process_behind(tmp_path: Path, demos: list[Demo]) -> None:
     demo = Demo(tmp_path / "out", "--nodes", "2", "--no-chaos", "--rounds", "1000")
     demos.append(demo)
@@ -118,6 +119,7 @@ def test_a_demo_that_is_stopped_leaves_no_process_behind(tmp_path: Path, demos: 
     assert demo.processes() == []
 
 
+@pytest.mark.long
 def test_a_daemon_that_dies_unasked_fails_the_demo_with_its_log(tmp_path: Path, demos: list[Demo]) -> None:
     demo = Demo(tmp_path / "out", "--nodes", "2", "--no-chaos", "--rounds", "1000")
     demos.append(demo)

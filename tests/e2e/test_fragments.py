@@ -4,7 +4,7 @@ import pytest
 from e2e.harness import Run, until
 from e2e.test_methods import killed_joined_and_back
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 @pytest.mark.parametrize("method", [("streaming",), ("overlapped", "fragments.count=4")], ids=" ".join)

@@ -5,7 +5,7 @@ import re
 import pytest
 from e2e.harness import Run, until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 def test_a_joiners_first_contribution_has_its_own_tokens_and_a_norm_like_the_others(run: Run) -> None:

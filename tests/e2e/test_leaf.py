@@ -3,7 +3,7 @@
 import pytest
 from e2e.harness import Run, until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 def test_leaves_take_part_fully_with_one_member_that_can_be_dialled(run: Run) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from e2e.harness import Run, until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 DECOUPLED = (
     *("outer.weights=quality", "outer.merge=radial", "outer.clip=true", "outer.per_token=true"),

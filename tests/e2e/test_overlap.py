@@ -4,7 +4,7 @@ than it does where they wait."""
 import pytest
 from e2e.harness import Run, until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 STEP = "trainer.step=stall:0.03"
 SLOW = "upload=0.28"  # Mbit/s: an exchange takes half a second, about half of a round

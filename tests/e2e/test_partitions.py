@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from e2e.harness import Run, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.chaos]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.root]
 
 SPACE, HERE, THERE = "atoll-test", "10.77.91.1", "10.77.91.2"
 INSIDE = ("ip", "netns", "exec", SPACE)

@@ -20,7 +20,7 @@ from atoll.node.checkpoint.export import TensorNaming, export
 
 pytestmark = pytest.mark.e2e
 
-TIMES = int(os.environ.get("ATOLL_POWER_CUTS", "5"))
+TIMES = int(os.environ.get("ATOLL_POWER_CUTS", "3"))
 PATIENCE = 600.0  # seconds; starting trainers takes what it takes
 SEED = int(os.environ.get("ATOLL_CHAOS_SEED", "0"))
 
@@ -102,6 +102,7 @@ def test_all_power_fails_and_the_run_goes_on(run: Run) -> None:
     assert recorded == done.state_digest
 
 
+@pytest.mark.long
 def test_a_commit_that_no_disk_has_is_void_and_the_run_goes_on(run: Run) -> None:
     run.start(faults="coordinator.commit.written@3=crash")  # before any node hears of it
     url = run.invite(2)
@@ -117,6 +118,6 @@ def test_a_commit_that_no_disk_has_is_void_and_the_run_goes_on(run: Run) -> None
     assert "are void: goes on from the state of 2" in run.log("one")
 
 
-@pytest.mark.chaos
+@pytest.mark.long
 def test_all_power_fails_again_and_again(run: Run) -> None:
     storm(run, ("one", "two", "three"), TIMES, SEED, "members.minimum=2")

@@ -8,7 +8,7 @@ import psutil
 import pytest
 from e2e.harness import Run, until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 def flip(run: Run, node: str, vector: str, bit: int, seed: int) -> None:

@@ -4,7 +4,7 @@ import psutil
 import pytest
 from e2e.harness import Run, until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 TOKENS = 4 * 32  # of a step: batch_size, seq_len
 

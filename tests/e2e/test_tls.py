@@ -10,7 +10,7 @@ from e2e.harness import ATOLL, Run, until
 from atoll.comm.ids import Pin
 from atoll.comm.invite import Invite, parse
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 def overheard(port: int, said: bytes) -> bytes:

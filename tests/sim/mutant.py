@@ -62,7 +62,9 @@ def main(file: str, old: str, new: str, *by: str) -> int:
 
 
 def a_test(tests: str) -> int:
-    code = pytest.main(["-x", "-q", "--tb=line", "-p", "no:cacheprovider", str(ROOT / tests)])
+    code = pytest.main(
+        ["-x", "-q", "--tb=line", "-p", "no:cacheprovider", "-m", "long or not long", str(ROOT / tests)]
+    )
     return 0 if code == pytest.ExitCode.TESTS_FAILED else 1
 
 

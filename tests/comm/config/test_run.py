@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from atoll.comm.config.load import load_run, to_yaml
-from atoll.comm.config.methods import method_file
 from atoll.comm.config.run import RunConfig, from_json, to_json
+from atoll.comm.config.shipped import method_file
 from atoll.comm.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -89,6 +89,14 @@ def test_the_only_node_is_never_killed() -> None:
     assert chaos.due(story, 100.0) is None
 
 
+def test_every_node_logs_at_the_level_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = list[tuple[str, ...]]()
+    monkeypatch.setattr(command.DemoProcesses, "start", lambda fleet, *arguments: started.append(arguments))
+    command.DemoProcesses(tmp_path, "debug").join("ada", "atoll://token@127.0.0.1:1/demo")
+    (arguments,) = started
+    assert arguments[arguments.index("--log-level") + 1] == "debug"
+
+
 def test_a_folder_with_anything_but_a_demos_files_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "coordinator.log").touch()
     (tmp_path / "thesis.tex").write_text("years of work")

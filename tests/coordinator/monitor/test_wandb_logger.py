@@ -1,13 +1,15 @@
 """The tracker writes to a real wandb run, offline; what it wrote is read back from the run's file."""
 
+import os
 from pathlib import Path
 
 import pytest
 import wandb_log
 
 from atoll.comm.config.run import RunConfig, WandbMode
+from atoll.comm.errors import ConfigError
 from atoll.comm.ids import NodeId
-from atoll.coordinator.monitor.wandb_logger import WandbLogger
+from atoll.coordinator.monitor.wandb_logger import WandbLogger, wandb_mode
 from atoll.coordinator.state_machine.events import CommitRecord, Note, Publish
 
 ADA, BO = NodeId("n1"), NodeId("n2")
@@ -17,8 +19,8 @@ ADA, BO = NodeId("n1"), NodeId("n2")
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No key and no settings of the person who runs the tests."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR", "WANDB_CACHE_DIR"):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
 
 
 def config(mode: WandbMode = WandbMode.OFFLINE) -> RunConfig:
@@ -117,11 +119,71 @@ def test_a_disabled_tracker_writes_nothing(tmp_path: Path) -> None:
     assert not directory.exists()
 
 
-def test_without_a_key_auto_is_offline_and_with_one_it_is_online(
+@pytest.mark.parametrize(
+    ("mode", "environment", "expected"),
+    [
+        (WandbMode.AUTO, {}, WandbMode.OFFLINE),
+        (WandbMode.AUTO, {"WANDB_API_KEY": "k" * 40}, WandbMode.ONLINE),
+        (WandbMode.AUTO, {"WANDB_API_KEY": "k" * 40, "WANDB_MODE": "disabled"}, WandbMode.DISABLED),
+        (WandbMode.AUTO, {"WANDB_API_KEY": "k" * 40, "WANDB_MODE": "dryrun"}, WandbMode.OFFLINE),
+        (WandbMode.AUTO, {"WANDB_MODE": "online"}, WandbMode.ONLINE),
+        (WandbMode.AUTO, {"WANDB_MODE": ""}, WandbMode.OFFLINE),
+        (WandbMode.OFFLINE, {"WANDB_MODE": "disabled"}, WandbMode.OFFLINE),
+        (WandbMode.DISABLED, {"WANDB_MODE": "online"}, WandbMode.DISABLED),
+    ],
+)
+def test_auto_is_what_the_environment_says_and_else_goes_by_the_key(
+    mode: WandbMode,
+    environment: dict[str, str],
+    expected: WandbMode,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert wandb_mode(config(mode)) is expected
+
+
+def test_a_mode_that_wandb_does_not_know_is_refused_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "sometimes")
+    with pytest.raises(ConfigError, match="WANDB_MODE is 'sometimes': set it to online, offline or disabled"):
+        wandb_mode(config(WandbMode.AUTO))
+
+
+def test_auto_is_disabled_by_the_environment_and_then_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from atoll.coordinator.monitor.wandb_logger import _mode
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    directory = tmp_path / "state"
+    tracker = WandbLogger(config(WandbMode.AUTO), directory, [record(1)])
+    tracker.tell(Publish(record(2)))
+    tracker.close()
 
-    assert _mode(config(WandbMode.AUTO)) is WandbMode.OFFLINE
-    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    assert _mode(config(WandbMode.AUTO)) is WandbMode.ONLINE
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "project", "expected"),
+    [
+        ({}, "", ("atoll", "reef")),
+        ({}, "tides", ("tides", "reef")),
+        ({"WANDB_PROJECT": "sea", "WANDB_NAME": "shoal"}, "", ("sea", "shoal")),
+        ({"WANDB_PROJECT": "sea", "WANDB_NAME": "shoal"}, "tides", ("tides", "shoal")),
+    ],
+)
+def test_project_and_name_are_the_environments_where_the_config_names_none(
+    environment: dict[str, str],
+    project: str,
+    expected: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    run = config()
+    run.wandb.project = project
+    WandbLogger(run, tmp_path, []).close()
+
+    (file,) = wandb_log.files(tmp_path / "wandb")
+    (found,) = [r.run for r in wandb_log.records(file) if r.HasField("run")]
+    assert (found.project, found.display_name) == expected

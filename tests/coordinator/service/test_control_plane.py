@@ -7,10 +7,12 @@ import math
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
 import grpc
+import msgspec
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -22,6 +24,7 @@ from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as pb_grpc
 from atoll.comm.transport.certificates import NAME, Certificate, own, pin_of
 from atoll.comm.transport.frames import PROTOCOL
+from atoll.coordinator.monitor import http
 from atoll.coordinator.monitor.http import app, snapshot
 from atoll.coordinator.service import event_loop, rpc
 from atoll.coordinator.service.control_plane import ControlPlane
@@ -218,6 +221,7 @@ def test_health_and_reflection_answer_as_any_grpc_service(tmp_path: Path) -> Non
         "since=x",
         "since=-1",
         "limit=1.0",
+        "limit=0",
         "limit=" + "9" * 19,
         "fields=__class__",
         "fields=round,",
@@ -230,6 +234,44 @@ def test_a_question_for_records_that_makes_no_sense_is_refused_with_a_sentence(t
             status, body = await get(c, f"/api/rounds?{query}")
             assert status == 400 and body.endswith(b"\n") and len(body) < 100
             assert await get(c, "/api/rounds?since=0&limit=1&fields=round,val_loss") == (200, b"[]")
+
+    asyncio.run(story())
+
+
+def record(number: int) -> ev.CommitRecord:
+    spent = {"inner": 1.0, "collect": 0.0, "reduce": 0.0, "commit": 0.0}
+    weights = {NodeId("n1"): 100.0}
+    return ev.CommitRecord(number, 1, 1, (), weights, 100 * number, 3.0, spent, {}, {}, "", "", val_loss=2.0)
+
+
+def test_records_are_answered_in_pages_of_bounded_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            records = [record(k) for k in range(1, 1251)]
+            c.journal.append([], records)
+
+            async def pages(query: str) -> list[list[dict[str, Any]]]:
+                """What a reader gets that asks on until there is nothing more."""
+                got, since = list[list[dict[str, Any]]](), 0
+                while True:
+                    status, body = await get(c, f"/api/rounds?since={since}{query}")
+                    assert status == 200, body
+                    if not (page := json.loads(body)):
+                        return got
+                    got, since = [*got, page], page[-1]["round"]
+
+            whole = json.loads(msgspec.json.encode(records))
+            assert [len(page) for page in await pages("")] == [200] * 6 + [50]
+            assert list(chain(*await pages(""))) == whole
+            assert [len(page) for page in await pages("&limit=9999&fields=round")] == [1000, 250]
+            few = await pages("&limit=1000&fields=round,val_loss,fragment")
+            assert list(chain(*few)) == [{"round": r.round, "val_loss": 2.0, "fragment": 0} for r in records]
+
+            monkeypatch.setattr(http, "ANSWER_BYTES", 10_000)
+            short = await pages("&limit=1000")
+            assert list(chain(*short)) == whole and 1 < len(short[0]) < 50
+            monkeypatch.setattr(http, "ANSWER_BYTES", 1)
+            assert await get(c, "/api/rounds?since=7&fields=round") == (200, b'[{"round":8}]')
 
     asyncio.run(story())
 

@@ -35,6 +35,7 @@ from atoll.coordinator.state_machine import events as ev
 
 PLAIN = {int: 3, float: 0.1, str: "naïve", bytes: b"\x00\xff" * 8, bool: True}
 FRAME, HEADER = 4096 + 24, 32  # bytes, of SQLite's write-ahead log
+SOON = 20.0  # seconds; nothing here takes longer than a moment
 
 
 def sample(kind: Any) -> Any:
@@ -106,6 +107,24 @@ def test_commit_records_are_read_back_in_order(journal: Journal) -> None:
     changed = replace(records[1], reason="known better now")
     journal.append([], [changed])
     assert journal.rounds(since=1) == [changed, records[2]]
+
+
+def test_commit_records_are_read_while_a_transaction_is_open(journal: Journal) -> None:
+    records = [record(k) for k in (1, 2, 3)]
+    journal.append([], records)
+    with ThreadPoolExecutor(1) as others, journal._transaction():
+        assert others.submit(journal.rounds, 1).result(SOON) == records[1:]
+
+
+def test_a_write_does_not_wait_for_who_reads_commit_records_slowly(journal: Journal) -> None:
+    records = [record(k) for k in (1, 2, 3)]
+    journal.append([], records)
+    slowly = journal.each_round()
+    assert next(slowly) == records[0]
+    with ThreadPoolExecutor(1) as others:
+        others.submit(journal.append, [], [record(4)]).result(SOON)
+    assert list(slowly) == records[1:]
+    assert journal.rounds(since=3) == [record(4)]
 
 
 def test_notes_are_read_back_oldest_first_and_the_latest_are_kept(journal: Journal) -> None:

@@ -82,6 +82,7 @@ def exact_mean(round_: int, weights: dict[int, float], numel: int) -> Any:
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 def test_peers_agree_on_the_mean_and_move_as_many_bytes_as_the_formula_says(tmp_path: Path) -> None:
     said = measured(tmp_path, "--peers", "3", "--codec", "int8", "--iters", "2")
     assert said["committed"] == [True, True]
@@ -95,6 +96,7 @@ def test_peers_agree_on_the_mean_and_move_as_many_bytes_as_the_formula_says(tmp_
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 def test_survivors_commit_the_round_in_which_a_peer_is_killed(tmp_path: Path) -> None:
     said = measured(tmp_path, "--peers", "3", "--iters", "2", "--kill-peer", "2", "--kill-at", "0.5")
     assert said["committed"] == [True, True]
@@ -106,6 +108,7 @@ def test_survivors_commit_the_round_in_which_a_peer_is_killed(tmp_path: Path) ->
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 def test_an_interrupted_bench_leaves_nothing_behind(tmp_path: Path) -> None:
     process = start(tmp_path, "--peers", "2", "--iters", "100000")
     deadline = time.monotonic() + 60
@@ -121,6 +124,7 @@ def test_an_interrupted_bench_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 def test_a_peer_that_cannot_start_is_a_sentence_with_the_logs(tmp_path: Path) -> None:
     process = start(tmp_path, "--peers", "2", "--launch-prefix", "env", "--host", "192.0.2.{i}")  # of no interface
     out, err = process.communicate(timeout=60)
@@ -131,6 +135,7 @@ def test_a_peer_that_cannot_start_is_a_sentence_with_the_logs(tmp_path: Path) ->
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 def test_a_peer_holds_its_delta_or_what_is_sealed_and_half_as_much_of_others() -> None:
     words = ["--peers", "3", "--numel", "25000000", "--iters", "1", "--warmup", "1", "--timeout", "40", "--json"]
     command = [sys.executable, "-P", "-m", "atoll.comm.cli", "bench", "allreduce", *words]

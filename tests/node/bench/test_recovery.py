@@ -12,6 +12,7 @@ NUMEL = 2_000_000
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 def test_the_receiver_has_the_state_and_every_byte_of_it_came_from_a_donor() -> None:
     said = CliRunner().invoke(recovery, ["--donors", "2", "--numel", str(NUMEL), "--link", "1000", "--json"])
     assert said.exit_code == 0, said.output
@@ -24,6 +25,7 @@ def test_the_receiver_has_the_state_and_every_byte_of_it_came_from_a_donor() -> 
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 @pytest.mark.parametrize("killed", ["donor", "receiver"])
 def test_somebody_who_is_killed_half_way_costs_next_to_nothing(killed: str) -> None:
     numel = 8_000_000

@@ -154,11 +154,13 @@ def test_a_spread_is_a_median_and_its_range() -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 def test_gloo_is_measured_in_real_processes() -> None:
     assert len(seconds := gloo.measure(2, 1000, iters=2)) == 2 and min(seconds) > 0
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 def test_a_command_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
     script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
     with pytest.raises(Failed, match="not done after 1 s"):

@@ -1,0 +1,30 @@
+"""What all tests share: how hypothesis draws, and what tests need that ask for `root`."""
+
+import os
+import shutil
+import subprocess
+from functools import cache
+
+import pytest
+from hypothesis import settings
+
+# The same examples in every run: what fails is new in the code. `make chaos` draws other ones.
+settings.register_profile("fixed", derandomize=True, deadline=None, database=None, max_examples=100)
+settings.register_profile("search", deadline=None, max_examples=5000)
+settings.load_profile("fixed")
+
+
+@cache
+def missing_for_networks() -> str:
+    """Why this machine cannot emulate networks; empty: it can."""
+    if os.geteuid() != 0:
+        return "this user is not root"
+    if shutil.which("ip") is None:
+        return "there is no `ip` (iproute2)"
+    namespace = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True)
+    return namespace.stderr.strip() and f"no network namespace can be made ({namespace.stderr.strip()})"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("root") and (why := missing_for_networks()):
+        pytest.fail(f'it needs emulated networks, and {why}: run it as root, or leave it out with -m "not root"')
