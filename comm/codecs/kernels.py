@@ -96,8 +96,8 @@ def _bitcast(source: Any, target: Any, to: ir.Type) -> Any:
 
 
 def _put_far(_: Any, values: Any, scale: Any, out: Any, at: Any) -> Any:
-    """`out[i] = signed(values[i]) * scale` for WIDTH elements from `at` on, whose address is a multiple of LINE: a
-    store that does not read the line first, nor keeps it (LLVM: nontemporal)."""
+    """`out[i] = signed(values[i]) * scale` for STORE_ELEMENTS elements from `at` on, whose address is a multiple
+    of CACHE_LINE: a store that does not read the line first, nor keeps it (LLVM: nontemporal)."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         start, (bytes_, numbers) = (
@@ -123,8 +123,8 @@ def _put_far(_: Any, values: Any, scale: Any, out: Any, at: Any) -> Any:
 
 
 def _sum_wide(_: Any, addresses: Any, scales: Any, weights: Any, out: Any, block: Any, at: Any) -> Any:
-    """`out[i] = sum_k weights[k] * (signed(byte i at addresses[k]) * scales[k, block])` for WIDE elements from
-    `at` on, which stay in registers: from 0, in this order, each operation rounded."""
+    """`out[i] = sum_k weights[k] * (signed(byte i at addresses[k]) * scales[k, block])` for REGISTER_ELEMENTS
+    elements from `at` on, which stay in registers: from 0, in this order, each operation rounded."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         bytes_, numbers = (ir.VectorType(t, REGISTER_ELEMENTS) for t in (ir.IntType(8), ir.FloatType()))
@@ -281,7 +281,7 @@ def from_shares(shares: U16, largest: np.float32, scales: F32) -> bool:
 
 @_kernel(_f32, _f32)
 def _inverse(scale: np.float32) -> np.float32:
-    """Of a scale that is not SMALL; of a smaller one, what `x * LIFT` is to be multiplied by."""
+    """Of a scale of SMALL_SCALE or more; of a smaller one, what `x * LIFT` is to be multiplied by."""
     if scale >= SMALL_SCALE:
         return np.float32(ONE / scale)
     return np.float32(ONE / np.float32(scale * LIFT)) if scale > ZERO else ZERO
