@@ -1,4 +1,4 @@
-"""Which kernels the codecs call: the compiled ones, or without numba those in numpy, which only decode."""
+"""The choice of the codecs' kernels: the compiled ones, or without numba those in numpy, which only decode."""
 
 from importlib import import_module
 from threading import RLock

@@ -49,10 +49,11 @@ from atoll.comm.errors import AtollError, BenchFailed, ConfigError, ResourceErro
 from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.invite import join_host_port
 from atoll.comm.transport.data_plane import DataPlane
+from atoll.node.bench.host import check_host
 from atoll.node.daemon.state_server import StateServer
 from atoll.node.outer.shared_vectors import SharedVectors, clear_stale
 from atoll.node.outer.state import OuterState
-from atoll.node.preflight import available, check_host
+from atoll.node.preflight import available
 from atoll.node.recovery.recovery import Donor, RecoveryProgress, Target, recover
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.schedule import Constant

@@ -1,6 +1,6 @@
 """From a run's config to the pieces of `outer_opt` that carry it out; the only place that knows both. No torch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import assert_never
@@ -29,13 +29,11 @@ from atoll.comm.config.outer import (
     OverlapConfig,
     PatternName,
     TakeName,
-    WeightName,
 )
 from atoll.comm.config.run import CodecName, RunConfig
-from atoll.outer_opt import weights
 from atoll.outer_opt.arrays import Array
 from atoll.outer_opt.feedback import ErrorFeedback
-from atoll.outer_opt.fragments import Fragment, balanced, first_due_steps, strided, whole
+from atoll.outer_opt.fragments import Fragment, balanced, strided, whole
 from atoll.outer_opt.merge import mean, radial
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.overlap import LEFT_OUT_MIX, Adopt, Mix, rebase, replace
@@ -44,34 +42,6 @@ from atoll.outer_opt.sgd import Sgd
 from atoll.outer_opt.tensors import Tensor, TensorKind
 
 Pieces = list[tuple[TensorKind, slice]]
-Weigh = Callable[[Sequence[float], Sequence[float]], list[float]]  # of tokens and inner steps of each member
-
-
-@dataclass(frozen=True)
-class Method:
-    schedule: Schedule
-    weigh: Weigh
-    merging: MergeName
-    feedback: ErrorFeedback | None
-    fragments: tuple[Fragment, ...]
-    due: tuple[int, ...]  # inner steps before each fragment's first exchange
-    adopt: Adopt
-    left_out: Adopt
-
-
-def method_of(config: RunConfig, tensors: Sequence[Tensor]) -> Method:
-    """The pieces for a model of these tensors."""
-    fragments = divided(config.fragments, tensors)
-    return Method(
-        schedule=schedule_of(config),
-        weigh=_weigh(config.outer.weights),
-        merging=config.outer.merge,
-        feedback=feedback_of(config.outer),
-        fragments=fragments,
-        due=first_due_steps(len(fragments), config.rounds.inner_steps, config.fragments.stagger),
-        adopt=adopt_of(config.overlap),
-        left_out=left_out_of(config.outer),
-    )
 
 
 def merge_parts(
@@ -161,18 +131,6 @@ def pieces_of(fragment: Fragment, chunks: Chunks) -> list[Pieces]:
 
 def feedback_of(outer: OuterConfig) -> ErrorFeedback | None:
     return ErrorFeedback(outer.feedback) if outer.feedback else None
-
-
-def _weigh(name: WeightName) -> Weigh:
-    match name:
-        case WeightName.TOKENS:
-            return weights.by_tokens
-        case WeightName.EQUAL:
-            return weights.equal
-        case WeightName.QUALITY:
-            return weights.by_quality
-        case _:
-            assert_never(name)
 
 
 def divided(config: FragmentsConfig, tensors: Sequence[Tensor]) -> tuple[Fragment, ...]:

@@ -15,7 +15,8 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import Codec
 from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import CodecName, RunConfig
-from atoll.node.outer.method import Method, merge_parts, pieces_of
+from atoll.node.outer.method import merge_parts, pieces_of
+from atoll.node.simulate.method import Method
 from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.clip import clip_factors
 from atoll.outer_opt.fragments import Fragment

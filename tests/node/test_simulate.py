@@ -29,13 +29,13 @@ from atoll.comm.config.shipped import method_file
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node.config import NodeConfig
 from atoll.node.data import Source, open_source
-from atoll.node.outer.method import method_of
 from atoll.node.simulate import simulation
 from atoll.node.simulate.cli import simulate
 from atoll.node.simulate.conditions import Conditions
 from atoll.node.simulate.exchange import MemberDelta, ReplicatedState
 from atoll.node.simulate.fleet import SimulatedFleet
 from atoll.node.simulate.learner import SimulatedTrainer, with_batch
+from atoll.node.simulate.method import method_of
 from atoll.node.simulate.simulation import RunOutcome, data_parallel, fleet_of, local_updates
 from atoll.node.simulate.state import SimulatedNode
 from atoll.node.trainer.lr_schedule import learning_rate

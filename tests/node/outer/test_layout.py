@@ -5,7 +5,7 @@ import pytest
 from atoll.comm.config.outer import FragmentsConfig, PatternName
 from atoll.comm.config.run import ReduceConfig, RunConfig
 from atoll.node.outer.layout import in_turns, stretches
-from atoll.node.outer.method import method_of
+from atoll.node.simulate.method import method_of
 from atoll.outer_opt.tensors import with_offsets
 
 SHAPES = [(f"blocks.{n}.{name}", shape) for n in range(4) for name, shape in (("a", (3, 5)), ("b", (7,)))]

@@ -12,10 +12,11 @@ from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.outer import FragmentsConfig, MergeName, OuterConfig, PatternName, WeightName
 from atoll.comm.config.run import CodecName, ReduceConfig, RunConfig
 from atoll.node.outer.layout import in_turns, stretches
-from atoll.node.outer.method import method_of, pieces_of, schedule_of, sealing_of
+from atoll.node.outer.method import pieces_of, schedule_of, sealing_of
 from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.outer.state import OuterState
 from atoll.node.simulate.exchange import MemberDelta, ReplicatedState
+from atoll.node.simulate.method import method_of
 from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.clip import clip_factors
 from atoll.outer_opt.fragments import whole
