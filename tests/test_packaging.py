@@ -32,7 +32,7 @@ def test_every_package_is_listed(project: dict[str, Any]) -> None:
 
 def test_the_wheel_has_every_file_that_the_packages_read(tmp_path: Path) -> None:
     source = tmp_path / "source"
-    listing = ["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard", *PACKAGES]
+    listing = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard", *PACKAGES]
     tracked = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.splitlines()
     files = [Path(name) for name in tracked if (ROOT / name).is_file()]
     for file in (*files, Path("pyproject.toml"), Path("README.md"), Path("LICENSE")):
