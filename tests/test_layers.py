@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "coordinator.cli": {"comm", "comm.config", "coordinator.monitor", "coordinator.server"},
     "coordinator.demo": {
-        *("comm", "comm.config", "configs", "coordinator.cli", "coordinator.server"),
+        *("comm", "comm.codecs", "comm.config", "configs", "coordinator.cli", "coordinator.server"),
         *("coordinator.monitor", "coordinator.service", "coordinator.state_machine"),
     },
     "coordinator.bench": {

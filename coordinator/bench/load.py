@@ -159,9 +159,8 @@ class LoadMember:
             reply = await self._stub.Join(request, timeout=DEADLINE)
         self.session, self._node, self.interval = reply.session, reply.node_id, reply.heartbeat
         load.tell(None)
-        await self._report(
-            0.0, layout_reported=pb.LayoutReported(numel=task.chunks * NUMEL, digest=digest("layout"))
-        )
+        layout = pb.LayoutReported(numel=task.chunks * NUMEL, digest=digest("layout"))
+        await self._send(pb.ReportRequest(layout_reported=layout))
         loop = asyncio.get_running_loop()
         async for raw in self._watch(pb.WatchRequest(session=self.session)):
             loop.call_later(READ, self._read, raw, time.monotonic())
@@ -180,59 +179,67 @@ class LoadMember:
         if view.you == "active" and train and self._first("order", train):
             self._round = train
             load.ordered(self._node, train, at)
-            self._say(load.task.period + spread(), train, steps_reached=pb.StepsReached())
+            load.start(self._report_steps(load.task.period + spread(), train))
         if view.closing and train and self._first("closing", train):
-            ready = pb.ContributionReady(
-                steps=STEPS, samples=STEPS, loss=2.0, delta_norm=1.0, front=view.train.lease[0].first
-            )
-            self._say(spread(), train, contribution_ready=ready)
+            load.start(self._report_contribution(spread(), train, view.train.lease[0].first))
         if view.HasField("plan") and self._first("plan", view.plan.round):
             load.result.planned.setdefault(view.plan.round, {})[self._node] = at
-            self._reduce(view.plan)
+            load.start(self._reduce(view.plan))
         making = view.initialise and not committed
         if (making or view.has_state or committed) and self._first("state", committed):
-            self._say(
-                spread(), state_reported=pb.StateReported(round=committed, digest=digest("state", committed))
-            )
+            load.start(self._report_state(spread(), committed))
         if view.evaluate and self._first("evaluate", committed):
-            self._say(spread(), loss_evaluated=pb.LossEvaluated(round=committed, loss=3.0))
+            load.start(self._report_loss(spread(), committed))
 
     def _first(self, what: str, round_: int) -> bool:
         first = self._done.get(what, -1) < round_
         self._done[what] = max(self._done.get(what, -1), round_)
         return first
 
-    def _reduce(self, plan: pb.Plan) -> None:
+    async def _reduce(self, plan: pb.Plan) -> None:
+        """Seal the chunks that it owns, and a moment later have everybody's."""
         fence = pb.Fence(incarnation=plan.incarnation, epoch=plan.epoch, round=plan.round, attempt=plan.attempt)
-        owned = self._load.owned(plan).get(self._node, [])
         wait = spread()
-        if owned:
-            everybody = bitmap(range(len(plan.members)), len(plan.members))
-            seals = pb.ChunksSealed(seals=[pb.Seal(chunk=c, digest=digest(c), inputs=everybody) for c in owned])
-            self._say(wait, plan.round, fence, chunks_sealed=seals)
-        self._say(
-            wait + 0.1 + spread(),
-            plan.round,
-            fence,
-            reduce_complete=pb.ReduceComplete(digest=self._load.root, bytes_up=1),
-        )
+        if owned := self._load.owned(plan).get(self._node, []):
+            self._load.start(self._report_seals(wait, fence, owned, len(plan.members)))
+        await self._report_complete(wait + 0.1 + spread(), fence)
 
-    def _say(self, delay: float, round_: int = 0, fence: pb.Fence | None = None, **report: object) -> None:
-        self._load.start(self._report(delay, round_, fence, **report))
-
-    async def _report(
-        self, delay: float, round_: int = 0, fence: pb.Fence | None = None, **report: object
-    ) -> None:
+    async def _report_steps(self, delay: float, round_: int) -> None:
         await asyncio.sleep(delay)
-        fence = fence or pb.Fence(round=round_)
-        request = pb.ReportRequest(session=self.session, fence=fence, **report)  # type: ignore[arg-type]
-        result = self._load.result
-        if "contribution_ready" in report:
-            result.ready[round_] = time.monotonic()
-        if "reduce_complete" in report:
-            result.held[round_] = time.monotonic()
+        await self._send(pb.ReportRequest(fence=pb.Fence(round=round_), steps_reached=pb.StepsReached()))
+
+    async def _report_contribution(self, delay: float, round_: int, front: int) -> None:
+        await asyncio.sleep(delay)
+        ready = pb.ContributionReady(steps=STEPS, samples=STEPS, loss=2.0, delta_norm=1.0, front=front)
+        self._load.result.ready[round_] = time.monotonic()
+        await self._send(pb.ReportRequest(fence=pb.Fence(round=round_), contribution_ready=ready))
+
+    async def _report_seals(self, delay: float, fence: pb.Fence, chunks: list[int], members: int) -> None:
+        """Every member's input is in each of the chunks."""
+        await asyncio.sleep(delay)
+        inputs = bitmap(range(members), members)
+        seals = [pb.Seal(chunk=c, digest=digest(c), inputs=inputs) for c in chunks]
+        await self._send(pb.ReportRequest(fence=fence, chunks_sealed=pb.ChunksSealed(seals=seals)))
+
+    async def _report_complete(self, delay: float, fence: pb.Fence) -> None:
+        await asyncio.sleep(delay)
+        complete = pb.ReduceComplete(digest=self._load.root, bytes_up=1)
+        self._load.result.held[fence.round] = time.monotonic()
+        await self._send(pb.ReportRequest(fence=fence, reduce_complete=complete))
+
+    async def _report_state(self, delay: float, round_: int) -> None:
+        await asyncio.sleep(delay)
+        state = pb.StateReported(round=round_, digest=digest("state", round_))
+        await self._send(pb.ReportRequest(state_reported=state))
+
+    async def _report_loss(self, delay: float, round_: int) -> None:
+        await asyncio.sleep(delay)
+        await self._send(pb.ReportRequest(loss_evaluated=pb.LossEvaluated(round=round_, loss=3.0)))
+
+    async def _send(self, request: pb.ReportRequest) -> None:
+        request.session = self.session
         ack = await self._stub.Report(request, timeout=DEADLINE)
-        result.reports.append(time.monotonic())
+        self._load.result.reports.append(time.monotonic())
         if not ack.known:
             self._load.tell(f"{self._node} is no member any more: {ack.reason}")
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import click
@@ -26,6 +27,8 @@ import msgspec
 import psutil
 
 from atoll import configs
+from atoll.comm.codecs.factory import codec_of
+from atoll.comm.codecs.warm_up import warm_up
 from atoll.comm.config.load import load_run
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError, ConfigError, Unreachable
@@ -110,6 +113,8 @@ def play(
     log_level: str,
 ) -> None:
     """Run it from the first process to the last."""
+    compiling = Thread(target=warm_up, args=(codec_of(config), click.echo), name="compiler", daemon=True)
+    compiling.start()  # on the core that is free until the nodes start, which would each have to
     with DemoProcesses(out, log_level) as fleet:
         fleet.start(
             COORDINATOR,
@@ -121,6 +126,7 @@ def play(
         for name in names(nodes):
             fleet.join(name, url)
         story.started = nodes
+        compiling.join(PATIENCE)
         watch = DemoWatch(story, fleet, page)
         with open_view(page) as view:
             while not watch.finished:

@@ -132,7 +132,7 @@ class CoordinatorService:
             await self._stranger(request.session, context)
             return self._unknown(request.session)
         await self._limit(self._heartbeats, member.node, context, "heartbeats")
-        beat = validation.heard(member.node, member.life, request)
+        beat = validation.heartbeat(member.node, member.life, request)
         self._kernel.observed.heard(member.node, beat.phase, validation.vitals(request), self._kernel.clock())
         self._kernel.beat(beat)
         self._metrics.heartbeats.inc()

@@ -16,13 +16,16 @@ from typing import Any, assert_never
 
 import psutil
 
+from atoll.comm.codecs.factory import codec_of
+from atoll.comm.codecs.warm_up import warm_up
+from atoll.comm.cores import take_part
 from atoll.comm.errors import AtollError, Refused
 from atoll.comm.ids import NodeId, Pin
 from atoll.comm.invite import Invite
 from atoll.comm.leases import remaining
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node import state_machine
-from atoll.node.config import NodeConfig, TrainerSpec
+from atoll.node.config import NodeConfig, TrainerSpec, threads_of
 from atoll.node.daemon import control_socket
 from atoll.node.daemon.outer_loop import OuterLoop, how_far, on_disk
 from atoll.node.daemon.session import CoordinatorSession
@@ -82,9 +85,10 @@ class Daemon:
         self._trainer: Hello | None = None  # the one that is up
         self._beginning: asyncio.Task[None] | None = None  # makes state_0
         self._restored = asyncio.Event()  # what is on the disk was loaded
+        self._compiled = asyncio.Event()  # what the run's codec calls
 
     async def run(self) -> None:
-        with claimed(self._options.state_dir):
+        with claimed(self._options.state_dir), take_part():
             await self._story()
 
     async def _story(self) -> None:
@@ -128,7 +132,7 @@ class Daemon:
         session = self._member.keep(rejoined, self._watch, self._heartbeats)
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                for work in (self._decide(), self._supervisor.run(), session):
+                for work in (self._decide(), self._supervisor.run(), session, self._compile()):
                     self._tasks.create_task(work)
                 await self._over.wait()
                 await self._member.leave("the run is finished" if self._finished else "stopped by its operator")
@@ -300,10 +304,17 @@ class Daemon:
             case _:
                 assert_never(message)
 
+    async def _compile(self) -> None:
+        """While the trainer loads, and the heartbeats say that this node lives."""
+        await asyncio.to_thread(warm_up, codec_of(self._member.run), log.info)
+        self._compiled.set()
+
     async def _trainer_is_up(self, hello: Hello) -> None:
-        """The machine hears of it when it knows what the disk has brought back."""
+        """The machine hears of it when it knows what the disk has brought back, and its peers need not wait for a
+        compiler."""
         self._trainer = hello
         await self._restored.wait()
+        await self._compiled.wait()
         if self._trainer is hello:
             self._events.put_nowait(state_machine.TrainerUp())
 
@@ -359,6 +370,7 @@ class Daemon:
 
     def status(self) -> dict[str, Any]:
         view, node, kept = self._node.view, self._node, self._kept
+        threads, why = threads_of(self._config)
         return {
             "node_id": self._member.me,
             "name": self._options.name,
@@ -376,6 +388,8 @@ class Daemon:
             "run_reason": view.reason if view is not None else "",
             "bytes_up": self._member.plane.bytes_up,
             "bytes_down": self._member.plane.bytes_down,
+            "threads": threads,
+            "threads_reason": why,
             **on_disk(kept),
         }
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -33,7 +34,7 @@ from atoll.comm.errors import AtollError, ConfigError, ResourceError, Unreachabl
 from atoll.comm.fragment_schedule import FragmentSchedule
 from atoll.node import trainer_channel
 from atoll.node.checkpoint.disk_budget import DiskBudget
-from atoll.node.config import Device, NodeConfig, TrainerSpec
+from atoll.node.config import Device, NodeConfig, TrainerSpec, threads_of
 from atoll.node.data import Source, open_source
 from atoll.node.outer.layout import in_turns, stretches
 from atoll.node.outer.method import adopt_of
@@ -151,7 +152,7 @@ def main(spec_path: str, group: str) -> None:
                 learner, layout = prepare(spec, team, device)
                 commands.send(trainer_channel.Hello(os.getpid(), team.size, layout.numel, shapes_of(layout)))
                 with kept_moments(spec, learner, layout, commands) as moments:
-                    serve(commands, learner, layout, moments)
+                    serve(commands, learner, layout, moments, partial(share_cores, spec.node))
     except AtollError as error:
         print(f"trainer rank {team.rank}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -283,10 +284,22 @@ def kept_moments(
         moments.close()
 
 
+def share_cores(node: NodeConfig) -> None:
+    """Compute with this node's share of the machine's cores: other nodes come and go."""
+    threads, _ = threads_of(node)
+    if threads != torch.get_num_threads():
+        torch.set_num_threads(threads)
+
+
 def serve(
-    commands: RankBroadcast, learner: LearnerState, layout: FlatLayout, moments: OptimizerCheckpoint
+    commands: RankBroadcast,
+    learner: LearnerState,
+    layout: FlatLayout,
+    moments: OptimizerCheckpoint,
+    before_round: Callable[[], None],
 ) -> None:
-    """Carry out the daemon's commands until it says stop or is gone."""
+    """Carry out the daemon's commands until it says stop or is gone; `before_round` is called before each order
+    to train."""
     bench: SharedMemoryIO | None = None
     command: trainer_channel.ToTrainer | None = None
     while True:
@@ -305,6 +318,7 @@ def serve(
                 bench.initialise(seed)
             case trainer_channel.Train():
                 assert bench, "Train before Attach"
+                before_round()
                 moments.restore(order)
                 command = train(learner, order, bench)
             case trainer_channel.Evaluate(round=number):
