@@ -1,4 +1,4 @@
-"""How many of a machine's cores a node takes: those that it may use, shared with the nodes that are there already.
+"""The number of cores that a node takes: those that it may use, shared with the nodes that are there already.
 
 A node's daemon puts a file into shared memory, locked while it lives (`take_part`); whoever wants to know how many
 there are counts the locked ones, so that one that was killed does not count. Several trainers on one machine that
