@@ -23,7 +23,7 @@ its memory. (Twice that for a moment, when chunks start anew at the same owner a
 They go out in the same order at all members, sums too, which may have to wait for one before them.
 
 Sealed chunks are taken for what they should be until the coordinator finds that not all members hold the same. It
-then tells the ledger's digests (`prove`): what differs is given up, reported with who gave it, and asked of others;
+then tells the ledger's digests (`prove`): what differs is given up, reported with its giver, asked of others;
 `ReportMissing` says at last what everybody was asked for in vain. What is sent to whom and when follows from the
 calls alone, so the simulation runs this class as it is.
 """
@@ -483,8 +483,7 @@ class ReduceProtocol:
             out.append(SendFrame(node, self._payload_kind(c), c, self._chunks[c].since))
 
     def _is_made(self, c: int) -> bool:
-        """Whether what this member sends of the chunk is there: its own contribution always is."""
-        return not self._chunks[c].relayed or self._chunks[c].summed
+        return not self._chunks[c].relayed or self._chunks[c].summed  # this member's own contribution always is
 
     def _report_progress(self, out: list[Effect]) -> None:
         """Say it once in an attempt when all is here, or all that was not asked for in vain."""
