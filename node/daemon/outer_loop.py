@@ -367,10 +367,10 @@ class OuterLoop:
             proven=proven,
             bytes_up=self.part.bytes_up,
             bytes_down=self.part.bytes_down,
-            rate_up=peers.up,
-            rate_down=peers.down,
-            rate_inside=peers.inside,
-            rate_outside=peers.outside,
+            rate_up=peers.rate_up,
+            rate_down=peers.rate_down,
+            rate_inside=peers.estimator.rate_inside,
+            rate_outside=peers.estimator.rate_outside,
         )
         for node, seconds_ in sample_round_trips(peers.round_trips()).items():
             held.round_trips.add(node_id=node, seconds=seconds_)

@@ -125,7 +125,7 @@ async def recover(
     """
     if not target.donors:
         raise RoundMovedOn(f"no member holds the state of round {target.round}")
-    streams_ = plane.peers.fixed or LEAST
+    streams_ = plane.peers.fixed_streams or LEAST
     lines = {d.node: [_line(plane, d) for _ in range(streams_)] for d in target.donors}
     async with AsyncExitStack() as opened:
         for k, donor in enumerate(target.donors):
@@ -273,7 +273,7 @@ class _Recovery:
 
     def _suiting(self, fetcher: FetchClient) -> int:
         """Streams to a donor."""
-        if fixed := self._plane.peers.fixed:
+        if fixed := self._plane.peers.fixed_streams:
             return fixed
         path = fetcher.path
         if path is None:

@@ -699,7 +699,13 @@ MUTATIONS = [
         "bit(here, c) and not unheard:",
         EXCHANGE,
     ),
-    Mutation("a lost question is not asked again", X, "if chunk.asked[-1:] == [node]:\n", "if False:\n", EXCHANGE),
+    Mutation(
+        "a lost question is not asked again",
+        X,
+        "if chunk.asked and chunk.asked[-1] == node:\n",
+        "if False:\n",
+        EXCHANGE,
+    ),
     Mutation(
         "what a skipped plan kept is taken for known", X, "late = skipped or c not in", "late = c not in", EXCHANGE
     ),
