@@ -22,7 +22,7 @@ from atoll.node.control.reports import plan_of
 from atoll.node.daemon import control_socket
 from atoll.node.daemon.session import CoordinatorSession
 from atoll.node.daemon.state_dir import JoinOptions, claimed, on_signals
-from atoll.node.outer.method import sealing_of
+from atoll.node.outer.method import seal_format
 
 log = logging.getLogger("atoll.node")
 
@@ -91,7 +91,7 @@ class Reducer:
             reduce = self._member.run.reduce
             codec = make_codec(reduce.codec, reduce.block, reduce.scales)
             chunks = Chunks(numel, reduce.chunk)
-            sealing = sealing_of(self._member.run)
+            sealing = seal_format(self._member.run)
             self._reduction = Reduction(
                 self._member.plane.peers, self._member.me, None, codec, chunks, plan, self._member.reports, sealing
             )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from atoll.comm.config.run import RunConfig
 from atoll.node.config import NodeConfig
 from atoll.node.data import Source
-from atoll.node.outer.method import method_of
+from atoll.node.outer.method import build_method
 from atoll.node.simulate.conditions import Conditions
 from atoll.node.simulate.fleet import SimulatedFleet
 from atoll.node.simulate.learner import SimulatedTrainer, with_batch
@@ -47,7 +47,7 @@ def fleet_of(
     """The nodes of a run, at its start."""
     start = SimulatedTrainer(run, node, source)
     start.initialise(run.seed)
-    method, judge = method_of(run, start.tensors()), judge_of(run, node, source)
+    method, judge = build_method(run, start.tensors()), judge_of(run, node, source)
     return SimulatedFleet(run, conditions, method, lambda: SimulatedTrainer(run, node, source), judge, start, tell)
 
 
