@@ -25,7 +25,8 @@ from atoll.comm.plan import Plan
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.transport.bandwidth import sample_round_trips
 from atoll.node import state_machine
-from atoll.node.checkpoint.checkpointer import Checkpointer, CheckpointLocation
+from atoll.node.checkpoint.checkpoint_files import CheckpointLocation
+from atoll.node.checkpoint.checkpointer import Checkpointer
 from atoll.node.checkpoint.disk_budget import DiskBudget
 from atoll.node.checkpoint.initial_state import InitialStateLoader
 from atoll.node.checkpoint.run_manifest import RunManifest
@@ -34,9 +35,9 @@ from atoll.node.control.reports import Reports, plan_of
 from atoll.node.daemon.round import RoundParticipation
 from atoll.node.daemon.session import CoordinatorSession
 from atoll.node.daemon.state_server import StateServer
-from atoll.node.outer.layout import stretches
-from atoll.node.outer.method import adopt_of, feedback_of, left_out_of, schedule_of, sealing_of
-from atoll.node.outer.repair import mend
+from atoll.node.outer.layout import fragments_and_chunks
+from atoll.node.outer.method import anchor_adoption, error_feedback, left_out_adoption, outer_schedule, seal_format
+from atoll.node.outer.repair import ChunkCondition, repair_chunk
 from atoll.node.outer.residual import Residual
 from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.outer.staleness import StalenessTracker
@@ -62,26 +63,26 @@ class OuterLoop:
         self._member, self._run, self._config = member, member.run, member.config
         self._emit, self._spawn, self.hello = emit, spawn, hello
         self._worker = ThreadPoolExecutor(1, "arithmetic")
-        vectors = SharedVectors.create(hello.numel, member.options.state_dir, whose=self._whose())
-        fragments, chunks = stretches(self._run, hello.layout)
+        vectors = SharedVectors.create(hello.numel, member.options.state_dir, owner=self._whose())
+        fragments, chunks = fragments_and_chunks(self._run, hello.layout)
         self.codec = make_codec(self._run.reduce.codec, self._run.reduce.block, self._run.reduce.scales)
         gap = StalenessTracker(FragmentSchedule(chunks.fragment_count)) if self._run.outer.damping else None
-        sealing, schedule = sealing_of(self._run, *fragments), schedule_of(self._run)
-        self.outer = OuterState(vectors, chunks, sealing, schedule, gap, left_out_of(self._run.outer))
+        sealing, schedule = seal_format(self._run, *fragments), outer_schedule(self._run)
+        self.outer = OuterState(vectors, chunks, sealing, schedule, gap, left_out_adoption(self._run.outer))
         place = self._place(chunks.fragment_count)
         self.durable = Checkpointer(self.outer, member.plane.peers.buffers.give, place)
         self._shelf = shelf
         shelf.fill(self.outer, self.durable)
         self.uploads: Uploader | None = None  # where the run has a remote store
         self._residual: Residual | None = None  # with error feedback
-        if (feedback := feedback_of(self._run.outer)) is not None:
+        if (feedback := error_feedback(self._run.outer)) is not None:
             where = None if place is None else (place.folder, place.run)
             self._residual = Residual(feedback, vectors, chunks, self.codec, where)
         self.part = RoundParticipation(
             member.plane,
             self.outer,
             self.codec,
-            [sealing_of(self._run, fragment) for fragment in fragments],
+            [seal_format(self._run, fragment) for fragment in fragments],
             hello.layout,
             self._residual,
             _Outcome(self, member.reports),
@@ -130,22 +131,22 @@ class OuterLoop:
         folder = self._member.options.state_dir / "outer" / mark.hex()
         about, every = RunManifest(self._run, config.model), self._run.checkpoint.every * parts
         limit = DiskBudget.of(config.disk * 1e9, hello.numel, self._run.inner.optimizer).outer
-        return CheckpointLocation(folder, mark, hello.layout, every, limit, about=about)
+        return CheckpointLocation(folder, mark, hello.layout, every, limit, manifest=about)
 
     def _begin_uploads(self, place: CheckpointLocation) -> Uploader:
         """For when it is this node's turn."""
         spare = self._member.plane.peers.spare.take
         uploads = Uploader(place.folder, self._run.checkpoint, spare, self._config.files)
-        self.durable.on_snapshot = uploads.taken
+        self.durable.on_snapshot(uploads.taken)
         self._spawn(uploads.run())
         return uploads
 
     def told(self, view: pb.View) -> None:
         """What the coordinator asks of this node's disk."""
-        self.durable.keeps = view.keeps
+        self.durable.take_snapshots(view.keeps)
         if self._unwritten and view.committed == self.outer.round:
             self._unwritten = False
-            self.durable.settled(view.committed, view.tokens)
+            self.durable.finalized(view.committed, view.tokens)
         if self.uploads is not None:
             self.uploads.turn = view.upload
             if view.state_digest:
@@ -156,15 +157,15 @@ class OuterLoop:
     async def restore(self) -> None:
         """Begin with what an earlier life left on the disk, or had fetched since."""
         outer, began = self.outer, time.monotonic()
-        await self.compute(partial(self.durable.restore, whole=False))
+        await self.compute(partial(self.durable.restore, keep_newer=True))
         outer.resume()
-        round_, on_disk = outer.round, outer.round <= self.durable.proven
+        round_, on_disk = outer.round, outer.round <= self.durable.durable_round
         where = "on this node's disk" if on_disk else "still in this node's memory"
         self._unwritten = not on_disk
         if self._residual is not None:
             self._residual.restore()
-            if self._residual.at:
-                log.info(f"what the wire had left out after round {self._residual.at} is on this node's disk")
+            if self._residual.round:
+                log.info(f"what the wire had left out after round {self._residual.round} is on this node's disk")
         self._tell_spoiled()
         if round_ >= 0:
             digest_ = await self._settle()
@@ -174,7 +175,7 @@ class OuterLoop:
 
     async def fall_back(self) -> None:
         """Take the state that the disk brings back, though newer chunks are here: nobody has their others now."""
-        round_ = await self.compute(self.durable.restore) if self.durable.proven >= 0 else -1
+        round_ = await self.compute(self.durable.restore) if self.durable.durable_round >= 0 else -1
         if round_ < 0:
             self._emit(state_machine.MoveFailed(self.outer.round))
             return
@@ -188,15 +189,15 @@ class OuterLoop:
         model = None if config.model else self._run.model
         anchor, momentum = outer.vectors.anchor, outer.vectors.momentum
         loading = InitialStateLoader(self.hello.layout, model, anchor, momentum, progress, config.files)
-        outer.emptied()
+        outer.clear()
         begun = await self.compute(lambda: loading.load(url, self._run.init_momentum))
         log.info(f"state 0 is {begun.what}")
         await self.initialised(begun.momentum)
 
     async def initialised(self, momentum: bool = False) -> None:
         """The anchor is state_0's."""
-        self.durable.doubt()  # it may have one that was made before, and went with all others who had it
-        await self.compute(lambda: self.outer.initialised(momentum))
+        self.durable.distrust()  # it may have one that was made before, and went with all others who had it
+        await self.compute(lambda: self.outer.initialise(momentum))
         await self._settled(0, alone=True)
 
     async def apply(self, view: pb.View) -> None:
@@ -206,32 +207,32 @@ class OuterLoop:
             self._emit(state_machine.MoveFailed(outer.round))
             return
         self.part.stop()
-        keep, fragment = self.part.keep(view), outer.turns.fragment(view.committed)
+        keep, fragment = self.part.keep(view), outer.fragment_schedule.fragment(view.committed)
 
         def work() -> None:
             if keep is not None:
                 keep()
             for c, payload in zip(outer.chunks.fragment_range(fragment), sealed.chunks, strict=True):
                 outer.apply(c, payload)
-            outer.pass_over(view.committed)
+            outer.advance_unchanged(view.committed)
             if outer.chunks.fragment_count > 1:
-                outer.take(fragment, adopt_of(self._run.overlap))
+                outer.adopt_fragment(fragment, anchor_adoption(self._run.overlap))
 
         if self.part.members == 2:
             await self.inspect(view.committed)  # no majority could tell who is right
         await self.compute(work)
-        self.durable.committed(view.committed, sealed.chunks, sealed.digests)
+        self.durable.record_round(view.committed, sealed.chunks, sealed.digests)
         self.part.forget()
         await self._settled(view.tokens)
 
     async def inspect(self, round_: int) -> None:
         """Look whether what the round exchanges of the state is what it was, and mend it."""
         outer = self.outer
-        chunks = outer.chunks.fragment_range(outer.turns.fragment(round_))
-        found = {c: await self.compute(partial(mend, outer, self.durable, c)) for c in chunks}
-        wrong = [c for c, mended in found.items() if mended is not None]
+        chunks = outer.chunks.fragment_range(outer.fragment_schedule.fragment(round_))
+        found = {c: await self.compute(partial(repair_chunk, outer, self.durable, c)) for c in chunks}
+        wrong = [c for c, condition in found.items() if condition is not ChunkCondition.INTACT]
         if wrong:
-            whole = all(found[c] for c in wrong)
+            whole = all(found[c] is ChunkCondition.REPAIRED for c in wrong)
             how = "mended from the disk" if whole else "the disk cannot mend them"
             log.warning(f"chunks {wrong} of the state of round {outer.round} changed in memory: {how}")
             mended = pb.StateRepaired(round=outer.round, chunks=len(wrong), whole=whole)
@@ -239,7 +240,7 @@ class OuterLoop:
         self._tell_spoiled()
 
     def _tell_spoiled(self) -> None:
-        if files := self.durable.spoiled():
+        if files := self.durable.newly_damaged():
             round_ = self.outer.round
             mended = pb.StateRepaired(round=max(round_, 0), chunks=len(files), whole=round_ >= 0, disk=True)
             self._member.reports.of_round(0, state_repaired=mended)
@@ -255,14 +256,14 @@ class OuterLoop:
         if order.differs:
             log.warning(f"its state of round {view.committed} is not the run's: fetches the chunks that differ")
             outer.distrust()
-            self.durable.doubt()
+            self.durable.distrust()
         if order.rebase:
-            await self.compute(outer.set_aside)
+            await self.compute(outer.set_work_aside)
         donors = tuple(Donor(NodeId(d.node_id), d.address, Pin(d.pin), d.name) for d in view.donors)
         target = Target(Round(view.committed), view.state_digest, donors)
         started, before = time.monotonic(), plane.bytes_down
         try:
-            took = await recover(plane, outer, target, self._worker, self._on_recovery)
+            stats = await recover(outer, target, plane, self._worker, self._on_recovery)
         except RoundMovedOn as moved:
             await asyncio.sleep(self._again(moved))  # the next view may name other donors
             self._emit(state_machine.MoveFailed(outer.round))
@@ -270,11 +271,11 @@ class OuterLoop:
         finally:
             self.recovering = None
         size, seconds = plane.bytes_down - before, time.monotonic() - started
-        for round_, chunks in took.sealed.items():
+        for round_, chunks in stats.sealed_rounds.items():
             payloads = [np.frombuffer(chunk.payload, np.uint8) for chunk in chunks]
-            self.durable.committed(round_, payloads, [chunk.digest for chunk in chunks])
+            self.durable.record_round(round_, payloads, [chunk.digest for chunk in chunks])
         log.info(
-            f"has the state of round {view.committed}: fetched {took.fetched} of {took.of} chunks, "
+            f"has the state of round {view.committed}: fetched {stats.fetched} of {stats.chunks} chunks, "
             f"{size / 1e6:.2f} MB in {seconds:.2f} s"
         )
         await self._settled(view.tokens)
@@ -300,18 +301,18 @@ class OuterLoop:
         log.info(
             f"the rounds after {outer.round} up to {round_} are void: goes on from the state of {outer.round}"
         )
-        self.durable.renumbered(outer.round)
+        self.durable.drop_rounds_after(outer.round)
         await self.compute(lambda: outer.renumber(round_))
         await self._settled(view.tokens if view is not None else 0, alone=True)
 
     async def _settled(self, tokens: int, alone: bool = False) -> None:
         """The state stands still again, with so many tokens committed. `alone`: no peer had it before."""
         digest_ = await self._settle()
-        self.durable.settled(self.outer.round, tokens, alone)
+        self.durable.finalized(self.outer.round, tokens, alone)
         self._emit(state_machine.StateMoved(self.outer.round, digest_))
 
     async def _settle(self) -> bytes:
-        digest_: bytes = await self.compute(self.outer.settle)
+        digest_: bytes = await self.compute(self.outer.finalize)
         self.stranded, self._pause = "", SOON  # however the state came
         self._shelf.settled()
         return digest_
@@ -323,21 +324,21 @@ class OuterLoop:
         if view is not None and (keep := self.part.keep(view)) is not None:
             self._spawn(self.compute(keep))
         self.part.forget()  # what comes of these steps is encoded anew
-        if self.outer.gap is not None and not owed:
-            self.outer.gap.begun()
+        if self.outer.staleness is not None and not owed:
+            self.outer.staleness.restart()
 
     def ready(self, ready: state_machine.Work, still: Callable[[], bool]) -> None:
         """Encode what this node brings to a round, and say that it is ready, if `still` says so by then."""
-        self.durable.make_room()
+        self.durable.release_buffers()
         self.part.encode(ready)
-        if self._run.outer.clip or self.durable.behind(ready.round - 1):
+        if self._run.outer.clip or self.durable.is_pending(ready.round - 1):
             self._spawn(self._report_in_time(ready, still))
         else:
             self._report(ready)
 
     async def _report_in_time(self, ready: state_machine.Work, still: Callable[[], bool]) -> None:
         """Once the disk has the last round; and where deltas are clipped, with the norm of what was encoded."""
-        await self.durable.caught_up(ready.round - 1)
+        await self.durable.wait_durable(ready.round - 1)
         norm = await self.part.norm(ready) if self._run.outer.clip else ready.norm
         if norm is not None and still():
             self._report(replace(ready, norm=norm))
@@ -349,7 +350,7 @@ class OuterLoop:
             loss=ready.loss,
             delta_norm=ready.norm,
             front=ready.front,
-            damping=1.0 if self.outer.gap is None else self.outer.gap.damping(ready.round),
+            damping=1.0 if self.outer.staleness is None else self.outer.staleness.damping(ready.round),
             fresh=ready.fresh,
         )
         self._member.reports.of_round(ready.round, contribution_ready=report)
@@ -382,8 +383,8 @@ def on_disk(keeper: OuterLoop | None) -> dict[str, Any]:
     durable = keeper.durable if keeper is not None else None
     uploads = keeper.uploads if keeper is not None else None
     return {
-        "disk_round": durable.proven if durable is not None else -1,
-        "disk_bytes": durable.size if durable is not None else 0,
+        "disk_round": durable.durable_round if durable is not None else -1,
+        "disk_bytes": durable.disk_bytes if durable is not None else 0,
         "disk_trouble": durable.trouble if durable is not None else "",
         "remote_round": uploads.newest if uploads is not None else -1,
         "remote_trouble": uploads.trouble if uploads is not None else "",
@@ -395,11 +396,11 @@ def how_far(standing: RecoveryProgress | None) -> dict[str, Any] | None:
     if standing is None:
         return None
     return {
-        "chunks": standing.done,
-        "of": standing.of,
+        "chunks": standing.present,
+        "of": standing.chunks,
         "bytes_per_s": standing.rate,
         "seconds_left": standing.seconds_left,
-        "from": standing.givers,
+        "from": standing.donors,
     }
 
 

@@ -15,7 +15,7 @@ from atoll.node.daemon import outer_loop as keeper_
 from atoll.node.daemon.outer_loop import OuterLoop
 from atoll.node.daemon.state_dir import JoinOptions
 from atoll.node.daemon.state_server import StateServer
-from atoll.node.recovery.recovery import DonorsSilent, RecoveryProgress, RoundMovedOn
+from atoll.node.recovery.recovery import DonorsSilent, RecoveryStats, RoundMovedOn
 from atoll.node.trainer_channel import Hello
 
 
@@ -34,7 +34,7 @@ def test_a_snapshot_of_a_fetched_state_tells_the_tokens_of_its_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     donor, told = filled(tmp_path / "donor", 3), list[state_machine.Event]()
-    view = pb.View(committed=3, tokens=30, state_digest=donor.outer.settle())
+    view = pb.View(committed=3, tokens=30, state_digest=donor.outer.finalize())
     peers = SimpleNamespace(buffers=SimpleNamespace(give=lambda _: None))
     member = SimpleNamespace(
         run=RUN,
@@ -45,11 +45,11 @@ def test_a_snapshot_of_a_fetched_state_tells_the_tokens_of_its_round(
         mark=MARK,
     )
 
-    async def recover(_: Any, outer: Any, *__: Any) -> RecoveryProgress:
+    async def recover(outer: Any, *_: Any) -> RecoveryStats:
         for c in range(outer.chunks.count):
-            outer.put(c, 3, donor.outer.copy(c)[1].tobytes())
+            outer.replace_chunk(c, 3, donor.outer.copy_chunk(c)[1].tobytes())
         member.reports.view = pb.View(committed=5, tokens=50)  # the others did not wait
-        return RecoveryProgress(outer.chunks.count)
+        return RecoveryStats(outer.chunks.count, outer.chunks.count, 0.0, {}, {})
 
     async def story() -> None:
         hello = Hello(1, 1, donor.chunks.numel, tuple(layout_for(TINY)))
@@ -58,9 +58,10 @@ def test_a_snapshot_of_a_fetched_state_tells_the_tokens_of_its_round(
         keeper.stranded = "nobody gives it the state"
         await keeper.recover(state_machine.Recover(view, differs=False, rebase=False))
         assert not keeper.stranded
-        await keeper.durable.quiet()
+        await keeper.durable.wait_idle()
         assert told == [state_machine.StateMoved(3, view.state_digest)]
-        assert [(s.first, s.tokens) for s in keeper.durable._snapshots] == [(3, 30)]
+        assert (files := keeper.durable._files) is not None
+        assert [(s.first, s.tokens) for s in files.snapshots.newest_first] == [(3, 30)]
         heard = list[Any]()
         keeper.uploads = cast(Any, SimpleNamespace(told=lambda *what: heard.append(what)))
         keeper.told(view)
