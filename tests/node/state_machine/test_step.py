@@ -141,8 +141,8 @@ def test_work_that_waits_to_be_reported_is_not_once_the_node_has_dropped_it() ->
     work = story.state.ready
     assert work is not None
     (report,) = story.feed(Encoded(work, 3.0, 0.5))
-    told = {"steps": 5, "samples": 10, "loss": 2.0, "delta_norm": 3.0, "damping": 0.5, "fresh": True}
-    assert report == ReportReady(1, pb.ContributionReady(**told))
+    contribution = pb.ContributionReady(steps=5, samples=10, loss=2.0, delta_norm=3.0, damping=0.5, fresh=True)
+    assert report == ReportReady(1, contribution)
     (recover,) = [
         e for e in story.view(0, 0, you="recovering", state_digest=b"the run's") if isinstance(e, Recover)
     ]
