@@ -7,7 +7,7 @@
     sealed      every sealed chunk, once the round is committed
     keep        with error feedback: what the wire has left out this time
 
-The daemon says when; nothing here decides.
+The outer loop says when; nothing here decides.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from atoll.comm.transport.data_plane import DataPlane
 from atoll.node.checkpoint.snapshots import TensorShapes
 from atoll.node.outer.residual import Residual
 from atoll.node.outer.state import OuterState
-from atoll.node.state_machine import Work
+from atoll.node.state_machine.state import Work
 
 log = logging.getLogger("atoll.node")
 

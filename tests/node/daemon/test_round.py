@@ -22,7 +22,7 @@ from atoll.node.daemon.round import RoundParticipation
 from atoll.node.outer.residual import Residual
 from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.outer.state import OuterState
-from atoll.node.state_machine import Work
+from atoll.node.state_machine.state import Work
 from atoll.outer_opt.feedback import ErrorFeedback
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.schedule import Constant
