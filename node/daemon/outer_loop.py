@@ -25,7 +25,7 @@ from atoll.comm.plan import Plan
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.transport.bandwidth import sample_round_trips
 from atoll.node.checkpoint.checkpoint_files import CheckpointLocation
-from atoll.node.checkpoint.checkpointer import Checkpointer, CheckpointLocation
+from atoll.node.checkpoint.checkpointer import Checkpointer
 from atoll.node.checkpoint.disk_budget import DiskBudget
 from atoll.node.checkpoint.initial_state import InitialStateLoader
 from atoll.node.checkpoint.run_manifest import RunManifest
