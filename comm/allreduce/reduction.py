@@ -66,7 +66,8 @@ from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence, InvalidPlan, Plan, PlanMember
 from atoll.comm.transport.connection import LinkBroken
 from atoll.comm.transport.frames import FrameKind, Header
-from atoll.comm.transport.peer_links import PeerLinks, Waiting
+from atoll.comm.transport.peer_links import PeerLinks
+from atoll.comm.transport.send_queue import QueuedFrame
 from atoll.comm.workers import workers
 
 TICK = 0.3  # seconds between two looks at the clock
@@ -212,7 +213,7 @@ class Reduction:
             self._peers.pace(member.node, member.down, parts[order[member.node]])
         mine = plan.region(place)
         near = {m.node for m in others if plan.region(order[m.node]) == mine}
-        self._peers.near = near if mine >= 0 else None
+        self._peers.estimator.region_peers = near if mine >= 0 else None
         self._reported.clear()
         self._do(self._exchange.replan(plan))
         self._replanned.set()
@@ -247,7 +248,7 @@ class Reduction:
         if self._encoded is None and plan.members[place].weight:
             raise InvalidPlan(f"{plan}: it has a weight for {self.me}, which brings no delta")
 
-    # What the links ask (atoll.comm.transport.peer_links.FrameHandler)
+    # What the links ask (atoll.comm.transport.frame_handler.FrameHandler)
 
     async def place(self, node: NodeId, header: Header) -> U8 | None:
         kind, c, length = header.kind, header.chunk, header.length
@@ -288,12 +289,12 @@ class Reduction:
                 if c in (TELL, TELL_AND_ASK):
                     self._do(x.resync(node, header.fence.attempt, here, merged, sealed))
                 if c in (TELL_AND_ASK, PING):
-                    self._peers.peer(node).post((FrameKind.RESYNC, TELL if c == TELL_AND_ASK else PONG, 0))
+                    self._peers.peer(node).queue.post((FrameKind.RESYNC, TELL if c == TELL_AND_ASK else PONG, 0))
             case _:
                 raise LinkBroken(f"a frame {header.kind.name} on a link")
 
-    async def frame(self, node: NodeId, waiting: Waiting) -> tuple[Header, memoryview] | None:
-        kind, c, since = waiting
+    async def frame(self, node: NodeId, queued: QueuedFrame) -> tuple[Header, memoryview] | None:
+        kind, c, since = queued
         place, fence = self.plan.index(self.me), self._fence(since)
         payload: U8 | None = None
         match kind:
@@ -311,14 +312,14 @@ class Reduction:
                 return Header(kind, fence, c, place=place), memoryview(b"")
         if payload is None:
             return None
-        far = self._peers.peer(node).far  # a short path is seldom slow, and what it carries hard to tell
+        far = self._peers.peer(node).long_path  # a short path is seldom slow, and what it carries hard to tell
         able = self._fixed or kind is not FrameKind.SEALED
         if far and able and (packed := await self._packed(kind, c, since, payload)) is not None:
             return Header(kind, fence, c, len(packed), packed=True, place=place), memoryview(packed)
         return Header(kind, fence, c, payload.size, place=place), payload.data
 
     def joined(self, node: NodeId) -> None:
-        self._peers.peer(node).post((FrameKind.RESYNC, TELL_AND_ASK, 0))
+        self._peers.peer(node).queue.post((FrameKind.RESYNC, TELL_AND_ASK, 0))
 
     def lost(self, node: NodeId, sentence: str) -> None:
         now = asyncio.get_running_loop().time()
@@ -343,7 +344,7 @@ class Reduction:
         return length < size if header.packed else length == size
 
     async def _packed(self, kind: FrameKind, c: int, since: int, payload: U8) -> bytes | None:
-        return await self._peers.squeeze.pack(kind, c, since, payload, self._codec.apart(self._chunks.size(c)))
+        return await self._peers.compressor.pack(kind, c, since, payload, self._codec.apart(self._chunks.size(c)))
 
     def _unpacked(self, c: int, frame: U8, size: int) -> U8:
         whole = self._buffer(size)
@@ -417,7 +418,7 @@ class Reduction:
         for effect in effects:
             match effect:
                 case SendFrame(node, kind, c, since):
-                    self._peers.peer(node).post((kind, c, since))
+                    self._peers.peer(node).queue.post((kind, c, since))
                 case MergeChunk() | SumRegion():
                     self._readers[effect.chunk] += 1
                     task = asyncio.create_task(self._merge(effect, self._terms(effect)))
@@ -543,7 +544,7 @@ class Reduction:
             if now - heard > SILENT:
                 self.lost(node, f"it has been silent for {now - heard:.0f} s")
             elif now - heard > ASK:
-                self._peers.peer(node).post((FrameKind.RESYNC, PING, 0))
+                self._peers.peer(node).queue.post((FrameKind.RESYNC, PING, 0))
             if node in owing and now - came > max(SLOW, 3 * late):
                 self.lost(node, f"its {owed[node]} did not come for {now - came:.0f} s")
         if now - self._pulled_at > max(late, IMPATIENT):

@@ -6,13 +6,13 @@ certificate, from the join URL (the coordinator's) or from the coordinator (a no
 
 import base64
 import hashlib
-import os
 import re
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.comm.errors import ConfigError, ResourceError
+from atoll.comm.files import atomic_write, write_all
 from atoll.comm.ids import Pin
 
 FILE = "tls.pem"  # in the state directory
@@ -92,15 +92,5 @@ def _make() -> bytes:
 
 def _write(path: Path, data: bytes) -> None:
     """The file appears whole or not at all, and is its owner's alone from the start."""
-    new = path.with_name(path.name + ".new")
-    new.unlink(missing_ok=True)
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    with atomic_write(path, None) as file:
+        write_all(file, [memoryview(data)], 0)

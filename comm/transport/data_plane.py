@@ -288,7 +288,7 @@ class DataPlane:
         if path is not None and (self._congestion or path.rtt > LONG_PATH_RTT):
             link.use(self._congestion or alone(is_lossy(path.sent, path.resent), path.burst))
         slow = path is None or path.burst < FAST or 0 < self._up.rate < FAST
-        return slow and self.peers.squeeze.on  # where the run packs at all
+        return slow and self.peers.compressor.on  # where the run packs at all
 
     async def _answer(self, node: NodeId, request: Header, link: Link, kept: ChunkSlot) -> None:
         round, chunk = request.fence.round, request.chunk

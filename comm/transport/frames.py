@@ -82,7 +82,7 @@ from enum import IntEnum
 from atoll.comm.byte_view import Octets, view
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
 from atoll.comm.plan import Fence
-from atoll.comm.transport.connection import LINGER, STALL, Link, LinkBroken
+from atoll.comm.transport.connection import LINGER, PIECE, STALL, Link, LinkBroken
 
 MAGIC = b"ATOL"
 VERSION = 6
@@ -92,7 +92,9 @@ HELLO = struct.Struct("<4sBBBB")
 HEADER = struct.Struct("<BBHIQQQIIII")
 PROOF = 32  # bytes
 MAX_SENTENCE = 512  # bytes of a refusal
+MAX_SKIPPED = 1 << 28  # bytes of a payload that is read away
 HANDSHAKE = 10.0  # seconds to connect, and to say hello
+_SCRATCH = memoryview(bytearray(PIECE))  # for bytes that nobody looks at
 
 
 class FrameKind(IntEnum):
@@ -171,6 +173,16 @@ async def send(link: Link, header: Header, payload: Octets = b"") -> None:
 async def receive(link: Link, timeout: float | None) -> Header:
     """The next frame's header; `Closed` at the end. Without a timeout the caller has a deadline of its own."""
     return Header.unpack(await link.read(HEADER.size, timeout))
+
+
+async def skip(link: Link, length: int) -> None:
+    """Read away a payload of `length` bytes that is of no use; `LinkBroken` if no peer would send so much."""
+    if length > MAX_SKIPPED:
+        raise LinkBroken(f"it sent a frame of {length} bytes")
+    while length:
+        piece = _SCRATCH[: min(length, PIECE)]
+        await link.read_into(piece)
+        length -= len(piece)
 
 
 async def farewell(link: Link, kind: FrameKind, text: str = "") -> None:

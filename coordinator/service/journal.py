@@ -24,6 +24,7 @@ from typing import Any, get_args
 import msgspec
 
 from atoll.comm.errors import ConfigError, Refused, ResourceError
+from atoll.comm.files import publish
 from atoll.coordinator.state_machine.events import CommitRecord, Event, Note
 
 KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
@@ -277,12 +278,7 @@ def _create(path: Path) -> None:
     new.touch(0o600)
     with closing(sqlite3.connect(new, PATIENCE, isolation_level=None)) as db:
         db.executescript(SCHEMA)
-    os.replace(new, path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    publish(new, path)
 
 
 def _hide(path: Path) -> None:

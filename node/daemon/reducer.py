@@ -24,7 +24,7 @@ from atoll.node.control.reports import plan_of
 from atoll.node.daemon import control_socket
 from atoll.node.daemon.session import CoordinatorSession
 from atoll.node.daemon.state_dir import JoinOptions, claimed, on_signals
-from atoll.node.outer.method import sealing_of
+from atoll.node.outer.method import seal_format
 
 log = logging.getLogger("atoll.node")
 
@@ -92,7 +92,7 @@ class Reducer:
                 return
             self._stop()
             run = self._member.run
-            codec, sealing = codec_of(run), sealing_of(run)
+            codec, sealing = codec_of(run), seal_format(run)
             chunks = Chunks(numel, run.reduce.chunk)
             self._reduction = Reduction(
                 self._member.plane.peers, self._member.me, None, codec, chunks, plan, self._member.reports, sealing

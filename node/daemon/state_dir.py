@@ -66,7 +66,7 @@ def remember(memory: Path, invite: Invite, session: str) -> None:
         return
     data = f"{invite.address} {invite.run}\n{session}\n".encode()
     try:
-        with atomic_write(memory, len(data), lambda _: len(data)) as file:
+        with atomic_write(memory, None) as file:
             write_all(file, [memoryview(data)], 0)
     except OSError as error:
         raise ResourceError(f"cannot write {memory}: {error.strerror or error}") from None

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import assert_never
 
 import numpy as np
@@ -41,10 +40,10 @@ from atoll.outer_opt.schedule import Constant, DataParallelStart, Ramp, Schedule
 from atoll.outer_opt.sgd import Sgd
 from atoll.outer_opt.tensors import Tensor, TensorKind
 
-Pieces = list[tuple[TensorKind, slice]]
+Pieces = list[tuple[TensorKind, slice]]  # what a chunk has of each tensor: its kind, elements of the chunk
 
 
-def merge_parts(
+def merge_pieces(
     merging: MergeName,
     pieces: Pieces,
     deltas: Sequence[Array],
@@ -52,8 +51,9 @@ def merge_parts(
     out: Array,
     scratch: Array,
 ) -> None:
-    """Merge `deltas` (n,) into `out` (n,), piece by piece: the pieces are what a chunk has of each tensor. Radial
-    merges are of matrices only; embeddings, whose rows are hit by few tokens, and vectors get a plain mean."""
+    """Merge `deltas`, (n,) fp32 each, with the members' `shares` into `out` (n,), piece by piece. Radial merges
+    are of matrices only; embeddings, whose rows are hit by few tokens, and vectors get a plain mean. `scratch`:
+    (n,)."""
     match merging:
         case MergeName.MEAN:
             mean(deltas, shares, out, scratch)
@@ -65,7 +65,7 @@ def merge_parts(
             assert_never(merging)
 
 
-def schedule_of(config: RunConfig) -> Schedule:
+def outer_schedule(config: RunConfig) -> Schedule:
     """The outer rule of each round; of those at the start that have one inner step: the mean of the parameters."""
     outer, together = config.outer, config.rounds.data_parallel
     schedule: Schedule = Constant(Sgd(outer.lr))
@@ -75,12 +75,12 @@ def schedule_of(config: RunConfig) -> Schedule:
     return DataParallelStart(Sgd(1.0), together, schedule) if together else schedule
 
 
-def fragments_of(config: RunConfig, tensors: Sequence[Tensor]) -> tuple[Fragment, ...]:
-    """What nodes exchange in turns. Where all fragments are due at once, that is the whole model."""
-    return divided(config.fragments, tensors) if config.fragments.stagger else whole(tensors)
+def exchanged_fragments(config: RunConfig, tensors: Sequence[Tensor]) -> tuple[Fragment, ...]:
+    """The fragments that nodes exchange in turns. Where all are due at once, that is the whole model as one."""
+    return divide(config.fragments, tensors) if config.fragments.stagger else whole(tensors)
 
 
-def sealing_of(config: RunConfig, *fragments: Fragment) -> SealFormat:
+def seal_format(config: RunConfig, *fragments: Fragment) -> SealFormat:
     """How the contributions to a chunk of these fragments, that follow one another, become the bytes that are
     sealed. None given: for an owner that does not know the model, which is enough where deltas are not merged by
     tensors."""
@@ -89,7 +89,7 @@ def sealing_of(config: RunConfig, *fragments: Fragment) -> SealFormat:
     if config.outer.merge is MergeName.RADIAL:
         assert fragments, "radial merges are by tensors"
         merge = RadialMerge(
-            codec, [p for f in fragments for p in pieces_of(f, Chunks(f.numel, config.reduce.chunk))]
+            codec, [p for f in fragments for p in chunk_pieces(f, Chunks(f.numel, config.reduce.chunk))]
         )
     gathers = config.reduce.codec is CodecName.SPARSE
     sealing: SealFormat = GatheredSeal(codec, merge) if gathers else EncodedSeal(codec, merge)
@@ -112,10 +112,10 @@ class RadialMerge:
             except Malformed as error:
                 raise UnusableContribution(place, str(error)) from None
         shares = [share for _, _, share in terms]
-        merge_parts(MergeName.RADIAL, self.pieces[c], list(deltas), shares, out, np.empty_like(out))
+        merge_pieces(MergeName.RADIAL, self.pieces[c], list(deltas), shares, out, np.empty_like(out))
 
 
-def pieces_of(fragment: Fragment, chunks: Chunks) -> list[Pieces]:
+def chunk_pieces(fragment: Fragment, chunks: Chunks) -> list[Pieces]:
     """What each chunk of the fragment has of its tensors, in elements of the chunk."""
     found: list[Pieces] = [[] for _ in range(chunks.count)]
     start = 0
@@ -129,24 +129,26 @@ def pieces_of(fragment: Fragment, chunks: Chunks) -> list[Pieces]:
     return found
 
 
-def feedback_of(outer: OuterConfig) -> ErrorFeedback | None:
+def error_feedback(outer: OuterConfig) -> ErrorFeedback | None:
+    """The run's error feedback; None: what the wire leaves out is lost."""
     return ErrorFeedback(outer.feedback) if outer.feedback else None
 
 
-def divided(config: FragmentsConfig, tensors: Sequence[Tensor]) -> tuple[Fragment, ...]:
+def divide(config: FragmentsConfig, tensors: Sequence[Tensor]) -> tuple[Fragment, ...]:
+    """The model's tensors divided into the config's fragments."""
     if config.count == 1:
         return whole(tensors)
-    divide = partial(balanced if config.pattern is PatternName.BALANCED else strided, tensors)
-    return divide(config.count)
+    pattern = balanced if config.pattern is PatternName.BALANCED else strided
+    return pattern(tensors, config.count)
 
 
-def adopt_of(overlap: OverlapConfig) -> Adopt:
+def anchor_adoption(overlap: OverlapConfig) -> Adopt:
     """How a node that was counted takes the new anchor."""
     if overlap.take is TakeName.MIX:
         return Mix(overlap.alpha)
     return rebase if overlap.delay else replace
 
 
-def left_out_of(outer: OuterConfig) -> Adopt:
+def left_out_adoption(outer: OuterConfig) -> Adopt:
     """How a node that a round left out takes its anchor."""
     return LEFT_OUT_MIX if outer.left_out is LeftOutName.MIX else rebase

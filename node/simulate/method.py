@@ -9,7 +9,7 @@ from typing import assert_never
 
 from atoll.comm.config.outer import MergeName, WeightName
 from atoll.comm.config.run import RunConfig
-from atoll.node.outer.method import adopt_of, divided, feedback_of, left_out_of, schedule_of
+from atoll.node.outer.method import anchor_adoption, divide, error_feedback, left_out_adoption, outer_schedule
 from atoll.outer_opt import weights
 from atoll.outer_opt.feedback import ErrorFeedback
 from atoll.outer_opt.fragments import Fragment, first_due_steps
@@ -34,18 +34,18 @@ class Method:
     left_out: Adopt
 
 
-def method_of(config: RunConfig, tensors: Sequence[Tensor]) -> Method:
+def build_method(config: RunConfig, tensors: Sequence[Tensor]) -> Method:
     """The method that a config names, for a model of these tensors."""
-    fragments = divided(config.fragments, tensors)
+    fragments = divide(config.fragments, tensors)
     return Method(
-        schedule=schedule_of(config),
+        schedule=outer_schedule(config),
         weigh=_weigh(config.outer.weights),
         merging=config.outer.merge,
-        feedback=feedback_of(config.outer),
+        feedback=error_feedback(config.outer),
         fragments=fragments,
         due=first_due_steps(len(fragments), config.rounds.inner_steps, config.fragments.stagger),
-        adopt=adopt_of(config.overlap),
-        left_out=left_out_of(config.outer),
+        adopt=anchor_adoption(config.overlap),
+        left_out=left_out_adoption(config.outer),
     )
 
 

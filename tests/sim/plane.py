@@ -32,8 +32,9 @@ from atoll.comm.plan import Fence, Plan
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.transport.frames import FrameKind
 from atoll.coordinator.state_machine import events as ev
-from atoll.node import state_machine
 from atoll.node.control.reports import plan_of
+from atoll.node.state_machine import effects
+from atoll.node.state_machine import events as node_ev
 
 if TYPE_CHECKING:
     from sim.node import Node
@@ -350,7 +351,7 @@ class Plane:
         told = digest("a lie", root) if self._lies(reduce, "held") else root
         fence, rates = reduce.plan.fence, (self.world.rng.choice([0.0, 1e6, 5e6]), 1e6)
         trips, inside, outside = self.world.measured(self.node, list(reduce.came), bool(reduce.plan.regions))
-        self.node.later(0.0, self.node.feed, state_machine.ReduceHeld((fence.round, fence.attempt), root))
+        self.node.later(0.0, self.node.feed, node_ev.ReduceHeld((fence.round, fence.attempt), root))
         rest = (*rates, trips, inside, outside, proven)
         self.node.report(lambda n, life: ev.ReduceComplete(n, life, fence, told, 1000, 1000, *rest))
 
@@ -544,11 +545,11 @@ class Plane:
 
     # The state
 
-    def recover(self, order: state_machine.Recover) -> None:
+    def recover(self, order: effects.Recover) -> None:
         self.cancel()
         self._ask(order, 0)
 
-    def _ask(self, order: state_machine.Recover, i: int) -> None:
+    def _ask(self, order: effects.Recover, i: int) -> None:
         donors = order.view.donors
         self._asked += 1
         if i >= len(donors):
@@ -560,15 +561,15 @@ class Plane:
             self.world.network.send(self.node, process, call, self.node, self._asked, order, i)
         self.node.later(ANSWER, self._next, self._asked, order, i)
 
-    def _next(self, number: int, order: state_machine.Recover, i: int) -> None:
+    def _next(self, number: int, order: effects.Recover, i: int) -> None:
         if number == self._asked:
             self._ask(order, i + 1)
 
-    def give(self, to: "Node", number: int, order: state_machine.Recover, i: int) -> None:
+    def give(self, to: "Node", number: int, order: effects.Recover, i: int) -> None:
         state = self.node.passed_on(order.view.committed)
         self.world.network.send(self.node, to, to.plane.given, number, order, i, state)
 
-    def given(self, number: int, order: state_machine.Recover, i: int, state: bytes) -> None:
+    def given(self, number: int, order: effects.Recover, i: int, state: bytes) -> None:
         if number != self._asked:
             return
         if state != order.view.state_digest:

@@ -388,7 +388,7 @@ def test_sparse_deltas_are_gathered_and_everybody_merges_them_alike() -> None:
             members = [Member(p, given[i], plan, FEW, GATHERED) for i, p in enumerate(planes)]
             async with reducing(*members):
                 for plane in planes:
-                    plane.peers._known[0]._before = 1000.0  # where other sealed chunks would be packed
+                    plane.peers.estimator._up._before = 1000.0  # where other sealed chunks would be packed
                 expected = [gathered(c, range(3), weights[:3]) for c in range(CHUNKS.count)]
                 for member in members[:3]:
                     assert await member.holds_all() == expected
@@ -536,8 +536,8 @@ def test_members_may_learn_of_the_plan_one_after_another() -> None:
 @pytest.mark.parametrize("late", ["round", "plan"])
 def test_what_was_held_in_vain_comes_again(late: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator died that had told only some of a plan, and was away for longer than their frames are held."""
-    monkeypatch.setattr("atoll.comm.transport.peer_links.PATIENCE", 0)
-    monkeypatch.setattr("atoll.comm.transport.peer_links.AGAIN", (0.001,))
+    monkeypatch.setattr("atoll.comm.transport.peer_links.ROUND_BEGINS_WITHIN", 0)
+    monkeypatch.setattr("atoll.comm.transport.peer_links.REDIAL_INTERVALS", (0.001,))
     monkeypatch.setattr(reduce_module, "SLOW", 0)
 
     async def given_up(plane: DataPlane) -> None:
@@ -841,7 +841,7 @@ def test_orphans_are_told_and_come_from_whoever_holds_them() -> None:
 def test_links_that_break_in_mid_reduce_cost_nothing_but_time(
     seed: int, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atoll.comm.transport.peer_links.AGAIN", (0.001,))
+    monkeypatch.setattr("atoll.comm.transport.peer_links.REDIAL_INTERVALS", (0.001,))
 
     async def body() -> None:
         random = Random(seed)
@@ -855,7 +855,7 @@ def test_links_that_break_in_mid_reduce_cost_nothing_but_time(
                         await asyncio.sleep(0)
                     for plane in planes:
                         for peer in plane.peers._peers.values():
-                            peer.piece = piece
+                            peer.queue.piece_size = piece
                     if links := random.choice(planes).peers.links():
                         random.choice(links)[1].close()
                 for member in members:
@@ -1026,7 +1026,7 @@ def test_what_was_spoiled_on_its_way_comes_again_over_another_link(monkeypatch: 
     async def body() -> None:
         async with fleet(2) as planes:
             plan = plan_for(planes, owners=[0] * 10)
-            planes[1].peers._known[0]._before = 1000.0
+            planes[1].peers.estimator._up._before = 1000.0
             codec = make_codec(CodecName.FP32, 1)
             encoded = [encode(np.zeros(CHUNKS.numel, np.float32), codec) for _ in planes]
             members = [Member(p, encoded[i], plan, codec) for i, p in enumerate(planes)]
@@ -1048,7 +1048,7 @@ def test_packed_frames_carry_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> 
             encoded = [encode(x, make_codec(CodecName.FP32, 1)) for x in compressible]
             codec = make_codec(CodecName.FP32, 1)
             for plane in planes:
-                plane.peers._known[0]._before = 1000.0
+                plane.peers.estimator._up._before = 1000.0
             members = [Member(p, encoded[i], plan, codec) for i, p in enumerate(planes)]
             async with reducing(*members):
                 held = [await member.holds_all() for member in members]

@@ -115,7 +115,7 @@ def test_state_is_packed_for_slow_paths_and_where_the_run_packs_at_all(
 
     async def body() -> None:
         async with two_planes(up=10e6) as (a, b), FetchClient(b, A, a.address) as fetcher:
-            a.peers.squeeze.on = on
+            a.peers.compressor.on = on
             before = b.bytes_down
             assert await fetcher.fetch(FetchItem.STATE, NEW, 1, len(ZEROS)) == ZEROS
             assert (b.bytes_down - before < 200 + frames.GREETING.size) == packed
