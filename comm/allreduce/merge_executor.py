@@ -17,7 +17,7 @@ from atoll.comm.allreduce.effects import MergeChunk, SumRegion
 from atoll.comm.allreduce.payloads import Payloads
 from atoll.comm.allreduce.sealing import SealFormat, Term, UnusableContribution, mean_of
 from atoll.comm.bitmap import bitmap
-from atoll.comm.buffers import room
+from atoll.comm.buffers import thread_scratch
 from atoll.comm.byte_view import U8, Octets
 from atoll.comm.codecs.codec import Codec, Malformed
 from atoll.comm.digest import digest
@@ -145,7 +145,7 @@ def seal_chunk(
 
 def _refuse_beyond(codec: Codec, place: int, payload: Octets, bound: float, numel: int) -> None:
     """Refuse a contribution of a larger norm than its sender told of all its chunks together."""
-    decoded = room(numel)
+    decoded = thread_scratch(numel)
     try:
         codec.decode(payload, decoded)
     except Malformed as error:

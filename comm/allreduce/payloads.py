@@ -59,7 +59,7 @@ class Payloads:
         """The payload of `size` bytes in a zstandard frame, whose memory goes back. Raises `Malformed`."""
         whole = self.buffer(size)
         try:
-            zstd.unpack_apart(frame.data, whole, self.codec.apart(self.chunks.size(c)))
+            zstd.unpack_shuffled(frame.data, whole, self.codec.apart(self.chunks.size(c)))
         except Malformed:
             self.give_back(whole)
             raise

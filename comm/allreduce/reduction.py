@@ -159,9 +159,9 @@ class Reduction:
             return not member.leaf and (me.leaf or place < order[member.node])
 
         self._peers.expect([m for m in others if not (m.leaf and me.leaf)], primary)
-        parts = plan.parts(place)
+        shares = plan.receive_shares(place)
         for member in others:  # all that send to a peer share its link
-            self._peers.pace(member.node, member.down, parts[order[member.node]])
+            self._peers.pace(member.node, member.down, shares[order[member.node]])
         mine = plan.region(place)
         near = {m.node for m in others if plan.region(order[m.node]) == mine}
         self._peers.estimator.region_peers = near if mine >= 0 else None
