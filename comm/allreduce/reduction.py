@@ -1,6 +1,6 @@
 """The all-reduce of one round among the members of a plan.
 
-    DeltaEncoder     each member, once a round: anchor - local, chunk by chunk, encoded (`encoding`)
+    DeltaEncoder     each member, once a round: anchor - local, chunk by chunk, encoded (`delta_encoder`)
     Reduction        each member, from the round's first plan to its commit:
 
         contributions   member --chunk--> its owner
@@ -24,8 +24,8 @@ Of two levels, a region's mean is one term, at its relay's place in the order, w
 is encoded with the run's codec, like everything: the slow links would have to carry what a finer one adds. For
 int8 the error is then 1.1 to 1.2 times that of a flat reduce.
 
-Which contributions these were is in the ledger. This file binds what decides (`exchange`) to what carries
-(`peers`), and does the arithmetic, in threads.
+Which contributions these were is in the ledger. This file binds what decides (`protocol`) to what carries
+(`peer_links`), computes (`merge_executor`) and watches the clock (`late_peers`).
 """
 
 import asyncio
@@ -397,7 +397,7 @@ class Reduction:
         """Its sealed bytes are here. This member's own are of no more use then, unless the chunk starts anew."""
         self._sealed[c] = payload
         self._came(c, payload)
-        own = self._encoded.let_go(c) if self._encoded is not None else None
+        own = self._encoded.release(c) if self._encoded is not None else None
         # If it may have been sealed without them, they may still be on their way, or being read in a merge.
         if own is not None and of_owner and self._only_plan and self._sent[c] <= 1:
             self._payloads.give_back(own)

@@ -36,7 +36,7 @@ from atoll.comm.digest import digest, root
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
 from atoll.comm.plan import InvalidPlan, Plan, PlanMember
 from atoll.comm.transport import frames
-from atoll.comm.transport.certificates import own
+from atoll.comm.transport.certificates import load_or_make
 from atoll.comm.transport.connection import Link, LinkBroken
 from atoll.comm.transport.data_plane import DataPlane
 from atoll.comm.transport.frames import FrameKind, Header
@@ -261,7 +261,7 @@ def test_a_reduce_equals_the_reference_bit_for_bit_on_every_member(n: int, codec
 
 def test_over_encrypted_links_it_is_the_same(tmp_path: Path) -> None:
     async def body() -> None:
-        async with fleet(3, streams=2, tls=TlsContexts(own(tmp_path))) as planes:
+        async with fleet(3, streams=2, tls=TlsContexts(load_or_make(tmp_path))) as planes:
             plan = plan_for(planes)
             members = [Member(p, ENCODED[i], plan) for i, p in enumerate(planes)]
             async with reducing(*members):
