@@ -142,7 +142,8 @@ class Reduction:
             self._executor.clear()
 
     def replan(self, plan: Plan) -> None:
-        """Go on under this plan, the first or a newer one of the round; begin under it, if that is yet to come."""
+        """Go on under this plan, the first or a newer one of the round; begin under it, if that is yet to come.
+        `InvalidPlan` if it is not for this member, or none that can be carried out."""
         self._check(plan)
         self._only_plan = self._only_plan and plan is self.plan
         self.plan = plan
@@ -170,18 +171,20 @@ class Reduction:
         self._replanned = asyncio.Event()
 
     def holds(self, root_: bytes) -> bool:
-        """Whether every sealed chunk is here, and their digests are those of this root."""
+        """Whether every sealed chunk is here, with digests of this root."""
         digests = [d for d in self._exchange.digests if d is not None]
         return len(digests) == self._chunks.count and root(digests) == root_
 
     def prove(self, ledger: Sequence[bytes]) -> None:
-        """These are the digests of all sealed chunks, by the ledger: members were found to hold others."""
+        """Hold the sealed chunks to the ledger's digests, one for each chunk: members were found to have
+        others."""
         if len(ledger) == self._chunks.count and not self._over:
             self._do(self._exchange.prove(ledger))
 
     @property
     def result(self) -> SealedVector:
-        """The sealed chunks; all are here once `held` was called, and while no newer plan reopened one."""
+        """The sealed chunks. All are here once the listener's `held` was called, and while no newer plan reopened
+        one; `RuntimeError` otherwise."""
         digests = tuple(d for d in self._exchange.digests if d is not None)
         chunks = tuple(s for s in self._sealed if s is not None)
         if len(digests) < self._chunks.count or len(chunks) < self._chunks.count:
@@ -394,7 +397,8 @@ class Reduction:
         self._do(effects)
 
     def _is_sealed(self, c: int, payload: U8, of_owner: bool) -> None:
-        """Its sealed bytes are here. This member's own are of no more use then, unless the chunk starts anew."""
+        """The sealed bytes of a chunk are here. This member's own are of no more use then, unless the chunk starts
+        anew."""
         self._sealed[c] = payload
         self._came(c, payload)
         own = self._encoded.release(c) if self._encoded is not None else None

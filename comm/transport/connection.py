@@ -65,16 +65,17 @@ class RateLimiter:
         self._changes = 0
 
     def change(self, rate: float) -> None:
-        """From now on. What waits is soon let through."""
+        """Let `rate` bytes a second through from now on; what waits already is soon let through."""
         self.rate, self._free_at = rate, 0.0
         self._changes += 1
 
     def adjust(self, rate: float) -> None:
-        """A little, for what comes from now on."""
+        """Let `rate` bytes a second through from now on; what waits already waits as long as it would have."""
         self.rate = rate
 
     @property
     def limits(self) -> bool:
+        """Whether anything may have to wait."""
         return self.rate > 0 or (self._within is not None and self._within.limits)
 
     async def take(self, size: int) -> None:
@@ -104,6 +105,8 @@ class PathStats(NamedTuple):
 
 
 class Link:
+    """A connection to one peer, used by one task that sends and one that receives; `close` it."""
+
     def __init__(
         self,
         sock: socket.socket,
@@ -178,8 +181,8 @@ class Link:
             filled += got
 
     async def pull(self, place: memoryview, timeout: float | None, enough: int = 0) -> int:
-        """Some bytes as they come from the network; 0: the other side has ended. To be woken for less than
-        `enough` would be of no use; 0: than all of `place`."""
+        """Read some bytes as they come from the network into `place`, and return how many; 0: the other side has
+        ended. To be woken for less than `enough` would be of no use; 0: than all of `place`."""
         if self._down.rate:
             place = place[:CAPPED_PIECE_BYTES]
         while True:
@@ -224,10 +227,11 @@ class Link:
 
     @property
     def encrypted(self) -> bool:
+        """Whether it has gone over to TLS."""
         return self._tls is not None
 
     def path(self) -> PathStats | None:
-        """None where the system does not tell."""
+        """What the kernel knows of the connection; None where it does not tell."""
         return tcp_info(self._sock)
 
     @property
@@ -236,8 +240,8 @@ class Link:
         path = self.path()
         return max(self._read_at, self._loop.time() - path.quiet) if path is not None else self._read_at
 
-    def cap(self, up: RateLimiter) -> None:
-        """Send through this one from now on."""
+    def limit_sending(self, up: RateLimiter) -> None:
+        """Send through this limiter from now on."""
         self._up = up
 
     def suit_path(self) -> None:
@@ -245,24 +249,25 @@ class Link:
         the fewer calls the better."""
         path = self.path()
         if path is not None and path.rtt > LONG_PATH_RTT:
-            self.let_wait(MIN_UNSENT_BYTES)
+            self.limit_unsent(MIN_UNSENT_BYTES)
 
-    def let_wait(self, size: int) -> None:
-        """About so many bytes may wait in the kernel: half of them are sent from one wake-up to the next."""
+    def limit_unsent(self, size: int) -> None:
+        """Let about `size` bytes, within bounds, wait in the kernel: half of them are sent from one wake-up to the
+        next."""
         if self._inet and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             with suppress(OSError):
                 size = min(max(size, MIN_UNSENT_BYTES), MAX_UNSENT_BYTES)
                 self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size)
 
-    def use(self, congestion_control: str) -> None:
-        """Choose one by name, where the kernel offers it."""
+    def use_congestion_control(self, name: str) -> None:
+        """Choose one by its name, where the kernel offers it; else the one in use stays."""
         if self._inet and hasattr(socket, "TCP_CONGESTION"):
             with suppress(OSError):
-                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
+                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
 
     @property
     def congestion_control(self) -> str:
-        """Its name; empty where the system does not tell."""
+        """The name of the congestion control in use; empty where the system does not tell."""
         if not self._inet or not hasattr(socket, "TCP_CONGESTION"):
             return ""
         with suppress(OSError):
@@ -275,13 +280,13 @@ class Link:
         after 10 s, and would stop for 0.2 s in the middle of a transfer to measure it."""
         self.fresh_at = self._loop.time()
         before = self.congestion_control
-        self.use("reno")
-        self.use(congestion_control)
+        self.use_congestion_control("reno")
+        self.use_congestion_control(congestion_control)
         if self.congestion_control != congestion_control:  # the kernel does not offer it
-            self.use(before)
+            self.use_congestion_control(before)
 
     def close(self) -> None:
-        """Close; whoever waits on it is told."""
+        """Close the socket; who waits on this link has `LinkBroken`."""
         if self._closed:
             return
         self._closed = True
@@ -411,6 +416,7 @@ _INFO = struct.Struct("16xI8xI20xI12xI28xI16xQQI8xI8xQ")
 
 
 def tcp_info(sock: socket.socket) -> PathStats | None:
+    """What Linux's TCP_INFO says of a connected socket; None where there is no such thing."""
     if not hasattr(socket, "TCP_INFO"):
         return None
     try:
@@ -425,13 +431,13 @@ def tcp_info(sock: socket.socket) -> PathStats | None:
 
 
 def close_dialled(dialled: "asyncio.Future[Link]") -> None:
-    """Nobody wants the connection any more."""
+    """Close a connection that is, or will be, dialled in vain: nobody wants it any more."""
     if not dialled.cancelled() and dialled.exception() is None:
         dialled.result().close()
 
 
 def os_reason(error: OSError) -> str:
-    """What the system says, without its number."""
+    """What the system says of an error, in lower case, without its number."""
     if error.errno is not None and error.errno > 0:  # asyncio puts addresses into strerror
         return os.strerror(error.errno).lower()
     return str(error.strerror or error or type(error).__name__).lower()

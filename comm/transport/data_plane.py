@@ -68,7 +68,7 @@ class StateSource(Protocol):
 
 
 class DataPlane:
-    """`start` it, `close` it. One for a node and run."""
+    """The port of one node in one run, and all its connections. `start` it, `close` it."""
 
     def __init__(
         self,
@@ -128,12 +128,12 @@ class DataPlane:
 
     @property
     def address(self) -> str:
-        """Where it listens, with the port that was bound."""
+        """The "host:port" where it listens, with the port that was bound."""
         return self._address
 
     @property
     def pin(self) -> Pin:
-        """Of the certificate that it shows; empty: it shows none."""
+        """The pin of the certificate that it shows; empty: it shows none."""
         return self._tls.pin if self._tls is not None else NO_PIN
 
     @property
@@ -200,7 +200,7 @@ class DataPlane:
         deadline: float = 60.0,
         pin: Pin = NO_PIN,
     ) -> bytes:
-        """One `FetchClient.fetch` on a connection of its own."""
+        """Fetch one item as `FetchClient.fetch` does, on a connection of its own. Raises what that raises."""
         async with FetchClient(self, node, address, pin) as fetcher:
             return await fetcher.fetch(item, round, chunk, size, deadline)
 
@@ -271,7 +271,7 @@ class DataPlane:
         """The first request may have come. One that this node is to wait for may come any time."""
         idle = IDLE_TIMEOUT if request is not None else None
         link.suit_path()  # what waits in the kernel gives way to no reduce
-        link.cap(self.peers.spare)
+        link.limit_sending(self.peers.spare)
         with ChunkSlot(self._places) as kept:
             while True:
                 request = request or await frames.receive(link, idle)
@@ -286,7 +286,8 @@ class DataPlane:
         """Use the congestion control that suits the path, or that was asked for; whether packing pays there."""
         path = link.path()
         if path is not None and (self._congestion or path.rtt > LONG_PATH_RTT):
-            link.use(self._congestion or fetch_congestion_control(is_lossy(path.sent, path.resent), path.burst))
+            lossy = is_lossy(path.sent, path.resent)
+            link.use_congestion_control(self._congestion or fetch_congestion_control(lossy, path.burst))
         slow = path is None or path.burst < FAST_PATH_RATE or 0 < self._up.rate < FAST_PATH_RATE
         return slow and self.peers.compressor.enabled  # where the run packs at all
 

@@ -295,8 +295,8 @@ class PeerLinks:
         busy = sum(p.dialling is not None for p in self._peers.values())
         if self._congestion or rtt > LONG_PATH_RTT:
             for link in peer.links:
-                link.use(self._congestion or LONG_PATH_CONGESTION_CONTROL)
-                link.let_wait(peer.queue.piece_size)
+                link.use_congestion_control(self._congestion or LONG_PATH_CONGESTION_CONTROL)
+                link.limit_unsent(peer.queue.piece_size)
         slowed = lossy and any(link.congestion_control != LONG_PATH_CONGESTION_CONTROL for link in peer.links)
         peer.link_target = self.fixed_streams or stream_count(rtt, rate, busy, slowed)
 
