@@ -18,7 +18,7 @@ from atoll.comm.config.run import RunConfig, TlsMode, from_json, to_json
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.ids import NO_PIN, Pin
 from atoll.comm.invite import Invite, join_host_port, split_host_port
-from atoll.comm.transport.certificates import own
+from atoll.comm.transport.certificates import load_or_make
 from atoll.coordinator.monitor.http import app
 from atoll.coordinator.monitor.wandb_logger import WandbLogger
 from atoll.coordinator.service.control_plane import ControlPlane
@@ -57,7 +57,7 @@ async def serve(config: RunConfig, options: ServerOptions) -> None:
 async def _serve(
     config: RunConfig, options: ServerOptions, journal: Journal, http_socket: socket.socket, tracker: WandbLogger
 ) -> None:
-    certificate = own(options.state_dir) if encrypted(config, options) else None
+    certificate = load_or_make(options.state_dir) if encrypted(config, options) else None
     plane = ControlPlane(config, journal, tracker.tell, certificate)
     address = _listen(plane, options)
     journal.set_meta("address", address)

@@ -22,12 +22,15 @@ _BLOCK = re.compile(rb"-----BEGIN ([A-Z ]+)-----\n.+?-----END \1-----\n", re.DOT
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
+    """A private key and its self-signed certificate."""
+
     path: Path  # of the file with both
     key: bytes = field(repr=False)  # PEM
     body: bytes = field(repr=False)  # PEM
 
     @property
     def pin(self) -> Pin:
+        """What others know the certificate by."""
         return pin_of(ssl.PEM_cert_to_DER_cert(self.body.decode()))
 
 
@@ -36,7 +39,7 @@ def pin_of(der: bytes) -> Pin:
     return Pin(base64.b32encode(hashlib.sha256(der).digest()).decode().rstrip("=").lower())
 
 
-def own(state_dir: Path) -> Certificate:
+def load_or_make(state_dir: Path) -> Certificate:
     """The certificate in this directory, made now if there is none. One process at a time may call this.
 
     `ConfigError` if the file is none of ours, `ResourceError` if it cannot be read or written.

@@ -26,7 +26,7 @@ from atoll.comm.transport.peer import Peer
 from atoll.comm.transport.priority_lock import PriorityLock
 from atoll.comm.transport.reassembly import MIN_PIECE_BYTES, Reassembly
 from atoll.comm.transport.send_queue import OutgoingFrame, QueuedFrame
-from atoll.comm.transport.stream_policy import LONG_PATH, LONG_PATH_RTT, is_lossy, streams
+from atoll.comm.transport.stream_policy import LONG_PATH_CONGESTION_CONTROL, LONG_PATH_RTT, is_lossy, stream_count
 
 log = logging.getLogger("atoll.plane")
 
@@ -282,7 +282,7 @@ class PeerLinks:
             peer.queue.piece_size = size if path.rtt > LONG_PATH_RTT else 0
 
     def _refresh(self, link: Link) -> None:
-        link.refresh(self._congestion or LONG_PATH)
+        link.refresh(self._congestion or LONG_PATH_CONGESTION_CONTROL)
 
     def _suit_path(self, peer: Peer) -> None:
         """Have as many links, and such congestion control, as suit the path; or as were asked for."""
@@ -295,10 +295,10 @@ class PeerLinks:
         busy = sum(p.dialling is not None for p in self._peers.values())
         if self._congestion or rtt > LONG_PATH_RTT:
             for link in peer.links:
-                link.use(self._congestion or LONG_PATH)
-                link.let_wait(peer.queue.piece_size)
-        slowed = lossy and any(link.congestion_control != LONG_PATH for link in peer.links)
-        peer.link_target = self.fixed_streams or streams(rtt, rate, busy, slowed)
+                link.use_congestion_control(self._congestion or LONG_PATH_CONGESTION_CONTROL)
+                link.limit_unsent(peer.queue.piece_size)
+        slowed = lossy and any(link.congestion_control != LONG_PATH_CONGESTION_CONTROL for link in peer.links)
+        peer.link_target = self.fixed_streams or stream_count(rtt, rate, busy, slowed)
 
     def _lost(self, peer: Peer, sentence: str) -> None:
         if not peer.links and self._handler is not None:

@@ -5,7 +5,7 @@ Each report carries the fence of what it speaks of: the plan's, or the newest vi
 
 import logging
 
-from atoll.comm.allreduce.reduction import SealReport
+from atoll.comm.allreduce.listener import SealReport
 from atoll.comm.bitmap import bitmap, places
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Pin, Round
 from atoll.comm.plan import Plan, PlanMember

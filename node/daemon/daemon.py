@@ -153,7 +153,7 @@ class Daemon:
             draining = view.draining
             if self._loop is not None:
                 self._loop.follow(view)
-            self._member.plane.offering.to([(NodeId(d.node_id), d.address, Pin(d.pin)) for d in view.serve])
+            self._member.plane.offering.offer_to([(NodeId(d.node_id), d.address, Pin(d.pin)) for d in view.serve])
             self._events.put_nowait(ev.ViewArrived(view))
 
     async def _heartbeats(self) -> None:

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.comm.allreduce.delta_encoder import DeltaEncoder, EncodedVector, encoded_norm
-from atoll.comm.allreduce.reduction import ReduceListener, Reduction, SealedVector
+from atoll.comm.allreduce.listener import ReduceListener
+from atoll.comm.allreduce.reduction import Reduction, SealedVector
 from atoll.comm.allreduce.sealing import SealFormat
 from atoll.comm.byte_view import U8
 from atoll.comm.chunks import Chunks

@@ -24,8 +24,8 @@ from atoll.comm.digest import DIGEST_SIZE, digest, root
 from atoll.comm.errors import Unreachable
 from atoll.comm.ids import NO_PIN, NodeId, Pin, Round
 from atoll.comm.transport.data_plane import DataPlane
-from atoll.comm.transport.fetch_client import PART, DonorLost, FetchClient, FetchItem, NotAvailable
-from atoll.comm.transport.stream_policy import streams
+from atoll.comm.transport.fetch_client import PART_BYTES, DonorLost, FetchClient, FetchItem, NotAvailable
+from atoll.comm.transport.stream_policy import stream_count
 from atoll.node.outer.state import OuterState
 from atoll.node.recovery.chunk_assembly import ChunkAssembly
 from atoll.node.recovery.chunk_scheduler import ChunkRequest, ChunkScheduler
@@ -307,7 +307,7 @@ class _RecoveryRun:
         path = fetcher.path
         if path is None:
             return MIN_STREAMS
-        return max(MIN_STREAMS, streams(path.rtt, self._progress.rate, self._parallel_donors, slowed=False))
+        return max(MIN_STREAMS, stream_count(path.rtt, self._progress.rate, self._parallel_donors, slowed=False))
 
     async def _fetch_next(self, fetcher: FetchClient) -> None:
         """Fetch a chunk; or wait a moment for one to fetch."""
@@ -366,9 +366,9 @@ class _RecoveryRun:
         outer, c = self._outer, request.chunk
         whole, partial = 8 * outer.chunks.size(c), outer.partial_chunks  # bytes
         if c not in self._assemblies:
-            self._assemblies[c] = ChunkAssembly(whole, PART, partial.read(c, self._digests[c]))
+            self._assemblies[c] = ChunkAssembly(whole, PART_BYTES, partial.read(c, self._digests[c]))
         elif self._assemblies[c].single_donor:  # whoever gives it is late, and to be known by what it gives
-            self._assemblies[c] = ChunkAssembly(whole, PART, single_donor=True)
+            self._assemblies[c] = ChunkAssembly(whole, PART_BYTES, single_donor=True)
         assembly = self._assemblies[c]
         if not await self._fetch_parts(fetcher, request, assembly):
             return None
@@ -376,7 +376,7 @@ class _RecoveryRun:
         if not right:
             partial.discard(c)
         if not right and (assembly.resumed or assembly.streams > 1):  # who gave the wrong bytes cannot be told
-            assembly = self._assemblies[c] = ChunkAssembly(whole, PART, single_donor=True)
+            assembly = self._assemblies[c] = ChunkAssembly(whole, PART_BYTES, single_donor=True)
             right = await self._fetch_parts(fetcher, request, assembly) and await self._has_digest(c, assembly)
         self._assemblies.pop(c, None)
         if not right:

@@ -40,18 +40,18 @@ if TYPE_CHECKING:
     from sim.node import Node
     from sim.world import World
 
-PATIENCE = 4.0  # seconds that a frame of a round, or attempt, to come is held
-ANSWER = 1.5  # seconds that a donor has to answer
+HOLD_TIME = 4.0  # seconds that a frame of a round, or attempt, to come is held
+DONOR_TIMEOUT = 1.5  # seconds that a donor has to answer
 TICK = 0.3  # seconds between two looks at the clock
-ASK = 0.8  # seconds of silence after which a peer is asked what it has
-SILENT = 2.0  # seconds of silence after which a peer is lost
-SLOW = 3.5  # seconds that the next chunk of a peer may take
-PULL = 1.2  # seconds without a chunk after which others are asked for it
-TURN = 0.5  # seconds after which the side that was not to dial does
+PING_AFTER = 0.8  # seconds of silence after which a peer is asked what it has
+LOST_AFTER = 2.0  # seconds of silence after which a peer is lost
+MAX_CHUNK_TIME = 3.5  # seconds that the next chunk of a peer may take
+PULL_AFTER = 1.2  # seconds without a chunk after which others are asked for it
+OTHER_SIDE_DIALS_AFTER = 0.5  # seconds after which the side that was not to dial does
 MALFORMED = (-1,)
 CHUNKS = (FrameKind.CONTRIBUTION, FrameKind.PARTIAL, FrameKind.SEALED)
 
-Waiting = tuple[FrameKind, int, int]  # kind, chunk, attempt
+QueuedFrame = tuple[FrameKind, int, int]  # kind, chunk, attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Peer:
     address: str = ""
     leaf: bool = False  # it dials this node, or nobody does
     links: list[Link] = field(default_factory=list)
-    waiting: dict[Waiting, None] = field(default_factory=dict)  # to be sent
+    waiting: dict[QueuedFrame, None] = field(default_factory=dict)  # to be sent
     heard: float = 0.0  # seconds
     dialling: bool = False
 
@@ -176,7 +176,7 @@ class Plane:
             peer = self._peer(node)
             peer.address, peer.leaf = member.address, member.leaf
             first = self.node.host.leaf or plan.index(self.node.me) < order.index(node) + 1
-            self._tend(peer, self.world.rng.uniform(0, 0.02) + (0.0 if first else TURN))
+            self._tend(peer, self.world.rng.uniform(0, 0.02) + (0.0 if first else OTHER_SIDE_DIALS_AFTER))
         self._do(reduce, reduce.exchange.replan(plan))
         early, self._early = self._early, []
         for until, node, frame in early:
@@ -357,15 +357,15 @@ class Plane:
 
     def lost(self, reduce: Reduce, node: NodeId, reason: str) -> None:
         now = self.node.clock
-        if node in reduce.came and now - reduce.reported.get(node, now - SILENT) >= SILENT:
+        if node in reduce.came and now - reduce.reported.get(node, now - LOST_AFTER) >= LOST_AFTER:
             reduce.reported[node] = now
             fence = reduce.plan.fence
             self.node.report(lambda n, life: ev.PeerUnreachable(n, life, node, fence, reason))
 
     # Frames
 
-    def _post(self, peer: Peer, waiting: Waiting) -> None:
-        peer.waiting[waiting] = None
+    def _post(self, peer: Peer, queued: QueuedFrame) -> None:
+        peer.waiting[queued] = None
         self._pump(peer)
 
     def _pump(self, peer: Peer) -> None:
@@ -402,7 +402,7 @@ class Plane:
         peer = self._peer(node)
         if link in peer.links:  # else this end is closed
             peer.heard = self.node.clock
-            self._take(node, frame, self.node.clock + PATIENCE)
+            self._take(node, frame, self.node.clock + HOLD_TIME)
 
     def _take(self, node: NodeId, frame: Frame, until: float) -> None:
         reduce, kind, c = self.reduce, frame.kind, frame.chunk
@@ -467,7 +467,7 @@ class Plane:
             return
         peer.dialling = True
         if peer.leaf:
-            self.node.later(PATIENCE, self._did_not_dial, peer, self.reduce)
+            self.node.later(HOLD_TIME, self._did_not_dial, peer, self.reduce)
         else:
             self.node.later(after, self._dial, peer)
 
@@ -530,15 +530,15 @@ class Plane:
             heard, came = max(peer.heard, reduce.began), max(reduce.came[node], reduce.began)
             if not peer.links:
                 self._tend(peer, 0.0)
-            elif now - heard > SILENT:
+            elif now - heard > LOST_AFTER:
                 self.lost(reduce, node, "it is silent")
-            elif now - peer.heard > ASK:
+            elif now - peer.heard > PING_AFTER:
                 self._post(peer, (FrameKind.RESYNC, 1, 0))
-            if peer.links and node in owing and now - came > SLOW:
+            if peer.links and node in owing and now - came > MAX_CHUNK_TIME:
                 self.lost(reduce, node, f"its {owed[node]} did not come")
-        if now - reduce.pulled > PULL:
+        if now - reduce.pulled > PULL_AFTER:
             reduce.pulled = now
-            late = {n for n, came in reduce.came.items() if now - came > PULL}
+            late = {n for n, came in reduce.came.items() if now - came > PULL_AFTER}
             for c in x.missing() if late else ():
                 if x.source(c) in late:
                     self._do(reduce, x.pull(c))
@@ -559,7 +559,7 @@ class Plane:
         if process is not None and process.alive and process.me == donors[i].node_id:
             call = process.plane.give
             self.world.network.send(self.node, process, call, self.node, self._asked, order, i)
-        self.node.later(ANSWER, self._next, self._asked, order, i)
+        self.node.later(DONOR_TIMEOUT, self._next, self._asked, order, i)
 
     def _next(self, number: int, order: effects.Recover, i: int) -> None:
         if number == self._asked:

@@ -22,7 +22,7 @@ from atoll.comm.digest import root
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as pb_grpc
-from atoll.comm.transport.certificates import NAME, Certificate, own, pin_of
+from atoll.comm.transport.certificates import NAME, Certificate, load_or_make, pin_of
 from atoll.comm.transport.frames import PROTOCOL
 from atoll.coordinator.monitor import http
 from atoll.coordinator.monitor.http import app, snapshot
@@ -579,7 +579,7 @@ def test_an_encrypted_run_passes_pins_on_and_asks_for_them(tmp_path: Path) -> No
     pins = {name: pin_of(name.encode()) for name in ("ada", "bo")}
 
     async def story() -> None:
-        async with coordinator(tmp_path, tls=own(tmp_path)) as c:
+        async with coordinator(tmp_path, tls=load_or_make(tmp_path)) as c:
             old = await refused(c.node().join(), Code.INVALID_ARGUMENT)
             assert "this run is encrypted" in old and "update atoll" in old
             ada, bo = c.node(), c.node()
@@ -607,7 +607,7 @@ def test_an_encrypted_run_passes_pins_on_and_asks_for_them(tmp_path: Path) -> No
 
 def test_an_encrypted_control_plane_answers_only_who_trusts_its_certificate(tmp_path: Path) -> None:
     (tmp_path / "another").mkdir()
-    certificate, another = own(tmp_path), own(tmp_path / "another")
+    certificate, another = load_or_make(tmp_path), load_or_make(tmp_path / "another")
 
     async def story() -> None:
         async with coordinator(tmp_path, tls=certificate) as c:

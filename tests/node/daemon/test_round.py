@@ -123,7 +123,7 @@ def test_the_norm_is_looked_for_once_however_often_it_is_asked_for(outer: OuterS
         first, second = (asyncio.create_task(part.norm(work)) for _ in range(2))
         norm = await first
         for c in range(CHUNKS.count):
-            encoded.let_go(c)
+            encoded.release(c)
         assert await second == norm == await part.norm(work) == pytest.approx(CHUNKS.numel**0.5)
         assert calls == 1
 

@@ -524,7 +524,7 @@ def test_a_donor_that_is_silent_at_first_delays_nothing(tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as stopped:  # as the kernel answers for a stopped process
             silent = Donor(NodeId("silent"), f"127.0.0.1:{stopped.getsockname()[1]}")
             target = Target(Round(0), sum_, (silent, a.donor))
-            async with asyncio.timeout(frames.HANDSHAKE / 2):
+            async with asyncio.timeout(frames.HANDSHAKE_TIMEOUT / 2):
                 with ThreadPoolExecutor(1) as worker:
                     await recover(joiner.outer, target, joiner.plane, worker, lambda _: None)
         assert joiner.bits() == a.bits()
@@ -632,7 +632,7 @@ def test_who_gives_late_parts_of_what_another_gives_alone_is_not_taken_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is known then who gave what: the one who lies is left out, not the one who is slow."""
-    monkeypatch.setattr(recover_, "PART", 1024)
+    monkeypatch.setattr(recover_, "PART_BYTES", 1024)
 
     @with_peers(tmp_path, "a", "joiner")
     async def _(a: Peer, joiner: Peer) -> None:
