@@ -269,7 +269,7 @@ MUTATIONS = [
     Mutation(
         "a round commits whatever its members hold",
         C + "state_machine/reduce.py",
-        "        if all(n in r.held and r.held[n].digest == ledger.root for n in left):\n",
+        "        if all(n in r.held and r.held[n].digest == root for n in left):\n",
         "        if all(n in r.held for n in left):\n",
     ),
     Mutation(
