@@ -348,8 +348,8 @@ MUTATIONS = [
     Mutation(
         "who cannot make the first state that leaves have makes it again and again",
         C + "service/view.py",
-        "(lacks and common.apart and not me.state_digest)",
-        "(lacks and common.apart)",
+        "(lacks and common.leaves_only and not me.state_digest)",
+        "(lacks and common.leaves_only)",
         "tests/coordinator/service/test_view_streams.py",
     ),
     Mutation(
@@ -495,8 +495,8 @@ MUTATIONS = [
     Mutation(
         "a plan is shown to all",
         C + "service/view.py",
-        "planned=node in common.planned",
-        "planned=bool(common.planned)",
+        "planned=node in common.plan_nodes",
+        "planned=bool(common.plan_nodes)",
     ),
     Mutation(
         "the last event of a batch is not written",
@@ -507,8 +507,8 @@ MUTATIONS = [
     Mutation(
         "a restart forgets the snapshot's time",
         C + "service/journaled_machine.py",
-        "self.state, self.last = decode(found.body, config), found.at",
-        "self.state, self.last = decode(found.body, config), 0.0",
+        "self.state, self.last_at = decode(found.body, config), found.at",
+        "self.state, self.last_at = decode(found.body, config), 0.0",
         11,
     ),
     Mutation(
