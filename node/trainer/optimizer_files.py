@@ -137,5 +137,5 @@ class OptimizerFiles:
             shutil.rmtree(self.path(old), ignore_errors=True)
 
     def _size(self) -> int:
-        """Bytes of all files."""
+        """Bytes of all files in the folder."""
         return sum(file.stat().st_size for file in self._folder.rglob("*") if file.is_file())
