@@ -167,7 +167,7 @@ def replay_state(
     of both. Raises `StateMissing`."""
     config, chunks = saved.manifest.run, saved.chunks
     fragments, _ = fragments_and_chunks(config, saved.layout)
-    sealing, schedule, turns = (
+    sealing, schedule, fragment_schedule = (
         seal_format(config, *fragments),
         outer_schedule(config),
         FragmentSchedule(chunks.fragment_count),
@@ -178,7 +178,7 @@ def replay_state(
         at, both = _stored(saved, c, round_)
         anchor, momentum, delta, scratch = both[:size], both[size:], deltas[:size], scratches[:size]
         fragment, i = chunks.place(c)
-        for k in turns.rounds(fragment, at, round_):
+        for k in fragment_schedule.rounds(fragment, at, round_):
             payload = saved.log.read(k, i)
             if payload is None:
                 raise StateMissing(k, f"chunk {c} of sealed round {k} is damaged or gone")
@@ -186,16 +186,16 @@ def replay_state(
                 length = sealing.decode(c, payload, delta)
             except Malformed as error:
                 raise StateMissing(k, f"chunk {c} of sealed round {k}: {error}") from None
-            schedule.at(turns.turn(k), length).step(anchor, momentum, delta, scratch)
+            schedule.at(fragment_schedule.turn(k), length).step(anchor, momentum, delta, scratch)
         yield chunks.span(c), anchor, momentum, digest(both)
 
 
-def _stored(saved: SavedRun, c: int, most: int) -> tuple[int, NDArray[np.float32]]:
-    """The newest round, `most` at most, of which a snapshot has chunk `c`; and anchor, momentum then."""
+def _stored(saved: SavedRun, c: int, newest: int) -> tuple[int, NDArray[np.float32]]:
+    """The newest round, up to `newest`, of which a snapshot has chunk `c`; and anchor, momentum then."""
     for snapshot in saved.snapshots:
-        if snapshot.at[c] <= most and (data := snapshot.chunk(c, saved.chunks)) is not None:
+        if snapshot.at[c] <= newest and (data := snapshot.chunk(c, saved.chunks)) is not None:
             return snapshot.at[c], np.frombuffer(bytearray(data), np.float32)
-    raise StateMissing(most, f"chunk {c} of {saved.snapshots[0].path.name} is damaged or gone")
+    raise StateMissing(newest, f"chunk {c} of {saved.snapshots[0].path.name} is damaged or gone")
 
 
 def _newest(saved: SavedRun, out: Path, tensors: TensorShapes, naming: TensorNaming, room: Room) -> ExportResult:

@@ -110,8 +110,10 @@ class SealedLog:
             with open(path, "rb") as file:
                 head = file.read(_HEAD.size)
                 magic, run, round_, chunks = _HEAD.unpack(head)
-                of = self._chunks.fragment_range(FragmentSchedule(self._chunks.fragment_count).fragment(round_))
-                if (magic, run, chunks) != (MAGIC, self._run, len(of)):
+                expected = self._chunks.fragment_range(
+                    FragmentSchedule(self._chunks.fragment_count).fragment(round_)
+                )
+                if (magic, run, chunks) != (MAGIC, self._run, len(expected)):
                     return 0, None
                 table, table_digest = file.read(chunks * _CHUNK.size), file.read(DIGEST_SIZE)
         except (OSError, struct.error):

@@ -124,8 +124,8 @@ def test_a_file_of_any_size_is_sent_in_no_more_blocks_than_a_store_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As 100 GB would be: S3 takes 10,000 blocks."""
-    monkeypatch.setattr(store_, "BLOCK", 64)
-    monkeypatch.setattr(store_, "MOST_BLOCKS", 5)
+    monkeypatch.setattr(store_, "BLOCK_SIZE", 64)
+    monkeypatch.setattr(store_, "MAX_BLOCKS", 5)
     facts, pieces = state(filled(tmp_path / "node", 1))
     store, blocks = RemoteStore(f"memory://{tmp_path.name}"), list[int]()
     opened = store.fs.open
@@ -229,7 +229,7 @@ def test_who_is_first_sends_a_checkpoint_when_it_is_due_and_the_next_where_the_f
 def test_a_store_that_fails_is_a_sentence_and_is_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploader, "RETRY", 0.01)
+    monkeypatch.setattr(uploader, "RETRY_INTERVAL", 0.01)
     node, blocked = filled(tmp_path / "node", 1), tmp_path / "store"
     blocked.write_text("a file where the folder should be")
     config = CheckpointConfig(remote=f"file://{blocked}", remote_every=1)
@@ -256,7 +256,7 @@ def test_a_store_that_fails_is_a_sentence_and_is_tried_again(
 
 def test_a_state_that_is_not_the_runs_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a node whose memory was wrong when it took its snapshot."""
-    monkeypatch.setattr(uploader, "RETRY", 0.01)
+    monkeypatch.setattr(uploader, "RETRY_INTERVAL", 0.01)
     node = filled(tmp_path / "node", 2)
     config = CheckpointConfig(remote=f"file://{tmp_path}/store", remote_every=1)
     store = RemoteStore(folder_of(config.remote, RUN.name, MARK.hex()))
@@ -281,8 +281,8 @@ def test_a_state_that_is_not_the_runs_is_no_checkpoint(tmp_path: Path, monkeypat
 def test_a_store_that_does_not_answer_is_a_sentence_and_is_tried_again_when_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploader, "SILENT", 0.2)
-    monkeypatch.setattr(uploader, "RETRY", 0.01)
+    monkeypatch.setattr(uploader, "STORE_TIMEOUT", 0.2)
+    monkeypatch.setattr(uploader, "RETRY_INTERVAL", 0.01)
     node, config = (
         filled(tmp_path / "node", 1),
         CheckpointConfig(remote=f"file://{tmp_path}/store", remote_every=1),
