@@ -143,15 +143,15 @@ class OuterLoop:
         if not config.durable:
             return None
         folder = self._member.options.state_dir / "outer" / mark.hex()
-        about, every = RunManifest(self._run, config.model), self._run.checkpoint.every * parts
+        manifest, every = RunManifest(self._run, config.model), self._run.checkpoint.every * parts
         limit = DiskBudget.of(config.disk * 1e9, hello.numel, self._run.inner.optimizer).outer
-        return CheckpointLocation(folder, mark, hello.layout, every, limit, manifest=about)
+        return CheckpointLocation(folder, mark, hello.layout, every, limit, manifest=manifest)
 
     def _begin_uploads(self, place: CheckpointLocation) -> Uploader:
         """For when it is this node's turn."""
         spare = self._member.plane.peers.spare.take
         uploads = Uploader(place.folder, self._run.checkpoint, spare, self._config.files)
-        self.durable.on_snapshot(uploads.taken)
+        self.durable.on_snapshot(uploads.snapshot_taken)
         self._spawn(uploads.run())
         return uploads
 
@@ -164,7 +164,7 @@ class OuterLoop:
         if self.uploads is not None:
             self.uploads.turn = view.upload
             if view.state_digest:
-                self.uploads.told(view.committed, view.state_digest)
+                self.uploads.record_digest(view.committed, view.state_digest)
 
     # The outer state
 

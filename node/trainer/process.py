@@ -166,6 +166,7 @@ def main(spec_path: str, group: str) -> None:
 
 
 def connect(path: str) -> TrainerEnd:
+    """Connect to the daemon's socket. Raises `Unreachable`."""
     try:
         return TrainerEnd(path)
     except OSError as error:
