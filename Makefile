@@ -7,14 +7,14 @@ export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: install demo test test-long chaos bench quality check format proto clean
+.PHONY: install demo test test-long wheel chaos bench quality check format proto clean
 
 install: .venv/installed
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) "$(TORCH)"
-	$(PIP) --editable .
+	$(PIP) --editable ".[all]"
 	touch $@
 
 .venv/installed-dev: .venv/installed
@@ -37,6 +37,10 @@ test: .venv/installed-dev
 test-long: .venv/installed-dev
 	$(PYTEST) -m "long and not e2e" $(CORES)
 	$(PYTEST) -m "long and e2e"
+
+# The wheel in environments of its own, used from another folder: it has what it needs, and says what is missing.
+wheel:
+	PYTHON=$(PYTHON) TORCH="$(TORCH)" .ci/wheel
 
 # Real processes, killed and stopped many times; the power fails 50 times. It takes hours.
 chaos: .venv/installed-dev

@@ -14,19 +14,19 @@ class ConfigError(AtollError):
 
 
 class ResourceError(AtollError):
-    """This machine lacks something: a free port, memory, disk, data."""
+    """A lack on this machine: a free port, memory, disk, data."""
 
     exit_code = 3
 
 
 class Unreachable(AtollError):
-    """The other side did not answer within its deadline; trying again may help."""
+    """A deadline passed without the other side's answer; trying again may help."""
 
     exit_code = 4
 
 
 class Refused(AtollError):
-    """The other side answered and said no: a wrong token, another run, another model."""
+    """A no from the other side: a wrong token, another run, another model."""
 
     exit_code = 5
 
@@ -35,3 +35,7 @@ class PeerError(AtollError):
     """A peer broke the protocol or its connection; the peer's fault, the run goes on without it."""
 
     exit_code = 6
+
+
+class BenchFailed(AtollError):
+    """A benchmark without a result: what was to be measured did not happen."""

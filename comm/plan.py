@@ -22,7 +22,8 @@ from typing import NamedTuple
 from atoll.comm.errors import AtollError
 from atoll.comm.ids import NO_PIN, Epoch, Incarnation, NodeId, Pin, Round
 
-NOBODY = 0xFFFF_FFFF  # owner of a chunk that was sealed by a member that is gone, until its holders are known
+# The owner of a chunk that was sealed by a member that is gone, until its holders are known.
+NOBODY = 0xFFFF_FFFF
 
 
 class InvalidPlan(AtollError):
@@ -30,7 +31,8 @@ class InvalidPlan(AtollError):
 
 
 class Fence(NamedTuple):
-    """What every message of a reduce carries; a later attempt compares greater."""
+    """The attempt that a message of a reduce belongs to. Every message carries one, and a later attempt compares
+    greater: what is fenced by an older one is dropped."""
 
     incarnation: Incarnation
     epoch: Epoch
@@ -40,6 +42,8 @@ class Fence(NamedTuple):
 
 @dataclass(frozen=True)
 class PlanMember:
+    """One member of an attempt, and what the others must know of it."""
+
     node: NodeId
     address: str  # "host:port" of its data plane
     weight: float  # relative: the mean divides by the sum of those that arrived; 0: owns chunks, brings no delta
@@ -53,6 +57,9 @@ class PlanMember:
 
 @dataclass(frozen=True)
 class Plan:
+    """One attempt of a round. A member's place is its index in `members`, and stays in later attempts. Every
+    member carries out only what `validate` has passed."""
+
     incarnation: Incarnation
     epoch: Epoch
     round: Round
@@ -61,17 +68,19 @@ class Plan:
     owners: tuple[int, ...]  # (chunks,) owners[c] is an index into members
     since: tuple[int, ...] = ()  # (chunks,) the attempt in which the chunk got its owner; empty: this one
     kept: frozenset[int] = frozenset()  # chunks sealed in earlier attempts; their owners hold the sealed bytes
-    regions: tuple[int, ...] = ()  # of the first places; those behind them have none
+    regions: tuple[int, ...] = ()  # region of each of the first places; places behind them have none
     relays: tuple[tuple[int, ...], ...] = ()  # (regions, chunks) relays[g][c]: index into members
-    layered: frozenset[int] = frozenset()  # chunks that are reduced in two levels; of others relays do not matter
+    # Chunks that are reduced in two levels; the relays of others mean nothing
+    layered: frozenset[int] = frozenset()
     length: float = 1.0  # of the round, in usual rounds; the same in all attempts
 
     @property
     def fence(self) -> Fence:
+        """The fence of this attempt's messages."""
         return Fence(self.incarnation, self.epoch, self.round, self.attempt)
 
     def index(self, node: NodeId) -> int:
-        """Where `node` stands in `members`."""
+        """The place of `node` in `members`. Raises `InvalidPlan` unless it takes part."""
         for i, member in enumerate(self.members):
             if member.node == node and not member.gone:
                 return i
@@ -82,12 +91,13 @@ class Plan:
         return [c for c, owner in enumerate(self.owners) if owner == index]
 
     def region(self, place: int) -> int:
-        """Of the member at `place`; -1: it has none."""
+        """The region of the member at `place`; -1: it has none."""
         return self.regions[place] if place < len(self.regions) else -1
 
-    def towards(self, c: int, place: int) -> int:
-        """Where the member at `place` sends what it has of chunk `c`, and has the sealed chunk from: the relay of
-        its region, and the owner, if it is that relay or the owner. `NOBODY` if nobody owns it."""
+    def destination(self, c: int, place: int) -> int:
+        """The place to which the member at `place` sends its contribution to chunk `c`, and which it has the
+        sealed chunk from: the relay of its region, or the owner where it is that relay or the owner. `NOBODY` if
+        nobody owns the chunk."""
         if c not in self.layered or place >= len(self.regions):
             return self.owners[c]
         relay = self.relays[self.regions[place]][c]
@@ -99,21 +109,20 @@ class Plan:
             return False
         return self.relays[self.regions[place]][c] == place
 
-    def parts(self, place: int) -> list[float]:
-        """For each member, which part of all that it receives is from the member at `place`: contributions to the
-        chunks that it owns, and the others' sealed chunks."""
+    def receive_shares(self, place: int) -> list[float]:
+        """The share in [0, 1] of all that each member receives which the member at `place` sends it, (members,):
+        contributions to the chunks that it owns, and the others' sealed chunks."""
         if self.layered:  # the relays of a chunk, or one
             return [1 / max(len(self.relays) - 1, 1)] * len(self.members)
-        living = sum(not m.gone and m.weight > 0 for m in self.members)
-        chunks = len(self.owners)
-        owned = Counter(self.owners)
-        found = []
+        contributors = sum(not m.gone and m.weight > 0 for m in self.members)
+        owned, chunks = Counter(self.owners), len(self.owners)
+        shares = []
         for i, member in enumerate(self.members):
-            takes = member.weight > 0
-            all_ = (living - takes) * owned[i] + takes * (chunks - owned[i])
-            mine = (self.members[place].weight > 0) * owned[i] + takes * owned[place]
-            found.append(mine / all_ if all_ and i != place else 0.0)
-        return found
+            contributes = member.weight > 0
+            total = (contributors - contributes) * owned[i] + contributes * (chunks - owned[i])
+            from_place = (self.members[place].weight > 0) * owned[i] + contributes * owned[place]
+            shares.append(from_place / total if total and i != place else 0.0)
+        return shares
 
     def validate(self) -> None:
         """Raise `InvalidPlan` with a sentence unless every member can carry this plan out."""

@@ -13,14 +13,16 @@ from typing import Any
 import click
 
 from atoll.comm import log
-from atoll.comm.config.methods import check_real, method_file, simulated_only
-from atoll.comm.config.run import load_run, to_yaml
+from atoll.comm.config.load import load_run, to_yaml
+from atoll.comm.config.methods import check_real, simulated_only
+from atoll.comm.config.run import RunConfig
+from atoll.comm.config.shipped import method_file, run_file
 from atoll.comm.errors import ConfigError, Unreachable
 
 STATE_DIR = Path("~/.atoll/coordinator")
 PAGE_ADDRESS = "127.0.0.1:4701"
 method_option = click.option(
-    "--method", default="", help="A method's settings over RUN_YAML: a name (configs/methods) or a .yaml file."
+    "--method", default="", help="A method's settings over RUN_YAML: a name, such as diloco, or a .yaml file."
 )
 FEW = 50  # members that `atoll status` shows
 
@@ -49,11 +51,16 @@ def start(
     method: str,
     log_level: str,
 ) -> None:
-    """Serve the run described by RUN_YAML, with key=value OVERRIDES; `atoll invite` then makes join URLs."""
-    config = load_run(run_yaml, overrides, method_file(method, run_yaml) if method else None)
+    """Serve the run described by RUN_YAML, with key=value OVERRIDES; `atoll invite` then makes join URLs.
+
+    RUN_YAML is a file, or the name of a run that comes with Atoll: `atoll coordinator start demo`.
+    """
+    config = _load(run_yaml, overrides, method)
     check_real(config)
+    from atoll.coordinator.monitor.wandb_logger import check_installed
     from atoll.coordinator.server import ServerOptions, serve
 
+    check_installed(config)
     log.setup(log_level)
     asyncio.run(serve(config, ServerOptions(state_dir.expanduser(), listen, http, advertise)))
 
@@ -64,8 +71,8 @@ def start(
 @method_option
 @click.option("--json", "as_json", is_flag=True)
 def check_(run_yaml: Path, overrides: tuple[str, ...], method: str, as_json: bool) -> None:
-    """Validate RUN_YAML and print the resolved config; start nothing."""
-    config = load_run(run_yaml, overrides, method_file(method, run_yaml) if method else None)
+    """Validate RUN_YAML, a file or a shipped run's name, and print the resolved config; start nothing."""
+    config = _load(run_yaml, overrides, method)
     if as_json:
         import msgspec
 
@@ -117,6 +124,11 @@ def status(http_url: str, all_: bool, as_json: bool) -> None:
     Console().print(members_table(run | {"members": shown}))
     if len(shown) < len(members):
         click.echo(f"and {len(members) - len(shown)} more: --all shows them")
+
+
+def _load(run_yaml: Path, overrides: tuple[str, ...], method: str) -> RunConfig:
+    file = run_file(run_yaml)
+    return load_run(file, overrides, method_file(method, file) if method else None)
 
 
 def duration(text: str) -> float:

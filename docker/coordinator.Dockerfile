@@ -8,19 +8,17 @@ FROM python:3.11-slim AS base
 ENV PYTHONSAFEPATH=1
 
 FROM base AS build
-# What the service never imports: torch and numpy are the node's, matplotlib draws the chart of `atoll demo`.
-ARG LEFT_OUT="torch numpy matplotlib"
 WORKDIR /src
 RUN python -m venv --without-pip /opt/atoll
+# What it needs is installed before the sources come, so that it is not installed again whenever they change.
 COPY pyproject.toml constraints.txt ./
-RUN python -c 'import re, sys, tomllib; \
-needed = tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]; \
-print(*(n for n in needed if re.match(r"[\w.-]+", n)[0] not in sys.argv[1:]), sep="\n")' \
-    $LEFT_OUT > requirements.txt \
-    && pip --python /opt/atoll/bin/python install --no-cache-dir --constraint constraints.txt -r requirements.txt
+RUN python -c 'import tomllib; \
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+print(*project["dependencies"], *project["optional-dependencies"]["wandb"], sep="\n")' > requirements.txt \
+    && pip --python /opt/atoll/bin/python install --no-cache-dir --constraint constraints.txt -r requirements.txt \
+    && find /opt/atoll -type d -name tests -prune -exec rm -r {} +
 COPY . .
-RUN pip --python /opt/atoll/bin/python install --no-cache-dir --no-deps . \
-    && cp -RL configs /opt/configs
+RUN pip --python /opt/atoll/bin/python install --no-cache-dir --no-deps .
 
 FROM base
 # `atoll`'s default state directory is the volume. /join is where compose.yaml hands the join URL over:
@@ -28,7 +26,6 @@ FROM base
 RUN useradd --uid 10001 --create-home atoll \
     && install -d -o atoll -g atoll /var/lib/atoll /join /home/atoll/.atoll \
     && ln -s /var/lib/atoll /home/atoll/.atoll/coordinator
-COPY --from=build /opt/configs /etc/atoll
 COPY --from=build /opt/atoll /opt/atoll
 ENV PATH=/opt/atoll/bin:$PATH HOME=/home/atoll PYTHONDONTWRITEBYTECODE=1
 USER 10001
@@ -41,4 +38,4 @@ page = http.client.HTTPConnection('127.0.0.1', 4701, timeout=3); \
 page.request('GET', '/healthz'); \
 sys.exit(page.getresponse().status != 200)"]
 ENTRYPOINT ["atoll"]
-CMD ["coordinator", "start", "/etc/atoll/demo.yaml", "--http", "0.0.0.0:4701"]
+CMD ["coordinator", "start", "demo", "--http", "0.0.0.0:4701"]

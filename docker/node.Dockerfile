@@ -20,7 +20,8 @@ RUN pip --python /opt/atoll/bin/python install --no-cache-dir --no-deps \
 COPY pyproject.toml constraints.txt ./
 RUN python -c 'import tomllib; \
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-print(*project["dependencies"], *project["optional-dependencies"]["text"], sep="\n")' > requirements.txt \
+extras = project["optional-dependencies"]; \
+print(*project["dependencies"], *extras["node"], *extras["text"], *extras["s3"], sep="\n")' > requirements.txt \
     && pip --python /opt/atoll/bin/python install --no-cache-dir --constraint constraints.txt -r requirements.txt
 COPY . .
 RUN pip --python /opt/atoll/bin/python install --no-cache-dir --no-deps .

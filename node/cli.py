@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from atoll.comm import log
-from atoll.comm.config.run import load_dataclass
+from atoll.comm.config.load import load_dataclass
 from atoll.comm.errors import AtollError, ConfigError
+from atoll.comm.extras import demand
 from atoll.comm.invite import parse, split_host_port
 from atoll.node.config import NodeConfig, check
 
@@ -87,6 +88,7 @@ def join(
     local = state_dir / "node.yaml"
     config = load_dataclass(NodeConfig, local if local.exists() else None, overrides)
     check(config)
+    demand("a node", *(["torch", "numba"] if role == "trainer" else ["numba"]))
     from atoll.node.daemon.daemon import live
     from atoll.node.daemon.reducer import reduce_only
     from atoll.node.daemon.state_dir import JoinOptions

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from atoll.comm.config.run import DataKind, RunConfig
 from atoll.comm.errors import ConfigError, ResourceError
+from atoll.comm.extras import demand
 from atoll.node.config import NodeConfig
 
 Array = NDArray[np.int64]
@@ -255,13 +256,9 @@ def read_bytes(file: Path, start: int, count: int) -> bytes:
 
 def load_tokenizer(run: RunConfig) -> Any:
     """The run's tokenizer; refused if it can produce ids that the model has no embedding for."""
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise ResourceError(
-            "this run's text goes through a tokenizer, and the package tokenizers is not installed: "
-            "pip install tokenizers"
-        ) from error
+    demand("a run whose data.kind is text", "tokenizers")
+    from tokenizers import Tokenizer
+
     path = Path(run.data.tokenizer).expanduser()
     if not path.is_file():
         raise ConfigError(f"data.tokenizer={path}: there is no such file; put the run's tokenizer.json there")

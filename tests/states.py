@@ -53,7 +53,7 @@ class Node:
                 self.outer.vectors.anchor[:] = rng.standard_normal(self.chunks.numel, dtype=np.float32)
                 self.outer.initialised()
             else:
-                of, payloads = self.chunks.of(self.outer.turns.fragment(round_)), self.sealed(round_)
+                of, payloads = self.chunks.fragment_range(self.outer.turns.fragment(round_)), self.sealed(round_)
                 for c, payload in zip(of, payloads, strict=True):
                     self.outer.apply(c, payload)
                 self.outer.pass_over(round_)
@@ -64,7 +64,7 @@ class Node:
 
     def sealed(self, round_: int) -> list[U8]:
         delta = np.random.default_rng(round_).standard_normal(self.chunks.numel, dtype=np.float32)
-        of = self.chunks.of(self.outer.turns.fragment(round_))
+        of = self.chunks.fragment_range(self.outer.turns.fragment(round_))
         payloads = [np.empty(self.codec.size(self.chunks.size(c)), np.uint8) for c in of]
         for c, payload in zip(of, payloads, strict=True):
             self.codec.encode(delta[self.chunks.span(c)], payload)

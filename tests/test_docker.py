@@ -14,7 +14,9 @@ import pytest
 import yaml
 
 from atoll.comm.cli import cli
-from atoll.comm.config.run import load_dataclass, load_run
+from atoll.comm.config.load import load_dataclass, load_run
+from atoll.comm.config.shipped import run_file
+from atoll.comm.extras import EXTRA_OF
 from atoll.comm.invite import split_host_port
 from atoll.coordinator.cli import STATE_DIR as COORDINATOR_STATE
 from atoll.node.cli import STATE_DIR as NODE_STATE
@@ -22,7 +24,7 @@ from atoll.node.config import NodeConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = {"coordinator": COORDINATOR_STATE, "node": NODE_STATE}
-HOME, STATE, CONFIGS = Path("/home/atoll"), "/var/lib/atoll", Path("/etc/atoll")
+HOME, STATE = Path("/home/atoll"), "/var/lib/atoll"
 HELP = {"-h", "--help"}
 Service = dict[str, Any]
 
@@ -65,11 +67,6 @@ def mounts(service: Service) -> dict[str, str]:
     return {path: volume for volume, path, *_ in (text.split(":") for text in service["volumes"])}
 
 
-def on_disk(path: Path) -> Path:
-    """The file of this repository that the coordinator's image has at `path`."""
-    return ROOT / "configs" / path.relative_to(CONFIGS)
-
-
 def stages(image: str) -> list[list[tuple[str, str]]]:
     """A Dockerfile's instructions, by stage."""
     text = (ROOT / f"docker/{image}.Dockerfile").read_text()
@@ -97,7 +94,7 @@ def argument(image: str, name: str) -> str:
 
 def test_compose_gives_the_run_as_many_nodes_as_it_waits_for(services: dict[str, Service]) -> None:
     given = called(services["coordinator"]).params
-    run = load_run(on_disk(given["run_yaml"]), given["overrides"])
+    run = load_run(run_file(given["run_yaml"]), given["overrides"])
     assert run.members.start == len(nodes(services)) >= run.members.minimum
     assert called(services["invite"]).params["uses"] >= len(nodes(services))
 
@@ -156,7 +153,7 @@ def test_images_default_state_directory_is_the_volume(image: str) -> None:
 
 def test_coordinator_image_listens_where_it_says_and_looks_at_its_own_page() -> None:
     given = parse(json.loads(last("coordinator", "CMD"))).params
-    load_run(on_disk(given["run_yaml"]), given["overrides"])
+    load_run(run_file(given["run_yaml"]), given["overrides"])
     ports = [split_host_port(given[what], what) for what in ("listen", "http")]
     assert {host for host, _ in ports} == {"0.0.0.0"}
     assert last("coordinator", "EXPOSE").split() == [str(port) for _, port in ports]
@@ -165,9 +162,21 @@ def test_coordinator_image_listens_where_it_says_and_looks_at_its_own_page() -> 
     compile(probe[2], "HEALTHCHECK", "exec")
 
 
+def installed_extras(image: str) -> set[str]:
+    """The extras whose requirements the image's build installs."""
+    builds = [rest for stage in stages(image) for word, rest in stage if word == "RUN" and "tomllib" in rest]
+    assert len(builds) == 1 and 'project["dependencies"]' in builds[0]
+    return set(EXTRA_OF.values()) & set(re.findall(r'\["(\w+)"\]', builds[0]))
+
+
+def test_images_have_the_extras_that_they_are_for() -> None:
+    assert installed_extras("coordinator") == {"wandb"}
+    assert installed_extras("node") >= {"node", "text"}
+
+
 def test_coordinator_imports_nothing_that_its_image_leaves_out() -> None:
-    left_out = argument("coordinator", "LEFT_OUT").split()
-    assert "torch" in left_out
+    left_out = [package for package, extra in EXTRA_OF.items() if extra not in installed_extras("coordinator")]
+    assert {"torch", "numba"} <= set(left_out)
     probe = (
         "import sys; sys.modules.update(dict.fromkeys(sys.argv[1:])); "
         "import atoll.comm.cli, atoll.coordinator.server; "

@@ -1,10 +1,11 @@
-"""What `ReduceProtocol` wants done, as values: `Reduction` and the simulation carry it out, in the order given.
+"""What `ReduceProtocol` answers, as values: `Reduction` and the simulation carry it out, in the order given.
 
 A chunk is an index into the model's chunks, a place one into the plan's members. `since` is the attempt in which
 the chunk got its owner: it tells which frames and merges are late.
 """
 
 from dataclasses import dataclass
+from enum import Enum
 
 from atoll.comm.ids import NodeId
 from atoll.comm.transport.frames import FrameKind
@@ -106,3 +107,11 @@ Effect = (
     | ReportForged
     | ReportMissing
 )
+
+
+class FrameVerdict(Enum):
+    """What to do with a frame whose header has come."""
+
+    TAKE = "take"
+    HOLD = "hold"  # its sender has a newer plan: decide when that is here
+    DISCARD = "discard"  # it is late, or comes twice

@@ -41,6 +41,7 @@ import numpy as np
 from atoll.comm.allreduce.delta_encoder import EncodedVector, squared_norm
 from atoll.comm.allreduce.effects import (
     Effect,
+    FrameVerdict,
     FreeContributions,
     FreeSealed,
     MergeChunk,
@@ -52,7 +53,7 @@ from atoll.comm.allreduce.effects import (
     SendFrame,
     SumRegion,
 )
-from atoll.comm.allreduce.protocol import FrameVerdict, ReduceProtocol
+from atoll.comm.allreduce.protocol import ReduceProtocol
 from atoll.comm.allreduce.sealing import SealFormat, Term, UnusableContribution, mean_of
 from atoll.comm.bitmap import bitmap, places
 from atoll.comm.buffers import room
@@ -206,7 +207,7 @@ class Reduction:
             return not member.leaf and (me.leaf or place < order[member.node])
 
         self._peers.expect([m for m in others if not (m.leaf and me.leaf)], primary)
-        parts = plan.parts(place)
+        parts = plan.receive_shares(place)
         for member in others:  # all that send to a peer share its link
             self._peers.pace(member.node, member.down, parts[order[member.node]])
         mine = plan.region(place)
@@ -276,11 +277,11 @@ class Reduction:
             case FrameKind.CONTRIBUTION | FrameKind.PARTIAL | FrameKind.SEALED:
                 self._arrived_chunk(node, header, payload)
             case FrameKind.MERGED:
-                self._do(x.is_merged(node, c))
+                self._do(x.peer_merged(node, c))
             case FrameKind.WANT:
-                self._do(x.wanted(node, c))
+                self._do(x.chunk_wanted(node, c))
             case FrameKind.LACK:
-                self._do(x.lacked(node, c))
+                self._do(x.chunk_lacked(node, c))
             case FrameKind.RESYNC:
                 bits = len(payload) // 3
                 here, merged, sealed = (payload[i * bits : (i + 1) * bits].tobytes() for i in range(3))
@@ -304,7 +305,7 @@ class Reduction:
             case FrameKind.SEALED:
                 payload = self._sealed[c]
             case FrameKind.RESYNC:
-                data = b"".join(self._exchange.state(node))
+                data = b"".join(self._exchange.resync_state(node))
                 return Header(kind, self.plan.fence, c, len(data), place=place), memoryview(data)
             case _:
                 return Header(kind, fence, c, place=place), memoryview(b"")
@@ -397,20 +398,20 @@ class Reduction:
                 sentence
             ) from None  # if it was right when it was sent, it comes again over another link
         if kind is FrameKind.SEALED:
-            taken = self._exchange.sealed(c, sum_ := digest(whole), node)
-            if self._exchange.digests[c] == sum_:
-                self._is_sealed(c, whole, node == self._exchange.up(c))
+            taken = self._exchange.sealed_arrived(c, sum_ := digest(whole), node)
+            if self._exchange.digest(c) == sum_:
+                self._is_sealed(c, whole, node == self._exchange.source(c))
             self._do(taken)
         elif kind is FrameKind.PARTIAL:
             mean, listed = whole[: self._sizes[c]], places(whole[self._sizes[c] :].tobytes())
-            if (effects := self._exchange.partial(node, c, listed)) is None:
+            if (effects := self._exchange.region_sum_arrived(node, c, listed)) is None:
                 self.lost(node, f"its region's mean of chunk {c} was refused: it claims places of others")
                 return
             self._inbox[c, self.plan.index(node)] = mean
             self._do(effects)
         else:
             self._inbox[c, self.plan.index(node)] = whole
-            self._do(self._exchange.contribution(node, c))
+            self._do(self._exchange.contribution_arrived(node, c))
 
     def _do(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -424,7 +425,7 @@ class Reduction:
                     task.add_done_callback(self._wound_up)
                 case ReportSeal(c, since, sum_, inputs):
                     self._outcome.sealed(
-                        self.plan, SealReport(c, since, sum_, inputs), self._exchange.unsealed > 0
+                        self.plan, SealReport(c, since, sum_, inputs), self._exchange.chunks_to_seal > 0
                     )
                 case FreeContributions(c):
                     for key in [key for key in self._inbox if key[0] == c]:
@@ -481,7 +482,7 @@ class Reduction:
             sum_ = await loop.run_in_executor(workers(), merge, self._codec, bounds, *work)
         except UnusableContribution as refused:
             self._give_back(place)
-            again = self._exchange.refused(c, order.since, refused.place)
+            again = self._exchange.contribution_refused(c, order.since, refused.place)
             if again is not None:
                 self._inbox.pop((c, refused.place), None)
                 self._do(again)
@@ -492,12 +493,12 @@ class Reduction:
             self._readers[c] -= 1
         if partial:
             place[size:] = np.frombuffer(bitmap(order.inputs, len(plan.regions)), np.uint8)
-            effects = self._exchange.summed(c, order.since, order.inputs)
+            effects = self._exchange.region_summed(c, order.since, order.inputs)
             self._do(effects)
             if effects:
                 self._partials[c] = place
             return
-        effects = self._exchange.merged(c, order.since, order.inputs, sum_)
+        effects = self._exchange.chunk_merged(c, order.since, order.inputs, sum_)
         if effects:
             self._is_sealed(c, place, True)
         else:
@@ -531,8 +532,8 @@ class Reduction:
 
     def _look(self, now: float) -> None:
         """See who is late."""
-        owed = dict(self._exchange.awaiting())
-        owing = set(self._exchange.owing())
+        owed = dict(self._exchange.dues())
+        owing = set(self._exchange.contributors_due())
         late = late_after(self._gaps)
         for node in owed.keys() & self._progress.keys():
             heard, came = self._peers.heard(node), max(self._progress[node], self._planned_at)
@@ -552,8 +553,8 @@ class Reduction:
     def _pull(self, before: float) -> None:
         """Ask others for sealed chunks of owners from which nothing came since."""
         asked = dict.fromkeys((n for n, came in self._progress.items() if came < before), 0)
-        for c in self._exchange.lacking() if asked else ():
-            owner = self._exchange.up(c)
+        for c in self._exchange.missing() if asked else ():
+            owner = self._exchange.source(c)
             if owner in asked and asked[owner] < PULLS:
                 asked[owner] += 1
                 self._do(self._exchange.pull(c, owner) or self._exchange.pull(c))

@@ -18,6 +18,7 @@ from rich.table import Table
 from atoll.comm.codecs.codec import F32, Codec
 from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import CodecName, ReduceConfig, ScaleName
+from atoll.comm.extras import demand
 
 SAMPLE = 1 << 18  # elements of a vector whose mean is taken
 Draw = Callable[[np.random.Generator, int], F32]
@@ -49,6 +50,7 @@ class CodecFigures:
 @click.option("--json", "as_json", is_flag=True)
 def codec(chunk: int, block: int, scales: str, repeat: int, as_json: bool) -> None:
     """Time every codec on one thread, and measure the error of a mean."""
+    demand("atoll bench codec", "numba")
     if block % 2:
         raise click.UsageError(f"a block of {block} elements: it must be even")
     figures = {name: measure(make_codec(name, block, ScaleName(scales)), chunk, repeat) for name in CodecName}

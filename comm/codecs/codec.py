@@ -39,8 +39,7 @@ to finite numbers.
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, assert_never
+from typing import TYPE_CHECKING, NamedTuple, Protocol, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,16 +53,9 @@ from atoll.comm.errors import AtollError, PeerError
 if TYPE_CHECKING:
     from atoll.comm.codecs import kernels
 else:
+    from atoll.comm.codecs.loaded import Kernels
 
-    class _OnFirstUse:
-        """The module `kernels`, imported when a kernel is called: numba takes a second, and only nodes need it."""
-
-        def __getattr__(self, name: str) -> Any:
-            global kernels
-            kernels = import_module("atoll.comm.codecs.kernels")
-            return getattr(kernels, name)
-
-    kernels = _OnFirstUse()
+    kernels = Kernels("kernels")
 
 F32 = NDArray[np.float32]
 U16 = NDArray[np.uint16]

@@ -5,8 +5,9 @@ reassociation, so that every processor computes the same bits. A quotient by a b
 product with its inverse, both rounded: it is exact to 2**-15 of a step, so that the error of an element is
 half a step and as much more at most.
 
-Importing this module compiles the kernels, once in the life of an installation: the machine code is kept
-beside this file, or in the user's cache where that place is read-only (NUMBA_CACHE_DIR names another).
+`compiled` compiles a kernel, once in the life of an installation: the machine code is kept beside this file, or in
+the user's cache where that place is read-only (NUMBA_CACHE_DIR names another). The codecs ask for it by way of
+`atoll.comm.codecs.loaded`, so that no more is compiled than a run's codec needs.
 Arrays are contiguous; they may be read-only where they are not written, and need no alignment.
 """
 
@@ -44,6 +45,8 @@ HALF_STEP = np.float32(2.0**24)
 HALF_SCALE = np.float32(2.0**112)
 HALF_BIAS = 112 << 23  # the difference of the two formats' exponents, where fp32 has its exponent
 
+SIGNATURES: dict[Any, Any] = {}  # of each kernel
+
 _f32, _u8, _u16, _u32, _int = types.float32, types.uint8, types.uint16, types.uint32, types.intp
 
 
@@ -55,16 +58,31 @@ def _write(dtype: Any) -> Any:
     return types.Array(dtype, 1, "C", aligned=False)
 
 
-def _compiled(result: Any, *arguments: Any) -> Callable[[F], F]:
-    def compiled(function: F) -> F:
+def _kernel(result: Any, *arguments: Any) -> Callable[[F], F]:
+    """A kernel of these types, to be compiled by `compiled`."""
+
+    def declare(function: F) -> F:
         options: Any = {"nogil": True, "error_model": "numpy"}
         try:
-            kernel: F = njit(result(*arguments), cache=True, **options)(function)
+            kernel: F = njit(cache=True, **options)(function)
         except RuntimeError:  # no place to keep machine code in
-            kernel = njit(result(*arguments), **options)(function)
+            kernel = njit(**options)(function)
+        SIGNATURES[kernel] = result(*arguments)
         return kernel
 
-    return compiled
+    return declare
+
+
+def compiled(kernel: Any) -> Any:
+    """The kernel, compiled for the types that it is declared with and for no others; what it calls comes first."""
+    if kernel.nopython_signatures:
+        return kernel
+    for name in kernel.py_func.__code__.co_names:
+        if (called := kernel.py_func.__globals__.get(name)) in SIGNATURES:
+            compiled(called)
+    kernel.compile(SIGNATURES[kernel])
+    kernel.disable_compile()
+    return kernel
 
 
 def _bitcast(source: Any, target: Any, to: ir.Type) -> Any:
@@ -140,7 +158,7 @@ as_bits: Any = intrinsic(_bitcast(_f32, _u32, ir.IntType(32)))
 as_float: Any = intrinsic(_bitcast(_u32, _f32, ir.FloatType()))
 
 
-@_compiled(types.boolean, _read(_f32))
+@_kernel(types.boolean, _read(_f32))
 def is_finite(x: F32) -> bool:
     top = np.uint32(0)
     for i in range(x.size):
@@ -148,13 +166,13 @@ def is_finite(x: F32) -> bool:
     return bool(top < INFINITY)
 
 
-@_compiled(types.void, _read(_f32), _f32, _write(_f32))
+@_kernel(types.void, _read(_f32), _f32, _write(_f32))
 def add_fp32(x: F32, weight: np.float32, out: F32) -> None:
     for i in range(out.size):
         out[i] = np.float32(out[i] + np.float32(weight * x[i]))
 
 
-@_compiled(types.boolean, _read(_f32), _write(_u16))
+@_kernel(types.boolean, _read(_f32), _write(_u16))
 def to_bf16(x: F32, halves: U16) -> bool:
     """The upper halves of the bits, rounded to nearest even; false if there is NaN or infinity."""
     top = np.uint32(0)
@@ -168,7 +186,7 @@ def to_bf16(x: F32, halves: U16) -> bool:
     return bool(top < INFINITY)
 
 
-@_compiled(types.boolean, _read(_u16))
+@_kernel(types.boolean, _read(_u16))
 def is_finite_bf16(halves: U16) -> bool:
     top = np.uint16(0)
     for i in range(halves.size):
@@ -176,26 +194,26 @@ def is_finite_bf16(halves: U16) -> bool:
     return bool(top <= LARGEST_BF16)
 
 
-@_compiled(_f32, _u16)
+@_kernel(_f32, _u16)
 def _bf16(half: int) -> np.float32:
     """The number that a bf16's bits stand for."""
     return np.float32(as_float(np.uint32(np.uint32(half) << 16)))
 
 
-@_compiled(types.void, _read(_u16), _write(_f32))
+@_kernel(types.void, _read(_u16), _write(_f32))
 def from_bf16(halves: U16, out: F32) -> None:
     for i in range(out.size):
         out[i] = _bf16(halves[i])
 
 
-@_compiled(types.void, _read(_u16), _f32, _write(_f32))
+@_kernel(types.void, _read(_u16), _f32, _write(_f32))
 def add_bf16(halves: U16, weight: np.float32, out: F32) -> None:
     for i in range(out.size):
         x = as_float(np.uint32(np.uint32(halves[i]) << 16))
         out[i] = np.float32(out[i] + np.float32(weight * x))
 
 
-@_compiled(types.boolean, _read(_f32), _int, _f32, _f32, _write(_f32))
+@_kernel(types.boolean, _read(_f32), _int, _f32, _f32, _write(_f32))
 def scales_of(x: F32, block: int, levels: np.float32, largest: np.float32, scales: F32) -> bool:
     """Of each block absmax / levels, but at most `largest`; false if there is NaN or infinity."""
     for b in range(scales.size):
@@ -214,13 +232,13 @@ def scales_of(x: F32, block: int, levels: np.float32, largest: np.float32, scale
     return True
 
 
-@_compiled(_f32, _u16)
+@_kernel(_f32, _u16)
 def _share(half: int) -> np.float32:
     """fp16 bits in [0, 1] as fp32: exactly, as both products are powers of two."""
     return np.float32(as_float(np.uint32(np.uint32(half) << 13)) * HALF_SCALE)
 
 
-@_compiled(_f32, _write(_f32), _write(_u16))
+@_kernel(_f32, _write(_f32), _write(_u16))
 def to_shares(scales: F32, shares: U16) -> np.float32:
     """Scales as shares of the largest, which is returned, fp16 bits rounded up; `scales` become those that
     `from_shares` gives."""
@@ -244,7 +262,7 @@ def to_shares(scales: F32, shares: U16) -> np.float32:
     return largest
 
 
-@_compiled(types.boolean, _read(_u16), _f32, _write(_f32))
+@_kernel(types.boolean, _read(_u16), _f32, _write(_f32))
 def from_shares(shares: U16, largest: np.float32, scales: F32) -> bool:
     """The scales; false if there is a share that is not in [0, 1], -0.0 included."""
     top = np.uint16(0)
@@ -254,7 +272,7 @@ def from_shares(shares: U16, largest: np.float32, scales: F32) -> bool:
     return bool(top <= ONE_SHARE)
 
 
-@_compiled(_f32, _f32)
+@_kernel(_f32, _f32)
 def _inverse(scale: np.float32) -> np.float32:
     """Of a scale that is not SMALL; of a smaller one, what `x * LIFT` is to be multiplied by."""
     if scale >= SMALL:
@@ -262,30 +280,30 @@ def _inverse(scale: np.float32) -> np.float32:
     return np.float32(ONE / np.float32(scale * LIFT)) if scale > ZERO else ZERO
 
 
-@_compiled(_u32, _f32, _f32)
+@_kernel(_u32, _f32, _f32)
 def _rounded(x: np.float32, inverse: np.float32) -> np.uint32:
     """Bits whose low ones are those of the integer next to `x * inverse`."""
     return np.uint32(as_bits(np.float32(np.float32(x * inverse) + ROUND)))
 
 
-@_compiled(_f32, _u8)
+@_kernel(_f32, _u8)
 def _signed(byte: np.uint8) -> np.float32:
     """The signed number that a byte stands for."""
     return np.float32(np.int8(byte))
 
 
-@_compiled(_f32, _u8)
+@_kernel(_f32, _u8)
 def _low(byte: np.uint8) -> np.float32:
     """The signed number in the low four bits."""
     return np.float32(np.int8(np.uint8(byte << 4)) >> 4)
 
 
-@_compiled(_f32, _u8)
+@_kernel(_f32, _u8)
 def _high(byte: np.uint8) -> np.float32:
     return np.float32(np.int8(byte) >> 4)
 
 
-@_compiled(types.void, _read(_f32), _int, _read(_f32), _write(_u8))
+@_kernel(types.void, _read(_f32), _int, _read(_f32), _write(_u8))
 def to_int8(x: F32, block: int, scales: F32, values: U8) -> None:
     for b in range(scales.size):
         part, to = x[b * block : b * block + block], values[b * block : b * block + block]
@@ -298,7 +316,7 @@ def to_int8(x: F32, block: int, scales: F32, values: U8) -> None:
                 to[i] = np.uint8(_rounded(np.float32(part[i] * LIFT), inverse) & 255)
 
 
-@_compiled(types.void, _read(_u8), _int, _read(_f32), _write(_f32))
+@_kernel(types.void, _read(_u8), _int, _read(_f32), _write(_f32))
 def from_int8(values: U8, block: int, scales: F32, out: F32) -> None:
     for b in range(scales.size):
         part, to, scale = values[b * block : b * block + block], out[b * block : b * block + block], scales[b]
@@ -306,7 +324,7 @@ def from_int8(values: U8, block: int, scales: F32, out: F32) -> None:
             to[i] = np.float32(_signed(part[i]) * scale)
 
 
-@_compiled(types.void, _read(_u8), _int, _read(_f32), _write(_f32))
+@_kernel(types.void, _read(_u8), _int, _read(_f32), _write(_f32))
 def from_int8_far(values: U8, block: int, scales: F32, out: F32) -> None:
     """The same, past the caches where `out` lies so that this is possible."""
     whole = out.size // block if block % WIDTH == 0 and out.ctypes.data % LINE == 0 else 0  # blocks
@@ -316,7 +334,7 @@ def from_int8_far(values: U8, block: int, scales: F32, out: F32) -> None:
     from_int8(values[whole * block :], block, scales[whole:], out[whole * block :])
 
 
-@_compiled(types.void, _read(_u8), _int, _read(_f32), _f32, _write(_f32))
+@_kernel(types.void, _read(_u8), _int, _read(_f32), _f32, _write(_f32))
 def add_int8(values: U8, block: int, scales: F32, weight: np.float32, out: F32) -> None:
     for b in range(scales.size):
         part, to, scale = values[b * block : b * block + block], out[b * block : b * block + block], scales[b]
@@ -324,7 +342,7 @@ def add_int8(values: U8, block: int, scales: F32, weight: np.float32, out: F32) 
             to[i] = np.float32(to[i] + np.float32(weight * np.float32(_signed(part[i]) * scale)))
 
 
-@_compiled(types.void, _read(_int), _int, types.Array(_f32, 2, "C", readonly=True), _read(_f32), _write(_f32))
+@_kernel(types.void, _read(_int), _int, types.Array(_f32, 2, "C", readonly=True), _read(_f32), _write(_f32))
 def mean_int8(addresses: Addresses, block: int, scales: F32, weights: F32, out: F32) -> None:
     """What `add_int8` makes of zeros and the integers at these addresses, of a multiple of WIDE elements a block;
     in one go: `out` is written once."""
@@ -333,7 +351,7 @@ def mean_int8(addresses: Addresses, block: int, scales: F32, weights: F32, out: 
             sum_wide(addresses, scales, weights, out, b, i)
 
 
-@_compiled(types.void, _read(_f32), _int, _read(_f32), _write(_u8))
+@_kernel(types.void, _read(_f32), _int, _read(_f32), _write(_u8))
 def to_int4(x: F32, block: int, scales: F32, values: U8) -> None:
     for b in range(scales.size):
         part, to = x[b * block : b * block + block], values[b * block >> 1 : b * block + block >> 1]
@@ -346,7 +364,7 @@ def to_int4(x: F32, block: int, scales: F32, values: U8) -> None:
             to[i] |= np.uint8((_rounded(np.float32(second[i] * lift), inverse) & 15) << 4)
 
 
-@_compiled(types.void, _read(_u8), _int, _read(_f32), _write(_f32))
+@_kernel(types.void, _read(_u8), _int, _read(_f32), _write(_f32))
 def from_int4(values: U8, block: int, scales: F32, out: F32) -> None:
     for b in range(scales.size):
         part, to = values[b * block >> 1 : b * block + block >> 1], out[b * block : b * block + block]
@@ -359,7 +377,7 @@ def from_int4(values: U8, block: int, scales: F32, out: F32) -> None:
             second[i] = np.float32(_high(part[i]) * scale)
 
 
-@_compiled(types.void, _read(_u8), _int, _read(_f32), _f32, _write(_f32))
+@_kernel(types.void, _read(_u8), _int, _read(_f32), _f32, _write(_f32))
 def add_int4(values: U8, block: int, scales: F32, weight: np.float32, out: F32) -> None:
     for b in range(scales.size):
         part, to = values[b * block >> 1 : b * block + block >> 1], out[b * block : b * block + block]

@@ -22,10 +22,18 @@ picked elements as a group's scale, two levels for each sign, and as a level the
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from atoll.comm.codecs.codec import F32, U8, U16, ByteShuffle, Malformed, NonFinite, Octets, Parts, one_by_one
+
+if TYPE_CHECKING:
+    from atoll.comm.codecs import kernels, sparse_kernels
+else:
+    from atoll.comm.codecs.loaded import Kernels
+
+    kernels, sparse_kernels = Kernels("kernels"), Kernels("sparse_kernels")
 
 GROUP = 4096  # elements: 12 bits
 RATIO = 64  # elements for each that is sent
@@ -47,8 +55,6 @@ class Sparse:
         return ByteShuffle()
 
     def encode(self, x: F32, out: U8) -> None:
-        from atoll.comm.codecs import kernels, sparse_kernels
-
         if out.size != self.size(x.size):
             raise ValueError(f"an output of {out.size} bytes for {self.size(x.size)} encoded bytes")
         groups = -(-x.size // GROUP)
@@ -72,8 +78,6 @@ class Sparse:
         self.accumulate(payload, np.float32(1), out)
 
     def accumulate(self, payload: Octets, weight: np.float32, out: F32) -> None:
-        from atoll.comm.codecs import sparse_kernels
-
         positions, q, levels, scales = self._checked(payload, out.size)
         sparse_kernels.add(positions, q, levels, scales, GROUP, RATIO, np.float32(weight), out)
 
@@ -81,8 +85,6 @@ class Sparse:
         one_by_one(self, payloads, weights, out)
 
     def _checked(self, payload: Octets, numel: int) -> tuple[U16, U8, F32, F32]:
-        from atoll.comm.codecs import kernels, sparse_kernels
-
         octets: U8 = np.frombuffer(payload, np.uint8)
         if octets.size != self.size(numel):
             raise Malformed(f"it has {octets.size} bytes where {self.size(numel)} were expected")

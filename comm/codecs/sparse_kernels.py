@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from atoll.comm.codecs.kernels import F32, INFINITY, MAGNITUDE, U8, U16, _compiled, _int, _read, _write, as_bits
+from atoll.comm.codecs.kernels import F32, INFINITY, MAGNITUDE, U8, U16, _int, _kernel, _read, _write, as_bits
 
 _f32, _f64, _u8, _u16, _u64 = types.float32, types.float64, types.uint8, types.uint16, types.uint64
 LLOYD = 8  # iterations
 POSITION = np.uint64(0xFFFFFFFF)
 
 
-@_compiled(types.void, types.Array(_u64, 1, "C"), _int, _int)
+@_kernel(types.void, types.Array(_u64, 1, "C"), _int, _int)
 def _sift_down(heap: Any, i: int, size: int) -> None:
     """Restore the order of a heap whose smallest is first, below place `i`."""
     key = heap[i]
@@ -30,7 +30,7 @@ def _sift_down(heap: Any, i: int, size: int) -> None:
     heap[i] = key
 
 
-@_compiled(types.boolean, _read(_f32), _int, _int, _write(_u16), _write(_f32))
+@_kernel(types.boolean, _read(_f32), _int, _int, _write(_u16), _write(_f32))
 def pick(x: F32, group: int, ratio: int, positions: U16, scales: F32) -> bool:
     """Of each group the 1/ratio elements of largest magnitude, of equal ones the first: their positions within
     the group, ascending, one group's after another's, and the mean of their magnitudes. False if not finite."""
@@ -67,7 +67,7 @@ def pick(x: F32, group: int, ratio: int, positions: U16, scales: F32) -> bool:
     return True
 
 
-@_compiled(types.void, _read(_f32), _int, _int, _read(_u16), _read(_f32), _f32, _write(_f32), _write(_u8))
+@_kernel(types.void, _read(_f32), _int, _int, _read(_u16), _read(_f32), _f32, _write(_f32), _write(_u8))
 def quantise(
     x: F32, group: int, ratio: int, positions: U16, scales: F32, limit: np.float32, levels: F32, q: U8
 ) -> None:
@@ -99,7 +99,7 @@ def quantise(
         levels[kind] = min(max(level, -limit), limit)
 
 
-@_compiled(types.void, _read(_u16), _read(_u8), _int, _int, _int, _write(_u8))
+@_kernel(types.void, _read(_u16), _read(_u8), _int, _int, _int, _write(_u8))
 def pack(positions: U16, q: U8, numel: int, group: int, ratio: int, out: U8) -> None:
     out[:] = 0
     at, to = 0, 0
@@ -120,7 +120,7 @@ def pack(positions: U16, q: U8, numel: int, group: int, ratio: int, out: U8) -> 
         at += count
 
 
-@_compiled(types.boolean, _read(_u8), _int, _int, _int, _write(_u16), _write(_u8))
+@_kernel(types.boolean, _read(_u8), _int, _int, _int, _write(_u16), _write(_u8))
 def unpack(packed: U8, numel: int, group: int, ratio: int, positions: U16, q: U8) -> bool:
     """False if positions do not ascend within their group, or bits that fill up a byte are not 0."""
     at, to, good = 0, 0, True
@@ -147,7 +147,7 @@ def unpack(packed: U8, numel: int, group: int, ratio: int, positions: U16, q: U8
     return good
 
 
-@_compiled(types.void, _read(_u16), _read(_u8), _read(_f32), _read(_f32), _int, _int, _f32, _write(_f32))
+@_kernel(types.void, _read(_u16), _read(_u8), _read(_f32), _read(_f32), _int, _int, _f32, _write(_f32))
 def add(
     positions: U16, q: U8, levels: F32, scales: F32, group: int, ratio: int, weight: np.float32, out: F32
 ) -> None:

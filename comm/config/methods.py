@@ -1,23 +1,7 @@
-"""Named methods: YAML files that are merged over a run's config, and what of them real nodes can do yet."""
+"""What of a method's settings real nodes can do yet, and what only a simulation carries out."""
 
-from pathlib import Path
-
-from atoll import configs
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import ConfigError
-
-
-def method_file(name: str, run: Path) -> Path:
-    """The YAML file of a named method: a path, or NAME.yaml in the folder `methods` beside the run's file or in
-    the shipped configs."""
-    folders = [run.resolve().parent / "methods", configs.METHODS]
-    if name.endswith((".yaml", ".yml")):
-        return Path(name)
-    for folder in folders:
-        if (folder / f"{name}.yaml").is_file():
-            return folder / f"{name}.yaml"
-    known = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
-    raise ConfigError(f"there is no method {name!r}: name one of {', '.join(known)}, or a .yaml file")
 
 
 def simulated_only(config: RunConfig) -> list[str]:

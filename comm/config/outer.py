@@ -1,41 +1,54 @@
-"""How a run's rounds work, as far as the outer optimizer is concerned: a part of the run's configuration.
+"""The outer optimizer's sections of the run's configuration: merging and stepping, fragments, overlap.
 
 Named methods (`configs/methods`) are settings of these keys, and of `inner`, `rounds` and `reduce`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from atoll.comm.config.rules import Rule, positive, representable
+
 
 class WeightName(StrEnum):
+    """The weights of the members' deltas in the mean (`atoll.outer_opt.weights`)."""
+
     TOKENS = "tokens"  # behind the delta
     EQUAL = "equal"
     QUALITY = "quality"  # tokens times tokens a step, bounded
 
 
 class MergeName(StrEnum):
+    """The ways to make the members' deltas one (`atoll.outer_opt.merge`)."""
+
     MEAN = "mean"
     RADIAL = "radial"  # of matrices: the mean norm in the mean direction
 
 
 class PatternName(StrEnum):
+    """The ways to divide a model into fragments (`atoll.outer_opt.fragments`)."""
+
     BALANCED = "balanced"  # tensors, so that fragments have about the same bytes
     STRIDED = "strided"  # layer l belongs to fragment l mod count
 
 
 class TakeName(StrEnum):
+    """The ways to take an anchor after training on (`atoll.outer_opt.overlap`)."""
+
     REBASE = "rebase"  # what was trained during the exchange is kept, on top of the new anchor
     MIX = "mix"  # alpha of the local parameters, 1 - alpha of the new anchor
 
 
 class LeftOutName(StrEnum):
+    """The ways to take an anchor whose round left this node's work out (`atoll.outer_opt.overlap`)."""
+
     MIX = "mix"  # half of the local parameters, half of the new anchor
     REBASE = "rebase"  # all that was trained, on top of the new anchor
 
 
 @dataclass
 class OuterConfig:
-    """How the members' deltas become one, and how the anchor moves by it (`atoll.outer_opt`)."""
+    """Merging the members' deltas, and moving the anchor by the merged one (`atoll.outer_opt`)."""
 
     lr: float = 0.9
     momentum: float = 0.7  # Nesterov's; 0 is plain SGD
@@ -51,6 +64,19 @@ class OuterConfig:
     damping: bool = False  # of late deltas, by how far the anchor has moved since
     feedback: float = 0.0  # share of what the wire lost that is added to the next delta; 0: none
 
+    def rules(self) -> Iterator[Rule]:
+        """What must hold of the outer rule's coefficients."""
+        yield from positive("outer", lr=self.lr)
+        yield from representable("outer", self)
+        yield 0 <= self.momentum < 1, f"outer.momentum is {self.momentum}: it must be in [0, 1)"
+        yield 0 <= self.final_momentum < 1, f"outer.final_momentum is {self.final_momentum}: it must be in [0, 1)"
+        yield self.momentum_warmup >= 0, f"outer.momentum_warmup is {self.momentum_warmup}: it must be 0 or more"
+        yield (
+            0 <= self.decay_begin < max(self.decay_end, 1),
+            f"outer.decay_begin {self.decay_begin} must be 0 or more and below outer.decay_end {self.decay_end}",
+        )
+        yield 0 <= self.feedback <= 1, f"outer.feedback is {self.feedback}: it must be in [0, 1]"
+
 
 @dataclass
 class FragmentsConfig:
@@ -61,6 +87,12 @@ class FragmentsConfig:
     pattern: PatternName = PatternName.BALANCED
     stagger: bool = True  # spread evenly over the inner steps; else all at once
 
+    def rules(self) -> Iterator[Rule]:
+        """What must hold of the number of fragments."""
+        yield from positive("fragments", count=self.count)
+        yield from representable("fragments", self)
+        yield 1 <= self.count <= 4096, f"fragments.count is {self.count}: it must be in 1 ... 4096"
+
 
 @dataclass
 class OverlapConfig:
@@ -70,23 +102,12 @@ class OverlapConfig:
     take: TakeName = TakeName.REBASE
     alpha: float = 0.0  # for take=mix
 
-
-def rules_of(outer: OuterConfig, fragments: FragmentsConfig, overlap: OverlapConfig) -> list[tuple[bool, str]]:
-    """What must hold, and the sentence where it does not; that numbers are finite is checked already."""
-    return [
-        (0 <= outer.momentum < 1, f"outer.momentum is {outer.momentum}: it must be in [0, 1)"),
-        (0 <= outer.final_momentum < 1, f"outer.final_momentum is {outer.final_momentum}: it must be in [0, 1)"),
-        (outer.momentum_warmup >= 0, f"outer.momentum_warmup is {outer.momentum_warmup}: it must be 0 or more"),
-        (
-            0 <= outer.decay_begin < max(outer.decay_end, 1),
-            f"outer.decay_begin {outer.decay_begin} must be 0 or more and below outer.decay_end {outer.decay_end}",
-        ),
-        (0 <= outer.feedback <= 1, f"outer.feedback is {outer.feedback}: it must be in [0, 1]"),
-        (1 <= fragments.count <= 4096, f"fragments.count is {fragments.count}: it must be in 1 ... 4096"),
-        (overlap.delay >= 0, f"overlap.delay is {overlap.delay}: it must be 0 or more"),
-        (0 <= overlap.alpha <= 1, f"overlap.alpha is {overlap.alpha}: it must be in [0, 1]"),
-        (
-            overlap.alpha == 0 or overlap.take is TakeName.MIX,
-            f"overlap.alpha is {overlap.alpha} and overlap.take is {overlap.take}: set overlap.take=mix",
-        ),
-    ]
+    def rules(self) -> Iterator[Rule]:
+        """What must hold of the delay and of the mixture."""
+        yield from representable("overlap", self)
+        yield self.delay >= 0, f"overlap.delay is {self.delay}: it must be 0 or more"
+        yield 0 <= self.alpha <= 1, f"overlap.alpha is {self.alpha}: it must be in [0, 1]"
+        yield (
+            self.alpha == 0 or self.take is TakeName.MIX,
+            f"overlap.alpha is {self.alpha} and overlap.take is {self.take}: set overlap.take=mix",
+        )

@@ -1,38 +1,40 @@
 """The run's configuration: what the operator writes, the coordinator checks and every node receives.
 
-Files and dotlist overrides are read through OmegaConf on the operator's machine (`load_run`).
-Over the wire it is plain JSON checked against the same dataclasses (`from_json`): text that came
-from elsewhere is never given to OmegaConf, whose `${...}` would be resolved.
+Each section says its own rules (`atoll.comm.config.rules`), the run those between sections. Files and overrides
+are read by `atoll.comm.config.load`; over the wire the configuration is plain JSON checked against the same
+dataclasses (`from_json`).
 """
 
-import re
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
-from atoll.comm.config.outer import FragmentsConfig, OverlapConfig, rules_of
-from atoll.comm.config.outer import OuterConfig as OuterConfig
+from atoll.comm.config.outer import FragmentsConfig, OuterConfig, OverlapConfig
+from atoll.comm.config.rules import Rule, positive, representable, store_url
 from atoll.comm.errors import ConfigError
-
-T = TypeVar("T")
 
 
 class DataKind(StrEnum):
+    """Where a run's text comes from, and what its tokens are."""
+
     STDLIB = "stdlib"  # the Python standard library's own source, as bytes
     BYTES = "bytes"  # a folder of text files on each node, as bytes
     TEXT = "text"  # a folder of text files on each node, through a tokenizer
 
 
 class OptimizerName(StrEnum):
+    """The inner optimizers."""
+
     ADAMW = "adamw"
     MUON = "muon"  # of matrices; embeddings, head, norms and biases by AdamW
     SGD = "sgd"  # without momentum
 
 
 class CodecName(StrEnum):
+    """The formats in which deltas travel (`atoll.comm.codecs`)."""
+
     FP32 = "fp32"
     BF16 = "bf16"
     INT8 = "int8"
@@ -41,17 +43,23 @@ class CodecName(StrEnum):
 
 
 class ScaleName(StrEnum):
+    """The formats of a block's scale in the integer codecs."""
+
     FP16 = "fp16"  # a share of the chunk's largest scale
     FP32 = "fp32"
 
 
 class TlsMode(StrEnum):
+    """When a run is encrypted."""
+
     AUTO = "auto"  # on, unless the coordinator is on a loopback address only
     ON = "on"
     OFF = "off"
 
 
 class WandbMode(StrEnum):
+    """Where the coordinator's metrics go in Weights & Biases."""
+
     ONLINE = "online"
     OFFLINE = "offline"
     DISABLED = "disabled"
@@ -82,17 +90,53 @@ class ModelConfig:
         embeddings = self.vocab_size * self.dim * (1 if self.tied_head else 2)
         return embeddings + self.layers * block + self.dim
 
+    def rules(self) -> Iterator[Rule]:
+        """What must hold of a model that can be built."""
+        yield from positive(
+            "model",
+            vocab_size=self.vocab_size,
+            dim=self.dim,
+            layers=self.layers,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            ffn_dim=self.ffn_dim,
+            seq_len=self.seq_len,
+        )
+        yield from representable("model", self)
+        yield self.dim % self.heads == 0, f"model.dim {self.dim} is not a multiple of model.heads {self.heads}"
+        yield (
+            (self.dim // self.heads) % 2 == 0,
+            f"model.dim / model.heads is {self.dim / self.heads:g}: rotary needs it even",
+        )
+        yield (
+            self.heads % self.kv_heads == 0,
+            f"model.heads {self.heads} is not a multiple of model.kv_heads {self.kv_heads}",
+        )
+
 
 @dataclass
 class DataConfig:
+    """The text that a run trains on, and how often its anchor is evaluated."""
+
     kind: DataKind = DataKind.STDLIB
     tokenizer: str = ""  # for kind=text: path of a tokenizer.json, the same on every node
     val_every: int = 20  # every n-th file is validation
     val_batches: int = 4  # batches in one evaluation of the anchor
     eval_every: int = 1  # rounds, or turns of all fragments, between evaluations of the anchor
 
+    def rules(self) -> Iterator[Rule]:
+        """What must hold of the data and of its evaluations."""
+        yield from positive("data", val_batches=self.val_batches, eval_every=self.eval_every)
+        yield self.val_every >= 2, f"data.val_every is {self.val_every}: it must be 2 or more"
+        yield (
+            self.kind is not DataKind.TEXT or bool(self.tokenizer),
+            "data.kind is text but data.tokenizer is empty: give the path of a tokenizer.json",
+        )
 
-PEAKS = {OptimizerName.ADAMW: 3e-3, OptimizerName.MUON: 1.2e-2, OptimizerName.SGD: 3e-3}  # docs/quality.md
+
+# The peak learning rate where the config gives none: what measures best for a model as small as the demo's
+# (docs/quality.md).
+DEFAULT_PEAK_LR = {OptimizerName.ADAMW: 3e-3, OptimizerName.MUON: 1.2e-2, OptimizerName.SGD: 3e-3}
 
 
 @dataclass
@@ -113,18 +157,38 @@ class InnerConfig:
     batch_size: int = 8  # sequences a step and node, over all local ranks
 
     @property
-    def peak(self) -> float:
-        """The largest learning rate."""
-        return PEAKS[self.optimizer] if self.lr is None else self.lr
+    def peak_lr(self) -> float:
+        """The largest learning rate, at the end of the warm-up."""
+        return DEFAULT_PEAK_LR[self.optimizer] if self.lr is None else self.lr
 
     @property
-    def least(self) -> float:
+    def final_lr(self) -> float:
         """The learning rate that the cosine ends at."""
-        return self.peak / 10 if self.min_lr is None else self.min_lr
+        return self.peak_lr / 10 if self.min_lr is None else self.min_lr
+
+    def rules(self) -> Iterator[Rule]:
+        """What must hold of the optimizer's coefficients and of the learning rate's schedule."""
+        yield from positive(
+            "inner", lr=self.peak_lr, batch_size=self.batch_size, decay_tokens=self.decay_tokens, clip=self.clip
+        )
+        yield from representable("inner", self)
+        for key in ("beta1", "beta2", "muon_momentum"):
+            yield getattr(self, key) < 1, f"inner.{key} is {getattr(self, key)}: it must be in [0, 1)"
+        yield (
+            self.final_lr <= self.peak_lr,
+            f"inner.min_lr {self.final_lr:g} is above inner.lr {self.peak_lr:g}",
+        )
+        yield self.warmup_tokens >= 0, "inner.warmup_tokens must not be negative"
+        yield (
+            self.warmup_tokens < self.decay_tokens,
+            f"inner.warmup_tokens {self.warmup_tokens} must be below inner.decay_tokens {self.decay_tokens}",
+        )
 
 
 @dataclass
 class RoundsConfig:
+    """When a round closes, and how long its parts may take."""
+
     inner_steps: int = 100  # H: a round does not close before a quorum has taken so many; a turn of all fragments
     floor: int = 1  # inner steps that every contribution has at least
     ceiling: float = 2.0  # times inner_steps: a member that waits for others or for the coordinator takes no more
@@ -136,13 +200,34 @@ class RoundsConfig:
     data_parallel: int = 0  # rounds at the start of the run that have one inner step: parameters are averaged
 
     @property
-    def most_steps(self) -> int:
-        """Inner steps that a member takes in one round at most."""
+    def max_steps(self) -> int:
+        """The largest number of inner steps that a member takes in one round."""
         return max(self.inner_steps, int(self.inner_steps * self.ceiling))
+
+    def rules(self) -> Iterator[Rule]:
+        """What must hold of a round's steps, deadlines and quorum."""
+        yield from positive(
+            "rounds",
+            inner_steps=self.inner_steps,
+            floor=self.floor,
+            collect=self.collect,
+            reduce_timeout=self.reduce_timeout,
+        )
+        yield from representable("rounds", self)
+        yield self.data_parallel >= 0, "rounds.data_parallel must not be negative"
+        yield 0 < self.quorum <= 1, f"rounds.quorum is {self.quorum}: it must be in (0, 1]"
+        yield self.ceiling >= 1, f"rounds.ceiling is {self.ceiling}: it must be 1 or more"
+        yield (
+            self.floor <= self.inner_steps,
+            f"rounds.floor {self.floor} is above rounds.inner_steps {self.inner_steps}",
+        )
+        yield self.total >= 0, f"rounds.total is {self.total}: it must not be negative"
 
 
 @dataclass
 class ReduceConfig:
+    """How deltas are encoded, cut into chunks and sent."""
+
     codec: CodecName = CodecName.INT8
     block: int = 96  # elements that share one scale: 1 % less bytes than 64 with int8, a twentieth more error
     scales: ScaleName = ScaleName.FP16
@@ -152,7 +237,7 @@ class ReduceConfig:
 
     @property
     def bytes_per_element(self) -> float:
-        """Of an encoded vector."""
+        """Bytes that each element of an encoded vector takes, on average."""
         scale = (2 if self.scales is ScaleName.FP16 else 4) / self.block
         sizes = {
             CodecName.FP32: 4.0,
@@ -163,24 +248,49 @@ class ReduceConfig:
         }
         return sizes[self.codec]
 
+    def rules(self) -> Iterator[Rule]:
+        """What must hold of blocks and chunks."""
+        yield from positive("reduce", block=self.block, chunk=self.chunk)
+        yield self.levels in (1, 2), f"reduce.levels is {self.levels}: it must be 1 or 2"
+        yield self.block % 2 == 0, f"reduce.block is {self.block}: it must be even"
+        yield (
+            self.chunk >= self.block,
+            f"reduce.chunk {self.chunk} is less than one reduce.block of {self.block}",
+        )
+        yield self.chunk <= 1 << 31, f"reduce.chunk is {self.chunk}: it must be 2^31 elements or fewer"
+
 
 @dataclass
 class MembersConfig:
+    """How many members a run needs, and when one counts as gone."""
+
     start: int = 1  # active members the first round waits for
     minimum: int = 1  # fewer active members than this: the run waits
     lease: float = 20.0  # seconds of silence after which a member is gone
     reconnect: float = 2.0  # seconds a member whose connection broke has to come back
     stall: float = 300.0  # seconds without an inner step after which a trainer counts as hung
 
+    def rules(self) -> Iterator[Rule]:
+        """What must hold of the members' numbers and deadlines."""
+        yield from positive("members", start=self.start, minimum=self.minimum, lease=self.lease, stall=self.stall)
+        yield from representable("members", self)
+        yield (
+            self.minimum <= self.start,
+            f"members.minimum {self.minimum} is above members.start {self.start}",
+        )
+
 
 @dataclass
 class SecurityConfig:
+    """Whether connections are encrypted."""
+
     tls: TlsMode = TlsMode.AUTO  # between nodes and coordinator, and between nodes
 
 
 @dataclass
 class CheckpointConfig:
-    """What outlives the nodes' processes: snapshots of the outer state on their disks, and the rounds since."""
+    """Copies of the outer state that outlive the nodes' processes: snapshots on their disks, the rounds since, and
+    checkpoints in a store."""
 
     copies: int = 0  # nodes that take snapshots; 0: every node
     every: int = 4  # rounds, or turns of all fragments, between two snapshots of a node
@@ -189,11 +299,21 @@ class CheckpointConfig:
     remote_every: int = 16  # rounds, or turns, between two of them
     remote_keep: int = 3  # newest of them that stay
 
+    def rules(self) -> Iterator[Rule]:
+        """What must hold of the checkpoints' numbers and of their store."""
+        yield from positive(
+            "checkpoint", every=self.every, remote_every=self.remote_every, remote_keep=self.remote_keep
+        )
+        yield from representable("checkpoint", self)
+        yield self.copies >= 0, f"checkpoint.copies is {self.copies}: it must be 0 (every node) or more"
+        yield from store_url("checkpoint.remote", self.remote)
+
 
 @dataclass
 class WandbConfig:
-    """What the config says is done, whatever wandb's environment variables say; where it says nothing, they count.
-    The run's name in wandb is WANDB_NAME, else the config's `name`."""
+    """Where the run is shown in Weights & Biases. What the config leaves open, wandb's environment variables say;
+    the run's name there is WANDB_NAME, else the config's `name`.
+    """
 
     mode: WandbMode = WandbMode.AUTO  # auto: WANDB_MODE, else online when an API key is present, else offline
     project: str = ""  # empty: WANDB_PROJECT, else atoll
@@ -202,6 +322,8 @@ class WandbConfig:
 
 @dataclass
 class RunConfig:
+    """All that is the same on every machine of a run; `check` has passed wherever it is used."""
+
     name: str = "run"
     seed: int = 0
     init_from: str = ""  # checkpoint, or weights as safetensors, that the run begins with: path or fsspec URL
@@ -228,238 +350,55 @@ class RunConfig:
         """Inner steps of a round, on average over the fragments."""
         return self.rounds.inner_steps / (self.fragments.count if self.fragments.stagger else 1)
 
-
-def load_run(path: Path, overrides: tuple[str, ...] = (), method: Path | None = None) -> RunConfig:
-    """Read a run's YAML file, a method's over it, and dotlist overrides (`key.sub=value`) over both; raise
-    `ConfigError` with a sentence."""
-    config = load_dataclass(RunConfig, path, overrides, over=method)
-    check(config)
-    return config
-
-
-def load_dataclass(schema: type[T], path: Path | None, overrides: tuple[str, ...], over: Path | None = None) -> T:
-    """Merge `schema`'s defaults, a YAML file, one `over` it, and a dotlist; unknown keys and wrong types are
-    `ConfigError`s."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
-    source = "the overrides"
-    try:
-        merged = OmegaConf.structured(schema)
-        for file in (path, over):
-            if file is not None:
-                path, source = file, str(file)
-                merged = OmegaConf.merge(merged, _fitted(schema, OmegaConf.load(file), source))
-        source = "the overrides"
-        merged = OmegaConf.merge(merged, _fitted(schema, _dotlist(overrides), source))
-        loaded = OmegaConf.to_object(merged)
-    except TypeError:
-        raise ConfigError(f"{source} does not hold keys and values: write a YAML mapping") from None
-    except OmegaConfBaseException as error:
-        key = getattr(error, "full_key", None) or "?"
-        reason = str(error.msg or error).splitlines()[0] if hasattr(error, "msg") else str(error).splitlines()[0]
-        # OmegaConf lists the members' names; what is written are their values.
-        reason = re.sub(r"expected one of \[.*\]", lambda found: found[0].lower(), reason)
-        raise ConfigError(f"config key {key!r} in {source}: {reason}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the config file {path}: {error}") from None
-    except YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    assert isinstance(loaded, schema)
-    return loaded
-
-
-def _dotlist(overrides: tuple[str, ...]) -> Any:
-    """What the overrides say; the one that cannot be read is named."""
-    from omegaconf import OmegaConf
-    from yaml import YAMLError
-
-    said = OmegaConf.create()
-    for override in overrides:
-        if "=" not in override:
-            raise ConfigError(f"override {override!r} has no '=': write key=value, for example outer.lr=0.5")
-        try:
-            said.merge_with_dotlist([override])
-        except YAMLError as error:
-            reason = getattr(error, "problem", None) or error
-            raise ConfigError(f"override {override!r} is not valid YAML behind the '=': {reason}") from None
-    return said
-
-
-def _fitted(schema: type[Any], found: Any, source: str, above: str = "") -> Any:
-    """`found` with words where the schema has words: YAML takes a bare on or off for true or false. A value in
-    the place of a section is refused."""
-    from omegaconf import DictConfig, OmegaConf
-
-    for key, kind in get_type_hints(schema).items() if isinstance(found, DictConfig) else ():
-        if key not in found or OmegaConf.is_interpolation(found, key) or not isinstance(kind, type):
-            continue
-        value = found.get(key)
-        if is_dataclass(kind):
-            if not isinstance(value, DictConfig):
-                example = f"{above}{key}.{fields(kind)[0].name}=..."
-                raise ConfigError(
-                    f"config key '{above}{key}' in {source} is a section: set one of its keys, as in {example}"
-                )
-            _fitted(kind, value, source, f"{above}{key}.")
-        elif isinstance(value, bool) and issubclass(kind, StrEnum):
-            found[key] = "on" if value else "off"
-    return found
+    def rules(self) -> Iterator[Rule]:
+        """What must hold of each section, and then between sections."""
+        yield bool(self.name.strip()), "name is empty: give the run a name"
+        yield 0 <= self.seed < 1 << 63, f"seed is {self.seed}: it must be in 0 ... 2^63 - 1"
+        yield from store_url("init_from", self.init_from)
+        for section in (
+            self.model,
+            self.data,
+            self.inner,
+            self.outer,
+            self.fragments,
+            self.overlap,
+            self.rounds,
+            self.reduce,
+            self.members,
+            self.checkpoint,
+        ):
+            yield from section.rules()
+        yield (
+            self.data.kind is DataKind.TEXT or self.model.vocab_size >= 256,
+            f"model.vocab_size is {self.model.vocab_size}: data.kind={self.data.kind} needs at least 256, "
+            "one a byte",
+        )
+        yield (
+            self.overlap.delay <= self.rounds.inner_steps,
+            f"overlap.delay {self.overlap.delay} is above rounds.inner_steps {self.rounds.inner_steps}",
+        )
+        yield (
+            self.reduce.codec is not CodecName.SPARSE or self.outer.feedback > 0,
+            "reduce.codec is sparse, which sends 1 of 64 elements, and outer.feedback is 0: set it to 0.95, "
+            "or most of each delta is lost",
+        )
 
 
 def check(config: RunConfig) -> None:
-    """Refuse values that no run can work with; raise `ConfigError` naming the key, the value and the remedy."""
-    m = config.model
-    positive: dict[str, float] = {
-        "model.vocab_size": m.vocab_size,
-        "model.dim": m.dim,
-        "model.layers": m.layers,
-        "model.heads": m.heads,
-        "model.kv_heads": m.kv_heads,
-        "model.ffn_dim": m.ffn_dim,
-        "model.seq_len": m.seq_len,
-        "data.val_batches": config.data.val_batches,
-        "data.eval_every": config.data.eval_every,
-        "inner.lr": config.inner.peak,
-        "inner.batch_size": config.inner.batch_size,
-        "inner.decay_tokens": config.inner.decay_tokens,
-        "inner.clip": config.inner.clip,
-        "outer.lr": config.outer.lr,
-        "rounds.inner_steps": config.rounds.inner_steps,
-        "rounds.floor": config.rounds.floor,
-        "rounds.collect": config.rounds.collect,
-        "rounds.reduce_timeout": config.rounds.reduce_timeout,
-        "reduce.block": config.reduce.block,
-        "reduce.chunk": config.reduce.chunk,
-        "fragments.count": config.fragments.count,
-        "members.start": config.members.start,
-        "members.minimum": config.members.minimum,
-        "members.lease": config.members.lease,
-        "members.stall": config.members.stall,
-        "checkpoint.every": config.checkpoint.every,
-        "checkpoint.remote_every": config.checkpoint.remote_every,
-        "checkpoint.remote_keep": config.checkpoint.remote_keep,
-    }
-    for key, value in positive.items():
-        if not value > 0:
-            raise ConfigError(f"{key} is {value}: it must be greater than 0")
-    for section in ("model", "inner", "outer", "fragments", "overlap", "rounds", "members", "checkpoint"):
-        for key, value in vars(getattr(config, section)).items():
-            if isinstance(value, float) and not 0 <= value < float("inf"):
-                raise ConfigError(f"{section}.{key} is {value}: it must be finite and not negative")
-            if isinstance(value, int) and value > 1 << 42:
-                raise ConfigError(f"{section}.{key} is {value}: no machine can hold that")
-    rules: list[tuple[bool, str]] = [
-        (bool(config.name.strip()), "name is empty: give the run a name"),
-        (m.dim % m.heads == 0, f"model.dim {m.dim} is not a multiple of model.heads {m.heads}"),
-        ((m.dim // m.heads) % 2 == 0, f"model.dim / model.heads is {m.dim / m.heads:g}: rotary needs it even"),
-        (m.heads % m.kv_heads == 0, f"model.heads {m.heads} is not a multiple of model.kv_heads {m.kv_heads}"),
-        (config.data.val_every >= 2, f"data.val_every is {config.data.val_every}: it must be 2 or more"),
-        (0 <= config.seed < 1 << 63, f"seed is {config.seed}: it must be in 0 ... 2^63 - 1"),
-        (config.reduce.levels in (1, 2), f"reduce.levels is {config.reduce.levels}: it must be 1 or 2"),
-        (config.reduce.block % 2 == 0, f"reduce.block is {config.reduce.block}: it must be even"),
-        (
-            config.reduce.chunk >= config.reduce.block,
-            f"reduce.chunk {config.reduce.chunk} is less than one reduce.block of {config.reduce.block}",
-        ),
-        (
-            config.reduce.chunk <= 1 << 31,
-            f"reduce.chunk is {config.reduce.chunk}: it must be 2^31 elements or fewer",
-        ),
-        (config.inner.beta1 < 1, f"inner.beta1 is {config.inner.beta1}: it must be in [0, 1)"),
-        (config.inner.beta2 < 1, f"inner.beta2 is {config.inner.beta2}: it must be in [0, 1)"),
-        (
-            config.inner.muon_momentum < 1,
-            f"inner.muon_momentum is {config.inner.muon_momentum}: it must be in [0, 1)",
-        ),
-        (
-            config.inner.least <= config.inner.peak,
-            f"inner.min_lr {config.inner.least:g} is above inner.lr {config.inner.peak:g}",
-        ),
-        (0 <= config.outer.momentum < 1, f"outer.momentum is {config.outer.momentum}: it must be in [0, 1)"),
-        *rules_of(config.outer, config.fragments, config.overlap),
-        (
-            config.overlap.delay <= config.rounds.inner_steps,
-            f"overlap.delay {config.overlap.delay} is above rounds.inner_steps {config.rounds.inner_steps}",
-        ),
-        (
-            config.reduce.codec is not CodecName.SPARSE or config.outer.feedback > 0,
-            "reduce.codec is sparse, which sends 1 of 64 elements, and outer.feedback is 0: set it to 0.95, "
-            "or most of each delta is lost",
-        ),
-        (config.rounds.data_parallel >= 0, "rounds.data_parallel must not be negative"),
-        (0 < config.rounds.quorum <= 1, f"rounds.quorum is {config.rounds.quorum}: it must be in (0, 1]"),
-        (config.rounds.ceiling >= 1, f"rounds.ceiling is {config.rounds.ceiling}: it must be 1 or more"),
-        (
-            config.rounds.floor <= config.rounds.inner_steps,
-            f"rounds.floor {config.rounds.floor} is above rounds.inner_steps {config.rounds.inner_steps}",
-        ),
-        (
-            config.members.minimum <= config.members.start,
-            f"members.minimum {config.members.minimum} is above members.start {config.members.start}",
-        ),
-        (
-            config.checkpoint.copies >= 0,
-            f"checkpoint.copies is {config.checkpoint.copies}: it must be 0 (every node) or more",
-        ),
-        *(
-            rule
-            for key, url in (("checkpoint.remote", config.checkpoint.remote), ("init_from", config.init_from))
-            for rule in _url_rules(key, url)
-        ),
-        (config.rounds.total >= 0, f"rounds.total is {config.rounds.total}: it must not be negative"),
-        (config.inner.warmup_tokens >= 0, "inner.warmup_tokens must not be negative"),
-        (
-            config.inner.warmup_tokens < config.inner.decay_tokens,
-            f"inner.warmup_tokens {config.inner.warmup_tokens} must be below "
-            f"inner.decay_tokens {config.inner.decay_tokens}",
-        ),
-        (
-            config.data.kind is not DataKind.TEXT or bool(config.data.tokenizer),
-            "data.kind is text but data.tokenizer is empty: give the path of a tokenizer.json",
-        ),
-        (
-            config.data.kind is DataKind.TEXT or m.vocab_size >= 256,
-            f"model.vocab_size is {m.vocab_size}: data.kind={config.data.kind} needs at least 256, one a byte",
-        ),
-    ]
-    for holds, sentence in rules:
+    """Refuse values that no run can work with. Raises `ConfigError` naming the key, the value and the remedy."""
+    for holds, sentence in config.rules():
         if not holds:
             raise ConfigError(sentence)
 
 
-def _url_rules(key: str, url: str) -> list[tuple[bool, str]]:
-    """What holds for the URL of a store, and what to say where it does not."""
-    scheme, there, _ = url.partition("://")
-    return [
-        ("::" not in url, f"{key} is {url!r}: it must be one URL, without '::'"),
-        (
-            not re.search("//[^/]*:[^/]*@", url),
-            f"{key} has a password in it, and every node gets the run's config: give it to the machines that "
-            "need it in their environment",
-        ),
-        (
-            not there or scheme in _schemes(),
-            f"{key} is {url!r}: no store is known whose URLs begin with {scheme}://, as those of s3:// do",
-        ),
-    ]
-
-
-def _schemes() -> list[str]:
-    from fsspec import available_protocols  # 0.1 s, which most runs never need
-
-    known: list[str] = available_protocols()
-    return known
-
-
 def to_json(config: RunConfig) -> bytes:
-    """The config as nodes receive it."""
+    """Encode the config as nodes receive it."""
     return msgspec.json.encode(config)
 
 
 def from_json(data: bytes) -> RunConfig:
-    """Decode a config that came over the wire; interpolation and unknown shapes are refused."""
+    """Decode and check a config that came over the wire. Raises `ConfigError` for interpolation, for what does not
+    fit the schema, and for values that `check` refuses."""
     if b"${" in data:
         raise ConfigError("the run's config holds '${': a coordinator must send plain values")
     try:
@@ -468,10 +407,3 @@ def from_json(data: bytes) -> RunConfig:
         raise ConfigError(f"the run's config does not fit this version's schema: {error}") from None
     check(config)
     return config
-
-
-def to_yaml(config: Any) -> str:
-    """The resolved config for people to read."""
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_yaml(OmegaConf.structured(config))

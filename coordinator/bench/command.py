@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from atoll import configs
-from atoll.comm.errors import AtollError
+from atoll.comm.errors import BenchFailed
 from atoll.comm.invite import Invite
 from atoll.coordinator.bench.load import NUMEL, LoadResult, LoadTask, simulate
 
@@ -47,10 +47,6 @@ PATIENCE = 120.0  # seconds without a word from the members, beyond a round's in
 COME_UP = 20.0  # seconds
 SAMPLE = 0.5  # seconds
 Show = Callable[[int, int], None]  # members that joined, rounds that were ordered
-
-
-class BenchFailed(AtollError):
-    """What was to be measured did not happen."""
 
 
 @dataclass(frozen=True, slots=True)

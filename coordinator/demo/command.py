@@ -26,13 +26,16 @@ import msgspec
 import psutil
 
 from atoll import configs
-from atoll.comm.config.run import RunConfig, load_run
+from atoll.comm.config.load import load_run
+from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError, ConfigError, Unreachable
+from atoll.comm.extras import demand, lacking
 from atoll.comm.log import level_option
 from atoll.coordinator.cli import fetch
 from atoll.coordinator.demo import report
 from atoll.coordinator.demo.display import Display, DisplayLine, LineKind, open_view, round_seconds, summary
 from atoll.coordinator.demo.report import DemoStory, Mark, MarkKind
+from atoll.coordinator.monitor.wandb_logger import check_installed
 from atoll.coordinator.service.event_loop import sentence
 from atoll.coordinator.state_machine.events import CommitRecord
 
@@ -77,13 +80,18 @@ def demo(
     asked = _overrides(nodes, rounds, overrides)
     config = load_run(configs.DEMO, asked)
     _check(config, nodes, chaos=not no_chaos)
+    demand("atoll demo", "torch", "numba")
+    check_installed(config)
     _prepare(out)
     story = DemoStory(config.rounds.total, config.round_steps, config.model.n_params)
     with _stopped_by_signals():
         play(story, config, asked, nodes, Chaos.none() if no_chaos else Chaos.of(config), out, log_level)
     numbers = report.summarize(story)
     report.write(out, numbers, story.records)
-    report.draw(out / "loss.png", story)
+    if no_picture := lacking("loss.png", "matplotlib"):
+        click.echo(f"atoll: {no_picture}", err=True)
+    else:
+        report.draw(out / "loss.png", story)
     from rich.console import Console
 
     Console(soft_wrap=not sys.stdout.isatty()).print(summary(story, numbers, out))

@@ -17,6 +17,7 @@ import msgspec
 
 from atoll.comm.config.run import RunConfig, WandbMode
 from atoll.comm.errors import ConfigError
+from atoll.comm.extras import demand, lacking
 from atoll.coordinator.state_machine.events import CommitRecord, Effect, Note, Publish
 
 log = logging.getLogger("atoll.coordinator")
@@ -138,13 +139,23 @@ def row(record: CommitRecord) -> dict[str, Any]:
     return out
 
 
+def check_installed(config: RunConfig) -> None:
+    """Raise `MissingPackage` where the config insists on wandb and it is not installed."""
+    if config.wandb.mode in (WandbMode.ONLINE, WandbMode.OFFLINE):
+        demand(f"wandb.mode={config.wandb.mode} (auto would do without)", "wandb")
+
+
 def wandb_mode(config: RunConfig) -> WandbMode:
-    """The config's mode; for `auto` the one of WANDB_MODE, and without that `online` where a key is present.
+    """The config's mode; for `auto` the one of WANDB_MODE, and without that `online` where a key is present and
+    `disabled` where there is no wandb.
 
     Raises `ConfigError` for a WANDB_MODE that is none of wandb's.
     """
     if config.wandb.mode is not WandbMode.AUTO:
         return config.wandb.mode
+    if missing := lacking("a chart of the run", "wandb"):
+        log.info(f"nothing goes to wandb (wandb.mode=auto): {missing}")
+        return WandbMode.DISABLED
     if said := os.environ.get("WANDB_MODE"):
         if (known := MODES.get(said)) is None:
             raise ConfigError(f"WANDB_MODE is {said[:40]!r}: set it to online, offline or disabled")

@@ -25,8 +25,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from atoll.comm.config.run import CodecName, RunConfig, load_run
+from atoll.comm.config.load import load_run
+from atoll.comm.config.run import CodecName, RunConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
+from atoll.comm.extras import demand
 from atoll.node.bench.allreduce_figures import (
     FP32,
     AllreduceBench,
@@ -89,6 +91,7 @@ def allreduce(as_json: bool, **options: Any) -> None:
 
     The exit code is 0 if every iteration was committed by all peers that lived, with equal digests.
     """
+    demand("atoll bench allreduce", "numba")
     bench = AllreduceBench(**options)
     check(bench)
     course, folder = BenchHistory(), Path(tempfile.mkdtemp(prefix="atoll-bench-"))

@@ -4,15 +4,11 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
-from atoll.comm.errors import AtollError
+from atoll.comm.errors import BenchFailed
 from atoll.comm.invite import join_host_port
 from atoll.node.bench.synthetic import Compare, Decoded, PeerReady, RoundBegun
 
 FP32 = 4  # bytes of an element
-
-
-class BenchFailed(AtollError):
-    """What was to be measured did not happen."""
 
 
 @dataclass(frozen=True, slots=True)

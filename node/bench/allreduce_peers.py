@@ -19,10 +19,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from atoll.comm.child_process import die_with_parent
-from atoll.comm.errors import ConfigError
+from atoll.comm.errors import BenchFailed, ConfigError
 from atoll.node.bench.allreduce_figures import (
     AllreduceBench,
-    BenchFailed,
     BenchHistory,
     RoundTiming,
     comparison,

@@ -45,7 +45,7 @@ from atoll.comm.child_process import die_with_parent
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import CodecName, RunConfig
-from atoll.comm.errors import AtollError, ConfigError, ResourceError
+from atoll.comm.errors import AtollError, BenchFailed, ConfigError, ResourceError
 from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.invite import join_host_port
 from atoll.comm.transport.data_plane import DataPlane
@@ -62,10 +62,6 @@ COME_UP = 60.0  # seconds, and so many more for each 10 million elements
 BASE = 150 << 20  # bytes of a process without a state
 STATE = 12  # bytes of an element, with the local vector
 T = TypeVar("T")
-
-
-class BenchFailed(AtollError):
-    """What was to be measured did not happen."""
 
 
 class DonorSpec(msgspec.Struct, frozen=True):

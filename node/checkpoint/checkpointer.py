@@ -210,7 +210,7 @@ class Checkpointer:
         assert self._log is not None
         if min(outer.at) >= round_ or round_ not in self._log:
             return False
-        of = outer.chunks.of(outer.turns.fragment(round_))
+        of = outer.chunks.fragment_range(outer.turns.fragment(round_))
         late = [c for c in of if outer.at[c] < round_]
         payloads = [self._log.read(round_, c - of.start) for c in late]
         if any(payload is None for payload in payloads):

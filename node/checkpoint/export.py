@@ -156,7 +156,8 @@ def states(kept: SavedRun, round_: int) -> Iterator[tuple[slice, NDArray[np.floa
     of both. Raises `StateMissing`."""
     config, chunks = kept.about.run, kept.chunks
     fragments, _ = stretches(config, kept.layout)
-    sealing, schedule, turns = sealing_of(config, *fragments), schedule_of(config), FragmentSchedule(chunks.parts)
+    sealing, schedule = sealing_of(config, *fragments), schedule_of(config)
+    turns = FragmentSchedule(chunks.fragment_count)
     deltas, scratches = np.empty((2, chunks.largest), np.float32)
     for c in range(chunks.count):
         size = chunks.size(c)

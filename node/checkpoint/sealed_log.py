@@ -106,7 +106,7 @@ class SealedLog:
             with open(path, "rb") as file:
                 head = file.read(_HEAD.size)
                 magic, run, round_, chunks = _HEAD.unpack(head)
-                of = self._chunks.of(FragmentSchedule(self._chunks.parts).fragment(round_))
+                of = self._chunks.fragment_range(FragmentSchedule(self._chunks.fragment_count).fragment(round_))
                 if (magic, run, chunks) != (MAGIC, self._run, len(of)):
                     return 0, None
                 table, sum_ = file.read(chunks * _CHUNK.size), file.read(SIZE)

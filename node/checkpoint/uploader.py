@@ -158,7 +158,7 @@ class Uploader:
             return
         store = RemoteStore(folder_of(self.checkpoint.remote, kept.about.run.name, kept.mark), self.files)
         there = max(store.rounds(), default=0)
-        if kept.rounds[0] - there < self.turn * self.checkpoint.remote_every * kept.chunks.parts:
+        if kept.rounds[0] - there < self.turn * self.checkpoint.remote_every * kept.chunks.fragment_count:
             return
         with held(self.folder, kept) as mine:
             round_ = mine.rounds[0]

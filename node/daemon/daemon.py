@@ -315,7 +315,7 @@ class Daemon:
         """Give the trainer its vectors; allocate them at its first hello."""
         if self._kept is None:
             self._kept = self._make_keeper(hello)
-            self._node = replace(self._node, in_turns=self._kept.outer.chunks.parts > 1)
+            self._node = replace(self._node, in_turns=self._kept.outer.chunks.fragment_count > 1)
             self._spawn(self._restore(self._kept))
             log.info(f"the trainer is up: {hello.numel:,} parameters on {hello.ranks} local ranks")
         elif self._kept.hello.layout != hello.layout:

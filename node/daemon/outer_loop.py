@@ -65,10 +65,10 @@ class OuterLoop:
         vectors = SharedVectors.create(hello.numel, member.options.state_dir, whose=self._whose())
         fragments, chunks = stretches(self._run, hello.layout)
         self.codec = make_codec(self._run.reduce.codec, self._run.reduce.block, self._run.reduce.scales)
-        gap = StalenessTracker(FragmentSchedule(chunks.parts)) if self._run.outer.damping else None
+        gap = StalenessTracker(FragmentSchedule(chunks.fragment_count)) if self._run.outer.damping else None
         sealing, schedule = sealing_of(self._run, *fragments), schedule_of(self._run)
         self.outer = OuterState(vectors, chunks, sealing, schedule, gap, left_out_of(self._run.outer))
-        place = self._place(chunks.parts)
+        place = self._place(chunks.fragment_count)
         self.durable = Checkpointer(self.outer, member.plane.peers.buffers.give, place)
         self._shelf = shelf
         shelf.fill(self.outer, self.durable)
@@ -211,10 +211,10 @@ class OuterLoop:
         def work() -> None:
             if keep is not None:
                 keep()
-            for c, payload in zip(outer.chunks.of(fragment), sealed.chunks, strict=True):
+            for c, payload in zip(outer.chunks.fragment_range(fragment), sealed.chunks, strict=True):
                 outer.apply(c, payload)
             outer.pass_over(view.committed)
-            if outer.chunks.parts > 1:
+            if outer.chunks.fragment_count > 1:
                 outer.take(fragment, adopt_of(self._run.overlap))
 
         if self.part.members == 2:
@@ -227,7 +227,7 @@ class OuterLoop:
     async def inspect(self, round_: int) -> None:
         """Look whether what the round exchanges of the state is what it was, and mend it."""
         outer = self.outer
-        chunks = outer.chunks.of(outer.turns.fragment(round_))
+        chunks = outer.chunks.fragment_range(outer.turns.fragment(round_))
         found = {c: await self.compute(partial(mend, outer, self.durable, c)) for c in chunks}
         wrong = [c for c, mended in found.items() if mended is not None]
         if wrong:

@@ -134,11 +134,11 @@ class RoundParticipation:
 
     def _within(self, round_: int) -> slice:
         """Where the round's fragment lies in the flat vector, in elements."""
-        return self._outer.chunks.within(self._outer.turns.fragment(round_))
+        return self._outer.chunks.fragment_slice(self._outer.turns.fragment(round_))
 
     def _chunks(self, round_: int) -> Chunks:
         """The chunks of the round's fragment."""
-        return self._outer.chunks.alone(self._outer.turns.fragment(round_))
+        return self._outer.chunks.fragment_chunks(self._outer.turns.fragment(round_))
 
     async def _encode(self, encoder: DeltaEncoder, start: int) -> None:
         try:

@@ -73,7 +73,8 @@ class Residual:
         have never been made."""
         if round_ <= self.at:
             return
-        for i, c in enumerate(self._chunks.of(FragmentSchedule(self._chunks.parts).fragment(round_))):
+        fragment = FragmentSchedule(self._chunks.fragment_count).fragment(round_)
+        for i, c in enumerate(self._chunks.fragment_range(fragment)):
             span = self._chunks.span(c)
             offered, sent = np.zeros((2, self._chunks.size(c)), np.float32)
             np.subtract(self._vectors.anchor[span], self._vectors.local[span], out=offered)

@@ -45,7 +45,7 @@ class OuterState:
         """`gap`: is told how far the anchor goes. `left_out`: how work that is set aside takes it."""
         self.gap, self._left_out = gap, left_out
         self.vectors, self.chunks, self.sealing, self._schedule = vectors, chunks, sealing, schedule
-        self.turns = FragmentSchedule(chunks.parts)
+        self.turns = FragmentSchedule(chunks.fragment_count)
         self.at: list[int] = [-1] * chunks.count  # the round each chunk of the state stands at; -1: nothing
         # (chunks,) the same and 1, for the next daemon; 0: nothing
         self._noted = vectors.notes("notes", chunks.count)
@@ -130,7 +130,7 @@ class OuterState:
     def take(self, fragment: int, adopt: Adopt) -> None:
         """The local vector takes the new anchor of this fragment, as if nothing were trained since it was sent."""
         local, anchor = self.vectors.local, self.vectors.anchor
-        for c in self.chunks.of(fragment):
+        for c in self.chunks.fragment_range(fragment):
             span, scratch = self.chunks.span(c), self._scratch[: self.chunks.size(c)]
             adopt(local[span], anchor[span], local[span].copy(), scratch)
 

@@ -225,7 +225,7 @@ class _Recovery:
         missed = range(self._from + 1, self._round + 1)
         for k in missed if 0 <= self._from and len(missed) <= TAIL else ():
             at = turns.turn(k) - turns.turn(turns.next(turns.fragment(k), self._from))  # of its fragment's rounds
-            of = [self._tail.get(c, ()) for c in chunks.of(turns.fragment(k))]
+            of = [self._tail.get(c, ()) for c in chunks.fragment_range(turns.fragment(k))]
             if any(len(sealed) <= at for sealed in of):
                 return {}
             found[Round(k)] = tuple(sealed[at] for sealed in of)

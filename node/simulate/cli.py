@@ -8,9 +8,11 @@ from typing import Any
 
 import click
 
-from atoll.comm.config.methods import method_file
-from atoll.comm.config.run import DataKind, load_run
+from atoll.comm.config.load import load_run
+from atoll.comm.config.run import DataKind
+from atoll.comm.config.shipped import method_file, run_file
 from atoll.comm.errors import ConfigError
+from atoll.comm.extras import demand, installed, lacking
 from atoll.node.simulate.conditions import Conditions
 
 
@@ -23,7 +25,7 @@ from atoll.node.simulate.conditions import Conditions
     "--method",
     "methods",
     multiple=True,
-    help="A method's settings over RUN_YAML, by name (configs/methods) or .yaml file; may be given several times.",
+    help="A method's settings over RUN_YAML, by name or .yaml file; may be given several times.",
 )
 @click.option("--steps", default=0, help="Inner steps of a node on average; 0: those of rounds.total.")
 @click.option(
@@ -64,10 +66,12 @@ def simulate(
 ) -> None:
     """Run RUN_YAML with key=value OVERRIDES on many nodes in this one process, on a virtual clock.
 
+    RUN_YAML is a file, or the name of a run that comes with Atoll, such as demo.
     The same algorithms, codecs, model and data as a run of real nodes, and data parallelism at equal tokens and
     batch to compare with. DIR gets curves.csv, a .jsonl for each run, summary.json and comparison.png. The same
     seed gives the same numbers on the same machine.
     """
+    run_yaml = run_file(run_yaml)
     base = load_run(run_yaml, overrides)
     named = {Path(m).stem: load_run(run_yaml, overrides, method_file(m, run_yaml)) for m in methods}
     runs = named or {base.name: base}
@@ -76,6 +80,9 @@ def simulate(
         raise ConfigError("rounds.total is 0, the run would not end: give --steps or rounds.total")
     conditions = Conditions(nodes, steps, _numbers(speeds), step_seconds, bandwidth, latency, drop, churn)
     conditions.check()
+    demand("atoll simulate", "torch", "numba")
+    if no_picture := lacking("comparison.png", "matplotlib"):
+        click.echo(f"atoll: {no_picture}", err=True)
     from atoll.node.config import NodeConfig, check
     from atoll.node.data import open_source
     from atoll.node.preflight import check_simulation
@@ -176,4 +183,5 @@ def _print(rows: list[dict[str, Any]], out: Path) -> None:
         )
     Console().print(table)
     click.echo("less: bytes, than data parallelism in fp32; training: share of the nodes' time")
-    click.echo(f"curves, summary.json and comparison.png are in {out}")
+    picture = " and comparison.png" if installed("matplotlib") else ""
+    click.echo(f"curves, summary.json{picture} are in {out}")

@@ -254,7 +254,7 @@ class SimulatedFleet:
             return FragmentRound(opened=opened, due=1, most=1, together=True)
         fragment = -(-rounds.inner_steps // (len(self.states) if self.run.fragments.stagger else 1))
         ahead = max(fragment, int(fragment * rounds.ceiling), delay) if delay else 0
-        return FragmentRound(opened=opened, due=due, most=rounds.most_steps, delay=delay, ahead=ahead)
+        return FragmentRound(opened=opened, due=due, most=rounds.max_steps, delay=delay, ahead=ahead)
 
     def _send(self, p: int) -> None:
         """All that come are there: the exchange begins."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.comm.errors import ResourceError
+from atoll.comm.extras import installed
 from atoll.node.simulate.play import RunOutcome
 
 FIELDS = ("fragment", "round", "time", "tokens", "members", "bytes_sent", "train_loss", "val_loss")
@@ -40,7 +41,7 @@ def prepare(folder: Path) -> None:
 
 
 def write(folder: Path, outcomes: Sequence[RunOutcome], rows: Sequence[dict[str, Any]], settings: Any) -> None:
-    """`LABEL.jsonl` and `curves.csv` with every round, `summary.json`, `comparison.png`."""
+    """`LABEL.jsonl` and `curves.csv` with every round, `summary.json`; `comparison.png` if there is matplotlib."""
     with _in_sentences(folder):
         with (folder / "curves.csv").open("w", newline="") as file:
             table = csv.writer(file)
@@ -51,7 +52,8 @@ def write(folder: Path, outcomes: Sequence[RunOutcome], rows: Sequence[dict[str,
                 lines = "".join(json.dumps(record) + "\n" for record in records)
                 (folder / f"{outcome.label}.jsonl").write_text(lines)
         (folder / "summary.json").write_text(json.dumps({"runs": rows, "settings": settings}, indent=2) + "\n")
-        picture(folder / "comparison.png", outcomes)
+        if installed("matplotlib"):
+            picture(folder / "comparison.png", outcomes)
 
 
 @contextmanager

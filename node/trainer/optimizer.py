@@ -29,7 +29,7 @@ def make(model: nn.Module, config: InnerConfig) -> torch.optim.Optimizer:
         case OptimizerName.MUON:
             return Muon(model, config)
         case OptimizerName.SGD:
-            return torch.optim.SGD(model.parameters(), lr=config.peak, weight_decay=config.weight_decay)
+            return torch.optim.SGD(model.parameters(), lr=config.peak_lr, weight_decay=config.weight_decay)
         case _:
             assert_never(config.optimizer)
 
@@ -156,4 +156,4 @@ def _groups(config: InnerConfig, decayed: list[Tensor], undecayed: list[Tensor])
 
 
 def _settings(config: InnerConfig) -> dict[str, Any]:
-    return {"lr": config.peak, "betas": (config.beta1, config.beta2), "eps": config.eps, "fused": True}
+    return {"lr": config.peak_lr, "betas": (config.beta1, config.beta2), "eps": config.eps, "fused": True}

@@ -30,12 +30,12 @@ def test_sizes_below_one_are_refused(numel: int, chunk: int) -> None:
 def test_fragments_are_cut_by_themselves_and_follow_one_another(fragments: tuple[int, ...]) -> None:
     chunks, vector = Chunks(10, 4, fragments), np.arange(10)
     assert np.array_equal(np.concatenate([vector[chunks.span(c)] for c in range(chunks.count)]), vector)
-    assert [c for p in range(chunks.parts) for c in chunks.of(p)] == list(range(chunks.count))
+    assert [c for p in range(chunks.fragment_count) for c in chunks.fragment_range(p)] == list(range(chunks.count))
     assert chunks.largest == max(chunks.size(c) for c in range(chunks.count))
     for p, numel in enumerate(fragments):
-        alone, part = chunks.alone(p), vector[chunks.within(p)]
-        assert (alone.numel, part.size, len(chunks.of(p))) == (numel, numel, alone.count)
-        for i, c in enumerate(chunks.of(p)):
+        alone, part = chunks.fragment_chunks(p), vector[chunks.fragment_slice(p)]
+        assert (alone.numel, part.size, len(chunks.fragment_range(p))) == (numel, numel, alone.count)
+        for i, c in enumerate(chunks.fragment_range(p)):
             assert chunks.place(c) == (p, i)
             assert np.array_equal(vector[chunks.span(c)], part[alone.span(i)])
 

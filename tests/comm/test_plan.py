@@ -70,10 +70,10 @@ def test_a_plan_may_have_members_without_weight_members_that_are_gone_and_kept_c
 def test_in_two_levels_everything_goes_by_way_of_the_own_regions_relay() -> None:
     plan = replace(TWO, members=(A, B, C), regions=(0, 1, 1))
     plan.validate()
-    assert [plan.towards(0, i) for i in range(3)] == [0, 0, 1], "b relays for c"
+    assert [plan.destination(0, i) for i in range(3)] == [0, 0, 1], "b relays for c"
     assert [plan.relays_for(0, i) for i in range(3)] == [False, True, False]
     flat = replace(plan, layered=frozenset({1}))
-    assert [flat.towards(0, i) for i in range(3)] == [0, 0, 0] and not flat.relays_for(0, 1)
+    assert [flat.destination(0, i) for i in range(3)] == [0, 0, 0] and not flat.relays_for(0, 1)
 
 
 def test_a_node_that_is_gone_has_no_index() -> None:
@@ -94,23 +94,27 @@ def test_a_newer_attempt_has_a_greater_fence() -> None:
 def test_of_what_a_member_receives_others_have_parts_that_follow_from_what_each_owns() -> None:
     four = tuple(PlanMember(NodeId(n), f"127.0.0.1:{i}", 1.0) for i, n in enumerate("abcd", 1))
     equal = replace(PLAN, members=four, owners=(0, 1, 2, 3))
-    assert equal.parts(0) == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3])
+    assert equal.receive_shares(0) == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3])
     # d owns nothing, and has the sealed chunks of their owners; a has three contributions to each of its two
     # chunks, and c's sealed one
     uneven = replace(PLAN, members=four, owners=(0, 0, 2))
-    assert uneven.parts(0)[3] == pytest.approx(2 / 3) and uneven.parts(2)[3] == pytest.approx(1 / 3)
-    assert uneven.parts(1)[3] == 0.0 and uneven.parts(1)[0] == pytest.approx(2 / 7)
+    assert uneven.receive_shares(0)[3] == pytest.approx(2 / 3) and uneven.receive_shares(2)[3] == pytest.approx(
+        1 / 3
+    )
+    assert uneven.receive_shares(1)[3] == 0.0 and uneven.receive_shares(1)[0] == pytest.approx(2 / 7)
     for to in range(4):
-        assert sum(uneven.parts(place)[to] for place in range(4)) == pytest.approx(1)
+        assert sum(uneven.receive_shares(place)[to] for place in range(4)) == pytest.approx(1)
 
 
 def test_of_a_lost_member_comes_nothing_and_to_a_reducer_only_contributions() -> None:
     gone = replace(PLAN, members=(A, B, replace(C, gone=True)))
-    assert gone.parts(0)[1] == pytest.approx(1)
+    assert gone.receive_shares(0)[1] == pytest.approx(1)
     reducer = replace(PLAN, members=(A, B, replace(C, weight=0.0)), owners=(2, 2, 2))
-    assert reducer.parts(2) == pytest.approx([1, 1, 0]) and reducer.parts(0) == pytest.approx([0, 0, 0.5])
+    assert reducer.receive_shares(2) == pytest.approx([1, 1, 0]) and reducer.receive_shares(0) == pytest.approx(
+        [0, 0, 0.5]
+    )
 
 
 def test_in_two_levels_a_sealed_chunk_comes_from_one_and_sums_from_as_many_as_there_are_other_regions() -> None:
     three = replace(TWO, members=(A, B, C), regions=(0, 1, 2), relays=((0, 0, 0), (1, 1, 1), (2, 2, 2)))
-    assert TWO.parts(0) == [1.0, 1.0] and three.parts(0) == [0.5, 0.5, 0.5]
+    assert TWO.receive_shares(0) == [1.0, 1.0] and three.receive_shares(0) == [0.5, 0.5, 0.5]

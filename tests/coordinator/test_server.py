@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from atoll.comm.config.run import OuterConfig, RunConfig, SecurityConfig, TlsMode, to_json
+from atoll.comm.config.outer import OuterConfig
+from atoll.comm.config.run import RunConfig, SecurityConfig, TlsMode, to_json
 from atoll.comm.errors import ConfigError
 from atoll.coordinator.server import ServerOptions, _same_run, encrypted
 from atoll.coordinator.service.journal import Journal

@@ -201,7 +201,7 @@ def test_without_the_package_tokenizers_the_remedy_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     node = NodeConfig(data=str(folder_of(tmp_path / "text", {"a.txt": lines(0, 99)})))
-    assert "pip install tokenizers" in str(refused(run_of(DataKind.TEXT, "tokenizer.json"), node, tmp_path))
+    assert 'pip install "atoll[text]"' in str(refused(run_of(DataKind.TEXT, "tokenizer.json"), node, tmp_path))
 
 
 def test_text_that_shrinks_under_a_running_node_is_an_error_with_its_name(tmp_path: Path) -> None:

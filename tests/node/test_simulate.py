@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from atoll import configs
 from atoll.comm.codecs.codec import NonFinite
-from atoll.comm.config.methods import check_real, method_file, simulated_only
+from atoll.comm.config.load import load_run
+from atoll.comm.config.methods import check_real, simulated_only
 from atoll.comm.config.outer import FragmentsConfig, LeftOutName, OuterConfig, OverlapConfig, TakeName
 from atoll.comm.config.run import (
     CodecName,
@@ -23,8 +24,8 @@ from atoll.comm.config.run import (
     ReduceConfig,
     RoundsConfig,
     RunConfig,
-    load_run,
 )
+from atoll.comm.config.shipped import method_file
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node.config import NodeConfig
 from atoll.node.data import Source, open_source

@@ -12,6 +12,7 @@ from sim.truth import Contribution, Mean, digest, root
 
 from atoll.comm.allreduce.effects import (
     Effect,
+    FrameVerdict,
     FreeContributions,
     FreeSealed,
     MergeChunk,
@@ -23,7 +24,7 @@ from atoll.comm.allreduce.effects import (
     SendFrame,
     SumRegion,
 )
-from atoll.comm.allreduce.protocol import FrameVerdict, ReduceProtocol
+from atoll.comm.allreduce.protocol import ReduceProtocol
 from atoll.comm.bitmap import bitmap
 from atoll.comm.digest import SIZE
 from atoll.comm.ids import NodeId
@@ -188,22 +189,24 @@ class Plane:
         """The digests of the round's sealed chunks, one after the other."""
         if (reduce := self.reduce) is not None and reduce.round == round_:
             digests = [ledger[i : i + SIZE] for i in range(0, len(ledger), SIZE)]
-            if len(digests) == reduce.exchange.chunks:
+            if len(digests) == reduce.exchange.chunk_count:
                 self._do(reduce, reduce.exchange.prove(digests))
 
     def holds(self, sealed: bytes) -> bool:
         """Whether it has the sealed chunks with this root."""
         reduce = self.reduce
         return (
-            reduce is not None and len(reduce.sealed) == reduce.exchange.chunks and root(self.result()) == sealed
+            reduce is not None
+            and len(reduce.sealed) == reduce.exchange.chunk_count
+            and root(self.result()) == sealed
         )
 
     def result(self) -> tuple[bytes, ...]:
         """The sealed chunks, all of them."""
         reduce = self.reduce
-        if reduce is None or len(reduce.sealed) < reduce.exchange.chunks:
+        if reduce is None or len(reduce.sealed) < reduce.exchange.chunk_count:
             raise RuntimeError(f"{self.node.me} is to apply what is not here")
-        return tuple(reduce.sealed[c] for c in range(reduce.exchange.chunks))
+        return tuple(reduce.sealed[c] for c in range(reduce.exchange.chunk_count))
 
     def _do(self, reduce: Reduce, effects: list[Effect]) -> None:
         for effect in effects:
@@ -272,7 +275,7 @@ class Plane:
         self, reduce: Reduce, c: int, since: int, inputs: tuple[int, ...], terms: dict[int, Partial]
     ) -> None:
         if (partial := self._sum(reduce, c, since, terms)) is not None:
-            effects = reduce.exchange.summed(c, since, inputs)
+            effects = reduce.exchange.region_summed(c, since, inputs)
             if effects:  # the first of them frees what there was before
                 self._do(reduce, effects[:1])
                 reduce.partials[c] = partial
@@ -288,7 +291,7 @@ class Plane:
             return
         mean = Mean(c, total.contributions, total.weights, reduce.plan.length)
         payload = self.world.averaged(mean)
-        effects = reduce.exchange.merged(mean.chunk, since, inputs, payload)
+        effects = reduce.exchange.chunk_merged(mean.chunk, since, inputs, payload)
         if effects:
             self.world.sealed(reduce.round, since, mean.chunk, payload)
             reduce.sealed[mean.chunk] = payload
@@ -297,7 +300,7 @@ class Plane:
         self._do(reduce, effects)
 
     def _refuse(self, reduce: Reduce, c: int, since: int, place: int) -> None:
-        effects = reduce.exchange.refused(c, since, place)
+        effects = reduce.exchange.contribution_refused(c, since, place)
         if effects is not None:
             reduce.inbox.pop((c, place), None)
             self.lost(reduce, reduce.plan.members[place].node, "its contribution was refused")
@@ -319,7 +322,7 @@ class Plane:
         told = {c: digest("a lie", payload) if self._lies(reduce, "seal") else payload}
         if lies_about("owner"):
             x = reduce.exchange
-            told |= {i: digest("not mine", i) for i in range(x.chunks) if x.up(i) != self.node.me}
+            told |= {i: digest("not mine", i) for i in range(x.chunk_count) if x.source(i) != self.node.me}
         seals = tuple((i, sum_, inputs) for i, sum_ in told.items())
         again = tuple((i, digest("again", sum_), inputs) for i, sum_ in told.items())
         if lies_about("stale"):
@@ -391,7 +394,7 @@ class Plane:
                 reduce.forged.discard((c, node))
                 payload = self.world.forged(payload)
         elif kind is FrameKind.RESYNC:
-            payload, since = reduce.exchange.state(node), reduce.plan.attempt
+            payload, since = reduce.exchange.resync_state(node), reduce.plan.attempt
         return Frame(kind, reduce.round, since, c, reduce.plan.index(self.node.me), payload)
 
     def receive(self, link: Link, node: NodeId, frame: Frame) -> None:
@@ -428,25 +431,25 @@ class Plane:
             case FrameKind.CONTRIBUTION:
                 assert isinstance(payload, Contribution)
                 reduce.inbox[c, frame.place] = payload
-                self._do(reduce, x.contribution(node, c))
+                self._do(reduce, x.contribution_arrived(node, c))
             case FrameKind.PARTIAL:
                 assert isinstance(payload, Partial)
-                effects = x.partial(node, c, payload.places)
+                effects = x.region_sum_arrived(node, c, payload.places)
                 assert effects is not None, f"{self.node.me} refuses the sum of {payload.places}"
                 reduce.inbox[c, frame.place] = payload
                 self._do(reduce, effects)
             case FrameKind.SEALED:
                 assert isinstance(payload, bytes)
-                effects = x.sealed(c, payload, node)
-                if x.digests[c] == payload:
+                effects = x.sealed_arrived(c, payload, node)
+                if x.digest(c) == payload:
                     reduce.sealed[c] = payload
                 self._do(reduce, effects)
             case FrameKind.MERGED:
-                self._do(reduce, x.is_merged(node, c))
+                self._do(reduce, x.peer_merged(node, c))
             case FrameKind.WANT:
-                self._do(reduce, x.wanted(node, c))
+                self._do(reduce, x.chunk_wanted(node, c))
             case FrameKind.LACK:
-                self._do(reduce, x.lacked(node, c))
+                self._do(reduce, x.chunk_lacked(node, c))
             case _:
                 raise AssertionError(f"a frame {frame.kind.name}")
 
@@ -520,7 +523,7 @@ class Plane:
             return
         self.node.later(TICK, self._look, reduce)
         x, now = reduce.exchange, self.node.clock
-        owed, owing = dict(x.awaiting()), set(x.owing())
+        owed, owing = dict(x.dues()), set(x.contributors_due())
         for node in [n for n in owed if n in reduce.came]:
             peer = self._peer(node)
             heard, came = max(peer.heard, reduce.began), max(reduce.came[node], reduce.began)
@@ -535,8 +538,8 @@ class Plane:
         if now - reduce.pulled > PULL:
             reduce.pulled = now
             late = {n for n, came in reduce.came.items() if now - came > PULL}
-            for c in x.lacking() if late else ():
-                if x.up(c) in late:
+            for c in x.missing() if late else ():
+                if x.source(c) in late:
                     self._do(reduce, x.pull(c))
 
     # The state

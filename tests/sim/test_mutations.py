@@ -31,7 +31,7 @@ SCENARIOS, LEDGER = (
     "tests/coordinator/state_machine/test_transcripts.py",
     "tests/coordinator/state_machine/test_ledger.py",
 )
-EXCHANGE, NODE = "tests/comm/allreduce/test_protocol.py", "tests/node/test_state_machine.py"
+EXCHANGE, NODE = "tests/comm/allreduce/test_protocol.py", "tests/node/state_machine"
 MUTATIONS = [
     # The ledger
     Mutation(
@@ -202,14 +202,14 @@ MUTATIONS = [
     Mutation(
         "a sum is of all that is there",
         X,
-        "if self._contributes(place) and (not relayed or self._sums_for(c, place))",
-        "if self._contributes(place) and not relayed",
+        "if self._routes.contributes_here(c, place)}",
+        "if False}",
         8,
     ),
     Mutation(
         "a region's sum goes out as a contribution",
         X,
-        "return FrameKind.PARTIAL if c in self._relayed else FrameKind.CONTRIBUTION",
+        "return FrameKind.PARTIAL if self._chunks[c].relayed else FrameKind.CONTRIBUTION",
         "return FrameKind.CONTRIBUTION",
         8,
     ),
@@ -649,21 +649,21 @@ MUTATIONS = [
     Mutation(
         "an owner has a contribution twice",
         X,
-        "            arrived -= again  # ",
+        "            chunk.arrived -= routes.former  # ",
         "            pass  # ",
         EXCHANGE,
     ),
     Mutation(
         "a contribution counts for whatever place its sender has now",
         X,
-        "if since != self._since[c] or self._here.get(node) != place:",
-        "if since != self._since[c]:",
+        "if since != chunk.since or self._routes.places.get(node) != place:",
+        "if since != chunk.since:",
         16,
     ),
     Mutation(
         "a reopened chunk is kept",
         X,
-        "        if not kept and self.digests[c] is not None:",
+        "        if not kept and chunk.digest is not None:",
         "        if False:",
     ),
     Mutation(
@@ -676,21 +676,21 @@ MUTATIONS = [
     Mutation(
         "an owner does not wait for all",
         X,
-        "            place in arrived\n            for place in self._here.values()\n",
-        "            arrived\n            for place in self._here.values()\n",
+        "if due <= chunk.arrived:",
+        "if due & chunk.arrived:",
         9,
     ),
     Mutation(
         "a newer attempt is not told of what is held",
         X,
-        "if not self._lacking and self._told != self.plan.attempt and",
-        "if not self._lacking and self._told < 0 and",
+        "if not missing and self._complete_attempt != attempt and",
+        "if not missing and self._complete_attempt < 0 and",
     ),
     Mutation(
         "a life is taken for the one before",
         X,
-        "self._here.get(node) != place:",
-        "node not in self._here:",
+        "self._routes.places.get(node) != place:",
+        "node not in self._routes.places:",
         EXCHANGE,
     ),
     Mutation(
@@ -700,37 +700,37 @@ MUTATIONS = [
         "bit(here, c) and not unheard:",
         EXCHANGE,
     ),
-    Mutation("a lost question is not asked again", X, "if asked[-1:] == [node]:\n", "if False:\n", EXCHANGE),
+    Mutation("a lost question is not asked again", X, "if chunk.asked[-1:] == [node]:\n", "if False:\n", EXCHANGE),
     Mutation(
-        "what a skipped plan kept is taken for known", X, "self._mine if skipped else self", "self", EXCHANGE
+        "what a skipped plan kept is taken for known", X, "late = skipped or c not in", "late = c not in", EXCHANGE
     ),
     Mutation(
         "a member that came back believes what was said of it before",
         X,
-        "max(self._since[c], self._entered) > attempt",
-        "self._since[c] > attempt",
+        "max(self._chunks[c].since, self._entry_attempt) > attempt",
+        "self._chunks[c].since > attempt",
         EXCHANGE,
     ),
     Mutation(
         "after a refusal nobody looks whether all is there",
         X,
-        "self._merge_if_complete(c, out)  # its",
-        "pass  #",
+        "return self._merge_if_complete(c)  # its",
+        "return []  #",
         EXCHANGE,
     ),
-    Mutation("a refused sum still counts", X, "self._partials[c].pop(place, (place,))", "(place,)", EXCHANGE),
+    Mutation("a refused sum still counts", X, "chunk.region_sums.pop(place, (place,))", "(place,)", EXCHANGE),
     Mutation(
         "a lost chunk comes again from its relay only",
         X,
-        "self._mine.add(c)\n            for",
-        "pass\n            for",
+        "chunk.state = ChunkState.SERVED if chunk.relayed else ChunkState.SEALED",
+        "chunk.state = ChunkState.SEALED",
         EXCHANGE,
     ),
     Mutation(
         "relays get no sealed chunks",
-        X,
-        "self._contributes(place) or self.plan.relays_for(c, place)\n        return",
-        "self._contributes(place)\n        return",
+        "comm/allreduce/routes.py",
+        "self.contributes(place) or self.plan.relays_for(c, place)\n        return",
+        "self.contributes(place)\n        return",
         EXCHANGE,
     ),
 ]

@@ -106,11 +106,11 @@ def test_while_the_coordinator_is_away_nodes_train_up_to_the_ceiling_and_then_co
         w.coordinator_dies("at once", away=600.0)
         w.until(lambda: w.service.alive, 700.0)
         ready = [n.machine.ready for n in w.living]
-        assert [work.steps for work in ready if work is not None] == [CONFIG.rounds.most_steps] * 4
+        assert [work.steps for work in ready if work is not None] == [CONFIG.rounds.max_steps] * 4
         committed(w, 1, 20.0)
         assert w.durable.committed == before + 1
         sample = CONFIG.inner.batch_size * CONFIG.model.seq_len
-        assert w.durable.tokens - tokens == 4 * CONFIG.rounds.most_steps * sample
+        assert w.durable.tokens - tokens == 4 * CONFIG.rounds.max_steps * sample
         assert not w.unwell()
 
 

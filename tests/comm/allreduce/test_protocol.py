@@ -1,6 +1,6 @@
 """The protocol of one round's reduce, under every order of events that a seed can think of.
 
-`World` is what `Reduction`, `Peers` and the coordinator are to an `ReduceProtocol`: frames between two members
+`World` is what `Reduction`, `Peers` and the coordinator are to a `ReduceProtocol`: frames between two members
 come in any order (several links lead to one peer), links break and take frames with them, plans come late or are
 skipped, members die, join and come back, merges take their time. In two of five worlds chunks are reduced in two
 levels. What must hold is checked after every event.
@@ -20,6 +20,7 @@ import pytest
 from atoll.comm.allreduce import protocol
 from atoll.comm.allreduce.effects import (
     Effect,
+    FrameVerdict,
     FreeContributions,
     FreeSealed,
     MergeChunk,
@@ -31,7 +32,7 @@ from atoll.comm.allreduce.effects import (
     SendFrame,
     SumRegion,
 )
-from atoll.comm.allreduce.protocol import FrameVerdict, ReduceProtocol
+from atoll.comm.allreduce.protocol import ReduceProtocol
 from atoll.comm.bitmap import bitmap
 from atoll.comm.digest import digest, root
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
@@ -77,7 +78,7 @@ class Life:
     weight: float
     leaf: bool
     liar: bool
-    exchange: Any  # an Exchange, or a mutant of it
+    exchange: Any  # a ReduceProtocol, or a mutant of it
     alive: bool = True
     noticed: bool = False  # its death, by the coordinator
     inbox: dict[tuple[int, int], tuple[bytes, ...]] = field(default_factory=dict)  # deltas
@@ -281,7 +282,7 @@ class World:
                 if (data := life.sealed.get(c)) is None:
                     return
             case FrameKind.RESYNC:
-                data, since = life.exchange.state(node), life.exchange.plan.attempt
+                data, since = life.exchange.resync_state(node), life.exchange.plan.attempt
         place = life.exchange.plan.index(life.node)
         link = self.stalled if self.random.random() < 0.04 else self.flying
         link.append(Frame(life.life, life.node, to.life, kind, c, since, place, data))
@@ -303,22 +304,22 @@ class World:
                 place = x.plan.index(node)
                 assert self.entries[place].life == frame.sender, "the contribution of another life"
                 life.inbox[c, place] = frame.data
-                self.do(life, x.contribution(node, c))
+                self.do(life, x.contribution_arrived(node, c))
             case FrameKind.PARTIAL:
                 inputs, deltas = frame.data
-                effects = x.partial(node, c, inputs)
+                effects = x.region_sum_arrived(node, c, inputs)
                 assert effects is not None, f"the sum of {inputs} was refused"
                 life.inbox[c, x.plan.index(node)] = deltas
                 self.do(life, effects)
             case FrameKind.SEALED:
                 life.sealed[c] = frame.data
-                self.do(life, x.sealed(c, digest(frame.data)))
+                self.do(life, x.sealed_arrived(c, digest(frame.data)))
             case FrameKind.MERGED:
-                self.do(life, x.is_merged(node, c))
+                self.do(life, x.peer_merged(node, c))
             case FrameKind.WANT:
-                self.do(life, x.wanted(node, c))
+                self.do(life, x.chunk_wanted(node, c))
             case FrameKind.LACK:
-                self.do(life, x.lacked(node, c))
+                self.do(life, x.chunk_lacked(node, c))
             case FrameKind.RESYNC:
                 self.do(life, x.resync(node, since, *frame.data))
                 if c:
@@ -336,9 +337,9 @@ class World:
             mine = self.entries[i].life == life.life
             if not mine and (c, i) not in life.inbox:
                 void = (
-                    life.exchange.merged(c, since, inputs, b"")
+                    life.exchange.chunk_merged(c, since, inputs, b"")
                     if total
-                    else life.exchange.summed(c, since, inputs)
+                    else life.exchange.region_summed(c, since, inputs)
                 )
                 assert void == [], f"{order} without its inputs"
                 return
@@ -347,20 +348,20 @@ class World:
                 self.refuse(life, c, since, i)
                 return
         if not total:
-            effects = life.exchange.summed(c, since, inputs)
+            effects = life.exchange.region_summed(c, since, inputs)
             self.do(life, effects)
             if effects:
                 life.partials[c] = inputs, tuple(terms)
             return
         payload = repr((c, life.life, since, inputs, terms)).encode()
-        effects = life.exchange.merged(c, since, inputs, digest(payload))
+        effects = life.exchange.chunk_merged(c, since, inputs, digest(payload))
         if effects:
             life.sealed[c] = payload
             self.contents[digest(payload)] = terms
         self.do(life, effects)
 
     def refuse(self, life: Life, c: int, since: int, place: int) -> None:
-        if (effects := life.exchange.refused(c, since, place)) is not None:
+        if (effects := life.exchange.contribution_refused(c, since, place)) is not None:
             life.inbox.pop((c, place), None)
             self.do(life, effects)
         self.kill(self.lives[self.entries[place].life])
@@ -410,7 +411,7 @@ class World:
                 other = self.random.choice(alive)
                 if other is not life and not (other.leaf and life.leaf):
                     self.break_link(life, other)
-            case "pull" if life.exchange.plan and (lacking := life.exchange.lacking()):
+            case "pull" if life.exchange.plan and (lacking := life.exchange.missing()):
                 self.do(life, life.exchange.pull(self.random.choice(lacking)))
 
     def break_link(self, a: Life, b: Life) -> None:
@@ -488,7 +489,7 @@ class World:
     def waiting(self) -> str:
         lives = {e.life for e in self.here}
         return "; ".join(
-            f"{w.node} (life {w.life}) waits for {w.exchange.awaiting()}"
+            f"{w.node} (life {w.life}) waits for {w.exchange.dues()}"
             for w in self.lives
             if w.life in lives and w.exchange.plan
         )
@@ -550,7 +551,7 @@ def contribute(x: ReduceProtocol, c: int, *nodes: NodeId) -> list[Effect]:
     out: list[Effect] = []
     for node in nodes:
         assert x.verdict(node, "abcd".index(node), FrameKind.CONTRIBUTION, c, 1) is FrameVerdict.TAKE
-        out += x.contribution(node, c)
+        out += x.contribution_arrived(node, c)
     return out
 
 
@@ -558,7 +559,7 @@ def test_a_chunk_is_merged_in_plan_order_once_everybody_has_contributed_and_sent
     x = begun(B, [1])
     assert contribute(x, 0, D, A) == []
     assert contribute(x, 0, C) == [MergeChunk(0, 1, (0, 1, 2, 3))]
-    out = x.merged(0, 1, (0, 1, 2, 3), b"digest")
+    out = x.chunk_merged(0, 1, (0, 1, 2, 3), b"digest")
     assert out[0] == ReportSeal(0, 1, b"digest", (0, 1, 2, 3)) and FreeContributions(0) in out
     assert out[-1] == ReportComplete(root([b"digest"]))
     assert sends(out, FrameKind.SEALED) == [(A, 0), (C, 0), (D, 0)]
@@ -569,7 +570,7 @@ def test_contributors_hear_of_a_merge_while_contributions_may_wait_for_room() ->
     told = []
     for c in range(4):
         contribute(x, c, A, C, D)
-        told.append(sends(x.merged(c, 1, (0, 1, 2, 3), b"digest"), FrameKind.MERGED))
+        told.append(sends(x.chunk_merged(c, 1, (0, 1, 2, 3), b"digest"), FrameKind.MERGED))
     everybody = [(A, 0), (C, 0), (D, 0)]
     assert told == [everybody, [(n, 1) for n, _ in everybody], [], []]
 
@@ -598,7 +599,7 @@ def test_what_comes_twice_is_taken_once() -> None:
     x = begun(A, [0, 1])
     contribute(x, 0, B)
     assert x.verdict(B, 1, FrameKind.CONTRIBUTION, 0, 1) is FrameVerdict.DISCARD
-    x.sealed(1, b"digest")
+    x.sealed_arrived(1, b"digest")
     assert x.verdict(B, 1, FrameKind.SEALED, 1, 1) is FrameVerdict.DISCARD
     assert x.verdict(C, 2, FrameKind.CONTRIBUTION, 1, 1) is FrameVerdict.DISCARD, "a does not own it"
 
@@ -614,21 +615,21 @@ def test_a_sealed_chunk_is_taken_from_where_it_should_come_from_and_from_whoever
 
 def test_a_chunk_that_is_not_the_ledgers_is_given_up_and_asked_for_elsewhere_and_who_gave_it_is_named() -> None:
     x = begun(A, [1, 2])
-    x.sealed(0, b"right", B)
-    assert x.sealed(1, b"forged", C)[-1] == ReportComplete(root([b"right", b"forged"]))
+    x.sealed_arrived(0, b"right", B)
+    assert x.sealed_arrived(1, b"forged", C)[-1] == ReportComplete(root([b"right", b"forged"]))
     forget, forged, ask = x.prove([b"right", b"as sealed"])
     assert (forget, forged) == (FreeSealed(1), ReportForged(1, C))
     assert isinstance(ask, SendFrame) and ask.kind is FrameKind.WANT and ask.node in (B, D)
     assert x.prove([b"right", b"as sealed"]) == [], "it is told once"
-    again = x.sealed(1, b"forged", ask.node)
+    again = x.sealed_arrived(1, b"forged", ask.node)
     assert again[0] == ReportForged(1, ask.node)
     assert x.digests == [b"right", None] and [n != ask.node for n, _ in sends(again, FrameKind.WANT)] == [True]
-    assert x.sealed(1, b"as sealed", B)[-1] == ReportComplete(root([b"right", b"as sealed"]), proven=True)
+    assert x.sealed_arrived(1, b"as sealed", B)[-1] == ReportComplete(root([b"right", b"as sealed"]), proven=True)
 
 
 def test_that_what_is_here_is_the_ledgers_is_said_again() -> None:
     x = begun(A, [1])
-    x.sealed(0, b"right", B)
+    x.sealed_arrived(0, b"right", B)
     assert x.prove([b"right"]) == [ReportComplete(root([b"right"]), proven=True)]
 
 
@@ -636,53 +637,63 @@ def test_what_was_told_of_a_chunk_is_void_once_that_is_reduced_anew() -> None:
     x = begun(A, [1])
     x.prove([b"right"])
     x.replan(plan_of(2, [2], gone="b", since=(2,)))
-    assert x.sealed(0, b"another", C)[-1] == ReportComplete(root([b"another"]))
+    assert x.sealed_arrived(0, b"another", C)[-1] == ReportComplete(root([b"another"]))
 
 
 def test_a_chunk_that_nobody_had_right_is_asked_for_again_under_the_next_plan() -> None:
     x = begun(A, [1])
-    x.sealed(0, b"forged", B)
+    x.sealed_arrived(0, b"forged", B)
     asked = [node for node, _ in sends(x.prove([b"right"]), FrameKind.WANT)]
-    while found := sends(x.sealed(0, b"forged", asked[-1]), FrameKind.WANT):
+    while found := sends(x.sealed_arrived(0, b"forged", asked[-1]), FrameKind.WANT):
         asked.append(found[0][0])
     assert sorted(asked) == [B, C, D] and asked[0] != B
-    assert x.sealed(0, b"forged", B) == [ReportForged(0, B)], "that it is lacking was said"
+    assert x.sealed_arrived(0, b"forged", B) == [ReportForged(0, B)], "that it is lacking was said"
     out = x.replan(plan_of(2, [1], since=(1,)))
     assert len(sends(out, FrameKind.WANT)) == 1
 
 
 def test_what_everybody_was_asked_for_in_vain_is_said_to_be_lacking_once_nothing_else_is_missing() -> None:
     x = begun(A, [1, 2])
-    x.sealed(0, b"forged", B)
-    x.sealed(1, b"forged too", C)
+    x.sealed_arrived(0, b"forged", B)
+    x.sealed_arrived(1, b"forged too", C)
     out = x.prove([b"right", b"as sealed"])
     asked = {c: [n for n, chunk in sends(out, FrameKind.WANT) if chunk == c] for c in range(2)}
-    while found := sends(out := x.lacked(asked[0][-1], 0), FrameKind.WANT):
+    while found := sends(out := x.chunk_lacked(asked[0][-1], 0), FrameKind.WANT):
         asked[0].append(found[0][0])
     assert out == [], "the other chunk may still come"
-    while found := sends(out := x.sealed(1, b"forged too", asked[1][-1]), FrameKind.WANT):
+    while found := sends(out := x.sealed_arrived(1, b"forged too", asked[1][-1]), FrameKind.WANT):
         asked[1].append(found[0][0])
     assert out == [ReportForged(1, asked[1][-1]), ReportMissing((0, 1))]
     assert sorted(asked[0]) == sorted(asked[1]) == [B, C, D]
-    assert x.sealed(1, b"as sealed", C)[-1] == ReportMissing((0,)), "late, it is here after all"
-    assert x.sealed(0, b"right", C)[-1] == ReportComplete(root([b"right", b"as sealed"]), proven=True)
+    assert x.sealed_arrived(1, b"as sealed", C)[-1] == ReportMissing((0,)), "late, it is here after all"
+    assert x.sealed_arrived(0, b"right", C)[-1] == ReportComplete(root([b"right", b"as sealed"]), proven=True)
 
 
 def test_an_owner_that_sealed_what_it_does_not_have_says_so() -> None:
     x = begun(B, [1])
     for node in (A, C, D):
-        x.contribution(node, 0)
-    x.merged(0, 1, range(4), b"as sent")
+        x.contribution_arrived(node, 0)
+    x.chunk_merged(0, 1, range(4), b"as sent")
     asked = [node for node, _ in sends(x.prove([b"as sealed"]), FrameKind.WANT)]
-    while found := sends(out := x.sealed(0, b"as sent", asked[-1]), FrameKind.WANT):
+    while found := sends(out := x.sealed_arrived(0, b"as sent", asked[-1]), FrameKind.WANT):
         asked.append(found[0][0])
     assert sorted(asked) == [A, C, D] and out[-1] == ReportMissing((0,))
+
+
+def test_who_gave_a_chunk_before_it_was_reopened_is_not_blamed_for_what_is_sealed_after() -> None:
+    x = begun(A, [1])
+    x.sealed_arrived(0, b"void", B)
+    x.replan(plan_of(2, [0], since=(2,)))
+    for node in (B, C, D):
+        x.contribution_arrived(node, 0)
+    x.chunk_merged(0, 2, range(4), b"as sent")
+    assert not [e for e in x.prove([b"as sealed"]) if isinstance(e, ReportForged)]
 
 
 def test_who_is_told_what_it_still_waits_for_asks_for_it_or_says_that_nobody_has_it() -> None:
     x = begun(A, [1])
     asked = [sends(x.pull(0), FrameKind.WANT)[0][0]]
-    while found := sends(x.lacked(asked[-1], 0), FrameKind.WANT):
+    while found := sends(x.chunk_lacked(asked[-1], 0), FrameKind.WANT):
         asked.append(found[0][0])
     assert x.prove([b"as sealed"]) == [ReportMissing((0,))], "all have said that they do not have it"
     y = begun(A, [1])
@@ -695,8 +706,8 @@ def test_who_has_nobody_to_ask_lacks_the_chunk_at_once() -> None:
     leaves = tuple(replace(m, leaf=m.node != A) for m in plan.members)
     x.replan(replace(plan, members=leaves))
     for node in (B, C, D):
-        x.contribution(node, 0)
-    x.merged(0, 1, range(4), b"as sent")
+        x.contribution_arrived(node, 0)
+    x.chunk_merged(0, 1, range(4), b"as sent")
     assert x.prove([b"as sealed"]) == [FreeSealed(0), ReportMissing((0,))]
     assert x.replan(replace(plan_of(2, [0], since=(1,)), members=leaves)) == [ReportMissing((0,))]
 
@@ -708,22 +719,22 @@ def test_who_has_no_weight_contributes_nothing() -> None:
     x.replan(replace(plan, members=members))
     assert x.verdict(B, 1, FrameKind.CONTRIBUTION, 0, 1) is FrameVerdict.TAKE
     assert x.verdict(C, 2, FrameKind.CONTRIBUTION, 0, 1) is FrameVerdict.DISCARD
-    assert list(x.owing()) == [B, D]
+    assert list(x.contributors_due()) == [B, D]
 
 
 def test_who_has_no_weight_merges_what_it_owns_and_waits_for_nothing_else() -> None:
     x, plan = ReduceProtocol(C, 2, 1), plan_of(1, [2, 1])
     members = (*plan.members[:2], replace(plan.members[2], weight=0.0), *plan.members[3:])
     assert x.replan(replace(plan, members=members)) == []
-    assert (x.unsealed, x.lacking()) == (1, [])
+    assert (x.chunks_to_seal, x.missing()) == (1, [])
     assert contribute(x, 0, A, B, D) == [MergeChunk(0, 1, (0, 1, 3))]
     to_all = [SendFrame(node, FrameKind.SEALED, 0, 1) for node in (A, B, D)]
-    assert x.merged(0, 1, (0, 1, 3), b"digest") == [
+    assert x.chunk_merged(0, 1, (0, 1, 3), b"digest") == [
         ReportSeal(0, 1, b"digest", (0, 1, 3)),
         FreeContributions(0),
         *to_all,
     ]
-    assert (x.unsealed, x.awaiting()) == (0, [])
+    assert (x.chunks_to_seal, x.dues()) == (0, [])
     assert ReduceProtocol(C, 2, 1).replan(replace(plan, members=members, kept=frozenset({1}))) == [], (
         "nor asks for it"
     )
@@ -734,7 +745,7 @@ def test_what_who_is_not_in_the_plan_says_after_a_break_is_answered_once_it_is()
     assert ReduceProtocol(A, 1, 1).resync(B, 1, none, none, none) == []
     x = begun(A, [0])
     contribute(x, 0, B, C, D)
-    x.merged(0, 1, range(4), b"digest")
+    x.chunk_merged(0, 1, range(4), b"digest")
     assert x.resync(e, 2, none, none, none) == []
     x.replan(entered(plan_of(2, [0], since=(1,), kept=1), e))
     assert sends(x.resync(e, 2, none, none, none), FrameKind.SEALED) == [(e, 0)]
@@ -743,17 +754,17 @@ def test_what_who_is_not_in_the_plan_says_after_a_break_is_answered_once_it_is()
 def test_a_chunk_that_is_late_is_asked_for_at_one_after_another_and_at_nobody_twice() -> None:
     x = begun(A, [1])
     asked = [sends(x.pull(0), FrameKind.WANT)[0][0]]
-    while found := sends(x.lacked(asked[-1], 0), FrameKind.WANT):
+    while found := sends(x.chunk_lacked(asked[-1], 0), FrameKind.WANT):
         asked.append(found[0][0])
     assert sorted(asked) == [B, C, D]
-    assert x.pull(0) == [] and x.lacked(asked[0], 0) == []
+    assert x.pull(0) == [] and x.chunk_lacked(asked[0], 0) == []
 
 
 def test_who_is_asked_sends_what_it_has_or_says_that_it_lacks_it() -> None:
     x = begun(A, [1])
-    assert x.wanted(C, 0) == [SendFrame(C, FrameKind.LACK, 0, 1)]
-    x.sealed(0, b"digest")
-    assert x.wanted(C, 0) == [SendFrame(C, FrameKind.SEALED, 0, 1)]
+    assert x.chunk_wanted(C, 0) == [SendFrame(C, FrameKind.LACK, 0, 1)]
+    x.sealed_arrived(0, b"digest")
+    assert x.chunk_wanted(C, 0) == [SendFrame(C, FrameKind.SEALED, 0, 1)]
 
 
 def test_after_a_death_only_its_unsealed_chunks_are_sent_again() -> None:
@@ -783,20 +794,20 @@ def test_a_merge_that_ends_after_its_chunk_was_given_to_another_is_void() -> Non
     x = begun(A, [0])
     contribute(x, 0, B, C, D)
     assert x.replan(plan_of(2, [1], since=(2,)))[0] == FreeContributions(0)
-    assert x.merged(0, 1, (0, 1, 2, 3), b"digest") == []
+    assert x.chunk_merged(0, 1, (0, 1, 2, 3), b"digest") == []
     x.replan(plan_of(3, [0], since=(3,)))
     for node in (B, C, D):
-        x.contribution(node, 0)
-    assert x.merged(0, 1, (0, 1, 2, 3), b"digest") == [], "it is merging again"
+        x.contribution_arrived(node, 0)
+    assert x.chunk_merged(0, 1, (0, 1, 2, 3), b"digest") == [], "it is merging again"
 
 
 def test_orphans_are_told_with_their_digests_and_fetched_from_their_new_owner() -> None:
     x, y = begun(A, [3, 3]), begun(B, [3, 3])
-    x.sealed(0, b"digest")
+    x.sealed_arrived(0, b"digest")
     orphaned = plan_of(2, [NOBODY, 2], gone="d", since=(2, 2), kept=1)
     assert ReportOrphans(((0, b"digest"),)) in x.replan(orphaned)
     assert ReportOrphans(()) in y.replan(orphaned)
-    assert y.awaiting() == [(C, "1 of its chunks")], "nobody is waited for with the orphan"
+    assert y.dues() == [(C, "1 of its chunks")], "nobody is waited for with the orphan"
     adopted = plan_of(3, [0, 2], gone="d", since=(3, 2), kept=1)
     assert x.replan(adopted) == []
     assert sends(y.replan(adopted), FrameKind.WANT) == [(A, 0)]
@@ -804,7 +815,7 @@ def test_orphans_are_told_with_their_digests_and_fetched_from_their_new_owner() 
 
 def test_a_chunk_that_is_opened_again_is_forgotten() -> None:
     x = begun(A, [3])
-    x.sealed(0, b"digest")
+    x.sealed_arrived(0, b"digest")
     assert FreeSealed(0) in x.replan(plan_of(2, [1], gone="d", since=(2,)))
     assert x.digests == [None]
 
@@ -812,24 +823,24 @@ def test_a_chunk_that_is_opened_again_is_forgotten() -> None:
 def test_at_most_a_window_of_contributions_is_under_way_to_an_owner() -> None:
     x = ReduceProtocol(A, 4, 2)
     assert sends(x.replan(plan_of(1, [1, 1, 1, 2])), FrameKind.CONTRIBUTION) == [(B, 0), (B, 1), (C, 3)]
-    assert sends(x.is_merged(B, 0), FrameKind.CONTRIBUTION) == [(B, 2)]
+    assert sends(x.peer_merged(B, 0), FrameKind.CONTRIBUTION) == [(B, 2)]
 
 
 def test_after_a_break_what_the_other_side_has_is_not_sent_again() -> None:
     x, owner = begun(A, [1, 1, 1]), begun(B, [1, 1, 1])
     contribute(owner, 0, A, C, D)
-    owner.merged(0, 1, (0, 1, 2, 3), b"digest")
+    owner.chunk_merged(0, 1, (0, 1, 2, 3), b"digest")
     contribute(owner, 1, A)
-    assert sends(x.resync(B, 1, *owner.state(A)), FrameKind.CONTRIBUTION) == [(B, 2)]
-    assert sends(owner.resync(A, 1, *x.state(B)), FrameKind.SEALED) == [(A, 0)]
+    assert sends(x.resync(B, 1, *owner.resync_state(A)), FrameKind.CONTRIBUTION) == [(B, 2)]
+    assert sends(owner.resync(A, 1, *x.resync_state(B)), FrameKind.SEALED) == [(A, 0)]
 
 
 def test_members_that_owe_contributions_are_those_whose_windows_are_not_full() -> None:
     x = begun(A, [0, 0, 0, 1], window=2)
     contribute(x, 0, B)
     contribute(x, 1, B, C)
-    assert list(x.owing()) == [C, D]
-    assert x.awaiting() == [(C, "contributions"), (D, "contributions"), (B, "1 of its chunks")]
+    assert list(x.contributors_due()) == [C, D]
+    assert x.dues() == [(C, "contributions"), (D, "contributions"), (B, "1 of its chunks")]
 
 
 # Who comes later, or back
@@ -847,13 +858,13 @@ def test_who_came_back_is_not_who_it_was_and_brings_its_contribution_anew() -> N
     assert x.verdict(D, 3, FrameKind.CONTRIBUTION, 0, 1) is FrameVerdict.DISCARD
     assert contribute(x, 0, C) == []
     assert x.verdict(D, 4, FrameKind.CONTRIBUTION, 0, 1) is FrameVerdict.TAKE
-    assert x.contribution(D, 0) == [MergeChunk(0, 1, (0, 1, 2, 4))]
+    assert x.contribution_arrived(D, 0) == [MergeChunk(0, 1, (0, 1, 2, 4))]
 
 
 def test_who_was_left_out_begins_anew_with_what_was_not_given_to_another_meanwhile() -> None:
     x = begun(A, [1, 1, 2])
-    x.sealed(1, b"digest")
-    x.sealed(2, b"void")
+    x.sealed_arrived(1, b"digest")
+    x.sealed_arrived(2, b"void")
     out = x.replan(entered(plan_of(3, [1, 1, 3], gone="a", since=(1, 1, 2)), A))
     assert sends(out, FrameKind.CONTRIBUTION) == [(B, 0), (D, 2)] and FreeSealed(2) in out
     assert x.digests == [None, b"digest", None]
@@ -865,7 +876,7 @@ def test_who_comes_later_is_sent_what_it_cannot_know_to_be_sealed(attempt: int, 
     x = begun(A, [0, 0])
     for c in range(2):
         contribute(x, c, B, C, D)
-        x.merged(c, 1, range(4), b"digest")
+        x.chunk_merged(c, 1, range(4), b"digest")
     e = NodeId("e")
     out = x.replan(entered(plan_of(attempt, [0, 0], since=(1, 1), kept=1), e))
     assert sends(out, FrameKind.SEALED) == [(e, c) for c in late]
@@ -874,7 +885,7 @@ def test_who_comes_later_is_sent_what_it_cannot_know_to_be_sealed(attempt: int, 
 def test_that_all_is_held_is_said_in_each_attempt() -> None:
     x = begun(A, [1])
     assert (
-        x.sealed(0, b"digest")[-1]
+        x.sealed_arrived(0, b"digest")[-1]
         == x.replan(plan_of(2, [1], since=(1,)))[-1]
         == ReportComplete(root([b"digest"]))
     )
@@ -883,18 +894,18 @@ def test_that_all_is_held_is_said_in_each_attempt() -> None:
 def test_contributions_to_one_owner_go_in_the_order_in_which_it_got_the_chunks() -> None:
     x = begun(A, [1, 2, 2], window=1)
     x.replan(plan_of(3, [1, 1, 1], gone="c", since=(1, 3, 2)))
-    assert sends(x.is_merged(B, 0), FrameKind.CONTRIBUTION) == [(B, 2)]
+    assert sends(x.peer_merged(B, 0), FrameKind.CONTRIBUTION) == [(B, 2)]
 
 
 def test_a_chunk_that_is_sealed_makes_room_for_the_next_contribution() -> None:
-    assert sends(begun(A, [1, 1], window=1).sealed(0, b"digest"), FrameKind.CONTRIBUTION) == [(B, 1)]
+    assert sends(begun(A, [1, 1], window=1).sealed_arrived(0, b"digest"), FrameKind.CONTRIBUTION) == [(B, 1)]
 
 
 def test_a_contribution_that_is_refused_is_not_waited_for_once_its_sender_is_gone() -> None:
     x = begun(A, [0])
     contribute(x, 0, B, C, D)
     x.replan(plan_of(2, [0], gone="d", since=(1,)))
-    assert x.refused(0, 1, 3) == [MergeChunk(0, 1, (0, 1, 2))]
+    assert x.contribution_refused(0, 1, 3) == [MergeChunk(0, 1, (0, 1, 2))]
 
 
 def test_what_an_owner_says_of_before_it_got_the_chunk_or_this_member_came_back_is_not_believed() -> None:
@@ -912,18 +923,18 @@ def test_what_an_owner_says_of_before_it_got_the_chunk_or_this_member_came_back_
 def test_after_a_break_who_was_asked_last_is_asked_again() -> None:
     x, none = begun(A, [1]), bitmap([], 1)
     asked = [sends(x.pull(0), FrameKind.WANT)[0][0]]
-    asked += [node for node, _ in sends(x.lacked(asked[0], 0), FrameKind.WANT)]
+    asked += [node for node, _ in sends(x.chunk_lacked(asked[0], 0), FrameKind.WANT)]
     assert [sends(x.resync(node, 1, none, none, none), FrameKind.WANT) for node in asked] == [[], [(asked[1], 0)]]
-    x.sealed(0, b"digest")
+    x.sealed_arrived(0, b"digest")
     assert sends(x.resync(asked[1], 1, none, none, none), FrameKind.WANT) == [] == x.pull(0)
 
 
 def test_a_sealed_chunk_is_sent_again_to_who_has_only_what_was_sealed_before_it() -> None:
     x, none, all_ = begun(A, [1]), bitmap([], 1), bitmap([0], 1)
     x.replan(plan_of(2, [0], gone="d", since=(2,)))
-    x.contribution(B, 0)
-    x.contribution(C, 0)
-    x.merged(0, 2, range(3), b"digest")
+    x.contribution_arrived(B, 0)
+    x.contribution_arrived(C, 0)
+    x.chunk_merged(0, 2, range(3), b"digest")
     assert sends(x.resync(B, 1, none, none, all_), FrameKind.SEALED) == [(B, 0)]
     assert x.resync(B, 2, none, none, all_) == []
 
@@ -948,17 +959,17 @@ def test_members_of_another_region_send_to_its_relay_which_sums_and_passes_on() 
     relay, out = layered(C)
     assert out == []
     assert contribute(relay, 0, D) == [SumRegion(0, 1, (2, 3))]
-    assert relay.summed(0, 1, (2, 3)) == [FreeContributions(0), SendFrame(A, FrameKind.PARTIAL, 0, 1)]
+    assert relay.region_summed(0, 1, (2, 3)) == [FreeContributions(0), SendFrame(A, FrameKind.PARTIAL, 0, 1)]
     assert relay.verdict(D, 3, FrameKind.CONTRIBUTION, 0, 1) is FrameVerdict.DISCARD
-    assert relay.is_merged(D, 0) == [] and relay.is_merged(A, 0) == [FreeContributions(0)]
-    assert relay.sealed(0, b"digest")[0] == SendFrame(D, FrameKind.SEALED, 0, 1)
+    assert relay.peer_merged(D, 0) == [] and relay.peer_merged(A, 0) == [FreeContributions(0)]
+    assert relay.sealed_arrived(0, b"digest")[0] == SendFrame(D, FrameKind.SEALED, 0, 1)
 
 
 def test_the_owner_merges_its_region_and_the_others_sums_and_seals_who_is_in_them() -> None:
     x, _ = layered(A)
     assert contribute(x, 0, B) == []
-    assert x.partial(C, 0, (2, 3)) == [MergeChunk(0, 1, (0, 1, 2, 3), ((2, (2, 3)),))]
-    out = x.merged(0, 1, (0, 1, 2, 3), b"digest")
+    assert x.region_sum_arrived(C, 0, (2, 3)) == [MergeChunk(0, 1, (0, 1, 2, 3), ((2, (2, 3)),))]
+    out = x.chunk_merged(0, 1, (0, 1, 2, 3), b"digest")
     assert out[0] == ReportSeal(0, 1, b"digest", (0, 1, 2, 3))
     assert sends(out, FrameKind.SEALED) == [(B, 0), (C, 0)]
 
@@ -966,10 +977,10 @@ def test_the_owner_merges_its_region_and_the_others_sums_and_seals_who_is_in_the
 def test_relay_and_owner_tell_those_that_wait_for_room() -> None:
     x, relay = layered(A, 2, 1)[0], layered(C, 2, 1)[0]
     contribute(x, 0, B)
-    x.partial(C, 0, (2, 3))
-    assert sends(x.merged(0, 1, (0, 1, 2, 3), b"digest"), FrameKind.MERGED) == [(B, 0), (C, 0)]
+    x.region_sum_arrived(C, 0, (2, 3))
+    assert sends(x.chunk_merged(0, 1, (0, 1, 2, 3), b"digest"), FrameKind.MERGED) == [(B, 0), (C, 0)]
     contribute(relay, 0, D)
-    assert sends(relay.summed(0, 1, (2, 3)), FrameKind.MERGED) == [(D, 0)]
+    assert sends(relay.region_summed(0, 1, (2, 3)), FrameKind.MERGED) == [(D, 0)]
 
 
 def test_a_contribution_counts_on_one_way_only() -> None:
@@ -980,29 +991,29 @@ def test_a_contribution_counts_on_one_way_only() -> None:
     assert relay.verdict(B, 1, FrameKind.CONTRIBUTION, 0, 1) is FrameVerdict.DISCARD, "b is of another region"
     assert relay.verdict(A, 0, FrameKind.PARTIAL, 0, 1) is FrameVerdict.DISCARD, "c owns nothing"
     assert x.verdict(C, 2, FrameKind.PARTIAL, 0, 1) is FrameVerdict.TAKE
-    x.partial(C, 0, (2, 3))
+    x.region_sum_arrived(C, 0, (2, 3))
     assert x.verdict(C, 2, FrameKind.PARTIAL, 0, 1) is FrameVerdict.DISCARD, "it comes twice"
 
 
 def test_a_sum_with_a_contribution_that_has_come_by_itself_is_refused() -> None:
     x, _ = layered(A)
-    x.contribution(D, 0)  # though its verdict forbids it: nothing counts twice
-    assert x.partial(C, 0, (2, 3)) is None
+    x.contribution_arrived(D, 0)  # though its verdict forbids it: nothing counts twice
+    assert x.region_sum_arrived(C, 0, (2, 3)) is None
 
 
 @pytest.mark.parametrize("claimed", [(), (1,), (0, 2, 3), (2, 3, 4), (2, 3, 9)])
 def test_a_sum_of_others_than_its_region_is_refused(claimed: tuple[int, ...]) -> None:
     x, _ = layered(A)
-    assert x.partial(C, 0, claimed) is None
+    assert x.region_sum_arrived(C, 0, claimed) is None
     contribute(x, 0, B)
-    assert x.partial(C, 0, (2, 3)) == [MergeChunk(0, 1, (0, 1, 2, 3), ((2, (2, 3)),))]
+    assert x.region_sum_arrived(C, 0, (2, 3)) == [MergeChunk(0, 1, (0, 1, 2, 3), ((2, (2, 3)),))]
 
 
 def test_a_sum_that_is_refused_counts_no_more() -> None:
     x, _ = layered(A)
     contribute(x, 0, B)
-    x.partial(C, 0, (2, 3))
-    assert x.refused(0, 1, 2) == []
+    x.region_sum_arrived(C, 0, (2, 3))
+    assert x.contribution_refused(0, 1, 2) == []
     assert x.replan(levels(2, gone="cd")) == [MergeChunk(0, 1, (0, 1))]
 
 
@@ -1010,8 +1021,8 @@ def test_a_sum_waits_for_those_of_the_chunks_before_it() -> None:
     x, _ = layered(C, 2)
     contribute(x, 0, D)
     contribute(x, 1, D)
-    assert sends(x.summed(1, 1, (2, 3)), FrameKind.PARTIAL) == []
-    assert sends(x.summed(0, 1, (2, 3)), FrameKind.PARTIAL) == [(A, 0), (A, 1)]
+    assert sends(x.region_summed(1, 1, (2, 3)), FrameKind.PARTIAL) == []
+    assert sends(x.region_summed(0, 1, (2, 3)), FrameKind.PARTIAL) == [(A, 0), (A, 1)]
 
 
 def test_a_region_whose_members_are_gone_is_waited_for_by_nobody() -> None:
@@ -1027,8 +1038,8 @@ def test_a_chunk_that_was_sealed_without_a_region_is_over_there() -> None:
     x, _ = layered(C)
     contribute(x, 0, D)
     assert x.verdict(A, 0, FrameKind.SEALED, 0, 1) is FrameVerdict.TAKE
-    assert x.sealed(0, b"digest")[:2] == [FreeContributions(0), SendFrame(D, FrameKind.SEALED, 0, 1)]
-    assert x.summed(0, 1, (2, 3)) == []
+    assert x.sealed_arrived(0, b"digest")[:2] == [FreeContributions(0), SendFrame(D, FrameKind.SEALED, 0, 1)]
+    assert x.region_summed(0, 1, (2, 3)) == []
 
 
 def test_without_its_relay_a_chunk_starts_anew_and_is_flat() -> None:
@@ -1049,9 +1060,9 @@ def test_a_relay_without_weight_has_the_sealed_chunk_to_pass_on() -> None:
     x, plan = ReduceProtocol(A, 1, 8), levels()
     x.replan(replace(plan, members=(*plan.members[:2], replace(plan.members[2], weight=0.0), plan.members[3])))
     contribute(x, 0, B)
-    assert x.partial(C, 0, (2, 3)) is None, "it has nothing to bring itself"
-    x.partial(C, 0, (3,))
-    assert sends(x.merged(0, 1, (0, 1, 3), b"digest"), FrameKind.SEALED) == [(B, 0), (C, 0)]
+    assert x.region_sum_arrived(C, 0, (2, 3)) is None, "it has nothing to bring itself"
+    x.region_sum_arrived(C, 0, (3,))
+    assert sends(x.chunk_merged(0, 1, (0, 1, 3), b"digest"), FrameKind.SEALED) == [(B, 0), (C, 0)]
 
 
 def test_a_member_that_comes_later_has_no_region_and_deals_with_the_owner() -> None:
@@ -1061,36 +1072,40 @@ def test_a_member_that_comes_later_has_no_region_and_deals_with_the_owner() -> N
     assert sends(e.replan(plan), FrameKind.CONTRIBUTION) == [(A, 0)]
     x.replan(plan)
     contribute(x, 0, B)
-    assert x.partial(C, 0, (2, 3)) == []
+    assert x.region_sum_arrived(C, 0, (2, 3)) == []
     assert x.verdict(NodeId("e"), 4, FrameKind.CONTRIBUTION, 0, 1) is FrameVerdict.TAKE
-    assert x.contribution(NodeId("e"), 0) == [MergeChunk(0, 1, (0, 1, 2, 3, 4), ((2, (2, 3)),))]
-    assert sends(x.merged(0, 1, (0, 1, 2, 3, 4), b"d"), FrameKind.SEALED) == [(B, 0), (C, 0), (NodeId("e"), 0)]
+    assert x.contribution_arrived(NodeId("e"), 0) == [MergeChunk(0, 1, (0, 1, 2, 3, 4), ((2, (2, 3)),))]
+    assert sends(x.chunk_merged(0, 1, (0, 1, 2, 3, 4), b"d"), FrameKind.SEALED) == [
+        (B, 0),
+        (C, 0),
+        (NodeId("e"), 0),
+    ]
 
 
 def test_after_a_break_neither_what_was_summed_nor_a_sum_that_is_here_is_sent_again() -> None:
     x, relay, d = layered(A)[0], layered(C)[0], layered(D)[0]
     contribute(relay, 0, D)
-    assert sends(d.resync(C, 1, *relay.state(D)), FrameKind.CONTRIBUTION) == []
-    relay.summed(0, 1, (2, 3))
-    assert sends(d.resync(C, 1, *relay.state(D)), FrameKind.CONTRIBUTION) == []
-    assert sends(relay.resync(A, 1, *x.state(C)), FrameKind.PARTIAL) == [(A, 0)]
-    x.partial(C, 0, (2, 3))
-    assert sends(relay.resync(A, 1, *x.state(C)), FrameKind.PARTIAL) == []
-    relay.sealed(0, b"digest")
-    assert sends(relay.resync(D, 1, *d.state(C)), FrameKind.SEALED) == [(D, 0)]
+    assert sends(d.resync(C, 1, *relay.resync_state(D)), FrameKind.CONTRIBUTION) == []
+    relay.region_summed(0, 1, (2, 3))
+    assert sends(d.resync(C, 1, *relay.resync_state(D)), FrameKind.CONTRIBUTION) == []
+    assert sends(relay.resync(A, 1, *x.resync_state(C)), FrameKind.PARTIAL) == [(A, 0)]
+    x.region_sum_arrived(C, 0, (2, 3))
+    assert sends(relay.resync(A, 1, *x.resync_state(C)), FrameKind.PARTIAL) == []
+    relay.sealed_arrived(0, b"digest")
+    assert sends(relay.resync(D, 1, *d.resync_state(C)), FrameKind.SEALED) == [(D, 0)]
 
 
 def test_a_late_chunk_in_two_levels_is_not_asked_for_in_other_regions() -> None:
     d, c = layered(D)[0], layered(C)[0]
-    assert sends(d.pull(0), FrameKind.WANT) == [(C, 0)] and d.lacked(C, 0) == []
+    assert sends(d.pull(0), FrameKind.WANT) == [(C, 0)] and d.chunk_lacked(C, 0) == []
     b = layered(B)[0]
-    assert sends(b.pull(0), FrameKind.WANT) == [(A, 0)] and b.lacked(A, 0) == []
+    assert sends(b.pull(0), FrameKind.WANT) == [(A, 0)] and b.chunk_lacked(A, 0) == []
     flat = ReduceProtocol(D, 1, 1)
     flat.replan(levels(flat=True))
     assert len([c for _ in range(3) for c in flat.pull(0)]) == 3, "a flat one is asked for everywhere"
-    assert d.awaiting() == [(C, "1 of its chunks")]
-    assert c.awaiting() == [(D, "contributions")]
-    assert layered(A)[0].awaiting() == [(B, "contributions"), (C, "region's sums")]
+    assert d.dues() == [(C, "1 of its chunks")]
+    assert c.dues() == [(D, "contributions")]
+    assert layered(A)[0].dues() == [(B, "contributions"), (C, "region's sums")]
 
 
 # One rule of the protocol broken at a time: a simulation that does not notice checks nothing. Rules that hardly
@@ -1099,52 +1114,46 @@ def test_a_late_chunk_in_two_levels_is_not_asked_for_in_other_regions() -> None:
 SOURCE = Path(protocol.__file__).read_text()
 MUTATIONS = {
     "frames of members still unknown are discarded": (" or place >= len(self.plan.members)", ""),
-    "a member that came back is in a sum twice": ("arrived -= again", "arrived -= set()"),
+    "a member that came back is in a sum twice": ("arrived -= routes.former", "arrived -= set()"),
     "a lost contribution is not sent again": ("elif not bit(here, c) or unheard:", "elif unheard:"),
-    "a lost result is not sent again": ("if (self._since[c] > attempt or not bit(sealed, c)) and", "if False and"),
+    "a lost result is not sent again": ("if lacks and chunk.state is", "if False and chunk.state is"),
     "nobody is asked for a kept chunk that is lacking": (
         "[holder]\n                out.append(SendFrame(holder, FrameKind.WANT, c, since))",
         "[holder]",
     ),
-    "windows have no bound": ("while queue and len(sent) < self.window and (", "while queue and ("),
-    "contributions go out in any order": ("deque(sorted(queue, key=lambda c: (self._since[c], c)))", "queue"),
-    "a chunk is merged as soon as anything is there": (
-        "        if all(\n            place in arrived",
-        "        if any(\n            place in arrived",
+    "windows have no bound": ("while queue and len(in_flight) < self.window and", "while queue and"),
+    "contributions go out in any order": (
+        "deque(sorted(window.queue, key=lambda c: (self._chunks[c].since, c)))",
+        "window.queue",
     ),
-    "a chunk that was opened again is not forgotten": (
-        "if not kept and self.digests[c] is not None:",
-        "if False:",
+    "a chunk is merged as soon as anything is there": ("if due <= chunk.arrived:", "if due & chunk.arrived:"),
+    "a chunk that was opened again is not forgotten": ("if not kept and chunk.digest is not None:", "if False:"),
+    "a seal does not make room": (
+        "            self._withdraw(c, chunk.source)\n            out += self.peer_merged(chunk.source, c)",
+        "            pass",
     ),
-    "a seal does not make room": ("out += self.is_merged(up, c)", "pass"),
     "newcomers get nothing that was sealed before them": ("if before and before.get(node) != place", "if False"),
-    "a member that was left out goes on as before": ("self._come_back(plan, out)", "pass"),
+    "a member that was left out goes on as before": ("self._rejoin(plan, out)", "pass"),
     "a kept chunk is not asked for": ("out.append(SendFrame(holder, FrameKind.WANT, c, since))", "pass"),
-    "what is held is told once": ("self._told != self.plan.attempt", "self._told < 0"),
-    "a relay does not wait for its region": ("and (not relayed or self._sums_for(c, place))", "and not relayed"),
-    "a relay waits for other regions": (
-        "if self._contributes(place) and (not relayed or",
-        "if self._contributes(place) and (True or",
-    ),
-    "a relay without a region sums nothing": ("if relayed and not arrived:", "if False:"),
-    "sums go out before those before them": (
-        " and (queue[0] not in self._relayed or queue[0] in self._summed)",
-        "",
-    ),
+    "what is complete is told once": ("self._complete_attempt != attempt", "self._complete_attempt < 0"),
+    "a relay does not wait for its region": ("if self._routes.contributes_here(c, place)}", "if False}"),
+    "a relay waits for other regions": ("if self._routes.contributes_here(c, place)}", "if True}"),
+    "a relay without a region sums nothing": ("if chunk.relayed and not chunk.arrived:", "if False:"),
+    "sums go out before those before them": (" and self._is_made(queue[0])", ""),
     "a relay keeps what is sealed": (
-        "if node != self.me and self._gives(c, place):\n                    out",
+        "if node != self.me and self._routes.serves(c, place):\n                    out",
         "if False:\n                    out",
     ),
-    "a region's sum comes twice": ("place not in self._partials.get(c, {place: ()})", "c in self._partials"),
+    "a region's sum comes twice": ("and place not in chunk.region_sums\n", "\n"),
     "who was a relay is one": (
-        "for chunks in (self._merging, self._relayed, self._summed, self._mine)",
-        "for chunks in (self._merging, self._summed, self._mine)",
+        "routes.plan.relays_for(c, routes.place)",
+        "routes.place != owner and routes.place in [row[c] for row in routes.plan.relays]",
     ),
 }
 
 
 def mutant(old: str, new: str) -> Any:
-    assert SOURCE.count(old) == 1, f"exchange.py has {SOURCE.count(old)} times {old!r}: choose another fragment"
+    assert SOURCE.count(old) == 1, f"protocol.py has {SOURCE.count(old)} times {old!r}: choose another fragment"
     module = types.ModuleType("atoll.comm.mutant")
     sys.modules[module.__name__] = module  # dataclasses look there
     exec(compile(SOURCE.replace(old, new), "mutant.py", "exec"), module.__dict__)

@@ -928,7 +928,7 @@ def test_a_sealed_chunk_that_is_not_the_ledgers_comes_again_from_another_member(
                 ledger = right.digests
                 forged = Header(FrameKind.SEALED, plan.fence, 4, SIZE, place=2)
                 exchange = victim.reduction._exchange  # as if the owner had sent it other bytes
-                exchange.digests[4], exchange._lacking = None, 1
+                exchange._give_up(4, [])
                 victim.reduction.arrived(name(2), forged, ENCODED[5][4].copy())
                 victim.heard.root = b""
                 victim.reduction.prove(ledger)

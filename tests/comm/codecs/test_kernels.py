@@ -354,3 +354,12 @@ def test_without_a_place_for_compiled_code_it_is_compiled_again() -> None:
 def test_importing_the_codecs_does_not_import_numba() -> None:
     light = "import sys, atoll.comm.codecs.codec; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", light]).returncode == 0
+
+
+def test_each_kernel_is_compiled_for_its_own_types_alone() -> None:
+    script = (
+        "from atoll.comm.codecs.kernels import SIGNATURES, compiled; import atoll.comm.codecs.sparse_kernels;"
+        "print({len(compiled(kernel).nopython_signatures) for kernel in reversed(SIGNATURES)})"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "{1}"

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from atoll.comm.config.run import RunConfig, load_run
+from atoll.comm.config.load import load_run
+from atoll.comm.config.run import RunConfig
 from atoll.configs import METHODS
 
 KEYS = (

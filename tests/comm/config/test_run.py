@@ -5,8 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from atoll.comm.config.methods import method_file
-from atoll.comm.config.run import RunConfig, from_json, load_run, to_json, to_yaml
+from atoll.comm.config.load import load_run, to_yaml
+from atoll.comm.config.run import RunConfig, from_json, to_json
+from atoll.comm.config.shipped import method_file
 from atoll.comm.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -139,10 +140,10 @@ def test_a_config_from_the_wire_that_does_not_fit_is_refused(data: bytes) -> Non
 def test_the_learning_rate_follows_the_optimizer_until_it_is_given(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("name: run\n")
     muon, adamw = (load_run(tmp_path / "run.yaml", (f"inner.optimizer={o}",)) for o in ("muon", "adamw"))
-    assert from_json(to_json(muon)).inner.peak == 4 * from_json(to_json(adamw)).inner.peak
+    assert from_json(to_json(muon)).inner.peak_lr == 4 * from_json(to_json(adamw)).inner.peak_lr
     (tmp_path / "again.yaml").write_text(to_yaml(muon))
     assert load_run(tmp_path / "again.yaml") == muon
-    assert load_run(tmp_path / "run.yaml", ("inner.lr=1e-3",)).inner.least == pytest.approx(1e-4)
+    assert load_run(tmp_path / "run.yaml", ("inner.lr=1e-3",)).inner.final_lr == pytest.approx(1e-4)
 
 
 def test_defaults_are_valid() -> None:

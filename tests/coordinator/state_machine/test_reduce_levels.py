@@ -100,7 +100,7 @@ def test_the_choice_and_both_predictions_are_in_the_commit_record_and_the_plan_a
     plan = plan_of(view(run.state, NodeId("n1")).plan)
     plan.validate()
     assert plan.layered == set(range(4)) and plan.regions == (0, 0, 0, 1, 1, 1)
-    assert {plan.region(plan.towards(c, 5)) for c in range(4) if not plan.relays_for(c, 5)} == {1}
+    assert {plan.region(plan.destination(c, 5)) for c in range(4) if not plan.relays_for(c, 5)} == {1}
     run.do("reduce", [])
     record = run.state.pending
     assert record is not None and record.levels == 2

@@ -182,7 +182,7 @@ def test_a_bench_that_started_nothing_leaves_nothing_behind(
 
 def test_the_run_waits_for_nothing_but_the_reduce() -> None:
     config = check(bench(overrides=("reduce.chunk=4096",)))
-    assert (config.rounds.inner_steps, config.rounds.most_steps, config.rounds.quorum) == (1, 1, 1.0)
+    assert (config.rounds.inner_steps, config.rounds.max_steps, config.rounds.quorum) == (1, 1, 1.0)
     assert (config.members.start, config.members.minimum, config.reduce.chunk) == (3, 2, 4096)
     assert check(bench(peers=1)).members.minimum == 1
     assert check(bench(peers=2, victim=1)).members.minimum == 1

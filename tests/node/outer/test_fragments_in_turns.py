@@ -54,7 +54,7 @@ def test_a_checkpoint_begins_runs_in_the_same_and_in_other_fragments(tmp_path: P
     node = filled(tmp_path / "node", 5, about=RunManifest(BALANCED))
     kept = export.look(node.folder)
     assert kept is not None and kept.chunks == node.chunks
-    assert kept.chunks.parts == 3
+    assert kept.chunks.fragment_count == 3
     store = RemoteStore(folder_of(f"file://{tmp_path}/remote", "tiny", MARK.hex()))
     facts = CheckpointFacts("tiny", kept.mark, 5, 0, 5, kept.chunks, kept.layout)
     manifest = store.write(facts, (ManifestPiece(*found[1:]) for found in export.states(kept, 5)), lambda _: None)

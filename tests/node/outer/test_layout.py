@@ -30,7 +30,7 @@ def test_each_fragment_is_one_stretch_of_the_tensors_that_a_simulation_exchanges
     fragments, chunks = stretches(config, order)
     simulated = method_of(config, placed(sorted(SHAPES))).fragments
     assert [[t.name for t in f.tensors] for f in fragments] == [[t.name for t in f.tensors] for f in simulated]
-    assert [f.spans for f in fragments] == [(chunks.within(p),) for p in range(chunks.parts)]
+    assert [f.spans for f in fragments] == [(chunks.fragment_slice(p),) for p in range(chunks.fragment_count)]
     assert chunks.fragments == tuple(f.numel for f in simulated)
 
 
@@ -40,7 +40,7 @@ def test_what_does_not_take_turns_is_one_vector_in_the_order_of_names(settings: 
     assert in_turns(config, SHAPES) == sorted(SHAPES)
     (model,), chunks = stretches(config, SHAPES)
     assert [t.name for t in model.tensors] == [name for name, _ in SHAPES]
-    assert (chunks.parts, chunks.fragments, chunks.numel) == (1, (), model.numel)
+    assert (chunks.fragment_count, chunks.fragments, chunks.numel) == (1, (), model.numel)
 
 
 def test_a_vector_in_another_order_is_refused() -> None:

@@ -112,7 +112,7 @@ def test_of_fragments_that_take_turns_the_residual_moves_where_the_round_was(tmp
     vectors = SharedVectors.create(chunks.numel, tmp_path)
     residual = Residual(ErrorFeedback(1.0), vectors, chunks, INT4)
     vectors.local[:] = rng.standard_normal(chunks.numel)
-    within, alone = chunks.within(1), chunks.alone(1)
+    within, alone = chunks.fragment_slice(1), chunks.fragment_chunks(1)
     encoder = DeltaEncoder(vectors.anchor[within], vectors.local[within], INT4, alone)
     asyncio.run(encoder.run(asyncio.to_thread))
     residual.commit(2, encoder.encoded.whole, bitmap([3], alone.count))

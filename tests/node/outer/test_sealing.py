@@ -87,18 +87,18 @@ def test_fragments_that_take_turns_are_what_the_simulator_makes_of_each(
         make_codec(CodecName.INT4, reduce.block, reduce.scales),
     )
     for p, fragment in enumerate(method.fragments):
-        fragment.gather(start, vectors.anchor[chunks.within(p)])
+        fragment.gather(start, vectors.anchor[chunks.fragment_slice(p)])
     state = OuterState(vectors, chunks, sealing_of(run, *fragments), schedule_of(run))
     state.initialised()
     for round_ in range(1, 8):
-        p = (round_ - 1) % chunks.parts
-        alone, sealing, steps = chunks.alone(p), sealing_of(run, fragments[p]), [20, 30 * round_]
+        p = (round_ - 1) % chunks.fragment_count
+        alone, sealing, steps = chunks.fragment_chunks(p), sealing_of(run, fragments[p]), [20, 30 * round_]
         deltas = [delta[: alone.numel] for delta in drawn(2)]
         decoded = [simulated[p].over_the_wire(delta) for delta in deltas]
         simulated[p].commit([MemberDelta(x, 64 * n, n) for x, n in zip(decoded, steps, strict=True)])
 
         parts = shares(method.weigh([64 * n for n in steps], steps), [1.0, 1.0])
-        for i, c in enumerate(chunks.of(p)):
+        for i, c in enumerate(chunks.fragment_range(p)):
             payloads = [np.empty(wire.size(alone.size(i)), np.uint8) for _ in deltas]
             for delta, payload in zip(deltas, payloads, strict=True):
                 wire.encode(np.ascontiguousarray(delta[alone.span(i)]), payload)
@@ -110,8 +110,8 @@ def test_fragments_that_take_turns_are_what_the_simulator_makes_of_each(
         state.settle()
         assert state.round == round_
         for q, replica in enumerate(simulated):
-            assert vectors.anchor[chunks.within(q)].tobytes() == replica.anchor.tobytes()
-            assert vectors.momentum[chunks.within(q)].tobytes() == replica.momentum.tobytes()
+            assert vectors.anchor[chunks.fragment_slice(q)].tobytes() == replica.anchor.tobytes()
+            assert vectors.momentum[chunks.fragment_slice(q)].tobytes() == replica.momentum.tobytes()
     vectors.close()
 
 

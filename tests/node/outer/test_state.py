@@ -115,11 +115,11 @@ def test_work_in_fragments_whose_anchor_did_not_move_is_left_alone(tmp_path: Pat
     before = vectors.local.copy()
     outer.set_aside()
     fragment = outer.turns.fragment(2)
-    for c in chunks.of(fragment):
+    for c in chunks.fragment_range(fragment):
         outer.apply(c, rng.standard_normal(chunks.size(c), np.float32).tobytes())
     outer.pass_over(2)
     outer.settle()
-    moved = chunks.within(fragment)
+    moved = chunks.fragment_slice(fragment)
     assert np.array_equal(vectors.local[moved], 0.5 * before[moved] + 0.5 * vectors.anchor[moved])
     assert np.array_equal(np.delete(vectors.local, moved), np.delete(before, moved))
     vectors.close()

@@ -86,7 +86,7 @@ class Peer(StateServer):
         """Apply the sealed bytes of a round: the same for everybody that commits it."""
         delta = np.random.default_rng(round_).standard_normal(self.chunks.numel, dtype=np.float32)
         payloads = []
-        for c in self.chunks.of(self.outer.turns.fragment(round_)):
+        for c in self.chunks.fragment_range(self.outer.turns.fragment(round_)):
             out = np.empty(self.codec.size(self.chunks.size(c)), np.uint8)
             self.codec.encode(delta[self.chunks.span(c)], out)
             payloads.append(out)
@@ -190,7 +190,7 @@ def test_of_fragments_that_take_turns_the_rounds_that_were_missed_are_fetched(mi
         await bring(b, 3 + missed, sums[-1], a)
         assert b.outer.at == [3 + missed] * chunks.count and b.outer.settle() == sums[-1]
         assert b.bits() == a.bits()
-        sealed = sum(chunks.alone(a.outer.turns.fragment(k)).numel for k in range(4, 4 + missed))
+        sealed = sum(chunks.fragment_chunks(a.outer.turns.fragment(k)).numel for k in range(4, 4 + missed))
         assert a.plane.bytes_up - before < 1.1 * sealed + 3000
 
 

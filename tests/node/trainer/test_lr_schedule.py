@@ -26,12 +26,12 @@ def test_the_rate_rises_until_the_peak_and_never_after() -> None:
 
 def test_the_peak_is_the_optimizers_own_unless_it_is_given_and_the_least_is_a_tenth_of_it() -> None:
     adamw, muon = InnerConfig(optimizer=OptimizerName.ADAMW), InnerConfig(optimizer=OptimizerName.MUON)
-    assert (adamw.peak, muon.peak) == (3e-3, 1.2e-2)
+    assert (adamw.peak_lr, muon.peak_lr) == (3e-3, 1.2e-2)
     assert learning_rate(muon, muon.warmup_tokens) == 1.2e-2
     assert learning_rate(muon, muon.decay_tokens) == pytest.approx(1.2e-3)
     given = InnerConfig(lr=0.5)
-    assert (given.peak, given.least) == (0.5, 0.05)
-    assert InnerConfig(lr=0.5, min_lr=0.0).least == 0.0
+    assert (given.peak_lr, given.final_lr) == (0.5, 0.05)
+    assert InnerConfig(lr=0.5, min_lr=0.0).final_lr == 0.0
 
 
 def test_without_a_warm_up_the_first_token_is_at_the_peak() -> None:

@@ -47,7 +47,7 @@ def test_muon_agrees_with_torch_as_far_as_its_bf16_does() -> None:
     theirs.load_state_dict(ours.state_dict())
     before = ours.weight.detach().clone()
     a = Muon(ours, CONFIG)
-    b = torch.optim.Muon(theirs.parameters(), lr=CONFIG.peak, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    b = torch.optim.Muon(theirs.parameters(), lr=CONFIG.peak_lr, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
     for _ in range(5):
         gradient = torch.randn(48, 64, generator=generator)
         for module, optimizer in ((ours, a), (theirs, b)):

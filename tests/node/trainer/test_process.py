@@ -283,12 +283,12 @@ def test_of_fragments_that_take_turns_only_the_one_that_was_exchanged_takes_the_
         async with launched(tmp_path / "node", run) as node:
             hello = await node.attach()
             fragments, chunks = stretches(run, hello.layout)
-            assert [chunks.within(p) for p in range(3)] == [span for f in fragments for span in f.spans]
+            assert [chunks.fragment_slice(p) for p in range(3)] == [span for f in fragments for span in f.spans]
             await node.ask(trainer_channel.Initialise(0), trainer_channel.Initialised)
             ready = await node.ask(
                 trainer_channel.Train(1, 3, 1, 3, 100_000, 1, ((0, 120),)), trainer_channel.Ready
             )
-            first, second, third = (chunks.within(p) for p in range(3))
+            first, second, third = (chunks.fragment_slice(p) for p in range(3))
             trained, start = node.local.copy(), node.anchor.copy()
             moved = np.linalg.norm((trained - start)[first])
             assert 0 < moved and math.isclose(ready.norm, moved, rel_tol=1e-5), "the norm is of what is exchanged"

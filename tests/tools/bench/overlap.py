@@ -25,8 +25,9 @@ from bench import overlap_page
 from bench.report import this_machine
 from e2e.harness import ROOT, Run, until
 
-from atoll.comm.config.methods import method_file
-from atoll.comm.config.run import RunConfig, load_run
+from atoll.comm.config.load import load_run
+from atoll.comm.config.run import RunConfig
+from atoll.comm.config.shipped import method_file
 
 Moment = tuple[float, str, float]  # seconds; what the run does; what share of the nodes' time since was training
 NODES = 2

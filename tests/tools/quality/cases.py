@@ -10,8 +10,9 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from atoll.comm.config.methods import method_file
-from atoll.comm.config.run import RunConfig, load_run
+from atoll.comm.config.load import load_run
+from atoll.comm.config.run import RunConfig
+from atoll.comm.config.shipped import method_file
 from atoll.node.simulate.conditions import Conditions
 
 RUN = Path(__file__).parent / "run.yaml"
@@ -25,7 +26,7 @@ class Case:
     key: str
     title: str
     settings: tuple[str, ...] = ()
-    method: str = ""  # of configs/methods; "": the defaults
+    method: str = ""  # of configs/methods; "": none
     parallel: bool = False  # data parallelism: gradients averaged in each step
     real: bool = False  # in real processes, not simulated
     bf16: bool = True  # computes in bf16, with parameters, optimizers and evaluations in fp32; else all in fp32

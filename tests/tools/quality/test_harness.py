@@ -39,6 +39,19 @@ def test_every_case_is_a_run_that_its_config_allows() -> None:
     assert trial(BEST, 100, 1).run.rounds.data_parallel == 10
 
 
+def test_nothing_is_called_default_that_a_run_does_not_ship_with() -> None:
+    shipped = RunConfig()
+    for case in (*TRIED, *SPARSER, *COMPARED, *CLAIMED):
+        run = trial(case, 1000, 1).run
+        same = (run.rounds, run.reduce, run.outer, run.overlap) == (
+            *(shipped.rounds, shipped.reduce, shipped.outer, shipped.overlap),
+        )
+        assert same or "default" not in case.title, case.title
+    assert not [claim.text for claim in CLAIMS if "default" in claim.text]
+    text = page(Length(100, (1,), Kept(Path("nothing"))), [], "x.png")
+    assert f"H={shipped.rounds.inner_steps}" in text and "what a run has by default" in text
+
+
 def test_real_processes_take_as_many_rounds_as_the_simulation_of_the_same_steps(tmp_path: Path) -> None:
     for together, steps in ((0.0, 8), (0.5, 16)):
         t = trial(replace(NOTHING, together=together), steps, 1)
@@ -107,12 +120,13 @@ def test_the_page_tells_what_was_measured_and_what_was_not(tmp_path: Path) -> No
     kept.add(trial(BEST, 50, 1, EIGHTH), figures(1.8))
     length, smaller = Length(100, (1, 2), kept), Length(50, (1, 2), kept, EIGHTH)
     text = page(length, [smaller, length, Length(50, (1, 2), kept)], "x.png")
-    assert "| the defaults against data-parallel Muon | +8 % | +3 % | +20.00 % | 1 | **missed** |" in text
-    assert "| the defaults against data-parallel AdamW | -12 % |  |  |  | not run |" in text
-    assert "| the defaults: Muon, int8, blocking | 1.250 (1.200 to 1.300) | 2.0 | 400x |  | 2 | 3600 |" in text
+    start = "| Muon, int8, H=30 after a data-parallel start, against data-parallel"
+    assert f"{start} Muon | +8 % | +3 % | +20.00 % | 1 | **missed** |" in text
+    assert f"{start} AdamW | -12 % |  |  |  | not run |" in text
+    assert f"| {BEST.title} | 1.250 (1.200 to 1.300) | 2.0 | 400x |  | 2 | 3600 |" in text
     assert "5 runs, 5.0 CPU hours, 2026-01-02.\nHardware: a machine." in text
     assert "| loss of | against | 0.12M, 50 steps | 0.82M, 100 steps |" in text
-    title = "the defaults: Muon, int8, blocking | data-parallel Muon"
+    title = f"{BEST.title} | data-parallel Muon"
     assert f"| {title} | +20.00 %, 1 seed | +20.00 %, 1 seed |" in text
     picture.draw(length, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,45 @@
+"""Who deals with whom about a chunk under one plan, as one of its members sees it. Pure, and without a memory."""
+
+from collections.abc import Collection
+
+from atoll.comm.ids import NodeId
+from atoll.comm.plan import Plan
+
+
+class Routes:
+    """The plan's answers for the member `me`. A place is an index into the plan's members."""
+
+    def __init__(self, plan: Plan, me: NodeId) -> None:
+        """`InvalidPlan` if `me` is not one of its members."""
+        self.plan, self.place = plan, plan.index(me)
+        self.places = {m.node: i for i, m in enumerate(plan.members) if not m.gone}  # of those that are not gone
+        # Places of those members that are not gone and bring a delta.
+        self.contributors = {place for place in self.places.values() if self.contributes(place)}
+        # Places of members that are gone and have come back since, at another one.
+        self.former = {i for i, m in enumerate(plan.members) if m.gone and m.node in self.places}
+
+    def contributes(self, place: int) -> bool:
+        """Whether the member at `place` brings a delta, or brought one before it was gone."""
+        return self.plan.members[place].weight > 0
+
+    def contributes_here(self, c: int, place: int) -> bool:
+        """Whether contributions of the member at `place` to chunk `c` come to this member."""
+        return self.plan.destination(c, place) == self.place and not self.plan.relays_for(c, place)
+
+    def serves(self, c: int, place: int) -> bool:
+        """Whether the member at `place` has the sealed chunk `c` from this member."""
+        receives = self.contributes(place) or self.plan.relays_for(c, place)
+        return receives and self.plan.destination(c, place) == self.place
+
+    def source(self, c: int) -> NodeId:
+        """Where this member sends what it has of chunk `c`, which has an owner, and has the sealed chunk from."""
+        return self.plan.members[self.plan.destination(c, self.place)].node
+
+    def donor(self, c: int, besides: Collection[NodeId | None]) -> NodeId | None:
+        """The next member to ask for sealed chunk `c`, none of `besides`; not the same for everybody. None: there
+        is nobody left. Of two levels nobody in another region, from where the chunk comes once."""
+        members, plan = self.plan.members, self.plan
+        able = [n for n, i in self.places.items() if i != self.place and n not in besides and not members[i].leaf]
+        if c in plan.layered and (region := plan.region(self.place)) >= 0:
+            able = [n for n in able if plan.region(self.places[n]) == region]
+        return able[(c + self.place) % len(able)] if able else None

@@ -1,0 +1,42 @@
+"""The optional parts of an installation: who lacks one is told in a sentence what to install.
+
+`pip install atoll` is what an operator needs, and who exports a model. What a node, a chart or a service needs
+besides is an extra of pyproject.toml. Commands ask here before they begin, so that nobody is stopped half-way.
+"""
+
+from importlib.util import find_spec
+
+from atoll.comm.errors import ResourceError
+
+EXTRA_OF = {
+    "matplotlib": "plot",
+    "numba": "node",
+    "s3fs": "s3",
+    "tokenizers": "text",
+    "torch": "node",
+    "wandb": "wandb",
+}
+
+
+class MissingPackage(ResourceError):
+    """A Python package that an extra brings is not installed here."""
+
+
+def installed(package: str) -> bool:
+    """Whether `package` is there; it is not imported."""
+    return find_spec(package) is not None
+
+
+def lacking(what: str, *packages: str) -> str:
+    """A sentence about those of the packages that are not installed and how to get them; empty if all are there.
+    `what` is its subject, such as `atoll demo`."""
+    missing = [package for package in packages if not installed(package)]
+    extras = ",".join(sorted({EXTRA_OF[package] for package in missing}))
+    names = " and ".join(missing)
+    return f'{what} needs {names}, not installed here: pip install "atoll[{extras}]"' if missing else ""
+
+
+def demand(what: str, *packages: str) -> None:
+    """Raise `MissingPackage` unless all of these packages are installed; `what` is the sentence's subject."""
+    if sentence := lacking(what, *packages):
+        raise MissingPackage(sentence)
