@@ -1,1 +1,1 @@
-"""What every machine speaks: run config, codecs, digests, wire formats, the reduce."""
+"""The language of every machine: run config, codecs, digests, wire formats, the reduce."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 
 def bitmap(places: Iterable[int], size: int) -> bytes:
-    """The bits at `places`, of `size`."""
+    """Pack the bits at `places` of `size` bits, ceil(size / 8) bytes."""
     packed = bytearray(-(-size // 8))
     for i in places:
         packed[i // 8] |= 1 << i % 8
@@ -12,10 +12,10 @@ def bitmap(places: Iterable[int], size: int) -> bytes:
 
 
 def bit(packed: bytes, i: int) -> bool:
-    """False beyond the end, too."""
+    """Bit `i`; False beyond the end, too."""
     return i // 8 < len(packed) and bool(packed[i // 8] >> i % 8 & 1)
 
 
 def places(packed: bytes) -> tuple[int, ...]:
-    """Where bits are set, ascending."""
+    """The places of the bits that are set, ascending."""
     return tuple(i for i in range(8 * len(packed)) if bit(packed, i))

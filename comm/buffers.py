@@ -1,4 +1,7 @@
-"""Memory that is used again: the kernel clears what it gives anew, which can take longer than encoding."""
+"""Memory that is used again: the kernel clears what it gives anew, which can take longer than encoding.
+
+The encoder and the reduction take buffers for frames from a `BufferPool`, and scratch vectors of their thread.
+"""
 
 import threading
 
@@ -10,14 +13,14 @@ _thread = threading.local()
 
 
 class BufferPool:
-    """Buffers of one size at least; parts of them are handed out."""
+    """Free buffers of one size, from whose fronts smaller ones are handed out. For one thread."""
 
     def __init__(self) -> None:
         self._size = 0  # bytes of each
         self._free: list[U8] = []
 
     def take(self, size: int, largest: int) -> U8:
-        """`size` bytes, of a buffer that has place for `largest`; what is in it is anything."""
+        """Hand out (size,) bytes of undefined content, of a buffer that has place for `largest` bytes."""
         if largest > self._size:
             self._size = largest
             self._free.clear()
@@ -25,7 +28,7 @@ class BufferPool:
         return whole[:size]
 
     def give(self, part: U8) -> None:
-        """It is no longer read or written by anybody. What did not come from here is left alone."""
+        """Take back what `take` handed out, once nobody reads or writes it. Memory from elsewhere is ignored."""
         if isinstance(whole := part.base, np.ndarray) and whole.base is None and whole.size == self._size:
             self._free.append(whole)
 
@@ -33,8 +36,8 @@ class BufferPool:
         return len(self._free)
 
 
-def room(size: int) -> F32:
-    """Memory of this thread's own, (size,); what is in it is anything, until this is called again."""
+def thread_scratch(size: int) -> F32:
+    """Scratch memory of this thread, (size,) fp32 of undefined content: valid until this thread asks again."""
     if len(getattr(_thread, "room", ())) < size:
         _thread.room = np.empty(size, np.float32)
     whole: F32 = _thread.room

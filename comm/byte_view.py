@@ -14,6 +14,6 @@ else:  # the coordinator digests bytes, and has no use for numpy
 
 
 def view(data: "Octets | NDArray[Any]") -> memoryview:
-    """The bytes of a contiguous buffer, not copied."""
+    """The bytes of a contiguous buffer, not copied. Raises `TypeError` where it is not contiguous."""
     whole = memoryview(data)  # type: ignore[arg-type]
     return whole.cast("B") if whole.nbytes else memoryview(b"")

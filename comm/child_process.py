@@ -5,7 +5,8 @@ import os
 import signal
 import sys
 
-LAUNCHER = "ATOLL_LAUNCHER"  # environment variable: the process id of the launcher that started a trainer's ranks
+# Environment variable: the process id of the launcher that started a trainer's ranks.
+LAUNCHER = "ATOLL_LAUNCHER"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 

@@ -15,8 +15,8 @@ from atoll.comm.byte_view import Octets, view
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SIZE = 16  # bytes
-PIECE = 4 << 20  # bytes of a file that are read at once
+DIGEST_SIZE = 16  # bytes
+READ_SIZE = 4 << 20  # bytes of a file that are read at a time
 
 
 def digest(*parts: "Octets | NDArray[Any]") -> bytes:
@@ -24,16 +24,16 @@ def digest(*parts: "Octets | NDArray[Any]") -> bytes:
     state = blake3()
     for part in parts:
         state.update(view(part))
-    return state.digest(length=SIZE)
+    return state.digest(length=DIGEST_SIZE)
 
 
 def digest_of_file(path: Path) -> bytes:
     """The digest of a file's bytes. Raises `OSError`."""
     state = blake3()
     with open(path, "rb") as file:
-        while piece := file.read(PIECE):
+        while piece := file.read(READ_SIZE):
             state.update(piece)
-    return state.digest(length=SIZE)
+    return state.digest(length=DIGEST_SIZE)
 
 
 def root(digests: Sequence[bytes]) -> bytes:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 @dataclass
 class Fault:
+    """One fault of this process, and how often its point was reached."""
+
     point: str
     action: str  # crash or stall
     nth: int = 0  # of the hits; 0: every one
@@ -21,7 +23,7 @@ class Fault:
 
 
 def parse(text: str) -> dict[str, Fault]:
-    """Faults by point. Raises ValueError with a sentence."""
+    """Read faults, by their points. Raises `ValueError` with a sentence."""
     faults = {}
     for entry in filter(None, text.split(",")):
         where, equals, what = entry.partition("=")
@@ -37,7 +39,7 @@ FAULTS = parse(os.environ.get("ATOLL_FAULTS", ""))
 
 
 def fault_point(point: str) -> None:
-    """The process is at `point`."""
+    """Carry out the fault of this point of the program, if there is one: stall, or end the process."""
     fault = FAULTS.get(point) if FAULTS else None
     if fault is None:
         return

@@ -8,9 +8,8 @@ NodeId = NewType("NodeId", str)  # given by the coordinator at the join, e.g. "n
 Round = NewType("Round", int)  # round k turns state_{k-1} into state_k; 0 is the initial state
 Epoch = NewType("Epoch", int)  # a membership generation
 Incarnation = NewType("Incarnation", int)  # a life of the coordinator
-Pin = NewType(
-    "Pin", str
-)  # SHA-256 of a certificate in base32, 52 characters (`atoll.comm.transport.certificates`)
+# SHA-256 of a certificate in base32, 52 characters (`atoll.comm.transport.certificates`).
+Pin = NewType("Pin", str)
 NO_PIN = Pin("")  # none is known, or the run is not encrypted
 _PIN = re.compile("[a-z2-7]{52}")
 

@@ -12,6 +12,8 @@ from atoll.comm.ids import NO_PIN, Pin, is_pin
 
 @dataclass(frozen=True, slots=True)
 class Invite:
+    """The parts of a join URL; `str` writes it."""
+
     address: str  # of the coordinator, host:port
     run: str
     token: str
@@ -23,7 +25,7 @@ class Invite:
 
 
 def parse(url: str) -> Invite:
-    """Read a join URL; raise `ConfigError` naming what is missing."""
+    """Read a join URL. Raises `ConfigError` naming what is missing."""
     shape = "a join URL looks like atoll://TOKEN:PIN@HOST:PORT/RUN (made by `atoll invite`)"
     try:
         parts = urlsplit(url)
@@ -40,7 +42,7 @@ def parse(url: str) -> Invite:
 
 
 def split_host_port(text: str, what: str) -> tuple[str, int]:
-    """`host:port` with an IPv6 host in brackets; raise `ConfigError` naming `what`."""
+    """Split `host:port`, with an IPv6 host in brackets. Raises `ConfigError` naming `what`."""
     host, colon, port = text.rpartition(":")
     if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise ConfigError(f"{what} is {text!r}: write HOST:PORT, for example 0.0.0.0:4700")
@@ -48,4 +50,5 @@ def split_host_port(text: str, what: str) -> tuple[str, int]:
 
 
 def join_host_port(host: str, port: int) -> str:
+    """Write `host:port`, with an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,12 +1,13 @@
-"""A node's lease of samples, as it works it off from the front."""
+"""Arithmetic of a node's lease of samples, which it works off from the front. Pure; coordinator, node and trainer
+use it alike."""
 
 from collections.abc import Sequence
 
 Range = tuple[int, int]  # first, count
 
 
-def beyond(lease: Sequence[Range], used: int) -> tuple[Range, ...]:
-    """What is left of the lease behind its first `used` samples."""
+def remaining(lease: Sequence[Range], used: int) -> tuple[Range, ...]:
+    """The lease without its first `used` samples."""
     rest = []
     for first, count in lease:
         skipped = min(used, count)
@@ -27,4 +28,5 @@ def samples(lease: Sequence[Range], skip: int, count: int) -> list[int]:
 
 
 def size(lease: Sequence[Range]) -> int:
+    """The number of samples in the lease."""
     return sum(count for _, count in lease)

@@ -12,4 +12,5 @@ def workers() -> Executor:
 
 
 def threads() -> int:
+    """The number of those threads, 1 to 8."""
     return max(1, min(8, len(os.sched_getaffinity(0)) // 2))

@@ -19,7 +19,7 @@ is `kept`: the next steps start from it, though no sample of it is to be committ
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from atoll.comm.leases import Range, beyond
+from atoll.comm.leases import Range, remaining
 from atoll.comm.leases import samples as samples_of
 from atoll.comm.proto import atoll_pb2 as pb
 
@@ -444,7 +444,7 @@ def _ready(node: Node, task: Task, done: Work, ahead: bool, out: list[Effect]) -
     counted = node.view is not None and node.view.you == "active"  # else its state may yet be found to be another
     if counted and node.round == task.round - 1:
         out.append(ReportReady(ready))  # else a later view asks for it, if it can be used
-    rest = beyond(task.lease, total) if ahead else ()
+    rest = remaining(task.lease, total) if ahead else ()
     following = Task("ahead", task.round, rest[0][0]) if rest else None
     return replace(node, task=following, ready=ready, carried=None)
 
@@ -559,7 +559,7 @@ def _train(node: Node, order: pb.Train, out: list[Effect]) -> Node:
     front = lease[0][0]
     base = node.carried if node.carried is not None and node.carried.front == front else None
     carried = base.samples if base is not None else 0
-    rest = beyond(lease, carried)
+    rest = remaining(lease, carried)
     on = node.task is not None and bool(rest) and rest[0][0] == node.task.front
     if node.reducing is not None or node.held is not None:
         out.append(StopReduce())  # what is encoded is of other steps

@@ -5,7 +5,7 @@
 | `rule`: `nesterov`, `sgd` | how the anchor moves by the merged delta |
 | `schedule` | which rule a round has: a warm-up, a decay, more or fewer inner steps than usual |
 | `weights`, `clip`, `merge` | how the members' deltas become one |
-| `late` | how much of a delta counts that was computed from an old anchor |
+| `damping` | how much of a delta counts that was computed from an old anchor |
 | `tensors`, `fragments` | which parts of the flat vector are exchanged together, and after which inner steps |
 | `feedback` | what the wire lost is sent again; it moves on commit only |
 | `overlap` | how a node that trained on during the exchange takes the new anchor |

@@ -1,4 +1,4 @@
-"""What numpy arrays and torch tensors both do, and a norm that has the same bits for both."""
+"""Operations that numpy arrays and torch tensors share, and a norm that has the same bits for both."""
 
 import math
 from typing import Any
@@ -9,7 +9,7 @@ Array = Any  # (n,) fp32, a numpy array or a torch tensor on the CPU
 
 
 def norm(x: Array) -> float:
-    """The l2 norm, of squares summed in fp64 in an order that is fixed: the second half onto the first."""
+    """The l2 norm of `x`; its squares are summed in fp64 in a fixed order, the second half onto the first."""
     squares = np.asarray(x).astype(np.float64).reshape(-1)
     squares *= squares
     n = squares.size

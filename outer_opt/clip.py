@@ -1,4 +1,4 @@
-"""No delta is longer than most: an outsized one, wrong or malicious, moves the mean no further than an honest one.
+"""Clipping of deltas: an outsized one, wrong or malicious, moves the mean no further than an honest one.
 
 The bound is Covenant-72B's (arXiv 2603.08163), the median of the members' norms. There each tensor has one of its
 own; here it is one for the whole delta, since its norm is told before the tensors travel.
@@ -7,9 +7,10 @@ own; here it is one for the whole delta, since its norm is told before the tenso
 from collections.abc import Sequence
 
 
-def clips(norms: Sequence[float]) -> list[float]:
-    """A factor for each delta, of l2 norm `norms`, that brings it down to the median, or 1. Of an even number the
-    lower of the middle two, so that of two deltas the smaller counts."""
+def clip_factors(norms: Sequence[float]) -> list[float]:
+    """Factors in (0, 1], one for each delta of l2 norm `norms`, that bring it down to the median where it is
+    longer. The median of an even number is the lower of the middle two, so that of two deltas the smaller counts;
+    deltas of norm 0 do not count."""
     nonzero = sorted(n for n in norms if n > 0)
     limit = nonzero[(len(nonzero) - 1) // 2] if nonzero else 0.0
     return [limit / n if n > limit else 1.0 for n in norms]

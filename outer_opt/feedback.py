@@ -18,14 +18,19 @@ from atoll.outer_opt.arrays import Array, scaled
 
 @dataclass(frozen=True)
 class ErrorFeedback:
+    """Error feedback with decay beta (Karimireddy et al. 2019, algorithm 2; SparseLoCo, algorithm 1). The residual
+    e (n,) is the caller's, zeros before the first round."""
+
     decay: float  # beta; 1 loses nothing ever, 0 is no feedback
 
     def offer(self, residual: Array, delta: Array, out: Array) -> None:
-        """Write what is to be encoded into `out` (n,); nothing else changes, so it can be computed again."""
+        """Write beta e + delta, which is to be encoded, into `out` (n,). Nothing else changes: it can be done
+        again."""
         scaled(residual, self.decay, out)
         out += delta
 
     def commit(self, residual: Array, offered: Array, sent: Array) -> None:
-        """The round that used it is committed: `sent` (n,) is what the encoded bytes decode to."""
+        """Move e to `offered - sent` once the round that used it is committed; `sent` (n,) is what the bytes
+        decode to."""
         residual[...] = offered
         residual -= sent

@@ -14,15 +14,18 @@ from atoll.outer_opt.tensors import Tensor
 
 @dataclass(frozen=True)
 class Fragment:
+    """A part of the model that is exchanged by itself."""
+
     tensors: tuple[Tensor, ...]  # by offset
 
     @property
     def numel(self) -> int:
+        """The number of its elements."""
         return sum(tensor.numel for tensor in self.tensors)
 
     @property
     def spans(self) -> tuple[slice, ...]:
-        """Where it lies in the flat vector; neighbours are joined."""
+        """The stretches of the model's flat vector that it consists of, ascending; neighbours are joined."""
         found: list[slice] = []
         for tensor in self.tensors:
             if found and found[-1].stop == tensor.offset:
@@ -32,7 +35,7 @@ class Fragment:
         return tuple(found)
 
     def gather(self, flat: Array, out: Array) -> None:
-        """Copy it out of the model's flat vector into `out`, (numel,)."""
+        """Copy the fragment out of the model's flat vector into `out`, (numel,)."""
         start = 0
         for span in self.spans:
             stop = start + span.stop - span.start
@@ -49,13 +52,13 @@ class Fragment:
 
 
 def whole(tensors: Sequence[Tensor]) -> tuple[Fragment, ...]:
-    """One fragment: the model (DiLoCo)."""
+    """The model as one fragment (DiLoCo, arXiv 2311.08105)."""
     return (Fragment(tuple(tensors)),)
 
 
 def strided(tensors: Sequence[Tensor], count: int) -> tuple[Fragment, ...]:
-    """Layer l belongs to fragment l mod `count` (Streaming DiLoCo), so that each has early and late ones. What is
-    no layer goes where there is least by then."""
+    """Fragments of which layer l belongs to fragment l mod `count` (Streaming DiLoCo, arXiv 2501.18512), so that
+    each has early and late ones. What is no layer goes where there is least by then."""
     parts: list[list[Tensor]] = [[] for _ in range(count)]
     for tensor in tensors:
         if tensor.layer is not None:
@@ -74,9 +77,10 @@ def balanced(tensors: Sequence[Tensor], count: int) -> tuple[Fragment, ...]:
     return _fragments(parts)
 
 
-def offsets(count: int, inner_steps: int, staggered: bool = True) -> tuple[int, ...]:
-    """After how many inner steps each fragment is due first: evenly over the H steps, or all at their end.
-    From then on every `inner_steps`; no offset is 0, as there is nothing to exchange before a step."""
+def first_due_steps(count: int, inner_steps: int, staggered: bool = True) -> tuple[int, ...]:
+    """The inner steps after which each fragment is due first, (count,): spread evenly over the H steps (Streaming
+    DiLoCo, arXiv 2501.18512, the offsets t_p), or all at their end. From then on each is due every `inner_steps`.
+    No offset is 0, as there is nothing to exchange before a step."""
     if not staggered:
         return (inner_steps,) * count
     return tuple(max(1, -(-inner_steps * (p + 1) // count)) for p in range(count))

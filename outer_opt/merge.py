@@ -1,4 +1,4 @@
-"""How the deltas of one tensor, or of a part of one, become one delta.
+"""Merging of the members' deltas of one tensor, or of a part of one, into one delta.
 
 The sums are in the order given, which is the plan's. A share of 0 is as if the delta were absent.
 """
@@ -8,16 +8,19 @@ from typing import Protocol
 
 from atoll.outer_opt.arrays import Array, norm, scaled
 
-TINY = 1e-12  # of a mean direction's norm, which is 1 at most: the directions cancel each other
+# The norm of a mean direction, 1 at most, below which the directions cancel each other.
+MIN_DIRECTION_NORM = 1e-12
 
 
 class Merge(Protocol):
+    """A way to make the members' deltas one: `mean` and `radial` are the two there are."""
+
     def __call__(self, deltas: Sequence[Array], shares: Sequence[float], out: Array, scratch: Array) -> None:
         """Write the merged delta into `out` (n,); `deltas` are (n,) each; `scratch` (n,) is overwritten."""
 
 
 def mean(deltas: Sequence[Array], shares: Sequence[float], out: Array, scratch: Array) -> None:
-    """sum_i share_i delta_i (DiLoCo, arXiv 2311.08105, algorithm 1)."""
+    """Weighted mean, sum_i share_i delta_i (DiLoCo, arXiv 2311.08105, algorithm 1)."""
     out[...] = 0.0
     for delta, share in zip(deltas, shares, strict=True):
         if share:
@@ -37,7 +40,7 @@ def radial(deltas: Sequence[Array], shares: Sequence[float], out: Array, scratch
     norms = [norm(delta) if share else 0.0 for delta, share in zip(deltas, shares, strict=True)]
     mean(deltas, [share / n if n else 0.0 for share, n in zip(shares, norms, strict=True)], out, scratch)
     length = norm(out)
-    if length < TINY:
+    if length < MIN_DIRECTION_NORM:
         mean(deltas, shares, out, scratch)
     else:
         out *= sum(share * n for share, n in zip(shares, norms, strict=True)) / length

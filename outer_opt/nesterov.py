@@ -15,11 +15,14 @@ from atoll.outer_opt.arrays import Array
 
 @dataclass(frozen=True)
 class Nesterov:
+    """The `Rule` of DiLoCo (arXiv 2311.08105, algorithm 1), in the form of torch.optim.SGD(nesterov=True)."""
+
     lr: float  # eta
     momentum: float  # mu; 0 is plain SGD
 
     def step(self, anchor: Array, momentum: Array, delta: Array, scratch: Array) -> None:
-        """Update `anchor` and `momentum` (n,) fp32 with the mean `delta` (n,); `scratch` (n,) is overwritten."""
+        """m <- mu m + delta; theta <- theta - eta (delta + mu m), on `momentum` and `anchor` (n,) fp32 in place.
+        `delta` (n,) is the mean; `scratch` (n,) is overwritten."""
         momentum *= self.momentum
         momentum += delta
         scratch[...] = momentum

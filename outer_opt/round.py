@@ -22,6 +22,8 @@ from atoll.outer_opt.rule import Rule
 
 @dataclass
 class RoundMember:
+    """One member's vectors, and its share of the mean."""
+
     local: Array  # (n,) its parameters
     residual: Array  # (n,) what the wire left out of its deltas, with feedback
     offered: Array  # (n,) what it encoded in this round
@@ -29,7 +31,8 @@ class RoundMember:
 
 
 def offer(member: RoundMember, anchor: Array, feedback: ErrorFeedback | None, scratch: Array) -> None:
-    """Write what the member encodes into `offered`: anchor - local, and its residual."""
+    """Write what the member encodes into `offered` (n,): anchor - local, and beta times its residual with
+    feedback."""
     delta = scratch if feedback else member.offered
     delta[...] = anchor
     delta -= member.local
@@ -48,7 +51,8 @@ def exchange(
     wire: Callable[[Array], Array],  # a new array: what the others decode of this one
     room: tuple[Array, Array, Array],  # (n,) each, overwritten
 ) -> None:
-    """Move `anchor` and `momentum` (n,) and the members by one round, in place."""
+    """Move `anchor` and `momentum` (n,) and the members by one round, in place: DiLoCo (arXiv 2311.08105,
+    algorithm 1, lines 3 and 8 to 14) with the merge, rule, feedback and wire that are given."""
     merged, old, scratch = room
     for member in members:
         offer(member, anchor, feedback, scratch)

@@ -1,4 +1,4 @@
-"""Which outer rule a round has: its momentum's warm-up and decay, and rounds of unusual length.
+"""Schedule of the outer rule over rounds: its momentum's warm-up and decay, and rounds of unusual length.
 
 Pier (arXiv 2511.17849) warms the outer momentum up and lets it decay: the first deltas are large and say little
 about the later ones, and a long memory at the end overshoots. Here both are linear (that form is ours):
@@ -24,17 +24,19 @@ from typing import Protocol
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.rule import Rule
 
-DIGITS = Context(prec=30)
+DECIMAL = Context(prec=30)  # digits
 
 
 class Schedule(Protocol):
+    """The outer rule of each round."""
+
     def at(self, k: int, length: float = 1.0) -> Rule:
         """The rule of round `k` (from 1 on), whose inner steps were `length` times the usual number."""
 
 
 @dataclass(frozen=True)
-class Always:
-    """The same rule in every round, however long."""
+class Constant:
+    """A `Schedule` of one rule for every round, however long."""
 
     rule: Rule
 
@@ -44,6 +46,8 @@ class Always:
 
 @dataclass(frozen=True)
 class Ramp:
+    """A `Schedule` of Nesterov's rule whose momentum rises, and falls at the end (Pier, arXiv 2511.17849)."""
+
     rule: Nesterov  # with the momentum of the time between warm-up and decay
     warmup: int = 0  # rounds until the momentum is there
     begin: int = 0  # the round in which its decay begins
@@ -56,24 +60,25 @@ class Ramp:
             mu += (self.final - mu) * min(1.0, (k - self.begin) / max(1, self.end - self.begin))
         if k <= self.warmup:
             mu *= (k - 1) / self.warmup
-        return of_length(replace(self.rule, momentum=mu), length)
+        return for_length(replace(self.rule, momentum=mu), length)
 
 
 @dataclass(frozen=True)
-class Opening:
-    """Another rule in the first rounds; those after them count from 1 again."""
+class DataParallelStart:
+    """A `Schedule` with another rule in the first rounds; those after them count from 1 again."""
 
-    opening: Rule
+    first: Rule
     rounds: int  # how many have it
     then: Schedule
 
     def at(self, k: int, length: float = 1.0) -> Rule:
-        return self.opening if k <= self.rounds else self.then.at(k - self.rounds, length)
+        return self.first if k <= self.rounds else self.then.at(k - self.rounds, length)
 
 
-def of_length(rule: Nesterov, length: float) -> Nesterov:
-    """The rule with the same decay a token for a round of `length` times the usual inner steps."""
+def for_length(rule: Nesterov, length: float) -> Nesterov:
+    """The rule with the same decay a token for a round of `length` times the usual inner steps: mu' = mu^length
+    and eta' = eta (1 - mu') / (1 - mu), as the module derives."""
     if length == 1.0 or rule.momentum == 0.0:
         return rule
-    mu = float(DIGITS.power(Decimal(rule.momentum), Decimal(length)))
+    mu = float(DECIMAL.power(Decimal(rule.momentum), Decimal(length)))
     return Nesterov(rule.lr * (1.0 - mu) / (1.0 - rule.momentum), mu)

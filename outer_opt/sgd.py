@@ -13,6 +13,8 @@ from atoll.outer_opt.arrays import Array, scaled
 
 @dataclass(frozen=True)
 class Sgd:
+    """The `Rule` without momentum: theta <- theta - eta delta (local SGD, arXiv 1805.09767)."""
+
     lr: float  # eta
 
     def step(self, anchor: Array, momentum: Array, delta: Array, scratch: Array) -> None:

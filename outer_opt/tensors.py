@@ -1,4 +1,4 @@
-"""What the pieces need to know of a model: the tensors of its flat vector, by name, shape and place."""
+"""The tensors of a model's flat vector by name, shape and place, which is all that the pieces know of a model."""
 
 import math
 import re
@@ -11,7 +11,7 @@ LAYER = re.compile(r"(?:^|\.)(\d+)\.")
 
 
 class TensorKind(Enum):
-    """What optimizers and merges treat differently."""
+    """Kinds of tensors that optimizers and merges treat differently."""
 
     MATRIX = "matrix"  # projects one hidden layer onto another
     EMBEDDING = "embedding"  # or output head: its rows are tokens
@@ -20,6 +20,8 @@ class TensorKind(Enum):
 
 @dataclass(frozen=True)
 class Tensor:
+    """One tensor of the flat vector."""
+
     name: str
     shape: tuple[int, ...]
     offset: int  # of its first element in the flat vector
@@ -38,13 +40,14 @@ class Tensor:
 
     @property
     def layer(self) -> int | None:
-        """The number in its name, as in `blocks.3.norm.weight`; None outside the layers."""
+        """The layer's number in the name, as in `blocks.3.norm.weight`; None outside the layers."""
         match = LAYER.search(self.name)
         return int(match[1]) if match else None
 
 
 def kind_of(name: str, dimensions: int) -> TensorKind:
-    """By its name, the same for every model: one that says embed, wte, wpe or head is an embedding."""
+    """The kind of a tensor by its name, the same for every model: a matrix whose name says embed, wte, wpe or head
+    is an embedding."""
     if dimensions < 2:
         return TensorKind.VECTOR
     return (
@@ -54,8 +57,8 @@ def kind_of(name: str, dimensions: int) -> TensorKind:
     )
 
 
-def placed(layout: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[Tensor, ...]:
-    """The tensors of a flat vector in which these follow one another."""
+def with_offsets(layout: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[Tensor, ...]:
+    """The tensors of a flat vector in which these names and shapes follow one another, from offset 0 on."""
     found, offset = [], 0
     for name, shape in layout:
         found.append(Tensor(name, tuple(shape), offset))

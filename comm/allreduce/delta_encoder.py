@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
-from atoll.comm.buffers import BufferPool, room
+from atoll.comm.buffers import BufferPool, thread_scratch
 from atoll.comm.byte_view import U8
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import F32, Codec, NonFinite
@@ -76,7 +76,7 @@ def encoded_norm(codec: Codec, chunks: Chunks, payloads: Sequence[U8]) -> float:
     """The l2 norm of what an encoded vector decodes to; not to be called in one of the `workers`."""
 
     def square(c: int) -> float:
-        decoded = room(chunks.size(c))
+        decoded = thread_scratch(chunks.size(c))
         codec.decode(payloads[c], decoded)
         return squared_norm(decoded)
 
@@ -150,7 +150,7 @@ class DeltaEncoder:
             with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what comes of it
                 for elements, octets in self._codec.parts(self._chunks.size(c)):
                     part = slice(first + elements.start, first + elements.stop)
-                    delta = room(part.stop - part.start)
+                    delta = thread_scratch(part.stop - part.start)
                     np.subtract(self._anchor[part], self._local[part], out=delta)
                     if self._offer is not None:
                         self._offer(part, delta)

@@ -56,7 +56,7 @@ from atoll.comm.allreduce.effects import (
 from atoll.comm.allreduce.protocol import ReduceProtocol
 from atoll.comm.allreduce.sealing import SealFormat, Term, UnusableContribution, mean_of
 from atoll.comm.bitmap import bitmap, places
-from atoll.comm.buffers import room
+from atoll.comm.buffers import thread_scratch
 from atoll.comm.byte_view import U8, Octets
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs import zstd
@@ -348,7 +348,7 @@ class Reduction:
     def _unpacked(self, c: int, frame: U8, size: int) -> U8:
         whole = self._buffer(size)
         try:
-            zstd.unpack_apart(frame.data, whole, self._codec.apart(self._chunks.size(c)))
+            zstd.unpack_shuffled(frame.data, whole, self._codec.apart(self._chunks.size(c)))
         except Malformed:
             self._give_back(whole)
             raise
@@ -592,7 +592,7 @@ def merge(
 
 def _refuse_beyond(codec: Codec, place: int, payload: Octets, bound: float, numel: int) -> None:
     """Refuse a contribution of a larger norm than its sender told of all its chunks together."""
-    decoded = room(numel)
+    decoded = thread_scratch(numel)
     try:
         codec.decode(payload, decoded)
     except Malformed as error:

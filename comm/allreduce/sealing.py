@@ -22,7 +22,7 @@ from typing import Protocol
 
 import numpy as np
 
-from atoll.comm.buffers import room
+from atoll.comm.buffers import thread_scratch
 from atoll.comm.byte_view import U8, view
 from atoll.comm.codecs.codec import F32, Codec, Malformed, NonFinite, Octets
 
@@ -97,12 +97,12 @@ class EncodedSeal:
 
     def seal(self, c: int, terms: Sequence[Term], length: float, numel: int, out: U8) -> None:
         if not self.merge.elementwise:
-            self._seal(c, terms, room(numel), out)
+            self._seal(c, terms, thread_scratch(numel), out)
             return
         whole = [(place, view(payload), share) for place, payload, share in terms]
         for elements, octets in self.codec.parts(numel):
             part: list[Term] = [(place, payload[octets], share) for place, payload, share in whole]
-            self._seal(c, part, room(elements.stop - elements.start), out[octets])
+            self._seal(c, part, thread_scratch(elements.stop - elements.start), out[octets])
 
     def _seal(self, c: int, terms: Sequence[Term], merged: F32, out: U8) -> None:
         self.merge(c, terms, merged)

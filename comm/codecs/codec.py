@@ -1,4 +1,4 @@
-"""How a chunk of fp32 travels: as it is, rounded to bf16, or as small integers and a scale for each block.
+"""Wire formats of a chunk of fp32: as it is, rounded to bf16, or as small integers and a scale for each block.
 
 A contributor encodes a chunk once; its owner decodes, averages, and encodes the mean once. What is sealed
 is the encoded bytes, so everybody decodes the same numbers. Both directions use only operations that IEEE
@@ -62,7 +62,7 @@ U16 = NDArray[np.uint16]
 
 Parts = Sequence[tuple[slice, slice]]  # elements of a vector, and their bytes encoded
 
-PART = 1 << 17  # elements
+PART_ELEMENTS = 1 << 17  # elements
 LARGEST = np.float32(np.finfo(np.float32).max)
 LARGEST_SCALE = struct.Struct("<f")  # of a part, before the shares of it
 
@@ -80,54 +80,62 @@ class Malformed(PeerError):
 
 
 class ByteShuffle(NamedTuple):
-    """Where among bytes numbers lie that are unlike the rest: `spans` in order, each of whole numbers of `width`
+    """The numbers among bytes that are unlike the rest: `spans` in order, each of whole numbers of `width`
     bytes."""
 
     width: int = 1
     spans: Sequence[slice] = ()
 
-    def around(self, size: int) -> list[slice]:
-        """The rest of `size` bytes."""
+    def complement(self, size: int) -> list[slice]:
+        """The spans of `size` bytes that lie between and around `spans`, in order."""
         edges = [0, *(edge for span in self.spans for edge in (span.start, span.stop)), size]
         return [slice(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
 
 
 class Codec(Protocol):
-    """Arrays are contiguous; none needs to be aligned. What `out` holds after an error has no meaning."""
+    """A format in which fp32 vectors travel. Arrays are contiguous; none needs to be aligned. What `out` holds
+    after an error has no meaning."""
 
     def size(self, numel: int) -> int:
-        """Bytes of `numel` encoded elements: always the same, so a length is checked before it is read."""
+        """The bytes of `numel` encoded elements: a function of `numel` alone, so a length is checked before it is
+        read."""
 
     def parts(self, numel: int) -> Parts:
-        """What is encoded by itself: to encode `numel` elements is to encode each of these; so for the rest."""
+        """The parts of `numel` elements that are encoded each by itself: to encode or decode all is to do so with
+        each."""
 
     def apart(self, numel: int) -> ByteShuffle:
-        """Which bytes of `numel` encoded elements are unlike the others, as scales are unlike values, or are of
-        numbers whose bytes are unlike each other: `compress` packs each with its like."""
+        """The bytes of `numel` encoded elements that are unlike the others, as scales are unlike values, or of
+        numbers whose bytes are unlike each other: `zstd.pack_shuffled` packs each with its like."""
 
     def encode(self, x: F32, out: U8) -> None:
-        """Write `x` (n,) into `out` (size(n),); `x` is not modified. `NonFinite` if it holds NaN or infinity."""
+        """Write `x` (n,) into `out` (size(n),); `x` is not modified. Raises `NonFinite` if it holds NaN or
+        infinity."""
 
     def check(self, payload: Octets, numel: int) -> None:
         """Raise `Malformed` unless `payload` decodes to `numel` finite elements."""
 
     def decode(self, payload: Octets, out: F32, far: bool = False) -> None:
         """Check `payload` and write its elements into `out` (n,). `far`: nobody reads them soon, so they need not
-        be in a cache; it takes half the time then."""
+        be in a cache; it takes half the time then. Raises `Malformed`."""
 
     def accumulate(self, payload: Octets, weight: np.float32, out: F32) -> None:
-        """Check `payload` and do `out += weight * decoded`, the product and the sum each rounded once."""
+        """Check `payload` and do `out += weight * decoded` (n,), product and sum rounded once each. Raises
+        `Malformed`."""
 
     def mean(self, payloads: Sequence[Octets], weights: Sequence[float], out: F32) -> None:
-        """What `accumulate` makes of zeros and each of the payloads, in this order."""
+        """Write into `out` (n,) the bits that `accumulate` makes of zeros and each payload, in order. Raises
+        `Malformed`."""
 
 
 class Fp32:
+    """The `Codec` that loses nothing."""
+
     def size(self, numel: int) -> int:
         return 4 * numel
 
     def parts(self, numel: int) -> Parts:
-        return _parts(numel, PART, 4 * PART, 4 * numel)
+        return _parts(numel, PART_ELEMENTS, 4 * PART_ELEMENTS, 4 * numel)
 
     def apart(self, numel: int) -> ByteShuffle:
         return ByteShuffle(4, [slice(0, self.size(numel))])
@@ -148,7 +156,7 @@ class Fp32:
         kernels.add_fp32(self._elements(payload, out.size), np.float32(weight), out)
 
     def mean(self, payloads: Sequence[Octets], weights: Sequence[float], out: F32) -> None:
-        one_by_one(self, payloads, weights, out)
+        sequential_mean(self, payloads, weights, out)
 
     def _elements(self, payload: Octets, numel: int) -> F32:
         x: F32 = _octets(payload, self.size(numel)).view("<f4")
@@ -158,13 +166,14 @@ class Fp32:
 
 
 class Bf16:
-    """The error of an element is at most 2**-9 of it, or 2**-134 if it is subnormal."""
+    """The `Codec` of half the bytes. The error of an element is at most 2**-9 of it, or 2**-134 if it is
+    subnormal."""
 
     def size(self, numel: int) -> int:
         return 2 * numel
 
     def parts(self, numel: int) -> Parts:
-        return _parts(numel, PART, 2 * PART, 2 * numel)
+        return _parts(numel, PART_ELEMENTS, 2 * PART_ELEMENTS, 2 * numel)
 
     def apart(self, numel: int) -> ByteShuffle:
         return ByteShuffle(2, [slice(0, self.size(numel))])
@@ -184,7 +193,7 @@ class Bf16:
         kernels.add_bf16(self._halves(payload, out.size), np.float32(weight), out)
 
     def mean(self, payloads: Sequence[Octets], weights: Sequence[float], out: F32) -> None:
-        one_by_one(self, payloads, weights, out)
+        sequential_mean(self, payloads, weights, out)
 
     def _halves(self, payload: Octets, numel: int) -> U16:
         halves: U16 = _octets(payload, self.size(numel)).view("<u2")
@@ -199,7 +208,7 @@ class _Integers:
     def __init__(self, block: int, levels: int, scales: ScaleName) -> None:
         self.block, self.scales = block, scales
         self._header = _Header(block, levels, scales)
-        self._part = max(PART // block, 1) * block
+        self._part = max(PART_ELEMENTS // block, 1) * block
 
     def size(self, numel: int) -> int:
         full, rest = divmod(numel, self._part)
@@ -236,7 +245,7 @@ class _Integers:
             self._add(values, scales, np.float32(weight), out[elements])
 
     def mean(self, payloads: Sequence[Octets], weights: Sequence[float], out: F32) -> None:
-        one_by_one(self, payloads, weights, out)
+        sequential_mean(self, payloads, weights, out)
 
     def _checked(self, payload: Octets, numel: int) -> list[tuple[slice, F32, U8]]:
         """Of each part its elements, the scales of its blocks, and the bytes of its integers."""
@@ -275,12 +284,14 @@ class _Integers:
 
 
 class Int8(_Integers):
+    """The `Codec` of a byte an element: 255 levels of its block's scale."""
+
     def __init__(self, block: int, scales: ScaleName = ScaleName.FP32) -> None:
         super().__init__(block, 127, scales)
 
     def mean(self, payloads: Sequence[Octets], weights: Sequence[float], out: F32) -> None:
-        if self.block % kernels.WIDE or not payloads:
-            one_by_one(self, payloads, weights, out)
+        if self.block % kernels.REGISTER_ELEMENTS or not payloads:
+            sequential_mean(self, payloads, weights, out)
             return
         each, terms = np.array(weights, np.float32), [self._checked(payload, out.size) for payload in payloads]
         for parts in zip(*terms, strict=True):
@@ -312,6 +323,8 @@ class Int8(_Integers):
 
 
 class Int4(_Integers):
+    """The `Codec` of half a byte an element: 15 levels of its block's scale."""
+
     def __init__(self, block: int, scales: ScaleName = ScaleName.FP32) -> None:
         if block % 2:
             raise ValueError(f"a block of {block} elements, two a byte: it must be even")
@@ -401,8 +414,8 @@ class _Header:
             raise Malformed("it holds scales that are negative or not finite")
 
 
-def one_by_one(codec: Codec, payloads: Sequence[Octets], weights: Sequence[float], out: F32) -> None:
-    """A `mean`, for codecs that have no faster way."""
+def sequential_mean(codec: Codec, payloads: Sequence[Octets], weights: Sequence[float], out: F32) -> None:
+    """`Codec.mean` for codecs that have no faster way: one `accumulate` after the other."""
     out[:] = 0.0
     for payload, weight in zip(payloads, weights, strict=True):
         codec.accumulate(payload, np.float32(weight), out)

@@ -31,13 +31,13 @@ MAGNITUDE = np.uint32(0x7FFFFFFF)  # all bits but the sign
 INFINITY = np.uint32(0x7F800000)  # the magnitude's bits from which on a number is not finite
 SMALLEST_NORMAL = np.float32(2.0**-126)
 # A sum with it has no bits after the point, was rounded to nearest even, and ends with the integer's low bits.
-ROUND = np.float32(1.5 * 2**23)
-# The inverse of a scale below SMALL might overflow or the scale be subnormal: LIFT takes both out of danger.
-SMALL = np.float32(2.0**-100)
+ROUNDING_SHIFT = np.float32(1.5 * 2**23)
+# The inverse of a scale below SMALL_SCALE might overflow or the scale be subnormal: LIFT takes both out of danger.
+SMALL_SCALE = np.float32(2.0**-100)
 LIFT = np.float32(2.0**64)
-LARGEST_BF16 = np.uint32(0x7F7F)
-WIDTH, LINE = 16, 64  # elements that one instruction writes, and their bytes
-WIDE = 32  # elements that stay in registers
+LARGEST_BF16 = np.uint32(0x7F7F)  # the bits of the largest finite number
+STORE_ELEMENTS, CACHE_LINE = 16, 64  # fp32 elements that one instruction writes, and their bytes
+REGISTER_ELEMENTS = 32  # fp32 elements of a sum that stay in registers
 ZERO, ONE = np.float32(0), np.float32(1)
 ONE_SHARE = np.uint16(0x3C00)  # 1 in fp16
 HALF_NORMAL = np.float32(2.0**-14)  # below it, fp16 numbers are multiples of 2**-24
@@ -96,11 +96,14 @@ def _bitcast(source: Any, target: Any, to: ir.Type) -> Any:
 
 
 def _put_far(_: Any, values: Any, scale: Any, out: Any, at: Any) -> Any:
-    """`out[i] = signed(values[i]) * scale` for WIDTH elements from `at` on, whose address is a multiple of LINE: a
-    store that does not read the line first, nor keeps it (LLVM: nontemporal)."""
+    """`out[i] = signed(values[i]) * scale` for STORE_ELEMENTS elements from `at` on, whose address is a multiple
+    of CACHE_LINE: a store that does not read the line first, nor keeps it (LLVM: nontemporal)."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        start, (bytes_, numbers) = arguments[3], (ir.VectorType(t, WIDTH) for t in (ir.IntType(8), ir.FloatType()))
+        start, (bytes_, numbers) = (
+            arguments[3],
+            (ir.VectorType(t, STORE_ELEMENTS) for t in (ir.IntType(8), ir.FloatType())),
+        )
 
         def place(i: int, vector: ir.Type) -> Any:
             data = context.make_array(signature.args[i])(context, builder, arguments[i]).data
@@ -108,9 +111,11 @@ def _put_far(_: Any, values: Any, scale: Any, out: Any, at: Any) -> Any:
 
         none = ir.Constant(numbers, ir.Undefined)
         one = builder.insert_element(none, arguments[1], ir.Constant(ir.IntType(32), 0))
-        each = builder.shuffle_vector(one, none, ir.Constant(ir.VectorType(ir.IntType(32), WIDTH), [0] * WIDTH))
+        each = builder.shuffle_vector(
+            one, none, ir.Constant(ir.VectorType(ir.IntType(32), STORE_ELEMENTS), [0] * STORE_ELEMENTS)
+        )
         product = builder.fmul(builder.sitofp(builder.load(place(0, bytes_), align=1), numbers), each)
-        store = builder.store(product, place(2, numbers), align=LINE)
+        store = builder.store(product, place(2, numbers), align=CACHE_LINE)
         store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
         return context.get_dummy_value()
 
@@ -118,11 +123,11 @@ def _put_far(_: Any, values: Any, scale: Any, out: Any, at: Any) -> Any:
 
 
 def _sum_wide(_: Any, addresses: Any, scales: Any, weights: Any, out: Any, block: Any, at: Any) -> Any:
-    """`out[i] = sum_k weights[k] * (signed(byte i at addresses[k]) * scales[k, block])` for WIDE elements from
-    `at` on, which stay in registers: from 0, in this order, each operation rounded."""
+    """`out[i] = sum_k weights[k] * (signed(byte i at addresses[k]) * scales[k, block])` for REGISTER_ELEMENTS
+    elements from `at` on, which stay in registers: from 0, in this order, each operation rounded."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bytes_, numbers = (ir.VectorType(t, WIDE) for t in (ir.IntType(8), ir.FloatType()))
+        bytes_, numbers = (ir.VectorType(t, REGISTER_ELEMENTS) for t in (ir.IntType(8), ir.FloatType()))
         index, none = ir.IntType(64), ir.Constant(numbers, ir.Undefined)
         arrays = [
             context.make_array(t)(context, builder, a)
@@ -133,7 +138,9 @@ def _sum_wide(_: Any, addresses: Any, scales: Any, weights: Any, out: Any, block
 
         def everywhere(number: Any) -> Any:
             one = builder.insert_element(none, number, ir.Constant(ir.IntType(32), 0))
-            return builder.shuffle_vector(one, none, ir.Constant(ir.VectorType(ir.IntType(32), WIDE), [0] * WIDE))
+            return builder.shuffle_vector(
+                one, none, ir.Constant(ir.VectorType(ir.IntType(32), REGISTER_ELEMENTS), [0] * REGISTER_ELEMENTS)
+            )
 
         llvm: Any = cgutils
         total = llvm.alloca_once_value(builder, ir.Constant(numbers, None))
@@ -215,7 +222,7 @@ def add_bf16(halves: U16, weight: np.float32, out: F32) -> None:
 
 @_kernel(types.boolean, _read(_f32), _int, _f32, _f32, _write(_f32))
 def scales_of(x: F32, block: int, levels: np.float32, largest: np.float32, scales: F32) -> bool:
-    """Of each block absmax / levels, but at most `largest`; false if there is NaN or infinity."""
+    """Write absmax / levels of each block, at most `largest`; false if there is NaN or infinity."""
     for b in range(scales.size):
         part = x[b * block : b * block + block]
         top = np.uint32(0)
@@ -274,8 +281,8 @@ def from_shares(shares: U16, largest: np.float32, scales: F32) -> bool:
 
 @_kernel(_f32, _f32)
 def _inverse(scale: np.float32) -> np.float32:
-    """Of a scale that is not SMALL; of a smaller one, what `x * LIFT` is to be multiplied by."""
-    if scale >= SMALL:
+    """Of a scale of SMALL_SCALE or more; of a smaller one, what `x * LIFT` is to be multiplied by."""
+    if scale >= SMALL_SCALE:
         return np.float32(ONE / scale)
     return np.float32(ONE / np.float32(scale * LIFT)) if scale > ZERO else ZERO
 
@@ -283,7 +290,7 @@ def _inverse(scale: np.float32) -> np.float32:
 @_kernel(_u32, _f32, _f32)
 def _rounded(x: np.float32, inverse: np.float32) -> np.uint32:
     """Bits whose low ones are those of the integer next to `x * inverse`."""
-    return np.uint32(as_bits(np.float32(np.float32(x * inverse) + ROUND)))
+    return np.uint32(as_bits(np.float32(np.float32(x * inverse) + ROUNDING_SHIFT)))
 
 
 @_kernel(_f32, _u8)
@@ -305,10 +312,11 @@ def _high(byte: np.uint8) -> np.float32:
 
 @_kernel(types.void, _read(_f32), _int, _read(_f32), _write(_u8))
 def to_int8(x: F32, block: int, scales: F32, values: U8) -> None:
+    """Write each element as the integer next to its quotient by its block's scale, a byte in two's complement."""
     for b in range(scales.size):
         part, to = x[b * block : b * block + block], values[b * block : b * block + block]
         inverse = _inverse(scales[b])
-        if scales[b] >= SMALL:
+        if scales[b] >= SMALL_SCALE:
             for i in range(part.size):
                 to[i] = np.uint8(_rounded(part[i], inverse) & 255)
         else:
@@ -318,6 +326,7 @@ def to_int8(x: F32, block: int, scales: F32, values: U8) -> None:
 
 @_kernel(types.void, _read(_u8), _int, _read(_f32), _write(_f32))
 def from_int8(values: U8, block: int, scales: F32, out: F32) -> None:
+    """Write q * scale of each element."""
     for b in range(scales.size):
         part, to, scale = values[b * block : b * block + block], out[b * block : b * block + block], scales[b]
         for i in range(part.size):
@@ -326,16 +335,17 @@ def from_int8(values: U8, block: int, scales: F32, out: F32) -> None:
 
 @_kernel(types.void, _read(_u8), _int, _read(_f32), _write(_f32))
 def from_int8_far(values: U8, block: int, scales: F32, out: F32) -> None:
-    """The same, past the caches where `out` lies so that this is possible."""
-    whole = out.size // block if block % WIDTH == 0 and out.ctypes.data % LINE == 0 else 0  # blocks
+    """Do what `from_int8` does, past the caches where `out` lies so that this is possible."""
+    whole = out.size // block if block % STORE_ELEMENTS == 0 and out.ctypes.data % CACHE_LINE == 0 else 0  # blocks
     for b in range(whole):
-        for i in range(b * block, b * block + block, WIDTH):
+        for i in range(b * block, b * block + block, STORE_ELEMENTS):
             put_far(values, scales[b], out, i)
     from_int8(values[whole * block :], block, scales[whole:], out[whole * block :])
 
 
 @_kernel(types.void, _read(_u8), _int, _read(_f32), _f32, _write(_f32))
 def add_int8(values: U8, block: int, scales: F32, weight: np.float32, out: F32) -> None:
+    """Do `out += weight * (q * scale)`, each operation rounded."""
     for b in range(scales.size):
         part, to, scale = values[b * block : b * block + block], out[b * block : b * block + block], scales[b]
         for i in range(part.size):
@@ -344,18 +354,20 @@ def add_int8(values: U8, block: int, scales: F32, weight: np.float32, out: F32) 
 
 @_kernel(types.void, _read(_int), _int, types.Array(_f32, 2, "C", readonly=True), _read(_f32), _write(_f32))
 def mean_int8(addresses: Addresses, block: int, scales: F32, weights: F32, out: F32) -> None:
-    """What `add_int8` makes of zeros and the integers at these addresses, of a multiple of WIDE elements a block;
-    in one go: `out` is written once."""
+    """Write the bits that `add_int8` makes of zeros and the integers at each address, in blocks of a multiple of
+    REGISTER_ELEMENTS elements; in one go: `out` is written once."""
     for b in range(scales.shape[1]):
-        for i in range(b * block, b * block + block, WIDE):
+        for i in range(b * block, b * block + block, REGISTER_ELEMENTS):
             sum_wide(addresses, scales, weights, out, b, i)
 
 
 @_kernel(types.void, _read(_f32), _int, _read(_f32), _write(_u8))
 def to_int4(x: F32, block: int, scales: F32, values: U8) -> None:
+    """Write each element as the integer next to its quotient by its block's scale, two a byte: those of a block's
+    first half in the low bits, those of its second half in the high ones."""
     for b in range(scales.size):
         part, to = x[b * block : b * block + block], values[b * block >> 1 : b * block + block >> 1]
-        inverse, lift = _inverse(scales[b]), ONE if scales[b] >= SMALL else LIFT
+        inverse, lift = _inverse(scales[b]), ONE if scales[b] >= SMALL_SCALE else LIFT
         half = (part.size + 1) >> 1
         first, second = part[:half], part[half:]
         for i in range(first.size):
@@ -366,6 +378,7 @@ def to_int4(x: F32, block: int, scales: F32, values: U8) -> None:
 
 @_kernel(types.void, _read(_u8), _int, _read(_f32), _write(_f32))
 def from_int4(values: U8, block: int, scales: F32, out: F32) -> None:
+    """Write q * scale of each element."""
     for b in range(scales.size):
         part, to = values[b * block >> 1 : b * block + block >> 1], out[b * block : b * block + block]
         scale = scales[b]
@@ -379,6 +392,7 @@ def from_int4(values: U8, block: int, scales: F32, out: F32) -> None:
 
 @_kernel(types.void, _read(_u8), _int, _read(_f32), _f32, _write(_f32))
 def add_int4(values: U8, block: int, scales: F32, weight: np.float32, out: F32) -> None:
+    """Do `out += weight * (q * scale)`, each operation rounded."""
     for b in range(scales.size):
         part, to = values[b * block >> 1 : b * block + block >> 1], out[b * block : b * block + block]
         scale = scales[b]

@@ -20,7 +20,7 @@ LARGEST_BF16 = np.uint32(0x7F7F)
 MAGNITUDE, INFINITY = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 ONE_SHARE = np.uint16(0x3C00)  # 1 in fp16
 # No block is a multiple of it: a mean is then made one contribution after another, as `add_int8` does.
-WIDE = 1 << 62
+REGISTER_ELEMENTS = 1 << 62
 
 
 def __getattr__(name: str) -> Any:

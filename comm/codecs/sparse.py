@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.comm.codecs.codec import F32, U8, U16, ByteShuffle, Malformed, NonFinite, Octets, Parts, one_by_one
+from atoll.comm.codecs.codec import F32, U8, U16, ByteShuffle, Malformed, NonFinite, Octets, Parts, sequential_mean
 
 if TYPE_CHECKING:
     from atoll.comm.codecs import kernels, sparse_kernels
@@ -36,8 +36,8 @@ else:
     kernels, sparse_kernels = Kernels("kernels"), Kernels("sparse_kernels")
 
 GROUP = 4096  # elements: 12 bits
-RATIO = 64  # elements for each that is sent
-HEADER = 16
+RATIO = 64  # elements of which one is sent
+HEADER_SIZE = 16  # bytes of the four levels
 LARGEST = np.float32(np.finfo(np.float32).max)
 
 
@@ -46,7 +46,7 @@ class Sparse:
 
     def size(self, numel: int) -> int:
         full, rest = divmod(numel, GROUP)
-        return HEADER + full * _group_size(GROUP) + (_group_size(rest) if rest else 0)
+        return HEADER_SIZE + full * _group_size(GROUP) + (_group_size(rest) if rest else 0)
 
     def parts(self, numel: int) -> Parts:
         return [(slice(0, numel), slice(0, self.size(numel)))]
@@ -63,12 +63,12 @@ class Sparse:
         if not sparse_kernels.pick(x, GROUP, RATIO, positions, scales):
             element = int(np.argmin(np.isfinite(x)))
             raise NonFinite(f"element {element} of the vector to encode is {x[element]}", element)
-        halves = out[HEADER : HEADER + 2 * groups].view("<u2")
+        halves = out[HEADER_SIZE : HEADER_SIZE + 2 * groups].view("<u2")
         kernels.to_bf16(scales, halves)
         kernels.from_bf16(halves, scales)
         sparse_kernels.quantise(x, GROUP, RATIO, positions, scales, _limit(scales), levels, q)
         out[:16].view("<f4")[:] = levels
-        sparse_kernels.pack(positions, q, x.size, GROUP, RATIO, out[HEADER + 2 * groups :])
+        sparse_kernels.pack(positions, q, x.size, GROUP, RATIO, out[HEADER_SIZE + 2 * groups :])
 
     def check(self, payload: Octets, numel: int) -> None:
         self._checked(payload, numel)
@@ -82,15 +82,15 @@ class Sparse:
         sparse_kernels.add(positions, q, levels, scales, GROUP, RATIO, np.float32(weight), out)
 
     def mean(self, payloads: Sequence[Octets], weights: Sequence[float], out: F32) -> None:
-        one_by_one(self, payloads, weights, out)
+        sequential_mean(self, payloads, weights, out)
 
     def _checked(self, payload: Octets, numel: int) -> tuple[U16, U8, F32, F32]:
         octets: U8 = np.frombuffer(payload, np.uint8)
         if octets.size != self.size(numel):
             raise Malformed(f"it has {octets.size} bytes where {self.size(numel)} were expected")
         groups = -(-numel // GROUP)
-        levels: F32 = octets[:HEADER].view("<f4").astype(np.float32)
-        halves: U16 = octets[HEADER : HEADER + 2 * groups].view("<u2")
+        levels: F32 = octets[:HEADER_SIZE].view("<f4").astype(np.float32)
+        halves: U16 = octets[HEADER_SIZE : HEADER_SIZE + 2 * groups].view("<u2")
         if halves.max(initial=np.uint16(0)) > kernels.LARGEST_BF16:
             raise Malformed("it holds scales that are negative or not finite")
         scales = np.empty(groups, np.float32)
@@ -98,7 +98,7 @@ class Sparse:
         if not (np.abs(levels) <= _limit(scales)).all():
             raise Malformed("it holds levels that are not finite, or not under its largest scale")
         positions, q = np.empty(_picked(numel), np.uint16), np.empty(_picked(numel), np.uint8)
-        if not sparse_kernels.unpack(octets[HEADER + 2 * groups :], numel, GROUP, RATIO, positions, q):
+        if not sparse_kernels.unpack(octets[HEADER_SIZE + 2 * groups :], numel, GROUP, RATIO, positions, q):
             raise Malformed("it holds positions that do not ascend within their group")
         return positions, q, levels, scales
 

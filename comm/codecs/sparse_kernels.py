@@ -11,8 +11,8 @@ from numba import types
 from atoll.comm.codecs.kernels import F32, INFINITY, MAGNITUDE, U8, U16, _int, _kernel, _read, _write, as_bits
 
 _f32, _f64, _u8, _u16, _u64 = types.float32, types.float64, types.uint8, types.uint16, types.uint64
-LLOYD = 8  # iterations
-POSITION = np.uint64(0xFFFFFFFF)
+LLOYD_ITERATIONS = 8
+POSITION_MASK = np.uint64(0xFFFFFFFF)  # the low half of a heap's key, which holds the inverted position
 
 
 @_kernel(types.void, types.Array(_u64, 1, "C"), _int, _int)
@@ -32,8 +32,9 @@ def _sift_down(heap: Any, i: int, size: int) -> None:
 
 @_kernel(types.boolean, _read(_f32), _int, _int, _write(_u16), _write(_f32))
 def pick(x: F32, group: int, ratio: int, positions: U16, scales: F32) -> bool:
-    """Of each group the 1/ratio elements of largest magnitude, of equal ones the first: their positions within
-    the group, ascending, one group's after another's, and the mean of their magnitudes. False if not finite."""
+    """Pick the 1/ratio elements of largest magnitude of each group, of equal ones the first: their positions
+    within the group, ascending, one group's after another's, and the mean of their magnitudes. False if not
+    finite."""
     heap = np.empty((group + ratio - 1) // ratio, np.uint64)
     at = 0
     for g in range(scales.size):
@@ -43,7 +44,7 @@ def pick(x: F32, group: int, ratio: int, positions: U16, scales: F32) -> bool:
             magnitude = np.uint32(as_bits(part[i]) & MAGNITUDE)
             if magnitude >= INFINITY:
                 return False
-            key = (np.uint64(magnitude) << np.uint64(32)) | (POSITION - np.uint64(i))
+            key = (np.uint64(magnitude) << np.uint64(32)) | (POSITION_MASK - np.uint64(i))
             if i < count:
                 heap[i] = key
                 if i == count - 1:
@@ -53,7 +54,7 @@ def pick(x: F32, group: int, ratio: int, positions: U16, scales: F32) -> bool:
                 heap[0] = key
                 _sift_down(heap, 0, count)
         for i in range(count):  # insertion sort
-            position = np.uint16(POSITION - (heap[i] & POSITION))
+            position = np.uint16(POSITION_MASK - (heap[i] & POSITION_MASK))
             j = at + i
             while j > at and positions[j - 1] > position:
                 positions[j] = positions[j - 1]
@@ -71,11 +72,12 @@ def pick(x: F32, group: int, ratio: int, positions: U16, scales: F32) -> bool:
 def quantise(
     x: F32, group: int, ratio: int, positions: U16, scales: F32, limit: np.float32, levels: F32, q: U8
 ) -> None:
-    """Two bits for each picked element, its sign and whether it is large, and the mean of each of the four kinds
-    in units of the groups' scales, at most `limit`. What is large is settled by Lloyd's iterations over all."""
+    """Write two bits for each picked element, its sign and whether it is large, and the mean of each of the four
+    kinds in units of the groups' scales, at most `limit`. What is large is settled by iterations of Lloyd's
+    (1982) over all picked elements: the threshold is halfway between the means of small and large magnitudes."""
     sums, counts = np.empty(4, np.float64), np.empty(4, np.int64)
     threshold = 1.0
-    for iteration in range(LLOYD + 1):
+    for iteration in range(LLOYD_ITERATIONS + 1):
         sums[:], counts[:] = 0.0, 0
         at = 0
         for g in range(scales.size):
@@ -89,7 +91,7 @@ def quantise(
                 sums[kind] += u
                 counts[kind] += 1
             at += count
-        if iteration < LLOYD:
+        if iteration < LLOYD_ITERATIONS:
             small, large = counts[0] + counts[2], counts[1] + counts[3]
             if small == 0 or large == 0:
                 continue
@@ -101,6 +103,7 @@ def quantise(
 
 @_kernel(types.void, _read(_u16), _read(_u8), _int, _int, _int, _write(_u8))
 def pack(positions: U16, q: U8, numel: int, group: int, ratio: int, out: U8) -> None:
+    """Write the groups as they travel (`sparse`): 12 bits a position, then 2 bits an element."""
     out[:] = 0
     at, to = 0, 0
     for start in range(0, numel, group):
@@ -122,7 +125,8 @@ def pack(positions: U16, q: U8, numel: int, group: int, ratio: int, out: U8) -> 
 
 @_kernel(types.boolean, _read(_u8), _int, _int, _int, _write(_u16), _write(_u8))
 def unpack(packed: U8, numel: int, group: int, ratio: int, positions: U16, q: U8) -> bool:
-    """False if positions do not ascend within their group, or bits that fill up a byte are not 0."""
+    """Read what `pack` wrote. False if positions do not ascend within their group, or bits that fill up a byte are
+    not 0."""
     at, to, good = 0, 0, True
     for start in range(0, numel, group):
         size = min(group, numel - start)

@@ -24,18 +24,18 @@ def pack(data: bytes | bytearray | memoryview) -> bytes:
 
 
 def unpack(frame: bytes | bytearray | memoryview, expected_size: int) -> bytes:
-    """The `expected_size` bytes in `frame`; `Malformed` if it is no frame of exactly that size."""
+    """The `expected_size` bytes in `frame`. Raises `Malformed` if it is no frame of exactly that size."""
     return _unpacked(frame, expected_size).tobytes()
 
 
-def pack_apart(payload: U8, apart: ByteShuffle) -> bytes:
-    """One frame of the same bytes in another order: first the rest, then of all numbers that lie apart the first
-    byte, the second one, and so on. Each begins a block, which has a code of its own."""
+def pack_shuffled(payload: U8, apart: ByteShuffle) -> bytes:
+    """One frame of the payload's bytes in another order: first those outside `apart`, then of all its numbers the
+    first byte, the second one, and so on. Each begins a block, which has a code of its own."""
     if not apart.spans:
         return pack(payload.data)
     ordered = _scratch(payload.size)
     edge = payload.size - sum(span.stop - span.start for span in apart.spans)
-    np.concatenate([payload[:0], *(payload[span] for span in apart.around(payload.size))], out=ordered[:edge])
+    np.concatenate([payload[:0], *(payload[span] for span in apart.complement(payload.size))], out=ordered[:edge])
     numbers = np.concatenate([payload[span] for span in apart.spans]).reshape(-1, apart.width)
     planes = ordered[edge:].reshape(apart.width, -1)
     planes[:] = numbers.T
@@ -46,11 +46,11 @@ def pack_apart(payload: U8, apart: ByteShuffle) -> bytes:
     return b"".join([*packed, stream.flush()])
 
 
-def unpack_apart(frame: bytes | bytearray | memoryview, payload: U8, apart: ByteShuffle) -> None:
-    """Write what `pack_apart` packed into all of `payload`; `Malformed` if that had another size."""
+def unpack_shuffled(frame: bytes | bytearray | memoryview, payload: U8, apart: ByteShuffle) -> None:
+    """Write what `pack_shuffled` packed into all of `payload`. Raises `Malformed` if that had another size."""
     whole = _unpacked(frame, payload.size)
     at = 0
-    for span in apart.around(whole.size):
+    for span in apart.complement(whole.size):
         payload[span] = whole[at : (at := at + span.stop - span.start)]
     if not apart.spans:
         return
@@ -61,9 +61,9 @@ def unpack_apart(frame: bytes | bytearray | memoryview, payload: U8, apart: Byte
 
 
 def pack_floats(data: bytes | bytearray | memoryview) -> bytes:
-    """fp32, little-endian: the lower three bytes of each as they are, in three planes, or nothing if all are zero;
-    then a frame of the topmost ones, sign and exponent, which is where parameters are alike. Of a few numbers the
-    frame is longer than the planes would be, and could be taken for them: zeros are written then, too."""
+    """Pack little-endian fp32: the lower three bytes of each as they are, in three planes, or nothing if all are
+    zero; then a frame of the topmost ones, sign and exponent, which is where parameters are alike. Of a few
+    numbers the frame is longer than the planes would be, and could be taken for them: zeros are written, too."""
     planes = np.frombuffer(data, np.uint8).reshape(-1, 4).T
     frame = pack(planes[3].tobytes())
     low = planes[:3].tobytes() if planes[:3].any() or len(frame) > planes[:3].size else b""
@@ -71,7 +71,8 @@ def pack_floats(data: bytes | bytearray | memoryview) -> bytes:
 
 
 def unpack_floats(packed: bytes, expected_size: int) -> bytes:
-    """The `expected_size` bytes, a multiple of 4, in `packed`; `Malformed` if it is nothing of that size."""
+    """The `expected_size` bytes, a multiple of 4, in `packed`. Raises `Malformed` if it is nothing of that
+    size."""
     numel = expected_size // 4
     low = 3 * numel if len(packed) > 3 * numel else 0
     floats = np.zeros((numel, 4), np.uint8)

@@ -65,7 +65,7 @@ class OuterConfig:
     feedback: float = 0.0  # share of what the wire lost that is added to the next delta; 0: none
 
     def rules(self) -> Iterator[Rule]:
-        """What must hold of the outer rule's coefficients."""
+        """Rules of the outer rule's coefficients."""
         yield from positive("outer", lr=self.lr)
         yield from representable("outer", self)
         yield 0 <= self.momentum < 1, f"outer.momentum is {self.momentum}: it must be in [0, 1)"
@@ -88,7 +88,7 @@ class FragmentsConfig:
     stagger: bool = True  # spread evenly over the inner steps; else all at once
 
     def rules(self) -> Iterator[Rule]:
-        """What must hold of the number of fragments."""
+        """Rules of the number of fragments."""
         yield from positive("fragments", count=self.count)
         yield from representable("fragments", self)
         yield 1 <= self.count <= 4096, f"fragments.count is {self.count}: it must be in 1 ... 4096"
@@ -103,7 +103,7 @@ class OverlapConfig:
     alpha: float = 0.0  # for take=mix
 
     def rules(self) -> Iterator[Rule]:
-        """What must hold of the delay and of the mixture."""
+        """Rules of the delay and of the mixture."""
         yield from representable("overlap", self)
         yield self.delay >= 0, f"overlap.delay is {self.delay}: it must be 0 or more"
         yield 0 <= self.alpha <= 1, f"overlap.alpha is {self.alpha}: it must be in [0, 1]"

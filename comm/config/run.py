@@ -17,7 +17,7 @@ from atoll.comm.errors import ConfigError
 
 
 class DataKind(StrEnum):
-    """Where a run's text comes from, and what its tokens are."""
+    """The source of a run's text, and of its tokens."""
 
     STDLIB = "stdlib"  # the Python standard library's own source, as bytes
     BYTES = "bytes"  # a folder of text files on each node, as bytes
@@ -50,7 +50,7 @@ class ScaleName(StrEnum):
 
 
 class TlsMode(StrEnum):
-    """When a run is encrypted."""
+    """The conditions under which a run is encrypted."""
 
     AUTO = "auto"  # on, unless the coordinator is on a loopback address only
     ON = "on"
@@ -58,7 +58,7 @@ class TlsMode(StrEnum):
 
 
 class WandbMode(StrEnum):
-    """Where the coordinator's metrics go in Weights & Biases."""
+    """The ways in which the coordinator's metrics go to Weights & Biases."""
 
     ONLINE = "online"
     OFFLINE = "offline"
@@ -91,7 +91,7 @@ class ModelConfig:
         return embeddings + self.layers * block + self.dim
 
     def rules(self) -> Iterator[Rule]:
-        """What must hold of a model that can be built."""
+        """Rules of a model that can be built."""
         yield from positive(
             "model",
             vocab_size=self.vocab_size,
@@ -125,7 +125,7 @@ class DataConfig:
     eval_every: int = 1  # rounds, or turns of all fragments, between evaluations of the anchor
 
     def rules(self) -> Iterator[Rule]:
-        """What must hold of the data and of its evaluations."""
+        """Rules of the data and of its evaluations."""
         yield from positive("data", val_batches=self.val_batches, eval_every=self.eval_every)
         yield self.val_every >= 2, f"data.val_every is {self.val_every}: it must be 2 or more"
         yield (
@@ -167,7 +167,7 @@ class InnerConfig:
         return self.peak_lr / 10 if self.min_lr is None else self.min_lr
 
     def rules(self) -> Iterator[Rule]:
-        """What must hold of the optimizer's coefficients and of the learning rate's schedule."""
+        """Rules of the optimizer's coefficients and of the learning rate's schedule."""
         yield from positive(
             "inner", lr=self.peak_lr, batch_size=self.batch_size, decay_tokens=self.decay_tokens, clip=self.clip
         )
@@ -187,7 +187,7 @@ class InnerConfig:
 
 @dataclass
 class RoundsConfig:
-    """When a round closes, and how long its parts may take."""
+    """The inner steps of a round, its quorum, and how long its parts may take."""
 
     inner_steps: int = 100  # H: a round does not close before a quorum has taken so many; a turn of all fragments
     floor: int = 1  # inner steps that every contribution has at least
@@ -205,7 +205,7 @@ class RoundsConfig:
         return max(self.inner_steps, int(self.inner_steps * self.ceiling))
 
     def rules(self) -> Iterator[Rule]:
-        """What must hold of a round's steps, deadlines and quorum."""
+        """Rules of a round's steps, deadlines and quorum."""
         yield from positive(
             "rounds",
             inner_steps=self.inner_steps,
@@ -226,7 +226,7 @@ class RoundsConfig:
 
 @dataclass
 class ReduceConfig:
-    """How deltas are encoded, cut into chunks and sent."""
+    """Encoding, chunks and transfer of deltas."""
 
     codec: CodecName = CodecName.INT8
     block: int = 96  # elements that share one scale: 1 % less bytes than 64 with int8, a twentieth more error
@@ -249,7 +249,7 @@ class ReduceConfig:
         return sizes[self.codec]
 
     def rules(self) -> Iterator[Rule]:
-        """What must hold of blocks and chunks."""
+        """Rules of blocks and chunks."""
         yield from positive("reduce", block=self.block, chunk=self.chunk)
         yield self.levels in (1, 2), f"reduce.levels is {self.levels}: it must be 1 or 2"
         yield self.block % 2 == 0, f"reduce.block is {self.block}: it must be even"
@@ -262,7 +262,7 @@ class ReduceConfig:
 
 @dataclass
 class MembersConfig:
-    """How many members a run needs, and when one counts as gone."""
+    """Numbers of members that a run needs, and deadlines after which one counts as gone."""
 
     start: int = 1  # active members the first round waits for
     minimum: int = 1  # fewer active members than this: the run waits
@@ -271,7 +271,7 @@ class MembersConfig:
     stall: float = 300.0  # seconds without an inner step after which a trainer counts as hung
 
     def rules(self) -> Iterator[Rule]:
-        """What must hold of the members' numbers and deadlines."""
+        """Rules of the members' numbers and deadlines."""
         yield from positive("members", start=self.start, minimum=self.minimum, lease=self.lease, stall=self.stall)
         yield from representable("members", self)
         yield (
@@ -282,7 +282,7 @@ class MembersConfig:
 
 @dataclass
 class SecurityConfig:
-    """Whether connections are encrypted."""
+    """Encryption of connections."""
 
     tls: TlsMode = TlsMode.AUTO  # between nodes and coordinator, and between nodes
 
@@ -300,7 +300,7 @@ class CheckpointConfig:
     remote_keep: int = 3  # newest of them that stay
 
     def rules(self) -> Iterator[Rule]:
-        """What must hold of the checkpoints' numbers and of their store."""
+        """Rules of the checkpoints' numbers and of their store."""
         yield from positive(
             "checkpoint", every=self.every, remote_every=self.remote_every, remote_keep=self.remote_keep
         )
@@ -322,7 +322,7 @@ class WandbConfig:
 
 @dataclass
 class RunConfig:
-    """All that is the same on every machine of a run; `check` has passed wherever it is used."""
+    """The configuration of a run, the same on every machine; `check` has passed wherever it is used."""
 
     name: str = "run"
     seed: int = 0
@@ -351,7 +351,7 @@ class RunConfig:
         return self.rounds.inner_steps / (self.fragments.count if self.fragments.stagger else 1)
 
     def rules(self) -> Iterator[Rule]:
-        """What must hold of each section, and then between sections."""
+        """Rules of each section, and then those between sections."""
         yield bool(self.name.strip()), "name is empty: give the run a name"
         yield 0 <= self.seed < 1 << 63, f"seed is {self.seed}: it must be in 0 ... 2^63 - 1"
         yield from store_url("init_from", self.init_from)

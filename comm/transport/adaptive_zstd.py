@@ -38,7 +38,7 @@ class AdaptiveZstd:
     async def pack(
         self, kind: FrameKind, chunk: int, since: int, payload: U8, apart: ByteShuffle = NOTHING_APART
     ) -> bytes | None:
-        """The payload as a zstandard frame (see `compress.pack_apart`); None: it goes as it is."""
+        """The payload as a zstandard frame (see `zstd.pack_shuffled`); None: it goes as it is."""
         if (
             not self.on
             or payload.size < SMALLEST
@@ -69,5 +69,5 @@ class AdaptiveZstd:
 
 def _timed(payload: U8, apart: ByteShuffle) -> tuple[bytes, float]:
     start = time.thread_time()
-    packed = zstd.pack_apart(payload, apart)
+    packed = zstd.pack_shuffled(payload, apart)
     return packed, time.thread_time() - start

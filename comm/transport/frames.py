@@ -19,7 +19,7 @@ not take its mail. Then frames, in both directions:
 
                         1  kind
                         1  flags: 1 = the payload is a zstandard frame of what it stands for, in the order
-                           of `compress.pack_apart`; of a state's fp32, three planes of lower bytes, none if all
+                           of `zstd.pack_shuffled`; of a state's fp32, three planes of lower bytes, none if all
                            are zero, and a frame of the topmost
                         2  the sender's place in the plan
                         4  chunk

@@ -168,7 +168,7 @@ class EventLoop:
     def _enter_beats(self, now: float) -> None:
         if self._beats:
             beats, self._beats = self._beats, {}
-            self._core.adopt(self._core.prepare(list(beats.values()), now))
+            self._core.hear(beats.values(), now)
 
     async def _commit(self, arrived: Sequence[tuple[Event, Waiting]]) -> None:
         now = self.clock()

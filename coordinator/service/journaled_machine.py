@@ -5,7 +5,7 @@
 Nothing of a batch may leave the coordinator before `adopt`. A snapshot now and then bounds what a restart replays.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -15,7 +15,7 @@ from atoll.comm.errors import ConfigError
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.state_machine.events import CommitRecord, Effect, Event, Heartbeat, Note, Publish
 from atoll.coordinator.state_machine.state import State
-from atoll.coordinator.state_machine.step import step
+from atoll.coordinator.state_machine.step import hear, step
 
 SNAPSHOT_EVERY = 2000  # events
 
@@ -55,7 +55,8 @@ class JournaledMachine:
             before = state
             state, out = step(state, event, now)
             effects += out
-            if not isinstance(event, Heartbeat) and (out or state != before):
+            changed = out or (state is not before and state != before)
+            if changed and not isinstance(event, Heartbeat):
                 entries.append((now, event))
         return Batch(now, state, entries, effects)
 
@@ -67,6 +68,10 @@ class JournaledMachine:
     def adopt(self, batch: Batch) -> None:
         """The batch is durable: it has happened."""
         self.state, self.last = batch.state, batch.now
+
+    def hear(self, beats: Iterable[Heartbeat], now: float) -> None:
+        """Take in heartbeats, which the journal has no part in."""
+        self.state, self.last = hear(self.state, beats, now), now
 
     def snapshot_if_due(self) -> None:
         """Bound what a restart replays. Raises `JournalFull`; then nothing changed."""

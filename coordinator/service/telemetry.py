@@ -43,6 +43,8 @@ class Telemetry:
             if record.round > before.committed:
                 self.meter.committed(record.contributors, now)
         here = after.members.here
+        if after.members.changes == before.members.changes:
+            return
         for node, was in before.members.here.items():
             member = here.get(node)
             if member is was:

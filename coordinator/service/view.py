@@ -35,7 +35,7 @@ class CommonView:
     planned: frozenset[NodeId]  # who gets the plan
     donors: Donors
     serve: Donors  # whom leaves dial, to give them what they have: no one has it who can be dialled
-    known: tuple[int, int]  # what the donors follow from
+    known: tuple[int, int, int]  # what the donors follow from
     keepers: frozenset[NodeId] | None  # who takes snapshots; None: everybody
     uploaders: tuple[NodeId, ...]  # of them, who sends checkpoints to the remote store, or does if others fail
     apart: bool  # state_0 is only on leaves: everybody makes it, who cannot make the same fetches it
@@ -85,7 +85,7 @@ def shared(state: State, before: CommonView | None = None, draining: bool = Fals
         plan = _plan(state) if r.plan is not None else b""
     alive = (entry.node for entry in r.ledger.entries if not entry.gone)
     planned = frozenset(alive) if r.plan is not None else frozenset[NodeId]()
-    known = state.committed, state.members.changes
+    known = state.committed, state.members.changes, state.members.reports
     donors = before.donors if before is not None and before.known == known else _donors(state)
     serve = before.serve if before is not None and before.known == known else _served(state)
     same = before is not None and before.known == known

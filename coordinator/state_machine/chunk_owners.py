@@ -41,7 +41,9 @@ def reducers(state: State, members: Sequence[NodeId] = ()) -> tuple[NodeId, ...]
 def reachable(state: State, members: Sequence[NodeId]) -> bool:
     """Whether somebody can own a chunk."""
     here = state.members.here
-    return any(n in here and not here[n].leaf for n in (*members, *reducers(state, members)))
+    if any(n in here and not here[n].leaf for n in members):
+        return True
+    return any(not here[n].leaf for n in reducers(state, members))
 
 
 def owning(state: State, members: Sequence[NodeId], helpers: Sequence[NodeId], chunks: int) -> ChunkOwners:

@@ -13,7 +13,7 @@ The first attempt may be in two levels (see `comm.plan`). A chunk that loses a r
 same owner; so does an unsealed one when a member comes back: what it brought before may be in a region's sum.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from atoll.comm.bitmap import bit
@@ -67,6 +67,7 @@ class Ledger:
     regions: tuple[int, ...] = ()  # of the first attempt's entries; empty: it was not in regions
     relays: tuple[tuple[int, ...], ...] = ()  # (regions, chunks) places; empty: the next attempt is flat
     layered: frozenset[int] = frozenset()  # chunks that are reduced in two levels
+    withdrawn: bool = False  # somebody withdrew since the attempt was opened
 
     @property
     def complete(self) -> bool:
@@ -89,6 +90,8 @@ class Ledger:
     @property
     def orphans(self) -> tuple[int, ...]:
         """Sealed chunks of which it is not known who holds them."""
+        if None not in self.owners:
+            return ()
         return tuple(c for c, owner in enumerate(self.owners) if owner is None)
 
     @property
@@ -101,6 +104,8 @@ class Ledger:
     @property
     def gone(self) -> set[NodeId]:
         """Of these, those that take part no more."""
+        if not self.withdrawn:
+            return set()
         return self.workers - {e.node for e in self.entries if not e.gone}
 
     @property
@@ -121,7 +126,7 @@ def withdraw(ledger: Ledger, node: NodeId) -> Ledger:
     chunks has lost what it was sent."""
     entries = (replace(e, gone=True) if e.node == node and e.contribution is None else e for e in ledger.entries)
     contributions = {n: c for n, c in ledger.contributions.items() if n != node}
-    return replace(ledger, contributions=contributions, entries=tuple(entries))
+    return replace(ledger, contributions=contributions, entries=tuple(entries), withdrawn=True)
 
 
 def reopen(
@@ -164,6 +169,7 @@ def reopen(
         owners=tuple(owners),
         since=tuple(since),
         kept=kept,
+        withdrawn=False,
     )
 
 
@@ -227,26 +233,73 @@ def seal(ledger: Ledger, node: NodeId, since: int, seals: tuple[tuple[int, bytes
     return replace(ledger, sealed=sealed)
 
 
-def used(ledger: Ledger, node: NodeId, front: int, sealed: bool) -> int:
-    """Samples from the lease's front on that are in the node's contributions, to sealed chunks if so asked."""
-    bitmaps = [s.inputs for s in ledger.sealed.values()]
-    found = 0
-    for place, entry in enumerate(ledger.entries):
-        c = entry.contribution
-        if entry.node == node and c is not None and c.front == front:
-            if not sealed or any(bit(inputs, place) for inputs in bitmaps):
-                found = max(found, c.samples)
-    return found
+def used(ledger: Ledger, node: NodeId, front: int) -> int:
+    """Samples from the lease's front on that are in the node's contributions, sealed or not."""
+    contributed = (e.contribution for e in ledger.entries if e.node == node)
+    return max((c.samples for c in contributed if c is not None and c.front == front), default=0)
 
 
-def included(ledger: Ledger, chunks: Chunks) -> dict[NodeId, tuple[Contribution, float]]:
-    """Whose contributions are in the sealed chunks, and in which part of their elements."""
-    found: dict[NodeId, tuple[Contribution, int]] = {}
+@dataclass(frozen=True, slots=True)
+class Included:
+    """What the sealed chunks of a round have of one node."""
+
+    contribution: Contribution  # the one with the most samples, of those that are in them
+    part: float  # of all elements
+    samples: dict[int, int]  # of each of its leases, by the front: how many from there on are in them
+
+
+def included(ledger: Ledger, chunks: Chunks) -> dict[NodeId, Included]:
+    """Whose contributions are in the sealed chunks."""
+    alike = [(inputs, sum(map(chunks.size, inside))) for inputs, inside in _alike(ledger).items()]
+    everything = sum(size for _, size in alike)
+    elements, mask = [everything] * len(ledger.entries), _mask(ledger)
+    for inputs, size in alike:
+        for place in _bits(mask & ~inputs):
+            elements[place] -= size
+    found: dict[NodeId, tuple[Contribution, int, dict[int, int]]] = {}
+    for entry, size in zip(ledger.entries, elements, strict=True):
+        if not size or (new := entry.contribution) is None:
+            continue
+        best, others, samples = found.get(entry.node, (new, 0, {}))
+        longest = max(best, new, key=lambda c: c.samples)
+        samples[new.front] = max(new.samples, samples.get(new.front, 0))
+        found[entry.node] = longest, others + size, samples
+    return {n: Included(longest, size / chunks.numel, samples) for n, (longest, size, samples) in found.items()}
+
+
+def lacking(ledger: Ledger, nodes: Container[NodeId]) -> dict[int, tuple[NodeId, ...]]:
+    """The sealed chunks that lack something of these nodes, each with those that it has nothing of."""
+    mask, where = _mask(ledger), dict[NodeId, int]()
     for place, entry in enumerate(ledger.entries):
-        inside = [c for c, s in ledger.sealed.items() if bit(s.inputs, place)]
-        if inside and (contribution := entry.contribution) is not None:
-            elements = sum(chunks.size(c) for c in inside)
-            before, others = found.get(entry.node, (contribution, 0))
-            longest = max(before, contribution, key=lambda c: c.samples)
-            found[entry.node] = longest, others + elements
-    return {node: (contribution, elements / chunks.numel) for node, (contribution, elements) in found.items()}
+        where[entry.node] = where.get(entry.node, 0) | 1 << place
+    found: dict[int, tuple[NodeId, ...]] = {}
+    for inputs, inside in _alike(ledger).items():
+        missing = {ledger.entries[place].node for place in _bits(mask & ~inputs)}
+        without = [n for n in missing if n in nodes and not where[n] & inputs]
+        if without:
+            found |= dict.fromkeys(inside, tuple(sorted(without, key=lambda n: int(n[1:]))))
+    return {c: found[c] for c in ledger.sealed if c in found}
+
+
+def _alike(ledger: Ledger) -> dict[int, list[int]]:
+    """The sealed chunks by the bitmap, as a number, of what is in them: mostly one for all."""
+    found: dict[bytes, list[int]] = {}
+    for c, s in ledger.sealed.items():
+        found.setdefault(s.inputs, []).append(c)
+    numbers: dict[int, list[int]] = {}
+    for inputs, inside in found.items():
+        numbers.setdefault(int.from_bytes(inputs, "little"), []).extend(inside)
+    return numbers
+
+
+def _mask(ledger: Ledger) -> int:
+    """The places of contributions."""
+    return sum(1 << place for place, e in enumerate(ledger.entries) if e.contribution is not None)
+
+
+def _bits(number: int) -> Iterator[int]:
+    """The bits that are set, as a walk over those alone."""
+    while number:
+        lowest = number & -number
+        yield lowest.bit_length() - 1
+        number ^= lowest

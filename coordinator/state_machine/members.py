@@ -12,18 +12,17 @@ No round waits for a suspect once a quorum is there, and no plan names it where 
 the coordinator's.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from atoll.comm.config.run import MembersConfig
 from atoll.comm.ids import NO_PIN, NodeId, Pin
-from atoll.coordinator.state_machine.events import Event, Expired, Suspected, SuspicionCleared
+from atoll.coordinator.state_machine.events import Event, Expired, Heartbeat, Suspected, SuspicionCleared
 
 RETURN = 5.0  # seconds that members have to find a coordinator that was started again; their backoff ends below
 REMEMBER = 1000  # members that are gone
 REDUCER = "reducer"  # the role; any other trains
-STANDING = frozenset(("state", "before", "state_round", "state_digest"))  # what a member is and holds
 
 
 class MemberState(StrEnum):
@@ -35,6 +34,9 @@ class MemberState(StrEnum):
     SUSPECT = "suspect"  # may be dead
     LEFT = "left"
     EVICTED = "evicted"
+
+
+ABLE = (MemberState.SYNCED, MemberState.ACTIVE)  # to train a round
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +85,13 @@ class Members:
     here: dict[NodeId, Member] = field(default_factory=dict)
     gone: dict[NodeId, Member] = field(default_factory=dict)  # the latest last
     next_id: int = 1
-    changes: int = 0  # grows when somebody comes or goes, and when what one is or holds changes
     suspects: frozenset[NodeId] = frozenset()  # of those that are here
+    holding: dict[int, int] = field(default_factory=dict)  # round: how many hold its state
+    able: int = 0  # synced or active, and not suspected
+    changes: int = 0  # grows when somebody comes or goes, and when what one is changes
+    reports: int = 0  # grows when one tells which state it holds
+    losses: int = 0  # grows when an active member goes, begins anew or is suspected
+    generations: int = 0  # grows when who is active changes
 
     def of(self, *states: MemberState) -> tuple[NodeId, ...]:
         return tuple(n for n, m in self.here.items() if m.state in states)
@@ -114,6 +121,7 @@ def join(
     pin: Pin = NO_PIN,
 ) -> Members:
     """Admit a new node, or one that returns under its old id; its stream of views is not open yet."""
+    before = members.here.get(node)
     known = members.here.get(node) or members.gone.get(node)
     member = Member(
         node,
@@ -136,10 +144,11 @@ def join(
         outside=known.outside if known is not None else 0.0,
         pin=pin,
     )
-    gone = {n: m for n, m in members.gone.items() if n != node}
+    gone = {n: m for n, m in members.gone.items() if n != node} if node in members.gone else members.gone
     next_id = max(members.next_id, int(node[1:]) + 1)
-    suspects = members.suspects - {node}
-    return Members(members.here | {node: member}, gone, next_id, members.changes + 1, suspects)
+    return _counted(
+        replace(members, gone=gone, next_id=next_id), members.here | {node: member}, [(before, member)]
+    )
 
 
 def update(members: Members, node: NodeId, **changes: object) -> Members:
@@ -148,21 +157,59 @@ def update(members: Members, node: NodeId, **changes: object) -> Members:
 
 def update_each(members: Members, changes: dict[NodeId, dict[str, object]]) -> Members:
     """`update` for many members."""
-    here, told, suspects = dict(members.here), members.changes, members.suspects
+    here, changed = dict(members.here), list[tuple[Member | None, Member | None]]()
+    reports = 0
     for node, new in changes.items():
-        member = here[node] = replace(here[node], **new)  # type: ignore[arg-type]
-        if not STANDING.isdisjoint(new):
-            told += 1
-            suspects = suspects | {node} if member.state is MemberState.SUSPECT else suspects - {node}
-    return Members(here, members.gone, members.next_id, told, suspects)
+        before = here[node]
+        member = here[node] = replace(before, **new)  # type: ignore[arg-type]
+        reports += "state_round" in new
+        if (before.state, before.before) != (member.state, member.before) or "state_round" in new:
+            changed.append((before, member))
+    if not changed:
+        return replace(members, here=here)
+    return _counted(replace(members, reports=members.reports + reports), here, changed)
+
+
+def _counted(
+    members: Members, here: dict[NodeId, Member], changed: Iterable[tuple[Member | None, Member | None]]
+) -> Members:
+    """With `here` in the place of who was; `changed`: whom it has in the place of whom, None: nobody."""
+    suspect, active = MemberState.SUSPECT, MemberState.ACTIVE
+    suspects, holding, able = members.suspects, dict(members.holding), members.able
+    changes, losses, generations = members.changes, members.losses, members.generations
+    for was, now in changed:
+        same = was is not None and now is not None and was.life == now.life
+        changes += not same
+        for member, by in ((was, -1), (now, 1)):
+            if member is not None:
+                holding[member.state_round] = holding.get(member.state_round, 0) + by
+                able += by * (member.state in ABLE)
+        if was is not None and now is not None:
+            changes += same and (was.state, was.before) != (now.state, now.before)
+        generations += (was is not None and was.standing is active) != (now is not None and now.standing is active)
+        if was is not None:
+            losses += was.state is active and (not same or now is None or now.state is not active)
+            suspects = suspects - {was.node} if was.state is suspect else suspects
+        if now is not None and now.state is suspect:
+            suspects = suspects | {now.node}
+    return replace(
+        members,
+        here=here,
+        suspects=suspects,
+        holding={round_: n for round_, n in holding.items() if n},
+        able=able,
+        changes=changes,
+        losses=losses,
+        generations=generations,
+    )
 
 
 def remove(members: Members, node: NodeId, state: MemberState, reason: str) -> Members:
     """The member is gone; it may come back under its id until REMEMBER others went after it."""
     member = replace(members.here[node], state=state, reason=reason, connected=False)
-    here = {n: m for n, m in members.here.items() if n != node}
-    suspects = members.suspects - {node}
-    return Members(here, members.gone | {node: member}, members.next_id, members.changes + 1, suspects)
+    here = dict(members.here)
+    before = here.pop(node)
+    return _counted(replace(members, gone=members.gone | {node: member}), here, [(before, None)])
 
 
 def forgettable(members: Members) -> tuple[NodeId, ...]:
@@ -200,26 +247,25 @@ def lost(members: Members, node: NodeId, limits: MembersConfig, now: float) -> M
     members = update(members, node, connected=False, suspect_at=now, expire_at=now + limits.reconnect)
     members = suspect(members, node, "its connection broke")
     if len(members.here) > 1 and not any(m.connected for m in members.here.values()):
-        for other, m in members.here.items():  # it is rather the coordinator's own link that broke
-            members = update(members, other, expire_at=max(m.expire_at, now + RETURN + limits.reconnect))
+        until = now + RETURN + limits.reconnect  # it is rather the coordinator's own link that broke
+        later: dict[NodeId, dict[str, object]]
+        later = {n: {"expire_at": max(m.expire_at, until)} for n, m in members.here.items()}
+        return update_each(members, later)
     return members
 
 
 def orphaned(members: Members, limits: MembersConfig, now: float) -> Members:
     """The coordinator was started again: nobody is connected, and everybody has time to come back."""
     expire_at = now + max(limits.lease, RETURN + limits.reconnect)
-    for node in members.here:
-        members = update(
-            members,
-            node,
-            connected=False,
-            suspect_at=now + RETURN,
-            expire_at=expire_at,
-            heard_at=now,
-            moved_at=now,
-            stuck=0.0,
-        )
-    return members
+    changes: dict[str, object] = {
+        "connected": False,
+        "suspect_at": now + RETURN,
+        "expire_at": expire_at,
+        "heard_at": now,
+        "moved_at": now,
+        "stuck": 0.0,
+    }
+    return update_each(members, dict.fromkeys(members.here, changes))
 
 
 def awaited(members: Members, node: NodeId, now: float) -> Members:
@@ -232,10 +278,15 @@ def unawaited(members: Members, node: NodeId, moved: bool, now: float) -> Member
     return update(members, node, stuck=0.0 if moved else max(now - members.here[node].moved_at, 0.0))
 
 
-def heard(members: Members, node: NodeId, phase: str, step: tuple[int, int], now: float) -> Members:
-    member = members.here[node]
-    moved = step != member.step or phase != member.phase
-    return update(members, node, heard_at=now, phase=phase, step=step, moved_at=now if moved else member.moved_at)
+def heard(members: Members, beats: Iterable[Heartbeat], now: float) -> Members:
+    """Members' heartbeats came; those of nodes that are gone, or of their earlier lives, are nothing."""
+    here = dict(members.here)
+    for beat in beats:
+        if (m := here.get(beat.node)) is not None and m.life == beat.life:
+            step = beat.round, beat.inner_step
+            moved_at = now if step != m.step or beat.phase != m.phase else m.moved_at
+            here[beat.node] = replace(m, heard_at=now, phase=beat.phase, step=step, moved_at=moved_at)
+    return replace(members, here=here)
 
 
 def judge(members: Members, limits: MembersConfig, awaited: Container[NodeId], now: float) -> list[Event]:

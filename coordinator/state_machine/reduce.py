@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from atoll.comm.bitmap import bit, bitmap
+from atoll.comm.bitmap import bitmap
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Fence
 from atoll.coordinator.placement.bandwidth_shares import blend
@@ -203,16 +203,17 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
     r, here = state.round, state.members.here
     plan_, members, ledger = r.plan, r.ledger.members, r.ledger
     assert plan_ is not None
-    gone = [n for n in members if n not in ledger.contributions]
-    left = [n for n in members if n not in gone]
-    if left and ledger.complete and all(n in r.held or n in plan_.lacking for n in left):
+    gone = [n for n in members if n not in ledger.contributions] if ledger.withdrawn else []
+    left = [n for n in members if n in ledger.contributions] if gone else list(members)
+    answered = len(r.held) + len(plan_.lacking) >= len(left) > 0  # before, no look at each is worth it
+    if answered and ledger.complete and all(n in r.held or n in plan_.lacking for n in left):
         if all(n in r.held and r.held[n].digest == ledger.root for n in left):
             return _commit(state, left, now, out)
         if not ledger.orphans and not gone:
             return disputes.resolve(state, left, now, out)
     if gone := gone or sorted(ledger.gone, key=order):
         return fail_attempt(state, f"{state.names(gone)} {'is' if len(gone) == 1 else 'are'} gone", now)
-    if ledger.orphans and all(n in plan_.orphans for n in left):
+    if len(plan_.orphans) >= len(left) and ledger.orphans and all(n in plan_.orphans for n in left):
         return _adopt(state, now)
     if now - plan_.opened_at > state.config.rounds.reduce_timeout:
         slow = {o for c in ledger.unsealed if (o := ledger.owners[c])} or {
@@ -249,15 +250,13 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
     r, ledger = state.round, state.round.ledger
     assert r.plan is not None and r.told_at is not None and r.planned_at is not None
     sample, parts = state.config.model.seq_len, book.included(ledger, state.chunks)
-    weights = {n: float(int(c.samples * sample * part)) for n, (c, part) in parts.items()}
+    weights = {n: float(int(p.contribution.samples * sample * p.part)) for n, p in parts.items()}
     held_ = state.leases.held
-    used = {n: book.used(ledger, n, data.front(held_[n]), sealed=True) for n in parts if held_.get(n)}
+    used = {n: p.samples.get(data.front(held_[n]), 0) for n, p in parts.items() if held_.get(n)}
     here = state.members.here
     missed = {n: min(here[n].missed + 1, MOST_MISSED) for n in r.participants if n in here}
     missed |= dict.fromkeys((n for n in weights if n in missed), 0)
     members = who.update_each(state.members, {n: {"missed": rounds} for n, rounds in missed.items()})
-    places = dict(enumerate(ledger.entries))
-    everybody = {n for n in parts}
     near: dict[int, list[NodeId]] = {}
     for entry, g in zip(ledger.entries, ledger.regions, strict=False):
         near.setdefault(g, []).append(entry.node)
@@ -269,8 +268,8 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         members=r.participants,
         contributors=weights,
         tokens=state.tokens + int(sum(weights.values())),
-        train_loss=sum(c.loss * part * c.samples for c, part in parts.values())
-        / sum(part * c.samples for c, part in parts.values()),
+        train_loss=sum(p.contribution.loss * p.part * p.contribution.samples for p in parts.values())
+        / sum(p.part * p.contribution.samples for p in parts.values()),
         seconds={
             "inner": r.told_at - r.started_at,
             "collect": r.planned_at - r.told_at,
@@ -287,15 +286,11 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         predictions=r.predictions,
         regions=tuple(tuple(near[g]) for g in sorted(near)),
         rates={n: (here[n].up, here[n].down) for n in members_ if here[n].up},
-        norms={n: c.norm for n, (c, _) in parts.items()},
+        norms={n: p.contribution.norm for n, p in parts.items()},
         scales={n: scaled[n] for n in weights if n in scaled},
         samples={n: data.beginning(held_[n], count) for n, count in used.items()},
         fragment=state.fragment,
-        lacking={
-            c: out_
-            for c, s in ledger.sealed.items()
-            if (out_ := tuple(sorted(everybody - {places[i].node for i in places if bit(s.inputs, i)}, key=order)))
-        },
+        lacking=book.lacking(ledger, parts),
     )
     return replace(
         state,
@@ -307,6 +302,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         digest=b"",
         sealed=ledger.root,
         makers=tuple(members_),
+        made_at=members.losses - sum(here[n].state is not MemberState.ACTIVE for n in members_),
         tokens=record.tokens,
         leases=data.consume_each(state.leases, used),
         pending=record,
@@ -321,10 +317,11 @@ def _counted(state: State, record: CommitRecord) -> dict[NodeId, tuple[int, byte
     if not state.config.outer.feedback:
         return {}
     chunks = len(state.round.ledger.owners)
-    return {
-        n: (record.round, bitmap((c for c, out in record.lacking.items() if n in out), chunks))
-        for n in record.contributors
-    }
+    without: dict[NodeId, list[int]] = {n: [] for n in record.contributors}
+    for chunk, nodes in record.lacking.items():
+        for node in nodes:
+            without[node].append(chunk)
+    return {n: (record.round, bitmap(missing, chunks)) for n, missing in without.items()}
 
 
 def _earlier(state: State, nodes: Iterable[NodeId]) -> dict[NodeId, tuple[int, ...]]:

@@ -6,8 +6,10 @@ slow one then contributes what it has. Both windows follow what was measured: th
 and how long the others took to finish in this one.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
-from math import ceil
+from itertools import islice
+from math import ceil, inf
 from statistics import median
 
 from atoll.comm.ids import NodeId
@@ -17,8 +19,9 @@ from atoll.coordinator.state_machine import rollback
 from atoll.coordinator.state_machine.chunk_owners import reachable
 from atoll.coordinator.state_machine.events import ContributionReady, Effect, Note
 from atoll.coordinator.state_machine.ledger import Contribution, contribute
-from atoll.coordinator.state_machine.members import MemberState
+from atoll.coordinator.state_machine.members import ABLE, MemberState
 from atoll.coordinator.state_machine.state import (
+    Grace,
     Phase,
     RoundState,
     State,
@@ -39,21 +42,19 @@ def start_if_enough(state: State, now: float, out: list[Effect]) -> State:
     if total and state.committed >= total:
         out.append(Note(f"the run is finished after {count(total, 'round')}"))
         return with_round(state, phase=Phase.FINISHED, reason="all rounds are committed", started_at=now)
-    able = state.members.of(MemberState.SYNCED, MemberState.ACTIVE)
+    able = state.members.able
     need = max(limits.start, limits.minimum) if state.committed == 0 else limits.minimum
-    if len(able) >= need:
-        return _start(state, able, now, out)
-    return with_round(
-        state, reason=rollback.why(state) if rollback.gone(state) else too_few(state, len(able), need)
-    )
+    if able >= need:
+        return _start(state, state.members.of(*ABLE), now, out)
+    return with_round(state, reason=rollback.why(state) if rollback.gone(state) else too_few(state, able, need))
 
 
 def too_few(state: State, ready: int, need: int) -> str:
     """The reason to wait when only so many of the needed members are ready, with what the others are doing."""
-    able = (MemberState.SYNCED, MemberState.ACTIVE, MemberState.REDUCER)
-    others = [m for m in state.members.here.values() if m.state not in able]
+    able = (*ABLE, MemberState.REDUCER)
+    others = islice((m for m in state.members.here.values() if m.state not in able), 3)
     suspect = MemberState.SUSPECT
-    doing = "".join(f"; {m.name} is {'suspected' if m.state is suspect else m.state}" for m in others[:3])
+    doing = "".join(f"; {m.name} is {'suspected' if m.state is suspect else m.state}" for m in others)
     return (
         f"{ready} of the {count(need, 'member')} that the run needs {'is' if ready == 1 else 'are'} ready{doing}"
     )
@@ -157,48 +158,73 @@ def _paced(state: State, node: NodeId, steps: int, now: float) -> State:
     return with_member(state, node, pace=steps / took) if took > 0 and steps > 0 else state
 
 
-def close_if_due(state: State, now: float, out: list[Effect]) -> State:
-    """INNER: tell the members to finish when the round has what it needs."""
-    r, trusted = state.round, _trusted(state)
+def close_if_due(state: State, now: float, measure: bool, out: list[Effect]) -> State:
+    """INNER: tell the members to finish when the round has what it needs. How long it waits for the late takes a
+    look at all of them: that is done where `measure` says so, at ticks, and when the last one of them came."""
+    r, away = state.round, _away(state)
+    trusted = len(r.participants) - len(away)
     if r.participants and rollback.gone(state):
         return with_round(state, reason=rollback.why(state))
-    if len(trusted) < state.config.members.minimum:
+    if trusted < state.config.members.minimum:
         return refill(state, now, out)
-    done = r.reached.intersection(trusted)
-    if len(done) < quorum(state):
-        return with_round(state, reason=_training(state, len(r.participants)), reached_at=None)
+    done = len(r.reached) - len(r.reached & away)
+    if done < quorum(state):
+        return with_round(state, reason=_training(state, len(r.participants)), reached_at=None, grace=None)
     if r.reached_at is None:
         return with_round(state, reached_at=now)
-    late = [n for n in trusted if n not in r.reached and n not in r.ledger.contributions]
     h = count(state.steps, "inner step")
-    if not late:
-        away = [n for n in r.participants if n not in trusted]
-        short = [n for n in trusted if n not in r.reached]
-        but = f" but {state.names(away)}, out of reach," if away else ""
-        why = f"{state.names(short)} stopped short of {h}" if short else f"every member{but} has its {h}"
-        return _close(state, now, why)
-    if now < max(grace_ends(state, late), r.patient_until):
-        return with_round(
-            state,
-            reason=f"{len(done)} of {count(len(trusted), 'member')} reached {h}; waits for {state.names(late)}",
-        )
-    out.append(Note(f"round {r.number} closes: {state.names(late)} should send what is there"))
-    return _close(state, now, f"a quorum has its {h}; {state.names(late)} had less")
+    number = trusted - done - len(r.ledger.contributions.keys() - r.reached - away)
+    if not number:
+        return _close(state, now, _all_done(state, away, h))
+    late = _late(state, away)
+    if measure or r.grace is None or not _is_late(state, r.grace.node, away):
+        state = with_round(state, grace=grace(state, list(late)))
+        r, late = state.round, _late(state, away)
+    assert r.grace is not None
+    names = state.names(late, number)
+    if now < max(r.grace.until, r.patient_until):
+        return with_round(state, reason=f"{done} of {count(trusted, 'member')} reached {h}; waits for {names}")
+    out.append(Note(f"round {r.number} closes: {names} should send what is there"))
+    return _close(state, now, f"a quorum has its {h}; {names} had less")
 
 
-def grace_ends(state: State, late: list[NodeId]) -> float:
-    """When the round no longer waits for `late`: those whose pace makes it within the grace have made it."""
+def _all_done(state: State, away: frozenset[NodeId], h: str) -> str:
+    """Why the round closes when nobody is late."""
+    r = state.round
+    if short := [n for n in r.participants if n not in r.reached and n not in away]:
+        return f"{state.names(short)} stopped short of {h}"
+    but = f" but {state.names([n for n in r.participants if n in away])}, out of reach," if away else ""
+    return f"every member{but} has its {h}"
+
+
+def _is_late(state: State, node: NodeId, away: frozenset[NodeId]) -> bool:
+    r = state.round
+    done = node in r.reached or node in r.ledger.contributions
+    return not done and node not in away and node in r.participants
+
+
+def _late(state: State, away: frozenset[NodeId]) -> Iterator[NodeId]:
+    """The participants that the round could wait for, in order."""
+    r = state.round
+    there = r.ledger.contributions
+    return (n for n in r.participants if n not in r.reached and n not in there and n not in away)
+
+
+def grace(state: State, late: list[NodeId]) -> Grace:
+    """Until when the round waits for `late`: those whose pace makes it within the grace have made it then."""
     r, rounds, here = state.round, state.config.rounds, state.members.here
     assert r.reached_at is not None
     inner = _inner_time(state)
     most = r.reached_at + rounds.grace * inner
-    soon = []
+    last, until = late[0], r.reached_at
+    soon = -inf
     for node in late:
         pace, missed = here[node].pace, here[node].missed
         expected = here[node].entered_at + state.steps / pace if pace else most
-        if expected <= most and (pace or not missed):
-            soon.append(expected)
-    return min(most, max(soon) + 0.1 * inner) if soon else r.reached_at
+        if soon < expected <= most and (pace or not missed):
+            last, soon = node, expected
+            until = min(most, soon + 0.1 * inner)
+    return Grace(last, until)
 
 
 def _inner_time(state: State) -> float:
@@ -214,10 +240,11 @@ def _close(state: State, now: float, why: str) -> State:
 
 def collected(state: State, now: float, out: list[Effect]) -> tuple[NodeId, ...]:
     """COLLECTING: the members of the reduce once they are known, else none."""
-    r, trusted, contributions = state.round, _trusted(state), state.round.ledger.contributions
-    waited_for = [n for n in trusted if n not in contributions]
-    if waited_for and now < r.asked_at + min(SOONEST, state.config.rounds.collect):
+    r, away, contributions = state.round, _away(state), state.round.ledger.contributions
+    if _missing(state, away) and now < r.asked_at + min(SOONEST, state.config.rounds.collect):
         return ()
+    trusted = tuple(n for n in r.participants if n not in away)
+    waited_for = [n for n in trusted if n not in contributions]
     able = tuple(n for n in trusted if n in contributions)
     n = len(r.participants)
     need = max(ceil(state.config.rounds.quorum * n), min(2, n))  # what one alone commits would die with it
@@ -233,9 +260,18 @@ def collected(state: State, now: float, out: list[Effect]) -> tuple[NodeId, ...]
 
 def collecting(state: State) -> str:
     """Whom a round that closes is waiting for."""
+    r, away = state.round, _away(state)
+    if not (number := _missing(state, away)):
+        return r.story
+    late = (n for n in r.participants if n not in r.ledger.contributions and n not in away)
+    return f"waits for what {state.names(late, number)} {'has' if number == 1 else 'have'}"
+
+
+def _missing(state: State, away: frozenset[NodeId]) -> int:
+    """Participants that can be waited for and have not contributed."""
     r = state.round
-    late = [n for n in _trusted(state) if n not in r.ledger.contributions]
-    return f"waits for what {state.names(late)} {'has' if len(late) == 1 else 'have'}" if late else r.story
+    there = r.ledger.contributions
+    return len(r.participants) - len(away) - len(there) + sum(n in there for n in away)
 
 
 def collect_ends(state: State, late: list[NodeId]) -> float:
@@ -262,10 +298,12 @@ def refill(state: State, now: float, out: list[Effect]) -> State:
     r = state.round
     if not r.participants:
         return with_round(state, phase=Phase.WAITING, plan=None)
-    able = state.members.of(MemberState.SYNCED, MemberState.ACTIVE)
+    able = state.members.of(*ABLE)
     entering = tuple(n for n in able if n not in r.participants)
     if not entering:
-        return with_round(state, reason=too_few(state, len(_trusted(state)), state.config.members.minimum))
+        return with_round(
+            state, reason=too_few(state, len(r.participants) - len(_away(state)), state.config.members.minimum)
+        )
     state = _enter(state, entering, now, out)
     state = with_round(
         state,
@@ -277,6 +315,7 @@ def refill(state: State, now: float, out: list[Effect]) -> State:
     return with_round(state, reason=collecting(state)) if r.phase is Phase.COLLECTING else state
 
 
-def _trusted(state: State) -> tuple[NodeId, ...]:
-    members, participants = state.members, state.round.participants
-    return tuple(n for n in participants if members.trusted(n)) if members.suspects else participants
+def _away(state: State) -> frozenset[NodeId]:
+    """Participants that may be dead."""
+    suspects = state.members.suspects
+    return suspects.intersection(state.round.participants) if suspects else suspects

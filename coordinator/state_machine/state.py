@@ -1,8 +1,10 @@
 """What the coordinator knows of the run: frozen dataclasses, and the few ways in which all parts change them."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import islice
 
 from atoll.comm.chunks import Chunks
 from atoll.comm.config.run import RunConfig
@@ -42,6 +44,14 @@ class AttemptState:
 
 
 @dataclass(frozen=True, slots=True)
+class Grace:
+    """How long a round that has its quorum waits for the others."""
+
+    node: NodeId  # the last one that may make it
+    until: float  # seconds
+
+
+@dataclass(frozen=True, slots=True)
 class RoundState:
     number: int = 1
     phase: Phase = Phase.WAITING
@@ -53,6 +63,7 @@ class RoundState:
     participants: tuple[NodeId, ...] = ()
     reached: frozenset[NodeId] = frozenset()  # have taken the round's inner steps
     reached_at: float | None = None  # seconds; when they became a quorum
+    grace: Grace | None = None  # since then
     told_at: float | None = None  # seconds; when the members were told to finish
     asked_at: float = 0.0  # seconds; the same, or later where not all could hear it then
     planned_at: float | None = None  # seconds; when the first attempt was
@@ -105,6 +116,7 @@ class State:
     digest: bytes = b""  # of state_committed; empty: no member has told yet
     sealed: bytes = b""  # root over the sealed chunks of round `committed`
     makers: tuple[NodeId, ...] = ()  # contributors of round `committed`: they can make its state by themselves
+    made_at: int = 0  # `members.losses` when they did
     tokens: int = 0  # committed
     initialiser: NodeId | None = None  # makes state_0, while nobody holds it
     initial_val_loss: float | None = None
@@ -128,7 +140,7 @@ class State:
     @property
     def held(self) -> bool:
         """Some living member holds state_committed."""
-        return any(m.state_round == self.committed for m in self.members.here.values())
+        return self.committed in self.members.holding
 
     @property
     def awaited(self) -> frozenset[NodeId]:
@@ -141,6 +153,16 @@ class State:
             late -= r.reached
         late -= self._fetching(late) if late else set()
         return frozenset(late | {n for n in (self.initialiser, r.evaluator) if n is not None})
+
+    def awaits(self, node: NodeId) -> bool:
+        """Whether the run waits for this member's trainer."""
+        r = self.round
+        if node in (self.initialiser, r.evaluator):
+            return True
+        if r.phase not in (Phase.INNER, Phase.COLLECTING) or node in r.ledger.contributions:
+            return False
+        done = r.phase is Phase.INNER and node in r.reached
+        return not done and node in r.participants and not self._fetching({node})
 
     def _fetching(self, nodes: set[NodeId]) -> set[NodeId]:
         """Those that cannot train yet: they fetch the state, or would if it could be had."""
@@ -187,10 +209,14 @@ class State:
         member = self.members.here.get(node) or self.members.gone.get(node)
         return member.name if member is not None else str(node)
 
-    def names(self, nodes: tuple[NodeId, ...] | list[NodeId]) -> str:
-        """Of a few members; of many, the first and how many more."""
-        shown = ", ".join(self.name(n) for n in nodes[:5])
-        return f"{shown} and {len(nodes) - 5} more" if len(nodes) > 5 else shown
+    def names(self, nodes: Iterable[NodeId], count: int | None = None) -> str:
+        """Of a few members; of many, the first and how many more. `count`: of nodes, which are not all looked at
+        then."""
+        if count is None:
+            nodes = tuple(nodes)
+            count = len(nodes)
+        shown = ", ".join(self.name(n) for n in islice(nodes, 5))
+        return f"{shown} and {count - 5} more" if count > 5 else shown
 
 
 def count(n: int, what: str) -> str:
@@ -207,6 +233,8 @@ def with_member(state: State, node: NodeId, /, **changes: object) -> State:
 
 
 def with_round(state: State, **changes: object) -> State:
+    if all(getattr(state.round, field) == value for field, value in changes.items()):
+        return state
     return replace(state, round=replace(state.round, **changes))  # type: ignore[arg-type]
 
 
@@ -261,7 +289,7 @@ def _used(state: State, node: NodeId) -> Leases:
     """The leases, when what the node contributed to the reduce under way counts as consumed: it is in sealed
     chunks, or may be."""
     lease = state.leases.held.get(node, ())
-    samples = used(state.round.ledger, node, data.front(lease), sealed=False) if lease else 0
+    samples = used(state.round.ledger, node, data.front(lease)) if lease else 0
     return data.consume(state.leases, node, samples)
 
 

@@ -5,11 +5,12 @@ a member that differs fetches it again.
 """
 
 from dataclasses import replace
+from itertools import islice
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine.events import Effect, LayoutReported, Note, Publish, StateRepaired
-from atoll.coordinator.state_machine.members import MemberState
+from atoll.coordinator.state_machine.members import Member, MemberState
 from atoll.coordinator.state_machine.state import (
     TRAINING,
     Phase,
@@ -80,22 +81,23 @@ def choose_initialiser(state: State) -> State:
     """Somebody must make state_0; who was asked stays asked while it lives."""
     if state.committed or state.held:
         return state if state.initialiser is None else replace(state, initialiser=None)
-    standing = {n: m.standing for n, m in state.members.here.items()}
+    here = state.members.here
     if state.digest:
         state = replace(state, digest=b"")  # state_0 went with its last holder: it is made again
-    if state.initialiser is not None and standing.get(state.initialiser) is MemberState.RECOVERING:
+    if state.initialiser in here and here[state.initialiser].standing is MemberState.RECOVERING:
         return state
-    here, able = state.members.here, state.members.of(MemberState.RECOVERING)
+    able = state.members.of(MemberState.RECOVERING)
     coming = any(m.standing is MemberState.JOINING and not m.leaf for m in here.values())
     if coming or not all(here[n].leaf for n in able):  # the others are to fetch it from there
         able = tuple(n for n in able if not here[n].leaf)
     return replace(state, initialiser=next(iter(able), None))
 
 
-def settled_alike(a: State, b: State) -> bool:
-    """Whether `settle_digests` has as little to do in one as in the other."""
+def settled_alike(a: State, b: State, one: bool = False) -> bool:
+    """Whether `settle_digests` has as little to do in one as in the other, but for `one` report of a state."""
     return (
         a.members.changes == b.members.changes
+        and b.members.reports - a.members.reports in (0, int(one))
         and (a.committed, a.digest, a.round.evaluator) == (b.committed, b.digest, b.round.evaluator)
         and (a.round.phase is Phase.FINISHED) == (b.round.phase is Phase.FINISHED)
         and a.pending == b.pending
@@ -119,15 +121,47 @@ def settle_digests(state: State, out: list[Effect]) -> State:
             state = replace(state, pending=record)
     holders = [m for m in here.values() if m.state_round == state.committed]
     for member in holders:
-        if member.state is not MemberState.ACTIVE and member.standing is MemberState.JOINING:
-            continue  # first it says which model it has
-        if member.state_digest != state.digest:
-            state = _diverged(state, member.node, out)
-        elif member.state is not MemberState.ACTIVE and member.standing is MemberState.RECOVERING:
-            state = _synced(state, member.node, out)
+        state = _hold_against(state, member, out)
     if len(told) == len(voters) and state.round.evaluator is None and state.round.phase is not Phase.FINISHED:
         return publish(state, out)
     return state
+
+
+def settle_report(state: State, node: NodeId, out: list[Effect]) -> State:
+    """`settle_digests` where since the last time only this member told its state: as much work whoever else is
+    here, until the last ones tell."""
+    pending, told = state.pending, state.members.holding.get(state.committed, 0)
+    voters = len(state.makers) - (state.members.losses - state.made_at)  # at least so many
+    few = pending is not None and told < voters
+    if not few or (not state.digest and 2 * told > voters):
+        return settle_digests(state, out)
+    member = state.members.here[node]
+    if not state.digest or member.state_round != state.committed:
+        return state
+    if pending is not None and node not in pending.digests and _votes(state, node):
+        digest = member.state_digest.hex()
+        equal = all(pending.digests_equal and digest == first for first in islice(pending.digests.values(), 1))
+        record = replace(pending, digests=pending.digests | {node: digest}, digests_equal=equal)
+        state = replace(state, pending=record)
+    return _hold_against(state, member, out)
+
+
+def _hold_against(state: State, member: Member, out: list[Effect]) -> State:
+    """A member's state of round `committed` and the run's."""
+    if member.state is not MemberState.ACTIVE and member.standing is MemberState.JOINING:
+        return state  # first it says which model it has
+    if member.state_digest != state.digest:
+        return _diverged(state, member.node, out)
+    if member.state is not MemberState.ACTIVE and member.standing is MemberState.RECOVERING:
+        return _synced(state, member.node, out)
+    return state
+
+
+def _votes(state: State, node: NodeId) -> bool:
+    """Whether a maker of state_committed is one of those that name its digest."""
+    m = state.members.here[node]
+    able = m.state is MemberState.ACTIVE or m.state_round == state.committed
+    return able and m.state is not MemberState.SUSPECT and node in state.makers
 
 
 def _voters(state: State) -> tuple[NodeId, ...]:

@@ -14,6 +14,7 @@ journal rebuilds it. This file takes events to the part they concern: `roster` (
 Each decision says why in a `Note`.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import assert_never
 
@@ -57,18 +58,22 @@ def step(state: State, event: Event, now: float) -> tuple[State, list[Effect]]:
     effects: list[Effect] = []
     if _late(state, event):
         return state, effects
-    if isinstance(event, Heartbeat):  # moves no decision; the next tick judges it
-        step_ = event.round, event.inner_step
-        return replace(state, members=who.heard(state.members, event.node, event.phase, step_, now)), effects
+    if isinstance(event, Heartbeat):
+        return hear(state, (event,), now), effects
     before = state
     state = _counted(before, _take(before, event, now, effects))
-    state = _counted(state, _advance(before, state, now, effects))
+    state = _counted(state, _advance(before, state, event, now, effects))
     return _watched(before, state, event, now), effects
+
+
+def hear(state: State, beats: Iterable[Heartbeat], now: float) -> State:
+    """Take in heartbeats. They move no decision; the next tick judges them."""
+    return replace(state, members=who.heard(state.members, beats, now))
 
 
 def _counted(before: State, state: State) -> State:
     """A new generation of members has a new epoch."""
-    if state.members.changes == before.members.changes or state.members.generation == before.members.generation:
+    if state.members.generations == before.members.generations:
         return state
     return replace(state, epoch=state.epoch + 1)
 
@@ -78,11 +83,15 @@ def _watched(before: State, state: State, event: Event, now: float) -> State:
     did = (
         event.node if isinstance(event, StepsReached | ContributionReady | LossEvaluated | StateReported) else None
     )
-    if _waits_for(before) == _waits_for(state):  # for the same ones, but perhaps for the one that spoke
-        left, came = {did} if did is not None else set(), frozenset[NodeId]()
-    else:
+    reports = state.members.reports - before.members.reports
+    earlier, later = frozenset[NodeId](), frozenset[NodeId]()
+    if _waits_for(before) != _waits_for(state) or reports > isinstance(event, StateReported):
         earlier, later = before.awaited, state.awaited
-        left, came = {*(earlier - later)}, later - earlier
+    elif did is not None and reports:  # only this one may have what it lacked
+        earlier, later = (frozenset({did}) if s.awaits(did) else frozenset() for s in (before, state))
+    elif did is not None:  # for the same ones, but perhaps for the one that spoke
+        earlier = frozenset({did})
+    left, came = earlier - later, later - earlier
     members = state.members
     for node in left:
         if node in members.here:
@@ -94,7 +103,8 @@ def _watched(before: State, state: State, event: Event, now: float) -> State:
 
 def _waits_for(state: State) -> tuple[object, ...]:
     r = state.round
-    return (state.members.changes, state.digest, state.initialiser, r.number, r.phase, r.participants, r.evaluator)
+    there = state.digest, state.held
+    return (state.members.changes, there, state.initialiser, r.number, r.phase, r.participants, r.evaluator)
 
 
 def _late(state: State, event: Event) -> bool:
@@ -159,19 +169,22 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
             assert_never(event)
 
 
-def _advance(settled: State, state: State, now: float, out: list[Effect]) -> State:
+def _advance(settled: State, state: State, event: Event, now: float, out: list[Effect]) -> State:
     """Make every transition that is due. `settled`: the state before the event, where none was."""
     while True:
         chosen = state_sync.choose_initialiser(rollback.go_on_without(state, now, out))
         after = chosen
-        if not state_sync.settled_alike(settled, chosen):
+        if not state_sync.settled_alike(settled, chosen, isinstance(event, StateReported)):
             after = state_sync.settle_digests(chosen, out)
             settled = chosen if after == chosen else settled
+        elif isinstance(event, StateReported) and chosen.members.reports != settled.members.reports:
+            after = state_sync.settle_report(chosen, event.node, out)
+            settled = after if after.members is chosen.members and after.digest == chosen.digest else settled
         match after.round.phase:
             case Phase.WAITING:
                 after = rounds.start_if_enough(after, now, out)
             case Phase.INNER:
-                after = rounds.close_if_due(after, now, out)
+                after = rounds.close_if_due(after, now, isinstance(event, Tick), out)
             case Phase.COLLECTING:
                 after = _reduce_if_due(after, now, out)
             case Phase.REDUCING:
@@ -180,7 +193,7 @@ def _advance(settled: State, state: State, now: float, out: list[Effect]) -> Sta
                 after = state_sync.publish_last(after, now, out)
             case _:
                 assert_never(after.round.phase)
-        if after == state:
+        if after is state or after == state:
             return state
         state = after
 

@@ -1,0 +1,1 @@
+"""`atoll bench allreduce` and `atoll bench recovery`: real processes of a node, and their figures."""

@@ -40,10 +40,10 @@ from atoll.node.bench.allreduce_figures import (
 from atoll.node.bench.allreduce_peers import measure, write_run
 from atoll.node.preflight import available, check_host
 
-BASE = 150 << 20  # bytes of a peer without a vector
+PROCESS_BYTES = 150 << 20  # memory of a peer without a vector
 VECTORS = 4  # fp32 vectors of a peer: anchor, momentum, local and the decoded mean
 PAYLOADS = 8  # encoded vectors of a peer: its own, what arrives, what is sealed, and those of the last rounds
-CODECS = [str(name) for name in CodecName if name is not CodecName.SPARSE]  # that a mean can be sent in
+CODECS = [str(name) for name in CodecName if name is not CodecName.SPARSE]  # formats that a mean can be sent in
 
 
 @click.command()
@@ -94,19 +94,19 @@ def allreduce(as_json: bool, **options: Any) -> None:
     demand("atoll bench allreduce", "numba")
     bench = AllreduceBench(**options)
     check(bench)
-    course, folder = BenchHistory(), Path(tempfile.mkdtemp(prefix="atoll-bench-"))
+    history, folder = BenchHistory(), Path(tempfile.mkdtemp(prefix="atoll-bench-"))
     trouble: AtollError | None
     try:
         with _progress(len(bench.rounds)) as show:
-            _run(measure(bench, folder, course, show))
-        trouble = shortfall(course)
+            _run(measure(bench, folder, history, show))
+        trouble = shortfall(history)
     except AtollError as error:
         trouble = error
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    if course.laps:
-        figures = summarise(bench, course)
+    if history.rounds:
+        figures = summarise(bench, history)
         click.echo(msgspec.json.encode(figures).decode()) if as_json else _table(figures)
     if trouble is not None and any(log.stat().st_size for log in folder.glob("*.log")):
         click.echo(f"the logs of all processes are in {folder}", err=True)
@@ -117,7 +117,7 @@ def allreduce(as_json: bool, **options: Any) -> None:
 
 
 def check(bench: AllreduceBench) -> RunConfig:
-    """Refuse what cannot be measured; return the run's config."""
+    """The run's config. Raises `ConfigError` or `ResourceError` for what cannot be measured."""
     if bench.victim > bench.peers:
         raise ConfigError(f"--kill-peer is {bench.victim}: there are {bench.peers} peers")
     if bench.victim and (bench.peers < 2 or len(bench.rounds) < 2):
@@ -125,7 +125,7 @@ def check(bench: AllreduceBench) -> RunConfig:
             "--kill-peer needs a second peer, and a round before the last to know when: add --warmup"
         )
     try:
-        bench.through(1)
+        bench.command_prefix(1)
     except ValueError as error:
         raise ConfigError(f"--launch-prefix is {bench.prefix!r}: {error}") from None
     if not bench.prefix:  # behind one, addresses are others
@@ -133,7 +133,7 @@ def check(bench: AllreduceBench) -> RunConfig:
     with tempfile.TemporaryDirectory() as folder:
         config = load_run(write_run(bench, Path(folder)), bench.overrides)
     encoded = FP32 if config.reduce.codec is CodecName.FP32 else 2
-    need = bench.peers * (BASE + bench.numel * (VECTORS * FP32 + PAYLOADS * encoded))
+    need = bench.peers * (PROCESS_BYTES + bench.numel * (VECTORS * FP32 + PAYLOADS * encoded))
     if need > (have := available()):
         raise ResourceError(
             f"{bench.peers} peers with {bench.numel:,} elements need about {need / 1e9:.1f} GB of memory, "
@@ -143,7 +143,7 @@ def check(bench: AllreduceBench) -> RunConfig:
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    """`work` to its end, its clearing up included, when SIGTERM or SIGINT comes."""
+    """Run `work` to its end, its clearing up included when SIGTERM or SIGINT comes."""
 
     async def with_signals() -> None:
         task = asyncio.current_task()

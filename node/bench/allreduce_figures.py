@@ -1,4 +1,4 @@
-"""What `atoll bench allreduce` measures, and the figures that follow from what its peers told."""
+"""The settings of `atoll bench allreduce`, and the figures that follow from its peers' reports. Pure."""
 
 import shlex
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ FP32 = 4  # bytes of an element
 
 @dataclass(frozen=True, slots=True)
 class AllreduceBench:
-    """What is to be measured."""
+    """The settings of one measurement."""
 
     peers: int
     numel: int
@@ -30,20 +30,22 @@ class AllreduceBench:
 
     @property
     def rounds(self) -> range:
+        """The rounds of the run: those of the warm-up, then the iterations."""
         return range(1, self.warmup + self.iters + 1)
 
-    def through(self, number: int) -> list[str]:
-        """The command that the process of peer `number` is started by."""
+    def command_prefix(self, number: int) -> list[str]:
+        """The words before the command of peer `number`. Raises `ValueError` where they have no closing
+        quotation."""
         return [word.replace("{i}", str(number)) for word in shlex.split(self.prefix)]
 
-    def any_port(self, number: int) -> str:
-        """Where peer `number` listens: HOST:PORT."""
+    def listen_address(self, number: int) -> str:
+        """The address on which peer `number` listens, HOST:0: any port."""
         return join_host_port(self.host.replace("{i}", str(number)), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class AllreduceFigures:
-    """What is printed; the lists of peers are in the order of their numbers."""
+    """The figures that are printed; lists of peers are in the order of their numbers."""
 
     peers: int
     numel: int
@@ -75,7 +77,7 @@ class AllreduceFigures:
 
 @dataclass(frozen=True, slots=True)
 class RoundTiming:
-    """One round, as one peer tells it."""
+    """One round of one peer, from its reports."""
 
     begun: RoundBegun | None
     decoded: Decoded | None  # None: it did not get the mean from the reduce
@@ -97,65 +99,72 @@ class RoundTiming:
 
 @dataclass
 class BenchHistory:
-    """All rounds so far."""
+    """The rounds of a run so far."""
 
-    laps: list[dict[int, RoundTiming]] = field(default_factory=list)  # of each round, by the peers' numbers
+    rounds: list[dict[int, RoundTiming]] = field(default_factory=list)  # of each round, by the peers' numbers
     killed: list[int] = field(default_factory=list)
     records: list[dict[str, Any]] = field(default_factory=list)  # the coordinator's, of every round
     rel_err: float | None = None
 
 
-def duration(laps: dict[int, RoundTiming]) -> float | None:
+def duration(timings: dict[int, RoundTiming]) -> float | None:
     """Seconds from the last input to the last result; None if a peer that lives has none."""
-    begun = [lap.begun.at for lap in laps.values() if lap.begun is not None]
-    decoded = [lap.decoded.at if lap.decoded else None for lap in laps.values() if lap.after is not None]
+    begun = [timing.begun.at for timing in timings.values() if timing.begun is not None]
+    decoded = [
+        timing.decoded.at if timing.decoded else None for timing in timings.values() if timing.after is not None
+    ]
     times = [at for at in decoded if at is not None]
     return max(times) - max(begun) if begun and times and len(times) == len(decoded) else None
 
 
 def comparison(record: dict[str, Any], numbers: dict[str, int]) -> Compare:
-    """What arrived, as the commit record has it; `numbers` are the peers' by their ids."""
+    """The order to compare a mean with what arrived, as the commit record has it; `numbers`: peers by their
+    ids."""
     # All bring as much; who died weighs less in the record, by the part of the vector that has its delta.
     weights = {numbers[node]: 1.0 for node in record["contributors"]}
     lacking = {int(c): tuple(numbers[node] for node in nodes) for c, nodes in record["lacking"].items()}
     return Compare(record["round"], weights, lacking)
 
 
-def shortfall(course: BenchHistory) -> BenchFailed | None:
-    """What is wrong with a course that came to its end."""
-    for round_, laps in enumerate(course.laps, 1):
-        late = [n for n, lap in laps.items() if lap.after is not None and lap.decoded is None]
+def shortfall(history: BenchHistory) -> BenchFailed | None:
+    """The error of a run that came to its end, if a peer lacks the mean or states differ; None: all is well."""
+    for round_, timings in enumerate(history.rounds, 1):
+        late = [n for n, timing in timings.items() if timing.after is not None and timing.decoded is None]
         if late:
             return BenchFailed(
                 f"peer {late[0]} fetched the state of round {round_}: it did not get the mean in time"
             )
-    for record in course.records:
+    for record in history.records:
         if not record["digests_equal"]:
             return BenchFailed(f"the peers' states differ after round {record['round']}")
     return None
 
 
-def summarise(bench: AllreduceBench, course: BenchHistory) -> AllreduceFigures:
-    measured = course.laps[bench.warmup :]
-    seconds = [duration(laps) for laps in measured] + [None] * (bench.iters - len(measured))
-    records = course.records[bench.warmup :]
-    full = [laps for laps in course.laps if all(lap.after is not None for lap in laps.values())]
+def summarise(bench: AllreduceBench, history: BenchHistory) -> AllreduceFigures:
+    """The figures of a run, of which at least one round was seen; traffic is that of the last round without a
+    death."""
+    measured = history.rounds[bench.warmup :]
+    seconds = [duration(timings) for timings in measured] + [None] * (bench.iters - len(measured))
+    records = history.records[bench.warmup :]
+    full = [timings for timings in history.rounds if all(timing.after is not None for timing in timings.values())]
     whole = full[-1] if full else {}
-    cut = course.laps[-1] if course.laps[-1] is not whole else {}
-    last = [lap.after or lap.before for lap in course.laps[-1].values()]
+    cut = history.rounds[-1] if history.rounds[-1] is not whole else {}
+    ready = [timing.after or timing.before for timing in history.rounds[-1].values()]
     return AllreduceFigures(
         peers=bench.peers,
         numel=bench.numel,
         codec=bench.codec,
         streams=bench.streams,
         seconds=seconds,
-        rel_err=course.rel_err,
-        digests_equal=bool(course.records) and all(record["digests_equal"] for record in course.records),
-        tx_bytes=[lap.tx or 0 for lap in whole.values()],
-        rx_bytes=[lap.rx or 0 for lap in whole.values()],
+        rel_err=history.rel_err,
+        digests_equal=bool(history.records) and all(record["digests_equal"] for record in history.records),
+        tx_bytes=[timing.tx or 0 for timing in whole.values()],
+        rx_bytes=[timing.rx or 0 for timing in whole.values()],
         committed=[took is not None for took in seconds],
-        killed=course.killed,
-        killed_late=any(lap.decoded is not None for lap in course.laps[-1].values() if lap.after is None),
+        killed=history.killed,
+        killed_late=any(
+            timing.decoded is not None for timing in history.rounds[-1].values() if timing.after is None
+        ),
         reduce_s=[record["seconds"]["reduce"] for record in records],
         predicted_s=[record["predicted"] for record in records],
         levels=[record["levels"] for record in records],
@@ -163,11 +172,11 @@ def summarise(bench: AllreduceBench, course: BenchHistory) -> AllreduceFigures:
         shares=[record["shares"] for record in records],
         rates=records[-1]["rates"] if records else {},
         attempts=[record["attempts"] for record in records],
-        tx_bytes_killed=[lap.tx for lap in cut.values()],
-        rx_bytes_killed=[lap.rx for lap in cut.values()],
-        cpu_s=[lap.cpu for lap in whole.values()],
-        rss_peak_mb=[at_hand.rss_peak / 1e6 for at_hand in last],
-        beyond_mb=[at_hand.beyond / 1e6 for at_hand in last],
+        tx_bytes_killed=[timing.tx for timing in cut.values()],
+        rx_bytes_killed=[timing.rx for timing in cut.values()],
+        cpu_s=[timing.cpu for timing in whole.values()],
+        rss_peak_mb=[report.rss_peak / 1e6 for report in ready],
+        beyond_mb=[report.beyond / 1e6 for report in ready],
         vector_mb=FP32 * bench.numel / 1e6,
-        payload_mb=last[0].payload / 1e6,
+        payload_mb=ready[0].payload / 1e6,
     )

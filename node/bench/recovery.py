@@ -5,10 +5,10 @@ that joins does. Its clock runs from the first connection to the last chunk chec
 lines over the process's standard input and output:
 
     bench                        process
-    Spec             ------->
-                     <-------    Up          a donor: its state stands
-                     <-------    PartWay     the receiver: so much is here that somebody is to be killed
-                     <-------    Figures     the receiver: it has the state
+    DonorSpec        ------->
+                     <-------    DonorUp          a donor: its state stands
+                     <-------    DonorProgress    the receiver: so much is there that somebody is to be killed
+                     <-------    RecoveryFigures  the receiver: it has the state
     (end of input)   ------->
 
 With --kill one of them is killed when half of the chunks are here. A killed receiver is started again, and goes on
@@ -55,17 +55,17 @@ from atoll.node.outer.state import OuterState
 from atoll.node.preflight import available, check_host
 from atoll.node.recovery.recovery import Donor, RecoveryProgress, Target, recover
 from atoll.outer_opt.nesterov import Nesterov
-from atoll.outer_opt.schedule import Always
+from atoll.outer_opt.schedule import Constant
 
 PROCESS = (sys.executable, "-P", "-m", "atoll.node.bench.recovery")
-COME_UP = 60.0  # seconds, and so many more for each 10 million elements
-BASE = 150 << 20  # bytes of a process without a state
-STATE = 12  # bytes of an element, with the local vector
+START_TIMEOUT = 60.0  # seconds, and so many more for each 10 million elements
+PROCESS_BYTES = 150 << 20  # bytes of a process without a state
+STATE_BYTES = 12  # bytes of an element, with the local vector
 T = TypeVar("T")
 
 
 class DonorSpec(msgspec.Struct, frozen=True):
-    """All that a process needs to start."""
+    """The orders of one process: its state's size and place, and whom to recover from."""
 
     name: str
     numel: int
@@ -74,19 +74,25 @@ class DonorSpec(msgspec.Struct, frozen=True):
     folder: str
     digest: str = ""  # hex; of the state to recover
     donors: dict[str, str] = {}  # addresses by name; none: this is a donor
-    tell: bool = False  # when half of the chunks are here; and let another go on with them
+    report_half: bool = False  # of the chunks; another process may go on with what is there
 
 
 class DonorUp(msgspec.Struct, frozen=True):
+    """A donor's report that its state stands."""
+
     address: str
     digest: str  # hex
 
 
 class DonorProgress(msgspec.Struct, frozen=True):
+    """The receiver's report that half of the chunks are there."""
+
     done: int  # chunks
 
 
 class RecoveryFigures(msgspec.Struct, frozen=True):
+    """The receiver's report that it has the state, and its figures."""
+
     seconds: float
     bytes: int  # received, headers included
     per_donor: dict[str, int]  # bytes of chunks that each gave
@@ -127,14 +133,14 @@ def recovery(
     In --host and --launch-prefix, {i} stands for the number of the process: donors from 1, the receiver after the
     last. The share of its link is told if --link says what that can carry.
     """
-    if (need := (donors + 1) * (BASE + STATE * numel)) > (have := available()):
+    if (need := (donors + 1) * (PROCESS_BYTES + STATE_BYTES * numel)) > (have := available()):
         raise ResourceError(
             f"{donors + 1} processes with {numel:,} elements need about {need / 1e9:.1f} GB of memory, "
             f"{have / 1e9:.1f} GB are available: take fewer of either"
         )
     if not prefix:  # behind one, addresses are others
         check_host(host, range(1, donors + 2))
-    patience = COME_UP * (1 + numel / 10e6)
+    start_timeout = START_TIMEOUT * (1 + numel / 10e6)
     key = secrets.token_hex(32)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-bench-")))
@@ -145,22 +151,24 @@ def recovery(
             return stack.enter_context(_process(_through(prefix, number), spec))
 
         stack.callback(clear_stale, folder)
-        givers = {f"donor{i}": start(i, f"donor{i}") for i in range(1, donors + 1)}
-        up = {name: _hear(process, DonorUp, patience, name) for name, process in givers.items()}
+        donor_processes = {f"donor{i}": start(i, f"donor{i}") for i in range(1, donors + 1)}
+        up = {name: _receive(process, DonorUp, start_timeout, name) for name, process in donor_processes.items()}
         first = up["donor1"]
         addresses = {name: word.address for name, word in up.items()}
 
         def receive() -> subprocess.Popen[bytes]:
-            return start(donors + 1, "receiver", digest=first.digest, donors=addresses, tell=kill is not None)
+            return start(
+                donors + 1, "receiver", digest=first.digest, donors=addresses, report_half=kill is not None
+            )
 
         receiver = receive()
         if kill is not None:
-            _hear(receiver, DonorProgress, patience + timeout, "the receiver")
-            (receiver if kill == "receiver" else givers.pop("donor1")).kill()
+            _receive(receiver, DonorProgress, start_timeout + timeout, "the receiver")
+            (receiver if kill == "receiver" else donor_processes.pop("donor1")).kill()
         if kill == "receiver":
             receiver.wait()
             receiver = receive()
-        figures = _hear(receiver, RecoveryFigures, patience + timeout, "the receiver")
+        figures = _receive(receiver, RecoveryFigures, start_timeout + timeout, "the receiver")
     rate = figures.bytes / figures.seconds
     result = {
         "donors": donors,
@@ -216,7 +224,7 @@ def _process(through: list[str], spec: DonorSpec) -> Iterator[subprocess.Popen[b
             clear_stale(Path(spec.folder))
 
 
-def _hear(process: subprocess.Popen[bytes], kind: type[T], seconds: float, who: str) -> T:
+def _receive(process: subprocess.Popen[bytes], kind: type[T], seconds: float, who: str) -> T:
     """The line that the process says next."""
     assert process.stdout is not None
     with selectors.DefaultSelector() as selector:
@@ -231,33 +239,34 @@ def _hear(process: subprocess.Popen[bytes], kind: type[T], seconds: float, who: 
 # The processes
 
 
-async def live(spec: DonorSpec) -> None:
+async def serve(spec: DonorSpec) -> None:
+    """Be a donor until the standard input ends, or the receiver until the state is there. Raises `BenchFailed`."""
     config = RunConfig().reduce
     codec = make_codec(CodecName.INT8, config.block)
-    vectors = SharedVectors.create(spec.numel, Path(spec.folder), whose="bench" if spec.tell else "")
-    outer = OuterState(vectors, Chunks(spec.numel, config.chunk), mean_of(codec), Always(Nesterov(0.7, 0.9)))
-    shelf = StateServer()
-    shelf.fill(outer)
-    plane = await DataPlane.start(spec.listen, RunId("bench"), NodeId(spec.name), bytes.fromhex(spec.key), shelf)
+    vectors = SharedVectors.create(spec.numel, Path(spec.folder), whose="bench" if spec.report_half else "")
+    outer = OuterState(vectors, Chunks(spec.numel, config.chunk), mean_of(codec), Constant(Nesterov(0.7, 0.9)))
+    server = StateServer()
+    server.fill(outer)
+    plane = await DataPlane.start(spec.listen, RunId("bench"), NodeId(spec.name), bytes.fromhex(spec.key), server)
     try:
         if not spec.donors:
             rng = np.random.default_rng(1)
             for vector in (vectors.anchor, vectors.momentum):
                 rng.standard_normal(out=vector, dtype=np.float32)
             outer.initialised(momentum=True)
-            say(DonorUp(plane.address, outer.settle().hex()))
+            report(DonorUp(plane.address, outer.settle().hex()))
             await asyncio.to_thread(sys.stdin.buffer.read)
             return
         outer.resume()
         came = _count(outer, Path(spec.folder))
         last, half = RecoveryProgress(0), min(outer.at) != max(outer.at)  # then somebody was killed already
 
-        def look(standing: RecoveryProgress) -> None:
+        def look(progress: RecoveryProgress) -> None:
             nonlocal last, half
-            if spec.tell and not half and standing.done >= standing.of / 2:
+            if spec.report_half and not half and progress.done >= progress.of / 2:
                 half = True
-                say(DonorProgress(standing.done))
-            last = standing
+                report(DonorProgress(progress.done))
+            last = progress
 
         donors = tuple(Donor(NodeId(name), address) for name, address in spec.donors.items())
         target = Target(Round(0), bytes.fromhex(spec.digest), donors)
@@ -267,7 +276,7 @@ async def live(spec: DonorSpec) -> None:
             seconds = time.monotonic() - began
         if outer.settle() != target.digest:
             raise BenchFailed("what was fetched is not the donors' state")
-        say(
+        report(
             RecoveryFigures(
                 seconds, plane.bytes_down, {str(node): size for node, size in last.donors.items()}, int(came[0])
             )
@@ -292,15 +301,17 @@ def _count(outer: OuterState, folder: Path) -> NDArray[np.int64]:
     return came
 
 
-def say(word: DonorUp | DonorProgress | RecoveryFigures) -> None:
-    print(msgspec.json.encode(word).decode(), flush=True)
+def report(message: DonorUp | DonorProgress | RecoveryFigures) -> None:
+    """Write a report to the standard output."""
+    print(msgspec.json.encode(message).decode(), flush=True)
 
 
 def main() -> None:
+    """Be the process whose orders are the first line of the standard input."""
     log.setup()
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=DonorSpec)
     try:
-        asyncio.run(live(spec))
+        asyncio.run(serve(spec))
     except AtollError as error:
         print(f"{spec.name}: {error}", file=sys.stderr)
         sys.exit(1)

@@ -5,14 +5,14 @@ can make again from the peer's number and the round. It says `Ready` when the be
 have their input at the same time. Bench and peer talk in JSON lines over the peer's standard input and output:
 
     bench                            peer
-    Spec                 ------->
-                         <-------    Joined
-                         <-------    AtHand(k)      state k - 1 stands and was looked at, the delta of round k is
+    PeerSpec             ------->
+                         <-------    PeerJoined
+                         <-------    PeerReady(k)   state k - 1 stands and was inspected, the delta of round k is
                                                     written
-    Go(k)                ------->
-                         <-------    Begun(k)       the trainer says Ready: nothing is encoded yet
+    StartRound(k)        ------->
+                         <-------    RoundBegun(k)  the trainer says Ready: nothing is encoded yet
                          <-------    Decoded(k)     the round is committed, its mean is here as fp32
-    Step(k)              ------->                   all have it: now the outer step
+    ApplyStep(k)         ------->                   all have it: now the outer step
     Compare(k) | Leave   ------->
                          <-------    Compared(k)
 
@@ -63,13 +63,13 @@ from atoll.node.trainer_channel import (
 )
 
 F32 = NDArray[np.float32]
-TOGETHER = 1.0  # seconds that a peer waits for the others before its outer step
-SIGMA = 1e-3
-TILE = 1_048_573  # elements that a delta repeats; a prime, so that no two chunks hold the same
+STEP_TIMEOUT = 1.0  # seconds that a peer waits for the others before its outer step
+DELTA_STD = 1e-3  # of a delta's elements
+TILE_ELEMENTS = 1_048_573  # elements that a delta repeats; a prime, so that no two chunks hold the same
 
 
 class PeerSpec(msgspec.Struct, tag=True, frozen=True):
-    """All that a peer needs to start."""
+    """The first order: what a peer needs to start."""
 
     number: int  # from 1
     numel: int
@@ -80,17 +80,19 @@ class PeerSpec(msgspec.Struct, tag=True, frozen=True):
 
 
 class StartRound(msgspec.Struct, tag=True, frozen=True):
+    """The order to let the trainer say that it is ready."""
+
     round: int
 
 
 class ApplyStep(msgspec.Struct, tag=True, frozen=True):
-    """Every peer is done with the reduce: what comes next may have this machine."""
+    """The order to take the outer step: every peer is done with the reduce, and the machine is free."""
 
     round: int
 
 
 class Compare(msgspec.Struct, tag=True, frozen=True):
-    """How far is the decoded mean from the exact one of what arrived?"""
+    """The order to compare the decoded mean with the exact one of what arrived."""
 
     round: int
     weights: dict[int, float]  # of each contributor, by its number
@@ -98,15 +100,19 @@ class Compare(msgspec.Struct, tag=True, frozen=True):
 
 
 class Leave(msgspec.Struct, tag=True, frozen=True):
-    pass
+    """The order to leave the run and end."""
 
 
 class PeerJoined(msgspec.Struct, tag=True, frozen=True):
+    """A report: the peer has joined the run."""
+
     pid: int
     node: str  # id
 
 
 class PeerReady(msgspec.Struct, tag=True, frozen=True):
+    """A report: the input of a round is there, and what the process has used so far."""
+
     round: int
     payload: int  # bytes of one encoded vector
     bytes_up: int  # of the data plane, so far
@@ -116,25 +122,31 @@ class PeerReady(msgspec.Struct, tag=True, frozen=True):
 
 
 class RoundBegun(msgspec.Struct, tag=True, frozen=True):
+    """A report: the trainer says that it is ready, and the round's clock runs."""
+
     round: int
     at: float  # seconds
     cpu: float  # seconds that this process has used so far
 
 
 class Decoded(msgspec.Struct, tag=True, frozen=True):
+    """A report: the mean is there as fp32, and the round's clock stops."""
+
     round: int
     at: float  # seconds
     cpu: float  # seconds
 
 
 class Compared(msgspec.Struct, tag=True, frozen=True):
+    """A report: the answer to `Compare`."""
+
     round: int
     rel_err: float  # l2 norm of the difference, over that of the exact mean
 
 
 ToPeer = PeerSpec | StartRound | ApplyStep | Compare | Leave
 ToBench = PeerJoined | PeerReady | RoundBegun | Decoded | Compared
-Say = Callable[[ToBench], None]
+Report = Callable[[ToBench], None]
 
 _to_peer = msgspec.json.Decoder(ToPeer)
 
@@ -143,22 +155,23 @@ _to_peer = msgspec.json.Decoder(ToPeer)
 
 
 def tile(peer: int, round_: int, numel: int, out: F32 | None = None) -> F32:
-    """What a peer's delta of a round repeats: (min(TILE, numel),), in `out` if that is given."""
-    normal = np.empty(min(TILE, numel), np.float32) if out is None else out
+    """The tile that a peer's delta of a round repeats: (min(TILE_ELEMENTS, numel),), in `out` if that is given."""
+    normal = np.empty(min(TILE_ELEMENTS, numel), np.float32) if out is None else out
     np.random.default_rng((peer, round_)).standard_normal(dtype=np.float32, out=normal)
-    normal *= np.float32(SIGMA)
+    normal *= np.float32(DELTA_STD)
     return normal
 
 
 def write_local(anchor: F32, local: F32, repeated: F32) -> None:
-    """`local = anchor - delta`, all (numel,)."""
+    """Write `local = anchor - delta` (numel,), where the delta repeats the tile `repeated`."""
     for start in range(0, anchor.size, repeated.size):
         part = anchor[start : start + repeated.size]
         np.subtract(part, repeated[: part.size], out=local[start : start + repeated.size])
 
 
 def relative_error(decoded: F32, chunks: Chunks, order: Compare) -> float:
-    """Of the decoded mean (numel,) against the fp64 weighted mean of the deltas that arrived, chunk by chunk."""
+    """The relative l2 error of the decoded mean (numel,) against the fp64 weighted mean of the deltas that
+    arrived, chunk by chunk."""
     tiles = {peer: tile(peer, order.round, chunks.numel) for peer in order.weights}
     means: dict[tuple[int, ...], NDArray[np.float64]] = {}
     wrong = whole = 0.0
@@ -178,7 +191,7 @@ def relative_error(decoded: F32, chunks: Chunks, order: Compare) -> float:
 
 
 class SyntheticTrainer:
-    """In the place of a `TrainerSupervisor`: what the daemon says is answered without a process, or a model. It
+    """A stand-in for a `TrainerSupervisor` that answers the daemon without a process, or a model. It
     uses the daemon's own mapping of the vectors: with a second one their memory would count twice."""
 
     def __init__(
@@ -186,27 +199,29 @@ class SyntheticTrainer:
         spec: PeerSpec,
         vectors: Callable[[], SharedVectors],
         on_message: Callable[[ToDaemon], None],
-        at_hand: Callable[[int], Awaitable[None]],
-        say: Say,
+        input_ready: Callable[[int], Awaitable[None]],
+        report: Report,
     ) -> None:
         self._spec, self._vectors = spec, vectors
-        self._on_message, self._at_hand, self._say = on_message, at_hand, say
+        self._on_message, self._input_ready, self._report = on_message, input_ready, report
         self._inbox: asyncio.Queue[ToTrainer] = asyncio.Queue()
         self._go: asyncio.Queue[int] = asyncio.Queue()
-        self._tile = np.empty(min(TILE, spec.numel), np.float32)  # not of the memory that a round takes
+        self._tile = np.empty(min(TILE_ELEMENTS, spec.numel), np.float32)  # not of the memory that a round takes
         self._order: Train | None = None  # that it has answered with `Reached`
 
     def send(self, message: ToTrainer) -> None:
+        """Take a message of the daemon's."""
         self._inbox.put_nowait(message)
 
     def hang_up(self) -> None:
-        """It waits for the bench, not for a model: there is nothing to end."""
+        """Do nothing: the stand-in waits for the bench, not for a model, and there is nothing to end."""
 
-    def go(self, round_: int) -> None:
-        """Say `Ready` in this round."""
+    def report_ready(self, round_: int) -> None:
+        """Report `Ready` in this round."""
         self._go.put_nowait(round_)
 
     async def run(self) -> None:
+        """Answer the daemon until cancelled."""
         numel = self._spec.numel
         self._on_message(Hello(os.getpid(), 1, numel, (("synthetic", (numel,)),)))
         while True:
@@ -225,10 +240,10 @@ class SyntheticTrainer:
                 self._on_message(Reached(round_))
             case Finish(round_) if self._order is not None and self._order.round == round_:
                 samples, self._order = sum(count for _, count in self._order.lease), None
-                await self._at_hand(round_)
+                await self._input_ready(round_)
                 while await self._go.get() != round_:
                     pass  # of a round that went on without this peer
-                self._say(RoundBegun(round_, time.monotonic(), time.process_time()))
+                self._report(RoundBegun(round_, time.monotonic(), time.process_time()))
                 self._on_message(Ready(round_, 1, 0.0, samples))
             case Evaluate(round_):
                 self._on_message(Evaluated(round_, 0.0))
@@ -237,7 +252,7 @@ class SyntheticTrainer:
 
 
 class PausingOuterLoop(OuterLoop):
-    """Says when it has looked at its state, and asks before it steps."""
+    """An `OuterLoop` that says when it has inspected its state, and asks before it steps."""
 
     def __init__(
         self,
@@ -253,7 +268,8 @@ class PausingOuterLoop(OuterLoop):
         self.inspected = asyncio.Event()
 
     async def inspect(self, round_: int) -> None:
-        """In training it is done while the trainer goes on; the stand-in does not."""
+        """Inspect the state, and say when that is done: in training it is done while the trainer goes on, but the
+        stand-in does not."""
         self.inspected.clear()
         await super().inspect(round_)
         self.inspected.set()
@@ -266,19 +282,19 @@ class PausingOuterLoop(OuterLoop):
 class BenchPeer(Daemon):
     """A node that says when it has decoded a committed mean, before it applies it."""
 
-    def __init__(self, spec: PeerSpec, invite: Invite, say: Say) -> None:
+    def __init__(self, spec: PeerSpec, invite: Invite, report: Report) -> None:
         options = JoinOptions(Path(spec.state_dir), spec.listen, "", str(spec.number), spec.patience)
         # In training the disk is done long before the next reduce; here it would be in its way.
         config = NodeConfig(streams=int(os.environ.get("ATOLL_STREAMS", "0")), durable=False)
         super().__init__(invite, config, options)
-        self._spec, self._say = spec, say
+        self._spec, self._report = spec, report
         self._mean = EarlyMean(spec.numel)
-        self._base: int | None = None  # bytes
+        self._resident_before: int | None = None  # bytes
         self._steps: asyncio.Queue[int] = asyncio.Queue()
-        self.trainer = SyntheticTrainer(spec, self._vectors, self._on_trainer, self._at_hand, say)
+        self.trainer = SyntheticTrainer(spec, self._vectors, self._on_trainer, self._input_ready, report)
 
     def _make_supervisor(self) -> TrainerSupervisor:
-        self._say(PeerJoined(os.getpid(), self._member.me))
+        self._report(PeerJoined(os.getpid(), self._member.me))
         return cast(TrainerSupervisor, self.trainer)
 
     def _make_keeper(self, hello: Hello) -> OuterLoop:
@@ -289,30 +305,30 @@ class BenchPeer(Daemon):
     def _vectors(self) -> SharedVectors:
         return self._keeper.outer.vectors
 
-    async def _at_hand(self, round_: int) -> None:
+    async def _input_ready(self, round_: int) -> None:
         await self._pauses.inspected.wait()
         self._mean.begin(self._keeper.codec, self._keeper.outer.chunks)
-        self._keeper.part.came = self._mean.came
+        self._keeper.part.came = self._mean.put
         up, down = self._member.plane.bytes_up, self._member.plane.bytes_down
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        self._say(PeerReady(round_, self._payload(), up, down, peak, self._beyond(peak)))
+        self._report(PeerReady(round_, self._payload(), up, down, peak, self._beyond(peak)))
 
     def _beyond(self, peak: int) -> int:
         """Bytes at the peak, without the vectors that are shared with the trainer, and what there was before the
         first round: the decoded mean is, and everything is loaded, but nothing encoded."""
-        if self._base is None:
+        if self._resident_before is None:
             import_module("atoll.comm.codecs.kernels")
             now, shared = _resident()
-            self._base = now - shared
+            self._resident_before = now - shared
             return 0
-        return peak - _resident()[1] - self._base
+        return peak - _resident()[1] - self._resident_before
 
     async def _stepping(self, round_: int) -> None:
         assert self._keeper.part.reduction is not None
         await self._mean.complete(self._keeper.part.reduction.result.chunks)
-        self._say(Decoded(round_, time.monotonic(), time.process_time()))
+        self._report(Decoded(round_, time.monotonic(), time.process_time()))
         with suppress(TimeoutError):  # one of the others may need this state to get to its own
-            async with asyncio.timeout(TOGETHER):
+            async with asyncio.timeout(STEP_TIMEOUT):
                 while await self._steps.get() != round_:
                     pass  # of a round that this peer did not decode
 
@@ -321,18 +337,18 @@ class BenchPeer(Daemon):
         chunks, codec = self._keeper.outer.chunks, self._keeper.codec
         return sum(codec.size(chunks.size(c)) for c in range(chunks.count))
 
-    async def obey(self, lines: asyncio.StreamReader) -> None:
+    async def carry_out(self, lines: asyncio.StreamReader) -> None:
         """Carry out the bench's orders until it says to leave, or is gone."""
         while line := await lines.readline():
             match _to_peer.decode(line):
                 case StartRound(round_):
-                    self.trainer.go(round_)
+                    self.trainer.report_ready(round_)
                 case ApplyStep(round_):
                     self._steps.put_nowait(round_)
                 case Compare() as order:
                     chunks = Chunks(self._spec.numel, self._member.run.reduce.chunk)
                     error = await asyncio.to_thread(relative_error, self._mean.decoded, chunks, order)
-                    self._say(Compared(order.round, error))
+                    self._report(Compared(order.round, error))
                 case _:
                     break
         self.leave()
@@ -345,27 +361,30 @@ def _resident() -> tuple[int, int]:
     return rss, shared
 
 
-async def live() -> None:
+async def serve() -> None:
+    """Be the peer whose `PeerSpec` is the first line of the standard input, until the bench lets it leave."""
     loop = asyncio.get_running_loop()
     lines = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     spec = _to_peer.decode(await lines.readline())
     assert isinstance(spec, PeerSpec)
-    peer = BenchPeer(spec, parse(spec.url), say)
+    peer = BenchPeer(spec, parse(spec.url), report)
     async with asyncio.TaskGroup() as group:
-        obeying = group.create_task(peer.obey(lines))
+        orders = group.create_task(peer.carry_out(lines))
         await peer.run()
-        obeying.cancel()
+        orders.cancel()
 
 
-def say(word: ToBench) -> None:
-    print(msgspec.json.encode(word).decode(), flush=True)
+def report(message: ToBench) -> None:
+    """Write a report to the standard output."""
+    print(msgspec.json.encode(message).decode(), flush=True)
 
 
 def main() -> None:
+    """Run a peer as a process; its errors are one sentence on the standard error."""
     log.setup()
     try:
-        asyncio.run(live())
+        asyncio.run(serve())
     except* AtollError as errors:
         print(f"peer: {errors.exceptions[0]}", file=sys.stderr)
         sys.exit(1)

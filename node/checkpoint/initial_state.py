@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from atoll.comm.chunks import Chunks
 from atoll.comm.config.run import ModelConfig
-from atoll.comm.digest import SIZE
+from atoll.comm.digest import DIGEST_SIZE
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node.checkpoint import hf_llama, snapshots
 from atoll.node.checkpoint.remote_store import (
@@ -188,7 +188,7 @@ class InitialStateLoader:
                         at += values.size
                     end += len(data)
                 self.progress(end / size)
-        if written is not None and (found := state.digest(length=SIZE).hex()) != written.digest:
+        if written is not None and (found := state.digest(length=DIGEST_SIZE).hex()) != written.digest:
             raise _Wrong(f"the digest of {path} is {found}, not {written.digest}, which {MANIFEST} has")
         return [name for name, _ in order]
 

@@ -24,9 +24,9 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from atoll.comm.chunks import Chunks
-from atoll.comm.digest import SIZE, digest, root
+from atoll.comm.digest import DIGEST_SIZE, digest, root
 from atoll.comm.errors import ResourceError
-from atoll.comm.files import NEW, sync
+from atoll.comm.files import UNFINISHED_SUFFIX, sync
 from atoll.node.checkpoint.snapshots import TensorShapes, header_of
 
 FORMAT = "atoll checkpoint 1"
@@ -164,7 +164,7 @@ class RemoteStore:
         if not self._local:
             self.fs.pipe_file(path, manifest)
             return
-        (new := Path(path + NEW)).write_bytes(manifest)
+        (new := Path(path + UNFINISHED_SUFFIX)).write_bytes(manifest)
         sync(new)
         os.replace(new, path)
         with suppress(OSError):  # a share may not know what that is
@@ -223,7 +223,7 @@ class _File:
 
     @property
     def sum(self) -> str:
-        return self._state.digest(length=SIZE).hex()
+        return self._state.digest(length=DIGEST_SIZE).hex()
 
     def _discard(self) -> None:
         if not self._open:

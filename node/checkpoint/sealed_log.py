@@ -15,13 +15,13 @@ from pathlib import Path
 
 from atoll.comm.byte_view import Octets, view
 from atoll.comm.chunks import Chunks
-from atoll.comm.digest import SIZE, digest
+from atoll.comm.digest import DIGEST_SIZE, digest
 from atoll.comm.files import Room, atomic_write, clear_unfinished, room, write_all
 from atoll.comm.fragment_schedule import FragmentSchedule
 
 MAGIC = b"atollsl1"
 _HEAD = struct.Struct("<8s16sQI")
-_CHUNK = struct.Struct(f"<I{SIZE}s")
+_CHUNK = struct.Struct(f"<I{DIGEST_SIZE}s")
 PREFIX = "sealed-"
 
 
@@ -109,7 +109,7 @@ class SealedLog:
                 of = self._chunks.fragment_range(FragmentSchedule(self._chunks.fragment_count).fragment(round_))
                 if (magic, run, chunks) != (MAGIC, self._run, len(of)):
                     return 0, None
-                table, sum_ = file.read(chunks * _CHUNK.size), file.read(SIZE)
+                table, sum_ = file.read(chunks * _CHUNK.size), file.read(DIGEST_SIZE)
         except (OSError, struct.error):
             return 0, None
         if digest(head + table) != sum_:

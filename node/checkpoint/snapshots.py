@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.comm.chunks import Chunks
-from atoll.comm.digest import SIZE, digest
+from atoll.comm.digest import DIGEST_SIZE, digest
 from atoll.comm.files import Room, atomic_write, room, write_all
 
 FORMAT = "atoll snapshot 1"
@@ -46,7 +46,7 @@ DAMAGED = (
     RecursionError,
     struct.error,
 )
-ENTRY = 16 + 2 * SIZE  # hexadecimal digits of a chunk
+ENTRY = 16 + 2 * DIGEST_SIZE  # hexadecimal digits of a chunk
 TensorShapes = Sequence[
     tuple[str, tuple[int, ...]]
 ]  # (name, shape) of each parameter, as the flat vector has them
@@ -100,7 +100,7 @@ class Snapshot:
 
 def size_of(run: bytes, layout: TensorShapes, chunks: Chunks) -> int:
     """Bytes of a snapshot."""
-    return len(_header(run, layout, chunks, 1 << 40, [(0, bytes(SIZE))] * chunks.count)) + 8 * chunks.numel
+    return len(_header(run, layout, chunks, 1 << 40, [(0, bytes(DIGEST_SIZE))] * chunks.count)) + 8 * chunks.numel
 
 
 def write(
@@ -114,7 +114,7 @@ def write(
 ) -> Snapshot:
     """Write one; `copy(c)` gives the round, anchor and momentum, and digest of a chunk at this moment. Blocks for
     as long as the disk takes. Raises `OSError`, or what `copy` raises; then nothing is left of it."""
-    blank = _header(run, layout, chunks, tokens, [(0, bytes(SIZE))] * chunks.count)
+    blank = _header(run, layout, chunks, tokens, [(0, bytes(DIGEST_SIZE))] * chunks.count)
     start, size = len(blank), len(blank) + 8 * chunks.numel
     entries: list[tuple[int, bytes]] = []
     path = folder / f"{PREFIX}{copy(0)[0]:012d}{SUFFIX}"

@@ -19,7 +19,7 @@ import psutil
 from atoll.comm.errors import AtollError, Refused
 from atoll.comm.ids import NodeId, Pin
 from atoll.comm.invite import Invite
-from atoll.comm.leases import beyond
+from atoll.comm.leases import remaining
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node import state_machine
 from atoll.node.config import NodeConfig, TrainerSpec
@@ -255,7 +255,7 @@ class Daemon:
         more = f", on top of {carried} samples of before" if carried else ""
         begun = ", some of which it has taken" if effect.on else ""
         log.info(f"round {order.round}: {order.steps} inner steps{begun}{more}")
-        lease = beyond([(r.first, r.count) for r in order.lease], carried)
+        lease = remaining([(r.first, r.count) for r in order.lease], carried)
         train = Train(
             order.round,
             order.steps,

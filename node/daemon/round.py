@@ -23,7 +23,7 @@ from atoll.comm.allreduce.sealing import SealFormat
 from atoll.comm.byte_view import U8
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import F32, Codec, NonFinite
-from atoll.comm.digest import SIZE
+from atoll.comm.digest import DIGEST_SIZE
 from atoll.comm.errors import AtollError
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import InvalidPlan, Plan
@@ -188,7 +188,7 @@ class RoundParticipation:
     def prove(self, round_: int, ledger: bytes) -> None:
         """The digests of the round's sealed chunks, one after the other: members were found to hold others."""
         if (reduction := self.reduction) is not None and reduction.round == round_:
-            reduction.prove([ledger[i : i + SIZE] for i in range(0, len(ledger), SIZE)])
+            reduction.prove([ledger[i : i + DIGEST_SIZE] for i in range(0, len(ledger), DIGEST_SIZE)])
 
     def sealed(self, root: bytes) -> SealedVector | None:
         """The sealed chunks, if all are here and are `root`'s."""

@@ -8,7 +8,7 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.config.run import RunConfig
 from atoll.node.outer.method import fragments_of
 from atoll.outer_opt.fragments import Fragment, whole
-from atoll.outer_opt.tensors import Tensor, placed
+from atoll.outer_opt.tensors import Tensor, with_offsets
 
 Shapes = Sequence[tuple[str, tuple[int, ...]]]  # (name, shape) of each parameter
 
@@ -20,7 +20,7 @@ def in_turns(config: RunConfig, shapes: Shapes) -> list[tuple[str, tuple[int, ..
 
 def stretches(config: RunConfig, shapes: Shapes) -> tuple[tuple[Fragment, ...], Chunks]:
     """The fragments of a flat vector in that order, each one stretch of it, and its chunks."""
-    rest, found = list(placed(shapes)), list[Fragment]()
+    rest, found = list(with_offsets(shapes)), list[Fragment]()
     fragments = _fragments(config, shapes)
     if len(fragments) == 1:
         (model,) = whole(rest)
@@ -35,4 +35,4 @@ def stretches(config: RunConfig, shapes: Shapes) -> tuple[tuple[Fragment, ...], 
 
 
 def _fragments(config: RunConfig, shapes: Shapes) -> tuple[Fragment, ...]:
-    return fragments_of(config, placed(sorted(shapes)))
+    return fragments_of(config, with_offsets(sorted(shapes)))

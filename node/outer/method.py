@@ -35,11 +35,11 @@ from atoll.comm.config.run import CodecName, RunConfig
 from atoll.outer_opt import weights
 from atoll.outer_opt.arrays import Array
 from atoll.outer_opt.feedback import ErrorFeedback
-from atoll.outer_opt.fragments import Fragment, balanced, offsets, strided, whole
+from atoll.outer_opt.fragments import Fragment, balanced, first_due_steps, strided, whole
 from atoll.outer_opt.merge import mean, radial
 from atoll.outer_opt.nesterov import Nesterov
-from atoll.outer_opt.overlap import HALFWAY, Adopt, Mix, rebase, replace
-from atoll.outer_opt.schedule import Always, Opening, Ramp, Schedule
+from atoll.outer_opt.overlap import LEFT_OUT_MIX, Adopt, Mix, rebase, replace
+from atoll.outer_opt.schedule import Constant, DataParallelStart, Ramp, Schedule
 from atoll.outer_opt.sgd import Sgd
 from atoll.outer_opt.tensors import Tensor, TensorKind
 
@@ -68,7 +68,7 @@ def method_of(config: RunConfig, tensors: Sequence[Tensor]) -> Method:
         merging=config.outer.merge,
         feedback=feedback_of(config.outer),
         fragments=fragments,
-        due=offsets(len(fragments), config.rounds.inner_steps, config.fragments.stagger),
+        due=first_due_steps(len(fragments), config.rounds.inner_steps, config.fragments.stagger),
         adopt=adopt_of(config.overlap),
         left_out=left_out_of(config.outer),
     )
@@ -98,11 +98,11 @@ def merge_parts(
 def schedule_of(config: RunConfig) -> Schedule:
     """The outer rule of each round; of those at the start that have one inner step: the mean of the parameters."""
     outer, together = config.outer, config.rounds.data_parallel
-    schedule: Schedule = Always(Sgd(outer.lr))
+    schedule: Schedule = Constant(Sgd(outer.lr))
     if outer.momentum or outer.decay_end:
         nesterov = Nesterov(outer.lr, outer.momentum)
         schedule = Ramp(nesterov, outer.momentum_warmup, outer.decay_begin, outer.decay_end, outer.final_momentum)
-    return Opening(Sgd(1.0), together, schedule) if together else schedule
+    return DataParallelStart(Sgd(1.0), together, schedule) if together else schedule
 
 
 def fragments_of(config: RunConfig, tensors: Sequence[Tensor]) -> tuple[Fragment, ...]:
@@ -191,4 +191,4 @@ def adopt_of(overlap: OverlapConfig) -> Adopt:
 
 def left_out_of(outer: OuterConfig) -> Adopt:
     """How a node that a round left out takes its anchor."""
-    return HALFWAY if outer.left_out is LeftOutName.MIX else rebase
+    return LEFT_OUT_MIX if outer.left_out is LeftOutName.MIX else rebase

@@ -30,7 +30,7 @@ from atoll.comm.bitmap import bit
 from atoll.comm.byte_view import U8
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import Codec
-from atoll.comm.digest import SIZE, digest
+from atoll.comm.digest import DIGEST_SIZE, digest
 from atoll.comm.files import atomic_write, write_all
 from atoll.comm.fragment_schedule import FragmentSchedule
 from atoll.node.outer.shared_vectors import SharedVectors
@@ -38,7 +38,7 @@ from atoll.outer_opt.feedback import ErrorFeedback
 
 log = logging.getLogger("atoll.node")
 MAGIC, NAME = b"atollrs1", "residual"
-_HEAD = struct.Struct(f"<8s16sqQ{SIZE}s")
+_HEAD = struct.Struct(f"<8s16sqQ{DIGEST_SIZE}s")
 F32 = NDArray[np.float32]
 
 

@@ -1,4 +1,4 @@
-"""How far the anchor went under work that is still owed, for `outer.damping` (`atoll.outer_opt.late`).
+"""How far the anchor went under work that is still owed, for `outer.damping` (`atoll.outer_opt.damping`).
 
 The outer state tells how far each round moved each chunk, and at every commit whether the local vector has work
 that the round left out. Of a chunk that is fetched instead of stepped, what lies between counts as one round's.
@@ -8,13 +8,13 @@ Where fragments take turns, a round moves one of them, and each has a gap of its
 import math
 
 from atoll.comm.fragment_schedule import FragmentSchedule
-from atoll.outer_opt import late
+from atoll.outer_opt import damping
 
 
 class StalenessTracker:
     def __init__(self, turns: FragmentSchedule) -> None:
         self._turns = turns
-        self._gaps = [late.Staleness() for _ in range(turns.fragments)]
+        self._gaps = [damping.AnchorGap() for _ in range(turns.fragments)]
         # of each fragment's rounds since the state stood still: of its step's l2 norm
         self._squares: list[dict[int, float]] = [{} for _ in self._gaps]
 
@@ -31,10 +31,10 @@ class StalenessTracker:
         """The state stands still; `owed`: the work at hand is of before."""
         for gap, squares in zip(self._gaps, self._squares, strict=True):
             for round_ in sorted(squares):
-                gap.moved(math.sqrt(squares[round_]), owed)
+                gap.advance(math.sqrt(squares[round_]), owed)
             squares.clear()
 
     def begun(self) -> None:
         """Training begins from the anchor: what was owed is gone."""
         for gap in self._gaps:
-            gap.begun()
+            gap.reset()

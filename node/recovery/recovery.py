@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from atoll.comm.codecs.codec import Malformed
-from atoll.comm.digest import SIZE, digest, root
+from atoll.comm.digest import DIGEST_SIZE, digest, root
 from atoll.comm.errors import Unreachable
 from atoll.comm.ids import NO_PIN, NodeId, Pin, Round
 from atoll.comm.transport.data_plane import DataPlane
@@ -173,9 +173,9 @@ async def _digest_list(lines: Lines, outer: OuterState, target: Target) -> tuple
 
 async def _digests_of(donor: FetchClient, outer: OuterState, target: Target) -> list[bytes]:
     """What it says the chunks' digests are, if the run's digest proves that."""
-    size = SIZE * outer.chunks.count
+    size = DIGEST_SIZE * outer.chunks.count
     packed = await donor.fetch(FetchItem.DIGESTS, target.round, 0, size)
-    digests = [packed[k : k + SIZE] for k in range(0, size, SIZE)]
+    digests = [packed[k : k + DIGEST_SIZE] for k in range(0, size, DIGEST_SIZE)]
     if root(digests) != target.digest:
         raise DonorLost(donor.node, "its state is not the run's")
     return digests

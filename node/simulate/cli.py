@@ -87,7 +87,7 @@ def simulate(
     from atoll.node.data import open_source
     from atoll.node.preflight import check_simulation
     from atoll.node.simulate import report
-    from atoll.node.simulate.play import RunOutcome, data_parallel, local_updates
+    from atoll.node.simulate.simulation import RunOutcome, data_parallel, local_updates
 
     node = NodeConfig(data=data, model=model, compile=compile, bf16=bf16)
     check(node)
@@ -102,8 +102,8 @@ def simulate(
     outcomes, baseline_of = list[RunOutcome](), dict[str, str]()
     settings = {"conditions": asdict(conditions), "runs": {label: asdict(run) for label, run in runs.items()}}
 
-    def keep(outcome: RunOutcome) -> None:
-        """Write what there is so far: an interrupted comparison leaves the runs that were finished."""
+    def add(outcome: RunOutcome) -> None:
+        """Write all outcomes so far: an interrupted comparison leaves the runs that were finished."""
         outcomes.append(outcome)
         report.write(out, outcomes, report.summary(outcomes, baseline_of), settings)
 
@@ -113,9 +113,9 @@ def simulate(
             optimizer = f"data-parallel-{run.inner.optimizer}"
             if baseline and optimizer not in {outcome.label for outcome in outcomes}:
                 same = replace(run, rounds=base.rounds)
-                keep(data_parallel(optimizer, same, node, conditions, source, follow(optimizer, run)))
+                add(data_parallel(optimizer, same, node, conditions, source, follow(optimizer, run)))
             baseline_of[label] = optimizer
-            keep(local_updates(label, run, node, conditions, source, follow(label, run)))
+            add(local_updates(label, run, node, conditions, source, follow(label, run)))
     rows = report.summary(outcomes, baseline_of)
     if as_json:
         click.echo(json.dumps({"runs": rows}))
@@ -153,12 +153,12 @@ class _progress:
         total = self._conditions.steps * self._conditions.nodes * run.inner.batch_size * run.model.seq_len
         task = self._bars.add_task(label, total=total, loss="")
 
-        def tell(record: Any) -> None:
+        def show(record: Any) -> None:
             self._bars.update(task, completed=record.tokens)
             if record.val_loss is not None:
                 self._bars.update(task, loss=f"round {record.round}: {record.val_loss:.3f}")
 
-        return tell
+        return show
 
 
 def _print(rows: list[dict[str, Any]], out: Path) -> None:

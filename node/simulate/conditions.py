@@ -1,4 +1,4 @@
-"""What a simulated run meets: how fast its nodes and links are, who fails, what gets lost."""
+"""Conditions of a simulated run: how fast its nodes and links are, who fails, what gets lost."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,8 @@ from atoll.comm.errors import ConfigError
 
 @dataclass(frozen=True)
 class Conditions:
+    """The conditions of a run, the same for every method that is compared."""
+
     nodes: int
     steps: int  # inner steps of a node on average: the run ends when that many tokens are trained on
     speeds: tuple[float, ...] = ()  # of each node, in units of the fastest; empty: all 1
@@ -17,10 +19,12 @@ class Conditions:
     churn: int = 0  # every so many rounds a node is killed, and half as long after each one joins; 0: none
 
     def speed(self, node: int) -> float:
-        """Inner steps a second."""
+        """The inner steps that a node takes a second."""
         return (self.speeds[node % len(self.speeds)] if self.speeds else 1.0) / self.step_seconds
 
     def check(self) -> None:
+        """Raise `ConfigError` with a sentence, in the words of the command's options, for values without a
+        meaning."""
         for name, value, holds, must in (
             ("--nodes", self.nodes, 1 <= self.nodes <= 1024, "in 1 ... 1024"),
             ("--steps", self.steps, self.steps >= 1, "at least 1"),

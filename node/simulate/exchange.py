@@ -17,7 +17,7 @@ from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import CodecName, RunConfig
 from atoll.node.outer.method import Method, merge_parts, pieces_of
 from atoll.outer_opt.arrays import norm
-from atoll.outer_opt.clip import clips
+from atoll.outer_opt.clip import clip_factors
 from atoll.outer_opt.fragments import Fragment
 from atoll.outer_opt.weights import shares
 
@@ -26,7 +26,7 @@ F32 = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class MemberDelta:
-    """What one member brings to a round."""
+    """The contribution of one member to a round of a fragment."""
 
     decoded: F32  # (numel,) what its encoded bytes say
     tokens: int
@@ -54,11 +54,13 @@ class ReplicatedState:
         return sum(self._codec.size(self._chunks.size(c)) for c in range(self._chunks.count))
 
     def bytes_sent(self, members: int) -> float:
-        """By each of `members` in a round: 2 (n - 1) / n of a vector in a reduce, n - 1 vectors in a gathering."""
+        """Bytes that each of `members` sends in a round: 2 (n - 1) / n of a vector in a reduce, n - 1 vectors in a
+        gathering."""
         return self.encoded_size * (members - 1) * (1.0 if self._gathers else 2.0 / max(members, 1))
 
     def over_the_wire(self, delta: F32) -> F32:
-        """What the others decode of this delta (numel,). `NonFinite` if training diverged."""
+        """Encode a delta (numel,) and decode it as the others do, (numel,). Raises `NonFinite` if training
+        diverged."""
         decoded = np.empty_like(delta)
         for c in range(self._chunks.count):
             span, size = self._chunks.span(c), self._chunks.size(c)
@@ -68,12 +70,13 @@ class ReplicatedState:
         return decoded
 
     def commit(self, contributions: Sequence[MemberDelta]) -> None:
-        """Merge, seal, and take the outer step."""
+        """Merge the contributions, seal the mean, and take the outer step: `round`, `anchor`, `momentum` and
+        `moved`."""
         weights = self._method.weigh([c.tokens for c in contributions], [c.steps for c in contributions])
         factors = [c.damping for c in contributions]
         if self._config.outer.clip:
             factors = [
-                f * g for f, g in zip(factors, clips([norm(c.decoded) for c in contributions]), strict=True)
+                f * g for f, g in zip(factors, clip_factors([norm(c.decoded) for c in contributions]), strict=True)
             ]
         parts, merged = shares(weights, factors), np.empty_like(self.anchor)
         scratch = np.empty_like(self.anchor)

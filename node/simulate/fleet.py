@@ -1,12 +1,12 @@
-"""Many nodes on a virtual clock: whose inner step ends next, when a fragment's round closes, who was in it.
+"""A fleet of nodes on a virtual clock: whose inner step ends next, when a fragment's round closes, who was in it.
 
 A round of a fragment is
 
-    OPEN      nodes train; it closes when all have their inner steps, or a quorum has and those that would soon
-              have them had their grace (as the coordinator's rounds do)
-    CLOSING   everybody finishes the step at hand and contributes; with overlap nobody stops for that
-    TRAVELS   the exchange takes its time
-    OPEN      committed: each node takes the new anchor, at once or after `overlap.delay` steps of its own
+    OPEN        nodes train; it closes when all have their inner steps, or a quorum has and those that would soon
+                have them had their grace (as the coordinator's rounds do)
+    CLOSING     everybody finishes the step at hand and contributes; with overlap nobody stops for that
+    EXCHANGING  the exchange takes its time
+    OPEN        committed: each node takes the new anchor, at once or after `overlap.delay` steps of its own
 
 What a node trained and could not contribute, or contributed in vain, it keeps, as `outer.left_out` says. The run
 ends when the tokens trained are all there; what is left is then contributed in a last round of each fragment.
@@ -30,7 +30,7 @@ from atoll.node.simulate.state import (
     FleetEvent,
     FragmentRound,
     FragmentShare,
-    NodePhase,
+    RoundPhase,
     RoundRecord,
     SimulatedNode,
 )
@@ -41,34 +41,41 @@ F32 = NDArray[np.float32]
 
 
 class SimulatedFleet:
+    """The nodes of one simulated run. `simulate` takes it from its start to its end; then `records`, `val_loss`,
+    `utilisation`, `bytes_sent` (by a node on average) and `inner_steps_lost` say how it went."""
+
     def __init__(
         self,
         run: RunConfig,
         conditions: Conditions,
         method: Method,
-        make_trainee: Callable[[], SimulatedTrainer],
-        judge: SimulatedTrainer,  # whose flat vector the anchor is written to for an evaluation
+        make_trainer: Callable[[], SimulatedTrainer],
+        evaluator: SimulatedTrainer,  # whose flat vector the anchor is written to for an evaluation
         start: SimulatedTrainer,
-        tell: Callable[[RoundRecord], None] = lambda record: None,
+        on_record: Callable[[RoundRecord], None] = lambda record: None,
     ) -> None:
         self.run, self.conditions, self.method = run, conditions, method
-        self._make, self._judge, self._tell = make_trainee, judge, tell
+        self._make, self._evaluator, self._on_record = make_trainer, evaluator, on_record
         self.states = [ReplicatedState(run, method, fragment, start.flat) for fragment in method.fragments]
         self.rounds = [self._next(p, due) for p, due in enumerate(method.due)]
         self.nodes: list[SimulatedNode] = []
         self.now, self.cursor, self.committed = 0.0, 0, 0.0
-        self.bytes_sent, self.records, self.lost, self.gone_idle = 0.0, list[RoundRecord](), 0, 0.0
+        self.bytes_sent, self.records, self.inner_steps_lost, self.idle_of_killed = (
+            0.0,
+            list[RoundRecord](),
+            0,
+            0.0,
+        )
         self._random = np.random.default_rng((run.seed, 7))
         # Time, whether it is no commit (of one moment those come first), order of entry, kind, who, ticket.
         self._events: list[tuple[float, bool, int, FleetEvent, int, int]] = []
         self._entries, self._last, self._present, self.val_loss = 0, False, 0.0, float("nan")
         for number in range(conditions.nodes):
-            self._join(number).trainee.resume(start)
+            self._join(number).trainer.resume(start)
 
-    # The story
-
-    def play(self) -> None:
-        """Run to the end."""
+    def simulate(self) -> None:
+        """Take one event after the other until the tokens that were asked for are trained on. Raises `NonFinite`
+        if training diverges."""
         self._record(0, self.states[0].round, [])
         for node in self.nodes:
             self._begin(node)
@@ -81,12 +88,12 @@ class SimulatedFleet:
                 case FleetEvent.COMMIT:
                     self._commit(who)
                 case FleetEvent.KILL:
-                    self._kill(int(self._random.choice([n.number for n in self._here()])))
+                    self._kill(int(self._random.choice([n.number for n in self._living()])))
                 case FleetEvent.JOIN:
-                    self._revive()
+                    self._replace_killed()
             for p in range(len(self.rounds)):
                 self._close_if_due(p)
-        assert self._finished(), "nobody trains and nothing travels"
+        assert self._finished(), "nobody trains and nothing is exchanged"
         self._finish()
 
     def _finished(self) -> bool:
@@ -95,7 +102,7 @@ class SimulatedFleet:
         return self.committed + self._outstanding() * self.step_tokens >= goal - 0.5 * self.step_tokens
 
     def _finish(self) -> None:
-        """Take in what travels, then a last round of each fragment for what is left."""
+        """Commit what is being exchanged, then a last round of each fragment for what is left."""
         for node in self.nodes:
             self._halt(node)
         self._last = True
@@ -105,39 +112,42 @@ class SimulatedFleet:
                 self._commit(who)
         for p, round_ in enumerate(self.rounds):
             if any(node.shares[p].owed for node in self.nodes if node.alive):
-                round_.phase, round_.included = NodePhase.CLOSING, {}
-                for node in self._here():
+                round_.phase, round_.included = RoundPhase.CLOSING, {}
+                for node in self._living():
                     self._contribute(node, p)
                 self._commit(p)
-        for node in self._here():
+        for node in self._living():
             node.idle += self.now - node.stopped
             self._present += self.now - node.joined
         self.val_loss = self.anchor_loss()
 
     @property
     def step_tokens(self) -> int:
+        """The tokens of one inner step of one node."""
         return self.run.inner.batch_size * self.run.model.seq_len
 
     @property
     def utilisation(self) -> float:
-        """The share of their time that nodes trained."""
-        idle = self.gone_idle + sum(node.idle for node in self.nodes if node.alive)
+        """The share of the nodes' time in which they trained."""
+        idle = self.idle_of_killed + sum(node.idle for node in self.nodes if node.alive)
         return 1.0 - idle / self._present if self._present else 1.0
 
     @property
     def numel(self) -> int:
+        """The number of the model's parameters."""
         return sum(state.fragment.numel for state in self.states)
 
     def anchor(self) -> F32:
-        """(numel,) A copy of the whole model's, as it is now."""
+        """Copy the anchor of the whole model, (numel,) fp32."""
         flat = np.empty(self.numel, np.float32)
         for state in self.states:
             state.fragment.scatter(state.anchor, flat)
         return flat
 
     def anchor_loss(self) -> float:
-        self._judge.flat[:] = self.anchor()
-        return self._judge.validation_loss()
+        """The validation loss of the anchor."""
+        self._evaluator.flat[:] = self.anchor()
+        return self._evaluator.validation_loss()
 
     # Inner steps
 
@@ -147,29 +157,29 @@ class SimulatedFleet:
             return
         node.idle += self.now - node.stopped
         node.busy, node.started, node.ticket = True, self.now, node.ticket + 1
-        self._at(self.now + 1.0 / node.speed, FleetEvent.STEP, node.number, node.ticket)
+        self._schedule(self.now + 1.0 / node.speed, FleetEvent.STEP, node.number, node.ticket)
 
     def _must_wait(self, node: SimulatedNode) -> bool:
         for share, round_ in zip(node.shares, self.rounds, strict=True):
-            if share.since >= round_.most:
+            if share.steps_since >= round_.max_steps:
                 return True
-            travels = round_.phase is not NodePhase.OPEN and share.sent is not None
-            if travels and share.after >= round_.ahead:
+            travels = round_.phase is not RoundPhase.OPEN and share.sent is not None
+            if travels and share.steps_after >= round_.max_ahead:
                 return True
         return False
 
     def _step_ends(self, node: SimulatedNode) -> None:
-        ahead = self.step_tokens * len(self._here()) * sum(s.owed for s in node.shares) / len(node.shares)
-        rate = learning_rate(self.run.inner, self.committed + ahead)
-        node.losses.append(node.trainee.step(self.cursor, rate))
+        uncommitted = self.step_tokens * len(self._living()) * sum(s.owed for s in node.shares) / len(node.shares)
+        rate = learning_rate(self.run.inner, self.committed + uncommitted)
+        node.losses.append(node.trainer.step(self.cursor, rate))
         self.cursor += self.run.inner.batch_size
         node.busy, node.stopped = False, self.now
         for p, share in enumerate(node.shares):
-            share.since, share.owed = share.since + 1, share.owed + 1
-            share.after += share.sent is not None
-            if share.pending and share.after >= self.rounds[p].delay:
+            share.steps_since, share.owed = share.steps_since + 1, share.owed + 1
+            share.steps_after += share.sent is not None
+            if share.pending and share.steps_after >= self.rounds[p].delay:
                 self._adopt(node, p)
-            if node.number in self.rounds[p].waits:
+            if node.number in self.rounds[p].finishing:
                 self._contribute(node, p)
         self._begin(node)
 
@@ -182,32 +192,32 @@ class SimulatedFleet:
 
     def _close_if_due(self, p: int) -> None:
         round_ = self.rounds[p]
-        if round_.phase is NodePhase.CLOSING and not round_.waits:
+        if round_.phase is RoundPhase.CLOSING and not round_.finishing:
             self._send(p)
             return
-        if round_.phase is not NodePhase.OPEN:
+        if round_.phase is not RoundPhase.OPEN:
             return
-        here = self._here()
+        here = self._living()
         counted = [node for node in here if node.joined <= round_.opened] or here
-        reached = sum(node.shares[p].since >= round_.due for node in counted)
+        reached = sum(node.shares[p].steps_since >= round_.due for node in counted)
         if not counted or reached < max(1, ceil(self.run.rounds.quorum * len(counted))):
             return
         round_.quorum = self.now if round_.quorum is None else round_.quorum
         deadline = round_.quorum + self.run.rounds.grace * (round_.quorum - round_.opened)
-        if any(self._reaches(node, p) <= deadline for node in counted if node.shares[p].since < round_.due):
+        if any(self._reaches(node, p) <= deadline for node in counted if node.shares[p].steps_since < round_.due):
             return
-        round_.phase, round_.closed = NodePhase.CLOSING, self.now
+        round_.phase, round_.closed = RoundPhase.CLOSING, self.now
         for node in here:
             if node.busy and node.started < self.now:
-                round_.waits.add(node.number)
+                round_.finishing.add(node.number)
             else:
                 self._contribute(node, p)
-        if not round_.waits:
+        if not round_.finishing:
             self._send(p)
 
     def _reaches(self, node: SimulatedNode, p: int) -> float:
         """When the node will have the round's inner steps, if nothing happens."""
-        missing = self.rounds[p].due - node.shares[p].since
+        missing = self.rounds[p].due - node.shares[p].steps_since
         if node.busy:
             return node.started + missing / node.speed
         return float("inf")
@@ -215,13 +225,13 @@ class SimulatedFleet:
     def _contribute(self, node: SimulatedNode, p: int) -> None:
         """Send what the node has of the fragment; from now on its round waits for it no more."""
         share, state, round_ = node.shares[p], self.states[p], self.rounds[p]
-        round_.waits.discard(node.number)
+        round_.finishing.discard(node.number)
         if share.pending:
             self._adopt(node, p)
         if not share.owed:
             return
         local = np.empty_like(state.anchor)
-        state.fragment.gather(node.trainee.flat, local)
+        state.fragment.gather(node.trainer.flat, local)
         delta = state.anchor - local
         if self.method.feedback is not None:
             if share.residual is None:
@@ -235,37 +245,38 @@ class SimulatedFleet:
             raise NonFinite(
                 f"training diverged on node {node.number} in round {state.round + 1}: {error}"
             ) from None
-        share.sent, share.flying, share.since, share.after = local, share.owed, 0, 0
+        share.sent, share.in_flight, share.steps_since, share.steps_after = local, share.owed, 0, 0
         if round_.delay == 0:
             self._halt(node)
-        safe = self._last or round_.together
+        safe = self._last or round_.data_parallel
         if self._random.random() >= self.conditions.drop or safe:
             factor = share.gap.damping if self.run.outer.damping else 1.0
             tokens = share.owed * self.step_tokens
             round_.included[node.number] = MemberDelta(share.decoded, tokens, share.owed, factor)
 
-    def _together(self, p: int) -> bool:
+    def _in_data_parallel_start(self, p: int) -> bool:
         """Whether the fragment's round is one of those at the start that have one inner step."""
         return self.states[p].round < self.run.rounds.data_parallel
 
     def _next(self, p: int, due: int, opened: float = 0.0) -> FragmentRound:
         rounds, delay = self.run.rounds, self.run.overlap.delay
-        if self._together(p):
-            return FragmentRound(opened=opened, due=1, most=1, together=True)
+        if self._in_data_parallel_start(p):
+            return FragmentRound(opened=opened, due=1, max_steps=1, data_parallel=True)
         fragment = -(-rounds.inner_steps // (len(self.states) if self.run.fragments.stagger else 1))
-        ahead = max(fragment, int(fragment * rounds.ceiling), delay) if delay else 0
-        return FragmentRound(opened=opened, due=due, most=rounds.max_steps, delay=delay, ahead=ahead)
+        max_ahead = max(fragment, int(fragment * rounds.ceiling), delay) if delay else 0
+        return FragmentRound(opened=opened, due=due, max_steps=rounds.max_steps, delay=delay, max_ahead=max_ahead)
 
     def _send(self, p: int) -> None:
-        """All that come are there: the exchange begins."""
+        """Begin the exchange: all contributions are there."""
         round_ = self.rounds[p]
-        round_.phase = NodePhase.TRAVELS
+        round_.phase = RoundPhase.EXCHANGING
         size = self.states[p].bytes_sent(len(round_.included))
         seconds = size * 8e-6 / self.conditions.bandwidth if self.conditions.bandwidth else 0.0
-        self._at(self.now + self.conditions.latency + seconds, FleetEvent.COMMIT, p)
+        self._schedule(self.now + self.conditions.latency + seconds, FleetEvent.COMMIT, p)
 
     def _commit(self, p: int) -> None:
-        """The exchange is over: the anchor moves, if anything arrived."""
+        """End the exchange: the anchor moves, if anything arrived, and each node takes it or keeps what it
+        trained."""
         round_, state = self.rounds[p], self.states[p]
         included = [round_.included[number] for number in sorted(round_.included)]
         old = state.anchor.copy()
@@ -274,35 +285,46 @@ class SimulatedFleet:
             self.bytes_sent += state.bytes_sent(members) * members / self.conditions.nodes
             state.commit(included)
             self.committed += sum(c.tokens for c in included) / len(self.states)
-        for node in self._here():
-            share = node.shares[p]
-            if node.number in round_.included and share.sent is not None:
-                share.owed, share.flying, share.pending = share.owed - share.flying, 0, True
-                share.gap.moved(state.moved, owed=False)
-                if self.method.feedback is not None and share.offered is not None and share.decoded is not None:
-                    assert share.residual is not None
-                    self.method.feedback.commit(share.residual, share.offered, share.decoded)
-                if share.after >= round_.delay and not node.busy:
-                    self._adopt(node, p, replace if round_.together else self.method.adopt)
-            elif included:
-                if share.pending:
-                    self._adopt(node, p)
-                else:
-                    self._replace(node, p, self.method.left_out, old)
-                    share.sent, share.flying = None, 0
-                share.gap.moved(state.moved, owed=share.owed > 0)
+        for node in self._living():
+            if node.number in round_.included and node.shares[p].sent is not None:
+                self._counted(node, p)
             else:
-                share.sent, share.flying = None, 0
-            share.offered = share.decoded = None
+                self._left_out(node, p, old if included else None)
+            node.shares[p].offered = node.shares[p].decoded = None
         # After a data-parallel start, where all were exchanged at once, the fragments begin their turns.
-        due = self.method.due[p] if round_.together else self.run.rounds.inner_steps
+        due = self.method.due[p] if round_.data_parallel else self.run.rounds.inner_steps
         self.rounds[p] = self._next(p, due, round_.closed)
         if included:
             self._record(p, state.round, included)
-            if p == 0 and self.conditions.churn and not self._last and not self._together(p):
+            if p == 0 and self.conditions.churn and not self._last and not self._in_data_parallel_start(p):
                 self._churn(state.round - self.run.rounds.data_parallel)
-        for node in self._here():
+        for node in self._living():
             self._begin(node)
+
+    def _counted(self, node: SimulatedNode, p: int) -> None:
+        """The commit counted the node's contribution: settle its feedback, and take the anchor if it is time."""
+        share, round_ = node.shares[p], self.rounds[p]
+        share.owed, share.in_flight, share.pending = share.owed - share.in_flight, 0, True
+        share.gap.advance(self.states[p].moved, owed=False)
+        if self.method.feedback is not None and share.offered is not None and share.decoded is not None:
+            assert share.residual is not None
+            self.method.feedback.commit(share.residual, share.offered, share.decoded)
+        if share.steps_after >= round_.delay and not node.busy:
+            self._adopt(node, p, replace if round_.data_parallel else self.method.adopt)
+
+    def _left_out(self, node: SimulatedNode, p: int, old: F32 | None) -> None:
+        """The round did not count the node's contribution, or it made none. `old`: the anchor (numel,) before the
+        commit; None: nothing was committed."""
+        share = node.shares[p]
+        if old is None:
+            share.sent, share.in_flight = None, 0
+            return
+        if share.pending:
+            self._adopt(node, p)
+        else:
+            self._replace(node, p, self.method.left_out, old)
+            share.sent, share.in_flight = None, 0
+        share.gap.advance(self.states[p].moved, owed=share.owed > 0)
 
     def _adopt(self, node: SimulatedNode, p: int, adopt: Adopt | None = None) -> None:
         """Take the newest anchor in place of the parameters that were sent."""
@@ -316,18 +338,18 @@ class SimulatedFleet:
     ) -> None:
         state = self.states[p]
         local, scratch = np.empty_like(state.anchor), np.empty_like(state.anchor)
-        state.fragment.gather(node.trainee.flat, local)
+        state.fragment.gather(node.trainer.flat, local)
         adopt(local, state.anchor, sent, scratch)
-        state.fragment.scatter(local, node.trainee.flat)
+        state.fragment.scatter(local, node.trainer.flat)
 
     # Who is there
 
-    def _here(self) -> list[SimulatedNode]:
+    def _living(self) -> list[SimulatedNode]:
         return [node for node in self.nodes if node.alive]
 
     def _outstanding(self) -> float:
         """Inner steps of the living that are not committed, on average over the fragments."""
-        return sum(share.owed for node in self._here() for share in node.shares) / len(self.states)
+        return sum(share.owed for node in self._living() for share in node.shares) / len(self.states)
 
     def _join(self, number: int) -> SimulatedNode:
         node = SimulatedNode(number, self._make(), self.now, self.conditions.speed(number), [], stopped=self.now)
@@ -338,11 +360,11 @@ class SimulatedFleet:
     def _churn(self, round_: int) -> None:
         """Kill in the middle of this round, or join at its beginning, as the conditions say."""
         every = self.conditions.churn
-        if round_ % every == 0 and len(self._here()) > 1:
+        if round_ % every == 0 and len(self._living()) > 1:
             half = 0.5 * self.run.rounds.inner_steps * self.conditions.step_seconds
-            self._at(self.now + half, FleetEvent.KILL)
+            self._schedule(self.now + half, FleetEvent.KILL)
         if round_ % every == every // 2:
-            self._at(self.now, FleetEvent.JOIN)
+            self._schedule(self.now, FleetEvent.JOIN)
 
     def _kill(self, number: int) -> None:
         """Its inner steps since its last commit are gone with it; what travels arrives."""
@@ -350,13 +372,13 @@ class SimulatedFleet:
         node.idle += 0.0 if node.busy else self.now - node.stopped
         self._halt(node)
         node.alive = False
-        self.lost += max(share.owed for share in node.shares)
+        self.inner_steps_lost += max(share.owed for share in node.shares)
         self._present += self.now - node.joined
-        self.gone_idle += node.idle
+        self.idle_of_killed += node.idle
         for round_ in self.rounds:
-            round_.waits.discard(number)
+            round_.finishing.discard(number)
 
-    def _revive(self) -> None:
+    def _replace_killed(self) -> None:
         """A new node in the place of one that was killed: it has the anchor, and nothing else. Its learning rate
         rises, as a node's that has no moments."""
         for node in self.nodes:
@@ -364,14 +386,16 @@ class SimulatedFleet:
                 fresh = self._join(node.number)
                 fresh.ticket = node.ticket + 1
                 for state in self.states:
-                    state.fragment.scatter(state.anchor, fresh.trainee.flat)
-                fresh.trainee.begin_without_moments(1 if self._together(0) else int(self.run.round_steps))
+                    state.fragment.scatter(state.anchor, fresh.trainer.flat)
+                fresh.trainer.begin_without_moments(
+                    1 if self._in_data_parallel_start(0) else int(self.run.round_steps)
+                )
                 self._begin(fresh)
                 return
 
     # Bookkeeping
 
-    def _at(self, time: float, kind: FleetEvent, who: int = 0, ticket: int = 0) -> None:
+    def _schedule(self, time: float, kind: FleetEvent, who: int = 0, ticket: int = 0) -> None:
         self._entries += 1
         heapq.heappush(self._events, (time, kind is not FleetEvent.COMMIT, self._entries, kind, who, ticket))
 
@@ -393,4 +417,4 @@ class SimulatedFleet:
         for node in self.nodes:
             node.losses.clear()
         self.records.append(record)
-        self._tell(record)
+        self._on_record(record)

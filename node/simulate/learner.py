@@ -25,7 +25,7 @@ F32 = NDArray[np.float32]
 
 
 class SimulatedTrainer:
-    """The trainer's model, data and optimizer in this process. `flat` (numel,) is the memory of the parameters
+    """A trainer's model, data and optimizer in this process. `flat` (numel,) is the memory of the parameters
     themselves: what is written to it, the model has."""
 
     def __init__(self, run: RunConfig, node: NodeConfig, source: Source) -> None:
@@ -47,9 +47,11 @@ class SimulatedTrainer:
         )
 
     def tensors(self) -> tuple[tensors.Tensor, ...]:
+        """The tensors of the flat vector."""
         return tuple(tensors.Tensor(slot.name, slot.shape, slot.offset) for slot in self.layout.slots)
 
     def initialise(self, seed: int) -> None:
+        """Give the parameters their first values, the same for the same seed."""
         init_parameters(self._model, seed)
 
     def step(self, first: int, rate: float) -> float:
@@ -62,13 +64,16 @@ class SimulatedTrainer:
 
     @property
     def rewarming(self) -> Rewarming:
+        """The learning rate's rise after a start without moments."""
         return self._learner.rewarming
 
     def begin_without_moments(self, round_steps: int) -> None:
-        """It joins a run that is under way, in rounds of so many inner steps."""
+        """Begin without the optimizer's moments, as a node that joins a run under way does, in rounds of so many
+        inner steps."""
         self._learner.rewarming = Rewarming.of(self._learner.run.inner, round_steps)
 
     def validation_loss(self) -> float:
+        """The mean loss on the validation batches, in nats a token."""
         return inner_loop.evaluate(self._learner, 0).loss
 
     def resume(self, other: "SimulatedTrainer") -> None:
@@ -78,7 +83,7 @@ class SimulatedTrainer:
 
 
 class MixedPrecisionModel(nn.Module):
-    """The model in bf16, with parameters and gradients in fp32: FSDP2's mixed precision."""
+    """A model computed in bf16, with parameters and gradients in fp32: FSDP2's mixed precision."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a simulation leaves behind: curves, a summary, a picture."""
+"""Files that a simulation leaves behind: curves, a summary, a picture."""
 
 import csv
 import json
@@ -12,15 +12,15 @@ from typing import Any
 
 from atoll.comm.errors import ResourceError
 from atoll.comm.extras import installed
-from atoll.node.simulate.play import RunOutcome
+from atoll.node.simulate.simulation import RunOutcome
 
 FIELDS = ("fragment", "round", "time", "tokens", "members", "bytes_sent", "train_loss", "val_loss")
-ROOM = 1 << 16  # bytes that the folder must take before anything is trained
+TRIAL_SIZE = 1 << 16  # bytes that the folder must take before anything is trained
 
 
 def summary(outcomes: Sequence[RunOutcome], baseline_of: dict[str, str]) -> list[dict[str, Any]]:
-    """One row a run; `against_baseline` is the validation loss relative to data parallelism with the same inner
-    optimizer."""
+    """Figures in one row a run; `against_baseline` is the validation loss relative to data parallelism with the
+    same inner optimizer."""
     by_label = {outcome.label: outcome for outcome in outcomes}
     rows = []
     for outcome in outcomes:
@@ -33,15 +33,16 @@ def summary(outcomes: Sequence[RunOutcome], baseline_of: dict[str, str]) -> list
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder, and see that it takes files; raise `ResourceError` if not."""
+    """Make the folder, and see that it takes files. Raises `ResourceError` if it does not."""
     with _in_sentences(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(bytes(ROOM))
+            file.write(bytes(TRIAL_SIZE))
 
 
 def write(folder: Path, outcomes: Sequence[RunOutcome], rows: Sequence[dict[str, Any]], settings: Any) -> None:
-    """`LABEL.jsonl` and `curves.csv` with every round, `summary.json`; `comparison.png` if there is matplotlib."""
+    """Write `LABEL.jsonl` and `curves.csv` with every round, `summary.json`, and `comparison.png` if there is
+    matplotlib. Raises `ResourceError`."""
     with _in_sentences(folder):
         with (folder / "curves.csv").open("w", newline="") as file:
             table = csv.writer(file)
@@ -66,19 +67,20 @@ def _in_sentences(folder: Path) -> Iterator[None]:
 
 
 def picture(path: Path, outcomes: Sequence[RunOutcome]) -> None:
-    """Validation loss over tokens, and over the bytes that a node has sent."""
+    """Draw the validation loss over tokens, and over the bytes that a node has sent."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     tokens, sent = figure.subplots(1, 2, sharey=True)
     for outcome in outcomes:
-        told = [record for record in outcome.records if record.val_loss is not None]
+        evaluated = [record for record in outcome.records if record.val_loss is not None]
         label = f"{outcome.label}: {outcome.val_loss:.3f}"
-        losses = [record.val_loss for record in told]
-        tokens.plot([record.tokens for record in told], losses, label=label, linewidth=1.4)
-        some = [record for record in told if record.bytes_sent > 0]
-        if some:
-            sent.plot([record.bytes_sent for record in some], [r.val_loss for r in some], linewidth=1.4)
+        losses = [record.val_loss for record in evaluated]
+        tokens.plot([record.tokens for record in evaluated], losses, label=label, linewidth=1.4)
+        after_bytes = [record for record in evaluated if record.bytes_sent > 0]
+        if after_bytes:
+            losses = [record.val_loss for record in after_bytes]
+            sent.plot([record.bytes_sent for record in after_bytes], losses, linewidth=1.4)
     tokens.set_xlabel("tokens committed")
     tokens.set_ylabel("validation loss of the anchor, nats a token")
     sent.set_xlabel("bytes that a node has sent")

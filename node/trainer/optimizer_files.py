@@ -17,7 +17,7 @@ import msgspec
 
 from atoll.comm.digest import digest, digest_of_file
 from atoll.comm.faults import fault_point
-from atoll.comm.files import NEW, DiskFull, Room, atomic_write, make_folder, room, sync, write_all
+from atoll.comm.files import UNFINISHED_SUFFIX, DiskFull, Room, atomic_write, make_folder, room, sync, write_all
 
 FORMAT = "atoll moments 1"
 PREFIX, MANIFEST = "moments-", "manifest.json"
@@ -61,7 +61,7 @@ class OptimizerFiles:
         """An empty folder to write tensors of `size` bytes to. Raises `OSError`, `DiskFull` before anything is
         written."""
         make_folder(self._folder)
-        for left in self._folder.glob(f"{PREFIX}*{NEW}"):  # by a process that was killed
+        for left in self._folder.glob(f"{PREFIX}*{UNFINISHED_SUFFIX}"):  # by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         need = int(size * SLACK)
         if self._limit and self._size() + need > self._limit:
@@ -118,7 +118,7 @@ class OptimizerFiles:
 
     def unfinished(self, round_: int) -> Path:
         path = self.path(round_)
-        return path.with_name(path.name + NEW)
+        return path.with_name(path.name + UNFINISHED_SUFFIX)
 
     def _keep(self, count: int) -> None:
         for old in self.rounds[count:]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from atoll.comm.buffers import BufferPool, room
+from atoll.comm.buffers import BufferPool, thread_scratch
 
 
 def test_what_was_given_back_is_used_again_whatever_part_of_it_is_wanted() -> None:
@@ -35,4 +35,6 @@ def test_what_did_not_come_from_here_is_left_alone() -> None:
 
 
 def test_room_is_as_large_as_asked_for() -> None:
-    assert [room(n).size for n in (7, 3, 9)] == [7, 3, 9] and np.shares_memory(room(9), room(4))
+    assert [thread_scratch(n).size for n in (7, 3, 9)] == [7, 3, 9] and np.shares_memory(
+        thread_scratch(9), thread_scratch(4)
+    )

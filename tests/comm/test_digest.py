@@ -4,14 +4,14 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
-from atoll.comm.digest import PIECE, SIZE, digest, digest_of_file, root
+from atoll.comm.digest import DIGEST_SIZE, READ_SIZE, digest, digest_of_file, root
 
 
 def test_a_digest_is_blake3_of_the_bytes_cut_to_sixteen_whatever_buffer_holds_them() -> None:
     x = np.arange(100, dtype=np.float32)
     expected = blake3(x.tobytes()).digest()[:16]
     assert digest(x) == digest(x.tobytes()) == digest(bytearray(x.tobytes())) == digest(x.data) == expected
-    assert len(expected) == SIZE
+    assert len(expected) == DIGEST_SIZE
 
 
 def test_the_digest_of_nothing_is_that_of_the_papers_test_vectors() -> None:
@@ -19,7 +19,7 @@ def test_the_digest_of_nothing_is_that_of_the_papers_test_vectors() -> None:
 
 
 def test_the_digest_of_a_file_is_that_of_all_its_bytes(tmp_path: Path) -> None:
-    data = random.Random(1).randbytes(2 * PIECE + 1)
+    data = random.Random(1).randbytes(2 * READ_SIZE + 1)
     (tmp_path / "file").write_bytes(data)
     assert digest_of_file(tmp_path / "file") == digest(data)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from atoll.comm.fragment_schedule import FragmentSchedule
-from atoll.outer_opt.fragments import offsets
+from atoll.outer_opt.fragments import first_due_steps
 
 
 def test_fragments_take_turns_from_the_first_round_on() -> None:
@@ -27,7 +27,7 @@ def test_the_rounds_of_all_fragments_are_all_rounds(count: int) -> None:
 @pytest.mark.parametrize(("count", "steps"), [(1, 30), (4, 100), (3, 10), (24, 24), (5, 7)])
 def test_a_fragment_is_due_after_the_inner_steps_that_its_offset_says(count: int, steps: int) -> None:
     turns, taken = FragmentSchedule(count), 0
-    due = [offset + steps * turn for turn in range(3) for offset in offsets(count, steps)]
+    due = [offset + steps * turn for turn in range(3) for offset in first_due_steps(count, steps)]
     for round_, at in enumerate(due, 1):
         taken += turns.steps(round_, steps)
         assert taken == at

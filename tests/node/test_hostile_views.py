@@ -122,9 +122,9 @@ def test_any_plan_can_be_carried_out_or_is_refused_with_a_sentence(wire: pb.Plan
     event("in two levels" if plan.layered else "flat")
     chunks, places = range(len(plan.owners)), range(len(plan.members))
     for c, place in product(chunks, places):
-        towards = plan.towards(c, place)
-        assert towards == NOBODY or not plan.members[towards].gone
+        destination = plan.destination(c, place)
+        assert destination == NOBODY or not plan.members[destination].gone
         assert plan.relays_for(c, place) in (True, False)
     for place, member in enumerate(plan.members):
-        assert len(plan.parts(place)) == len(plan.members)
+        assert len(plan.receive_shares(place)) == len(plan.members)
         assert member.gone or plan.index(member.node) == place

@@ -30,13 +30,13 @@ from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node.config import NodeConfig
 from atoll.node.data import Source, open_source
 from atoll.node.outer.method import method_of
-from atoll.node.simulate import play
+from atoll.node.simulate import simulation
 from atoll.node.simulate.cli import simulate
 from atoll.node.simulate.conditions import Conditions
 from atoll.node.simulate.exchange import MemberDelta, ReplicatedState
 from atoll.node.simulate.fleet import SimulatedFleet
 from atoll.node.simulate.learner import SimulatedTrainer, with_batch
-from atoll.node.simulate.play import RunOutcome, data_parallel, fleet_of, local_updates
+from atoll.node.simulate.simulation import RunOutcome, data_parallel, fleet_of, local_updates
 from atoll.node.simulate.state import SimulatedNode
 from atoll.node.trainer.lr_schedule import learning_rate
 from atoll.outer_opt.merge import mean
@@ -69,7 +69,7 @@ def played(run: RunConfig, source: Source, nodes: int = 4, steps: int = 20, **co
 def fleet(run: RunConfig, source: Source, nodes: int = 4, steps: int = 20, **conditions: Any) -> SimulatedFleet:
     """After its run."""
     found = fleet_of(run, NODE, Conditions(nodes, steps, **conditions), source, lambda record: None)
-    found.play()
+    found.simulate()
     return found
 
 
@@ -78,33 +78,33 @@ def losses(outcome: RunOutcome) -> list[float]:
 
 
 def plain(run: RunConfig, source: Source, steps: int) -> SimulatedTrainer:
-    trainee = SimulatedTrainer(run, NODE, source)
-    trainee.initialise(run.seed)
+    trainer = SimulatedTrainer(run, NODE, source)
+    trainer.initialise(run.seed)
     for k in range(steps):
-        train(trainee, run, k)
-    return trainee
+        train(trainer, run, k)
+    return trainer
 
 
-def train(trainee: SimulatedTrainer, run: RunConfig, k: int) -> None:
+def train(trainer: SimulatedTrainer, run: RunConfig, k: int) -> None:
     first = k * run.inner.batch_size
-    trainee.step(first, learning_rate(run.inner, first * run.model.seq_len))
+    trainer.step(first, learning_rate(run.inner, first * run.model.seq_len))
 
 
 @pytest.mark.parametrize("every", [1, 4])
 def test_one_node_with_sgd_of_1_is_plain_training_bit_for_bit(every: int, source: Source) -> None:
     # In fp64 the difference of two fp32 numbers is exact; in fp32 it is rounded where one is far from the other.
-    run, trainee = tiny(), SimulatedTrainer(tiny(), NODE, source)
-    trainee.initialise(run.seed)
-    anchor = trainee.flat.astype(np.float64)
+    run, trainer = tiny(), SimulatedTrainer(tiny(), NODE, source)
+    trainer.initialise(run.seed)
+    anchor = trainer.flat.astype(np.float64)
     momentum, residual, offered, *room = (np.zeros_like(anchor) for _ in range(6))
-    member = RoundMember(trainee.flat, residual, offered, *shares([3.0]))
+    member = RoundMember(trainer.flat, residual, offered, *shares([3.0]))
     for k in range(12):
-        train(trainee, run, k)
+        train(trainer, run, k)
         if (k + 1) % every == 0:
             exchange(
                 anchor, momentum, [member], mean, Sgd(1.0), rebase, None, np.copy, (room[0], room[1], room[2])
             )
-    assert trainee.flat.tobytes() == plain(run, source, 12).flat.tobytes()
+    assert trainer.flat.tobytes() == plain(run, source, 12).flat.tobytes()
 
 
 @pytest.mark.parametrize("feedback", [0.0, 0.9])
@@ -120,8 +120,8 @@ def test_a_simulated_run_is_its_rounds_put_together_bit_for_bit(feedback: float,
     members = [RoundMember(t.flat, np.zeros_like(anchor), np.empty_like(anchor), 1 / 3) for t in trainees]
     momentum, room = np.zeros_like(anchor), (np.empty_like(anchor), np.empty_like(anchor), np.empty_like(anchor))
     for k in range(9):
-        for i, trainee in enumerate(trainees):
-            trainee.step((3 * k + i) * 4, learning_rate(run.inner, 3 * k * 4 * 32))
+        for i, trainer in enumerate(trainees):
+            trainer.step((3 * k + i) * 4, learning_rate(run.inner, 3 * k * 4 * 32))
         if k % 3 == 2:
             rule = method.schedule.at(k // 3 + 1)
             exchange(anchor, momentum, members, mean, rule, method.left_out, method.feedback, wire, room)
@@ -145,12 +145,12 @@ def test_averaging_after_every_sgd_step_is_data_parallelism(source: Source) -> N
     here, there = fleet(run, source), plain(with_batch(run, 4 * 4), source, 20)
     assert here.states[0].round == 20
     np.testing.assert_allclose(here.anchor(), there.flat, rtol=0, atol=1e-6)
-    outcome, judge = (
+    outcome, evaluator = (
         data_parallel("dp", run, NODE, Conditions(4, 20), source, lambda record: None),
         plain(run, source, 0),
     )
-    judge.flat[:] = there.flat
-    assert outcome.val_loss == judge.validation_loss()
+    evaluator.flat[:] = there.flat
+    assert outcome.val_loss == evaluator.validation_loss()
     assert losses(outcome)[0] - losses(outcome)[-1] > 0.1
 
 
@@ -206,12 +206,12 @@ def test_what_was_sent_and_what_is_left_is_what_was_trained(overlap: OverlapConf
     found = SimulatedFleet(run, conditions, method, lambda: Measured(run, source), plain(run, source, 0), start)
     recorded = Recorded(run, method, method.fragments[0], start.flat)
     recorded.nodes, recorded.sent, found.states = found.nodes, {}, [recorded]
-    found.play()
+    found.simulate()
     used = sum(record.members for record in found.records)
     assert recorded.round >= 45 and 0.5 < used / (2 * recorded.round) < 0.85
     for node in found.nodes:
-        assert isinstance(node.trainee, Measured) and node.shares[0].owed == 0
-        residual, trained = node.shares[0].residual, node.trainee.trained
+        assert isinstance(node.trainer, Measured) and node.shares[0].owed == 0
+        residual, trained = node.shares[0].residual, node.trainer.trained
         assert residual is not None and np.linalg.norm(residual) > 1e-3 * np.linalg.norm(trained)
         error = np.linalg.norm(recorded.sent[node.number] + residual + trained)
         assert error < 1e-5 * np.linalg.norm(trained)
@@ -285,8 +285,8 @@ def test_nodes_die_and_join_while_deltas_travel(churn: int, delay: int, source: 
 def test_who_joins_without_moments_begins_with_small_steps_as_a_node_does(source: Source) -> None:
     run = tiny(rounds=RoundsConfig(inner_steps=12))
     nodes = fleet(run, source, steps=48, churn=1).nodes
-    assert {node.trainee.rewarming.steps for node in nodes if node.joined} == {3}
-    assert {node.trainee.rewarming.steps for node in nodes if not node.joined} == {0}
+    assert {node.trainer.rewarming.steps for node in nodes if node.joined} == {3}
+    assert {node.trainer.rewarming.steps for node in nodes if not node.joined} == {0}
     first, second = plain(run, source, 0), plain(run, source, 0)
     first.begin_without_moments(12)
     for share in (0.25, 0.5, 0.75, 1.0, 1.0):
@@ -365,7 +365,7 @@ def short(tmp_path: Path, *arguments: str) -> list[str]:
 def test_a_folder_that_cannot_be_used_is_named_before_anything_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(play, "local_updates", None)
+    monkeypatch.setattr(simulation, "local_updates", None)
     (tmp_path / "out").touch()
     under = ("--out", str(tmp_path / "out" / "sim"))
     with pytest.raises(ResourceError, match="out/sim cannot be used .*Not a directory.*: give another --out"):
@@ -386,7 +386,7 @@ def test_an_interrupted_comparison_leaves_the_runs_that_were_finished(
             raise KeyboardInterrupt
         return local_updates(label, *others)
 
-    monkeypatch.setattr(play, "local_updates", interrupted)
+    monkeypatch.setattr(simulation, "local_updates", interrupted)
     CliRunner().invoke(simulate, short(tmp_path, "--method", "diloco", "--method", "sparse"))
     assert {path.stem for path in (tmp_path / "out").glob("*.jsonl")} == {"diloco"}
     assert "\ndiloco," in (tmp_path / "out" / "curves.csv").read_text()

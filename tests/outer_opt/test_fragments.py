@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.outer_opt.fragments import Fragment, balanced, offsets, strided, whole
-from atoll.outer_opt.tensors import Tensor, TensorKind, placed
+from atoll.outer_opt.fragments import Fragment, balanced, first_due_steps, strided, whole
+from atoll.outer_opt.tensors import Tensor, TensorKind, with_offsets
 
 
 def model(layers: int = 12, dim: int = 8) -> tuple[Tensor, ...]:
@@ -14,7 +14,7 @@ def model(layers: int = 12, dim: int = 8) -> tuple[Tensor, ...]:
         layout[f"blocks.{i}.attention.query.weight"] = (dim, dim)
         layout[f"blocks.{i}.ffn.up.weight"] = (3 * dim, dim)
         layout[f"blocks.{i}.norm.weight"] = (dim,)
-    return placed(sorted(layout.items()))
+    return with_offsets(sorted(layout.items()))
 
 
 SCHEMES = {"whole": whole(model()), "strided": strided(model(), 4), "balanced": balanced(model(), 5)}
@@ -53,11 +53,11 @@ def test_strided_layers_are_far_apart() -> None:
 
 def test_what_is_no_layer_goes_the_largest_first_where_there_is_least() -> None:
     layout = [("a", (1,)), ("blocks.0.w", (10,)), ("blocks.1.w", (11,)), ("c", (4,)), ("b", (4,)), ("d", (6,))]
-    names = [{t.name for t in fragment.tensors} for fragment in strided(placed(layout), 2)]
+    names = [{t.name for t in fragment.tensors} for fragment in strided(with_offsets(layout), 2)]
     # 10 and 11; then d: 16 and 11; b, before c by its name: 16 and 15; c: 16 and 19; a: 17 and 19
     assert names == [{"blocks.0.w", "d", "a"}, {"blocks.1.w", "b", "c"}]
     sizes = [(f"blocks.{i}.w", (10,)) for i in range(3)] + [("y", (5,)), ("x", (5,)), ("z", (7,))]
-    found = [[t.name for t in f.tensors if t.layer is None] for f in strided(placed(sizes), 3)]
+    found = [[t.name for t in f.tensors if t.layer is None] for f in strided(with_offsets(sizes), 3)]
     assert found == [["z"], ["x"], ["y"]], "of the same size by their names"
 
 
@@ -68,16 +68,16 @@ def test_balanced_fragments_are_within_four_thirds_of_even() -> None:
 
 
 def test_more_fragments_than_there_is_to_divide() -> None:
-    assert len(balanced(placed([("a", (3,)), ("b", (4,))]), 7)) == 2
+    assert len(balanced(with_offsets([("a", (3,)), ("b", (4,))]), 7)) == 2
     assert len(strided(model(layers=2), 9)) == 4  # two layers, the embedding, the last norm
 
 
 def test_fragments_take_turns_within_a_round() -> None:
-    assert offsets(4, 100) == (25, 50, 75, 100)
-    assert offsets(3, 10) == (4, 7, 10)
-    assert offsets(1, 30) == (30,)
-    assert offsets(4, 100, staggered=False) == (100,) * 4
-    assert min(offsets(24, 8)) == 1
+    assert first_due_steps(4, 100) == (25, 50, 75, 100)
+    assert first_due_steps(3, 10) == (4, 7, 10)
+    assert first_due_steps(1, 30) == (30,)
+    assert first_due_steps(4, 100, staggered=False) == (100,) * 4
+    assert min(first_due_steps(24, 8)) == 1
 
 
 def test_tensors_have_kinds_and_layers() -> None:
@@ -87,6 +87,8 @@ def test_tensors_have_kinds_and_layers() -> None:
     assert found["blocks.10.ffn.up.weight"] == (TensorKind.MATRIX, 10)
     assert found["blocks.3.norm.weight"] == (TensorKind.VECTOR, 3)
     kinds = {
-        n: t.kind for n in ("lm_head.weight", "wte", "attention.head_proj.weight") for t in placed([(n, (4, 4))])
+        n: t.kind
+        for n in ("lm_head.weight", "wte", "attention.head_proj.weight")
+        for t in with_offsets([(n, (4, 4))])
     }
     assert list(kinds.values()) == [TensorKind.EMBEDDING, TensorKind.EMBEDDING, TensorKind.EMBEDDING]

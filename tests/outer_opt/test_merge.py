@@ -8,7 +8,7 @@ import torch
 from deltas import F32, deltas
 
 from atoll.outer_opt.arrays import norm
-from atoll.outer_opt.clip import clips
+from atoll.outer_opt.clip import clip_factors
 from atoll.outer_opt.merge import Merge, mean, radial
 from atoll.outer_opt.weights import by_quality, by_tokens, equal, shares
 
@@ -92,10 +92,10 @@ def test_norms_do_not_overflow_or_vanish_where_fp32_squares_would() -> None:
 
 
 def test_an_outsized_delta_is_clipped_to_the_median() -> None:
-    assert clips([1.0, 1.1, 1.2, 100.0]) == [1.0, 1.0, 1.1 / 1.2, 1.1 / 100]
-    assert clips([1.0, 50.0]) == [1.0, 1 / 50]
-    assert clips([0.0, 0.0]) == [1.0, 1.0]
-    assert clips([3.0]) == [1.0]
+    assert clip_factors([1.0, 1.1, 1.2, 100.0]) == [1.0, 1.0, 1.1 / 1.2, 1.1 / 100]
+    assert clip_factors([1.0, 50.0]) == [1.0, 1 / 50]
+    assert clip_factors([0.0, 0.0]) == [1.0, 1.0]
+    assert clip_factors([3.0]) == [1.0]
     # The factor shortens the delta; the others' shares stay what they were.
     assert shares([1, 1, 2], [1.0, 0.5, 1.0]) == [0.25, 0.125, 0.5]
 

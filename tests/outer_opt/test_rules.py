@@ -10,9 +10,9 @@ import torch
 from deltas import deltas
 
 from atoll.outer_opt.arrays import norm
-from atoll.outer_opt.late import Staleness
+from atoll.outer_opt.damping import AnchorGap
 from atoll.outer_opt.nesterov import Nesterov
-from atoll.outer_opt.schedule import Always, Opening, Ramp, Schedule, of_length
+from atoll.outer_opt.schedule import Constant, DataParallelStart, Ramp, Schedule, for_length
 from atoll.outer_opt.sgd import Sgd
 
 RULES = [(0.7, 0.9), (0.8, 0.9), (0.9, 0.7), (0.7, 0.5), (1.0, 0.0)]
@@ -76,7 +76,7 @@ def test_sgd_is_nesterov_without_momentum() -> None:
 
 
 @pytest.mark.parametrize(
-    "schedule", [Always(Nesterov(0.7, 0.9)), Always(Sgd(0.4)), Ramp(Nesterov(0.7, 0.9), 5, 10, 20, 0.5)]
+    "schedule", [Constant(Nesterov(0.7, 0.9)), Constant(Sgd(0.4)), Ramp(Nesterov(0.7, 0.9), 5, 10, 20, 0.5)]
 )
 def test_numpy_and_torch_arrays_give_the_same_bits(schedule: Schedule) -> None:
     a, m = np.ones(257, np.float32), np.zeros(257, np.float32)
@@ -115,24 +115,24 @@ def test_the_momentum_rises_stays_and_falls() -> None:
 def test_a_round_of_another_length_has_its_own_coefficients_at_any_time_of_the_ramp() -> None:
     ramp = Ramp(Nesterov(0.7, 0.9), warmup=10, begin=50, end=60, final=0.5)
     for k in (1, 6, 30, 55, 70):
-        assert ramp.at(k, 2.0) == of_length(ramp.at(k), 2.0)
+        assert ramp.at(k, 2.0) == for_length(ramp.at(k), 2.0)
     assert ramp.at(30, 2.0).momentum == pytest.approx(0.81)
 
 
 def test_the_first_rounds_have_another_rule_and_the_others_count_anew() -> None:
     then = Ramp(Nesterov(0.7, 0.9), warmup=4)
-    begun = Opening(Sgd(1.0), 3, then)
+    begun = DataParallelStart(Sgd(1.0), 3, then)
     assert [begun.at(k) for k in (1, 2, 3)] == [Sgd(1.0)] * 3
     assert begun.at(3, 0.5) == Sgd(1.0)
     assert [begun.at(k) for k in range(4, 12)] == [then.at(k) for k in range(1, 9)]
     assert begun.at(4) == Nesterov(0.7, 0.0)
     assert [begun.at(k, 1.5) for k in range(4, 12)] == [then.at(k, 1.5) for k in range(1, 9)]
-    assert begun.at(9, 1.5) == of_length(Nesterov(0.7, 0.9), 1.5) != begun.at(9)
+    assert begun.at(9, 1.5) == for_length(Nesterov(0.7, 0.9), 1.5) != begun.at(9)
 
 
 @pytest.mark.parametrize("length", [0.25, 0.5, 2.0, 3.0])
 def test_a_longer_round_keeps_the_decay_a_token_and_the_gain(length: float) -> None:
-    rule = of_length(Nesterov(0.7, 0.9), length)
+    rule = for_length(Nesterov(0.7, 0.9), length)
     assert rule.momentum == pytest.approx(0.9**length, rel=1e-15)
     assert rule.lr / (1 - rule.momentum) == pytest.approx(7.0, rel=1e-12)
     # Under a steady drift, rounds of another length end where those of the usual one do.
@@ -146,30 +146,30 @@ def test_a_longer_round_keeps_the_decay_a_token_and_the_gain(length: float) -> N
 
 
 def test_a_late_delta_counts_less_the_further_the_anchor_went() -> None:
-    gap = Staleness()
+    gap = AnchorGap()
     assert gap.damping == 1.0  # nothing is known of usual steps yet
-    gap.moved(5.0, owed=False)
+    gap.advance(5.0, owed=False)
     assert gap.damping == 1.0
-    gap.moved(5.0, owed=True)
+    gap.advance(5.0, owed=True)
     assert gap.damping == 1 / 2
-    gap.moved(5.0, owed=True)
+    gap.advance(5.0, owed=True)
     assert gap.damping == 1 / 3
-    gap.moved(30.0, owed=True)
+    gap.advance(30.0, owed=True)
     assert gap.damping == 30 / (30 + 40)
-    gap.begun()
+    gap.reset()
     assert gap.damping == 1.0
-    gap.moved(10.0, owed=True)
-    gap.moved(2.0, owed=False)
-    assert gap == Staleness(0.0, 2.0)
+    gap.advance(10.0, owed=True)
+    gap.advance(2.0, owed=False)
+    assert gap == AnchorGap(0.0, 2.0)
 
 
 def test_a_gap_is_that_of_anchors_of_which_the_newest_step_is_the_usual_one() -> None:
-    rng, rule, gap = np.random.default_rng(0), Nesterov(0.7, 0.9), Staleness()
+    rng, rule, gap = np.random.default_rng(0), Nesterov(0.7, 0.9), AnchorGap()
     anchor, momentum, scratch = np.zeros(300, np.float32), np.zeros(300, np.float32), np.empty(300, np.float32)
     anchors = [anchor.copy()]
     for k in range(5):
         rule.step(anchor, momentum, rng.standard_normal(300, np.float32), scratch)
         anchors.append(anchor.copy())
-        gap.moved(norm(anchors[-1] - anchors[-2]), owed=k >= 2)
+        gap.advance(norm(anchors[-1] - anchors[-2]), owed=k >= 2)
     steps = [norm(now - then) for then, now in zip(anchors, anchors[1:], strict=False)]
     assert gap.damping == pytest.approx(1 / (1 + sum(steps[2:]) / steps[-1]), rel=1e-12)

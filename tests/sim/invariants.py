@@ -19,7 +19,7 @@ from atoll.coordinator.service.journaled_machine import Batch
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.events import CommitRecord
 from atoll.coordinator.state_machine.ledger import Entry
-from atoll.coordinator.state_machine.members import RETURN, Member, MemberState
+from atoll.coordinator.state_machine.members import ABLE, RETURN, Member, MemberState
 from atoll.coordinator.state_machine.state import Phase, State
 
 if TYPE_CHECKING:
@@ -485,9 +485,14 @@ def the_digest_is_the_logs(world: "World", state: State) -> None:
 
 
 def members_have_the_runs_state(state: State) -> None:
-    """Whoever counts has told the run's digest of the state that it holds; and suspects are known as such."""
-    suspects = {n for n, m in state.members.here.items() if m.state is MemberState.SUSPECT}
-    hold(state.members.suspects == suspects, f"{suspects} are suspects, known are {state.members.suspects}")
+    """Whoever counts has told the run's digest of the state that it holds; and members are counted right."""
+    members, here = state.members, state.members.here.values()
+    suspects = {m.node for m in here if m.state is MemberState.SUSPECT}
+    hold(members.suspects == suspects, f"{suspects} are suspects, known are {members.suspects}")
+    holding = Counter(m.state_round for m in here)
+    hold(members.holding == holding, f"states are held as in {holding}, known is {members.holding}")
+    able = sum(m.state in ABLE for m in here)
+    hold(members.able == able, f"{able} can train a round, known are {members.able}")
     for member in state.members.here.values():
         if member.standing in (MemberState.ACTIVE, MemberState.SYNCED) and member.state_round == state.committed:
             same = not state.digest or member.state_digest == state.digest

@@ -26,7 +26,7 @@ from atoll.comm.allreduce.effects import (
 )
 from atoll.comm.allreduce.protocol import ReduceProtocol
 from atoll.comm.bitmap import bitmap
-from atoll.comm.digest import SIZE
+from atoll.comm.digest import DIGEST_SIZE
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence, Plan
 from atoll.comm.proto import atoll_pb2 as pb
@@ -188,7 +188,7 @@ class Plane:
     def prove(self, round_: int, ledger: bytes) -> None:
         """The digests of the round's sealed chunks, one after the other."""
         if (reduce := self.reduce) is not None and reduce.round == round_:
-            digests = [ledger[i : i + SIZE] for i in range(0, len(ledger), SIZE)]
+            digests = [ledger[i : i + DIGEST_SIZE] for i in range(0, len(ledger), DIGEST_SIZE)]
             if len(digests) == reduce.exchange.chunk_count:
                 self._do(reduce, reduce.exchange.prove(digests))
 

@@ -1013,7 +1013,7 @@ def test_a_frame_that_none_should_send_ends_its_link_only(header: Header) -> Non
 
 def test_what_was_spoiled_on_its_way_comes_again_over_another_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atoll.comm.transport.peer_links.LONG_PATH_RTT", 0.0)
-    spoiled, right = list[int](), zstd.unpack_apart
+    spoiled, right = list[int](), zstd.unpack_shuffled
 
     def unpack(frame: memoryview, payload: U8, apart: ByteShuffle) -> None:
         if len(spoiled) < 2:

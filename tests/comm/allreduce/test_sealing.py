@@ -17,7 +17,7 @@ from atoll.comm.allreduce.sealing import (
     WeightedMean,
     mean_of,
 )
-from atoll.comm.codecs.codec import PART, Bf16, Codec, Fp32, Int4, Int8, Malformed
+from atoll.comm.codecs.codec import PART_ELEMENTS, Bf16, Codec, Fp32, Int4, Int8, Malformed
 
 N, CODEC = 10, Fp32()
 LARGEST = np.finfo(np.float32).max
@@ -48,7 +48,7 @@ def mean(xs: list[F32], shares: list[float]) -> F32:
     return out
 
 
-@pytest.mark.parametrize("numel", [1, N, 2 * PART + 3])
+@pytest.mark.parametrize("numel", [1, N, 2 * PART_ELEMENTS + 3])
 def test_a_sealed_chunk_is_the_mean_or_what_it_is_the_mean_of_and_the_rounds_length(numel: int) -> None:
     xs, shares = deltas(3, numel), [0.5, 0.25, 0.125]
     gathered = struct.pack("<I3d", 3, *shares) + b"".join(x.tobytes() for x in xs)
@@ -63,7 +63,7 @@ def test_a_sealed_chunk_is_the_mean_or_what_it_is_the_mean_of_and_the_rounds_len
 
 
 def test_a_merge_of_whole_chunks_has_them_whole() -> None:
-    xs, shares = deltas(2, PART + 3), [0.5, 0.5]
+    xs, shares = deltas(2, PART_ELEMENTS + 3), [0.5, 0.5]
     seen = []
 
     class Whole(WeightedMean):
@@ -71,7 +71,7 @@ def test_a_merge_of_whole_chunks_has_them_whole() -> None:
             seen.append(out.size)
             super().__call__(c, terms, out)  # type: ignore[arg-type]
 
-    for elementwise, sizes in ((True, [PART, 3]), (False, [PART + 3])):
+    for elementwise, sizes in ((True, [PART_ELEMENTS, 3]), (False, [PART_ELEMENTS + 3])):
         seen.clear()
         sealing = EncodedSeal(CODEC, replace(Whole(CODEC), elementwise=elementwise))
         assert sealed(sealing, xs, shares) == mean(xs, shares).tobytes() and seen == sizes
@@ -79,13 +79,13 @@ def test_a_merge_of_whole_chunks_has_them_whole() -> None:
 
 @pytest.mark.parametrize("codec", [CODEC, Bf16(), Int8(64), Int4(64)], ids=lambda c: type(c).__name__)
 def test_what_is_merged_in_parts_is_the_whole_mean_encoded(codec: Codec) -> None:
-    xs, shares, payloads = deltas(2, PART + 70), [0.5, 0.25], []
+    xs, shares, payloads = deltas(2, PART_ELEMENTS + 70), [0.5, 0.25], []
     for x in xs:
         codec.encode(x, payload := np.empty(codec.size(x.size), np.uint8))
         payloads.append(payload)
-    out, expected = np.empty((2, codec.size(PART + 70)), np.uint8)
-    mean_of(codec).seal(0, list(zip((0, 1), payloads, shares, strict=True)), 1.0, PART + 70, out)
-    whole = np.empty(PART + 70, np.float32)
+    out, expected = np.empty((2, codec.size(PART_ELEMENTS + 70)), np.uint8)
+    mean_of(codec).seal(0, list(zip((0, 1), payloads, shares, strict=True)), 1.0, PART_ELEMENTS + 70, out)
+    whole = np.empty(PART_ELEMENTS + 70, np.float32)
     codec.mean(payloads, shares, whole)
     codec.encode(whole, expected)
     assert out.tobytes() == expected.tobytes()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from atoll.comm.codecs.codec import F32, U8, Codec, Malformed
 from atoll.comm.codecs.factory import make_codec
-from atoll.comm.codecs.zstd import pack, pack_apart, pack_floats, unpack, unpack_apart, unpack_floats
+from atoll.comm.codecs.zstd import pack, pack_floats, pack_shuffled, unpack, unpack_floats, unpack_shuffled
 from atoll.comm.config.run import CodecName, ScaleName
 
 CODECS = [
@@ -143,14 +143,14 @@ def test_what_was_packed_apart_comes_back_and_what_was_spoiled_is_of_its_size_or
     codec: Codec, n: int, behind: int, data: st.DataObject
 ) -> None:
     payload: U8 = np.random.default_rng(n).integers(0, 256, codec.size(n) + behind, np.uint8)
-    frame, apart = pack_apart(payload, codec.apart(n)), codec.apart(n)
+    frame, apart = pack_shuffled(payload, codec.apart(n)), codec.apart(n)
     into = np.zeros_like(payload)
-    unpack_apart(frame, into, apart)
+    unpack_shuffled(frame, into, apart)
     assert into.tobytes() == payload.tobytes()
     spoiled = data.draw(nearly(frame))
 
     def unpacked() -> bytes:
-        unpack_apart(spoiled, into, apart)
+        unpack_shuffled(spoiled, into, apart)
         return into.tobytes()
 
     refused_or_exact(unpacked, payload.size)

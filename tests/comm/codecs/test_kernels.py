@@ -142,7 +142,7 @@ def vectors(n: int) -> Iterator[F32]:
         halves = random.integers(-2 * levels, 2 * levels + 1, n).astype(np.float32) * np.float32(0.5)
         halves[::6] = levels
         yield halves
-        yield halves * kernels.SMALL  # each block's scale is that
+        yield halves * kernels.SMALL_SCALE  # each block's scale is that
     yield normal * np.where(np.arange(n) < n // 2, 1e30, 1e-30).astype(np.float32)
     yield normal * np.float32(2.0**-105)
     yield np.where(random.random(n) < 0.5, LARGEST, -LARGEST).astype(np.float32)
@@ -237,16 +237,20 @@ MUTATIONS = [
     ("from_shares", "top <= ONE_SHARE", "True"),
     ("from_shares", "max(top, shares[b])", "shares[b]"),
     ("from_shares", "range(scales.size)", "range(scales.size - 1)"),
-    ("_inverse", "scale >= SMALL", "scale > ZERO"),
-    ("_inverse", "scale >= SMALL", "scale > SMALL"),
+    ("_inverse", "scale >= SMALL_SCALE", "scale > ZERO"),
+    ("_inverse", "scale >= SMALL_SCALE", "scale > SMALL_SCALE"),
     ("_inverse", "ONE / np.float32(scale * LIFT)", "ONE / scale"),
-    ("_rounded", "np.float32(x * inverse) + ROUND", "np.trunc(np.float32(x * inverse)) + ROUND"),
-    ("_rounded", "np.float32(x * inverse) + ROUND", "np.floor(np.float32(x * inverse) + HALF) + ROUND"),
-    ("_rounded", "+ ROUND", "+ np.float32(2**23)"),
+    ("_rounded", "np.float32(x * inverse) + ROUNDING_SHIFT", "np.trunc(np.float32(x * inverse)) + ROUNDING_SHIFT"),
+    (
+        "_rounded",
+        "np.float32(x * inverse) + ROUNDING_SHIFT",
+        "np.floor(np.float32(x * inverse) + HALF) + ROUNDING_SHIFT",
+    ),
+    ("_rounded", "+ ROUNDING_SHIFT", "+ np.float32(2**23)"),
     ("_signed", "np.int8(byte)", "byte"),
     ("_low", "<< 4", ""),
     ("_high", "np.int8(byte)", "byte"),
-    ("to_int8", "scales[b] >= SMALL", "True"),
+    ("to_int8", "scales[b] >= SMALL_SCALE", "True"),
     ("to_int8", "part[i] * LIFT", "part[i]"),
     ("to_int8", "range(scales.size)", "range(scales.size - 1)"),
     ("to_int8", "range(part.size)", "range(part.size - 1)"),
@@ -254,20 +258,20 @@ MUTATIONS = [
     ("from_int8", "range(scales.size)", "range(scales.size - 1)"),
     ("from_int8_far", "scales[b], out, i", "scales[0], out, i"),
     ("from_int8_far", "range(whole)", "range(whole - 1)"),
-    ("from_int8_far", "+ block, WIDTH", "+ block, 2 * WIDTH"),
+    ("from_int8_far", "+ block, STORE_ELEMENTS", "+ block, 2 * STORE_ELEMENTS"),
     ("from_int8_far", "scales[whole:]", "scales"),
-    ("from_int8_far", "block % WIDTH == 0 and", ""),
+    ("from_int8_far", "block % STORE_ELEMENTS == 0 and", ""),
     ("from_int8_far", "out.size // block", "-(-out.size // block)"),
     ("add_int8", "weight * np.float32(_signed(part[i]) * scale)", "np.float32(weight * scale) * _signed(part[i])"),
     ("add_int8", "to[i] + ", ""),
     ("mean_int8", "range(scales.shape[1])", "range(scales.shape[1] - 1)"),
-    ("mean_int8", "+ block, WIDE", "+ block, 2 * WIDE"),
+    ("mean_int8", "+ block, REGISTER_ELEMENTS", "+ block, 2 * REGISTER_ELEMENTS"),
     ("mean_int8", "out, b, i", "out, 0, i"),
     ("to_int4", "first, second = part[:half], part[half:]", "second, first = part[:half], part[half:]"),
     ("to_int4", "to[i] |=", "to[i] ="),
     ("to_int4", "(part.size + 1) >> 1", "part.size >> 1"),
     ("to_int4", "<< 4", ""),
-    ("to_int4", "ONE if scales[b] >= SMALL else LIFT", "ONE"),
+    ("to_int4", "ONE if scales[b] >= SMALL_SCALE else LIFT", "ONE"),
     ("from_int4", "_high(", "_low("),
     ("from_int4", "range(second.size)", "range(second.size - 1)"),
     ("add_int4", "_low(", "_high("),
@@ -281,7 +285,7 @@ def put_far(values: U8, scale: np.float32, out: F32, at: int) -> None:
 
 
 def sum_wide(addresses: NDArray[np.intp], scales: F32, weights: F32, out: F32, block: int, at: int) -> None:
-    wide = kernels.WIDE
+    wide = kernels.REGISTER_ELEMENTS
     out[at : at + wide] = 0
     for address, scale, weight in zip(addresses, scales[:, block], weights, strict=True):
         values = np.array((ctypes.c_int8 * wide).from_address(int(address) + at), np.float32)

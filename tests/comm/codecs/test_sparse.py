@@ -8,7 +8,7 @@ from deltas import F32, deltas
 
 from atoll.comm.codecs.codec import Bf16, Malformed, NonFinite
 from atoll.comm.codecs.factory import make_codec
-from atoll.comm.codecs.sparse import GROUP, HEADER, Sparse
+from atoll.comm.codecs.sparse import GROUP, HEADER_SIZE, Sparse
 from atoll.comm.config.run import CodecName, ReduceConfig
 from atoll.outer_opt.feedback import ErrorFeedback
 
@@ -189,7 +189,7 @@ def test_what_is_not_finite_is_not_sent(value: float) -> None:
 
 def bad(change: str, numel: int = GROUP + 65) -> np.ndarray:
     payload = encoded(deltas(1, numel)[0])
-    groups = HEADER + 2 * 2
+    groups = HEADER_SIZE + 2 * 2
     match change:
         case "short":
             return payload[:-1]

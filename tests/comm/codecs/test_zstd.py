@@ -9,7 +9,7 @@ import zstandard
 from atoll.comm.codecs import codec
 from atoll.comm.codecs.codec import ByteShuffle, Malformed
 from atoll.comm.codecs.factory import make_codec
-from atoll.comm.codecs.zstd import pack, pack_apart, pack_floats, unpack, unpack_apart, unpack_floats
+from atoll.comm.codecs.zstd import pack, pack_floats, pack_shuffled, unpack, unpack_floats, unpack_shuffled
 from atoll.comm.config.run import CodecName
 
 
@@ -101,10 +101,10 @@ CODECS = [make_codec(name, 64) for name in CodecName]
 def test_what_was_packed_apart_of_a_chunk_in_several_parts_is_unpacked(kind: codec.Codec) -> None:
     payload = np.random.default_rng(0).integers(0, 256, kind.size(300_001) + 8, np.uint8)  # 8: a round's length
     apart = kind.apart(300_001)
-    frame = pack_apart(payload, apart)
+    frame = pack_shuffled(payload, apart)
     assert zstandard.frame_content_size(frame) == payload.size
     unpacked = np.full_like(payload, 7)
-    unpack_apart(frame, unpacked, apart)
+    unpack_shuffled(frame, unpacked, apart)
     assert unpacked.tobytes() == payload.tobytes()
 
 
@@ -115,11 +115,11 @@ def test_scales_packed_apart_from_the_values_save_a_hundredth_more(name: CodecNa
     kind, x = make_codec(name, 64), np.random.default_rng(0).standard_normal(1 << 19).astype(np.float32)
     payload = np.empty(kind.size(x.size), np.uint8)
     kind.encode(x, payload)
-    apart, whole = len(pack_apart(payload, kind.apart(x.size))), len(pack(payload.data))
+    apart, whole = len(pack_shuffled(payload, kind.apart(x.size))), len(pack(payload.data))
     assert apart < whole - saved * payload.size
 
 
 def test_a_frame_of_another_size_is_refused_before_it_is_put_in_order() -> None:
     apart = ByteShuffle(2, [slice(0, 100)])
     with pytest.raises(Malformed, match="declares 999 bytes, expected 1000"):
-        unpack_apart(pack(bytes(999)), np.empty(1000, np.uint8), apart)
+        unpack_shuffled(pack(bytes(999)), np.empty(1000, np.uint8), apart)

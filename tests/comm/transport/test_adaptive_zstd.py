@@ -33,7 +33,7 @@ def packed(monkeypatch: pytest.MonkeyPatch, costs: list[float]) -> list[int]:
 
     def timed(payload: U8, apart: ByteShuffle) -> tuple[bytes, float]:
         sizes.append(payload.size)
-        return zstd.pack_apart(payload, apart), (costs.pop() if costs else 2e-9) * payload.size
+        return zstd.pack_shuffled(payload, apart), (costs.pop() if costs else 2e-9) * payload.size
 
     monkeypatch.setattr(module, "_timed", timed)
     return sizes
@@ -119,7 +119,7 @@ def test_a_chunk_is_never_sent_for_one_that_took_its_place_or_is_of_a_later_roun
     def slowly(payload: U8, apart: ByteShuffle) -> tuple[bytes, float]:
         begun.set()
         assert may_end.wait(20)
-        return zstd.pack_apart(payload, apart), 1e-9
+        return zstd.pack_shuffled(payload, apart), 1e-9
 
     monkeypatch.setattr(module, "_timed", slowly)
 

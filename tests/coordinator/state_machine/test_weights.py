@@ -12,7 +12,7 @@ from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine.ledger import Contribution, Ledger
 from atoll.coordinator.state_machine.weights import length, scales, weights
 from atoll.outer_opt import weights as reference
-from atoll.outer_opt.clip import clips
+from atoll.outer_opt.clip import clip_factors
 
 REFERENCE = {
     WeightName.TOKENS: reference.by_tokens,
@@ -45,7 +45,7 @@ def test_weights_scales_and_length_are_those_of_simulations(name: WeightName, se
     tokens, steps = [float(c.samples * 32) for c in found], [float(c.steps) for c in found]
     ledger, run = opened(Ledger(), found), config(OuterConfig(weights=name, clip=True, per_token=True))
     assert weights(ledger, run) == REFERENCE[name](tokens, steps)
-    assert scales(ledger, run) == clips([c.norm for c in found])
+    assert scales(ledger, run) == clip_factors([c.norm for c in found])
     assert length(ledger, run) == sum(steps) / len(steps) / run.rounds.inner_steps
     plain = config(OuterConfig(weights=name))
     assert set(scales(ledger, plain)) == {1.0} and length(ledger, plain) == 1.0

@@ -25,8 +25,8 @@ from atoll.node.bench.allreduce_figures import (
     shortfall,
 )
 from atoll.node.bench.synthetic import (
-    SIGMA,
-    TILE,
+    DELTA_STD,
+    TILE_ELEMENTS,
     Compare,
     Decoded,
     PeerReady,
@@ -37,7 +37,7 @@ from atoll.node.bench.synthetic import (
 )
 
 NUMEL, CHUNK = 200_000, 8192
-LARGE = TILE + 70_000  # more than one tile
+LARGE = TILE_ELEMENTS + 70_000  # more than one tile
 COMMAND = [sys.executable, "-P", "-m", "atoll.comm.cli", "bench", "allreduce"]
 
 
@@ -195,9 +195,9 @@ def test_a_peer_runs_without_torch() -> None:
 
 def test_i_stands_for_the_number_of_the_peer() -> None:
     asked = bench(host="10.77.0.{i}", prefix="ip netns exec wan{i}")
-    assert asked.any_port(4) == "10.77.0.4:0"
-    assert asked.through(4) == ["ip", "netns", "exec", "wan4"]
-    assert bench().through(4) == []
+    assert asked.listen_address(4) == "10.77.0.4:0"
+    assert asked.command_prefix(4) == ["ip", "netns", "exec", "wan4"]
+    assert bench().command_prefix(4) == []
 
 
 # What is computed
@@ -233,7 +233,7 @@ def test_a_delta_is_the_same_whoever_makes_it_and_differs_by_peer_and_round() ->
     assert np.array_equal(tile(1, 2, 5000), tile(1, 2, 5000))
     assert not np.array_equal(tile(1, 2, 5000), tile(1, 3, 5000))
     assert not np.array_equal(tile(1, 2, 5000), tile(2, 2, 5000))
-    assert tile(1, 2, 5000).std() == pytest.approx(SIGMA, rel=0.05)
+    assert tile(1, 2, 5000).std() == pytest.approx(DELTA_STD, rel=0.05)
 
 
 def test_the_local_vector_is_the_anchor_minus_the_repeated_delta() -> None:

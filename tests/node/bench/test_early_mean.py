@@ -23,7 +23,7 @@ def sealed(seed: int) -> tuple[list[U8], bytes]:
 def test_a_mean_is_that_of_the_rounds_last_chunks_whichever_came_before(
     monkeypatch: pytest.MonkeyPatch, leisure: float, early_ones: int
 ) -> None:
-    monkeypatch.setattr(early_mean, "AT_LEISURE", leisure)
+    monkeypatch.setattr(early_mean, "EARLY_AFTER", leisure)
 
     async def story() -> None:
         mean = early_mean.EarlyMean(1000)
@@ -31,12 +31,12 @@ def test_a_mean_is_that_of_the_rounds_last_chunks_whichever_came_before(
             mean.begin(CODEC, CHUNKS)
             replaced, (right, exact) = sealed(10 * round_)[0], sealed(round_)
             for c in range(early_ones):
-                mean.came(c, replaced[c])
+                mean.put(c, replaced[c])
                 await asyncio.sleep(0)
-                mean.came(c, right[c] if c % 2 else replaced[c])
+                mean.put(c, right[c] if c % 2 else replaced[c])
             await mean.complete(right)
             assert mean.decoded.tobytes() == exact
-            mean.came(0, replaced[0])
+            mean.put(0, replaced[0])
             await asyncio.sleep(0)
             assert mean.decoded.tobytes() == exact, "the round is over"
 
@@ -54,12 +54,12 @@ class Slow(Fp32):
 
 
 def test_a_round_may_be_complete_while_its_last_chunk_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(early_mean, "AT_LEISURE", 0.0)
+    monkeypatch.setattr(early_mean, "EARLY_AFTER", 0.0)
 
     async def story() -> None:
         mean, codec, (right, exact) = early_mean.EarlyMean(1000), Slow(), sealed(1)
         mean.begin(codec, CHUNKS)
-        mean.came(0, right[0])
+        mean.put(0, right[0])
         await asyncio.to_thread(codec.begun.wait)
         complete = asyncio.create_task(mean.complete(right))
         await asyncio.sleep(0)

@@ -25,7 +25,7 @@ from atoll.node.outer.state import OuterState
 from atoll.node.state_machine import Work
 from atoll.outer_opt.feedback import ErrorFeedback
 from atoll.outer_opt.nesterov import Nesterov
-from atoll.outer_opt.schedule import Always
+from atoll.outer_opt.schedule import Constant
 
 ADA, BO = NodeId("ada"), NodeId("bo")
 CODEC, CHUNKS = make_codec(CodecName.INT8, 64), Chunks(5000, 1024)
@@ -44,7 +44,7 @@ Compute = Callable[[Callable[[], Any]], Awaitable[Any]]
 @pytest.fixture
 def outer(tmp_path: Path) -> Iterator[OuterState]:
     vectors = SharedVectors.create(CHUNKS.numel, tmp_path, tmp_path / "shm")
-    yield OuterState(vectors, CHUNKS, mean_of(CODEC), Always(Nesterov(0.7, 0.9)))
+    yield OuterState(vectors, CHUNKS, mean_of(CODEC), Constant(Nesterov(0.7, 0.9)))
     vectors.close()
 
 

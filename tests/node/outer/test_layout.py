@@ -11,7 +11,7 @@ from atoll.comm.config.run import ReduceConfig, RunConfig
 from atoll.comm.errors import ConfigError
 from atoll.node.outer.layout import in_turns, stretches
 from atoll.node.outer.method import method_of
-from atoll.outer_opt.tensors import placed
+from atoll.outer_opt.tensors import with_offsets
 
 SHAPES = [(f"blocks.{n}.{name}", shape) for n in range(4) for name, shape in (("a", (3, 5)), ("b", (7,)))]
 SHAPES += [("embed.weight", (20, 5)), ("norm.weight", (5,))]
@@ -28,7 +28,7 @@ def test_each_fragment_is_one_stretch_of_the_tensors_that_a_simulation_exchanges
     assert order != sorted(SHAPES) == sorted(order)
     assert order == in_turns(config, order[::-1]), "whatever order the parameters were told in"
     fragments, chunks = stretches(config, order)
-    simulated = method_of(config, placed(sorted(SHAPES))).fragments
+    simulated = method_of(config, with_offsets(sorted(SHAPES))).fragments
     assert [[t.name for t in f.tensors] for f in fragments] == [[t.name for t in f.tensors] for f in simulated]
     assert [f.spans for f in fragments] == [(chunks.fragment_slice(p),) for p in range(chunks.fragment_count)]
     assert chunks.fragments == tuple(f.numel for f in simulated)
@@ -72,7 +72,9 @@ def test_of_any_model_each_parameter_lies_in_one_fragment_and_one_place(
     assert sorted(order) == shapes
     fragments, chunks = stretches(config, order)
     assert [t.name for f in fragments for t in f.tensors] == [name for name, _ in order]
-    assert sum((f.spans for f in fragments), ()) == tuple(chunks.within(p) for p in range(chunks.parts))
+    assert sum((f.spans for f in fragments), ()) == tuple(
+        chunks.fragment_slice(p) for p in range(chunks.fragment_count)
+    )
     spans = [chunks.span(c) for c in range(chunks.count)]
     assert [s.start for s in spans] == [0, *(s.stop for s in spans[:-1])] and spans[-1].stop == chunks.numel
     assert chunks.numel == sum(math.prod(shape) for _, shape in shapes)

@@ -8,7 +8,7 @@ from atoll.comm.config.run import RoundsConfig, RunConfig
 from atoll.node.outer.method import merge_parts, schedule_of
 from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.nesterov import Nesterov
-from atoll.outer_opt.schedule import of_length
+from atoll.outer_opt.schedule import for_length
 from atoll.outer_opt.sgd import Sgd
 from atoll.outer_opt.tensors import TensorKind
 
@@ -32,6 +32,6 @@ def test_after_a_data_parallel_start_the_ramp_begins_and_keeps_its_decay_a_token
     assert [schedule.at(k, 0.1) for k in range(1, 6)] == [Sgd(1.0)] * 5
     warming = [Nesterov(0.7, 0.9 * k / 4) for k in range(4)]
     assert [schedule.at(k) for k in range(6, 10)] == warming
-    assert [schedule.at(k, 0.5) for k in range(6, 10)] == [of_length(usual, 0.5) for usual in warming]
+    assert [schedule.at(k, 0.5) for k in range(6, 10)] == [for_length(usual, 0.5) for usual in warming]
     assert schedule.at(10) == schedule.at(99) == Nesterov(0.7, 0.9)
-    assert schedule.at(10, 0.5) == of_length(Nesterov(0.7, 0.9), 0.5)
+    assert schedule.at(10, 0.5) == for_length(Nesterov(0.7, 0.9), 0.5)

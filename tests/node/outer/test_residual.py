@@ -19,7 +19,7 @@ from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.outer.state import OuterState
 from atoll.outer_opt.feedback import ErrorFeedback
 from atoll.outer_opt.nesterov import Nesterov
-from atoll.outer_opt.schedule import Always
+from atoll.outer_opt.schedule import Constant
 
 F32 = NDArray[np.float32]
 CHUNKS, INT4 = Chunks(3000, 512), make_codec(CodecName.INT4, 64)
@@ -31,7 +31,7 @@ class Node:
 
     def __init__(self, folder: Path, decay: float = 1.0) -> None:
         self.vectors = SharedVectors.create(CHUNKS.numel, folder)
-        self.outer = OuterState(self.vectors, CHUNKS, mean_of(INT4), Always(Nesterov(0.7, 0.9)))
+        self.outer = OuterState(self.vectors, CHUNKS, mean_of(INT4), Constant(Nesterov(0.7, 0.9)))
         self.outer.initialised()
         self.residual = Residual(ErrorFeedback(decay), self.vectors, CHUNKS, INT4, (folder, RUN))
 

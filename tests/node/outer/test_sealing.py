@@ -17,13 +17,13 @@ from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.outer.state import OuterState
 from atoll.node.simulate.exchange import MemberDelta, ReplicatedState
 from atoll.outer_opt.arrays import norm
-from atoll.outer_opt.clip import clips
+from atoll.outer_opt.clip import clip_factors
 from atoll.outer_opt.fragments import whole
-from atoll.outer_opt.tensors import TensorKind, placed
+from atoll.outer_opt.tensors import TensorKind, with_offsets
 from atoll.outer_opt.weights import shares
 
 SHAPES = {"blocks.0.wq": (64, 40), "embed": (96, 40), "norm": (40,), "out": (40, 64)}
-TENSORS = placed((f"{name}.weight", shape) for name, shape in SHAPES.items())
+TENSORS = with_offsets((f"{name}.weight", shape) for name, shape in SHAPES.items())
 (MODEL,) = whole(TENSORS)
 F32 = NDArray[np.float32]
 
@@ -51,7 +51,7 @@ def test_nodes_do_what_the_simulator_does(merge: MergeName, codec: CodecName, we
         found = [MemberDelta(x, 64 * n, n) for x, n in zip(decoded, steps, strict=True)]
         simulated.commit(found)
 
-        parts = shares(method.weigh([c.tokens for c in found], steps), clips([norm(x) for x in decoded]))
+        parts = shares(method.weigh([c.tokens for c in found], steps), clip_factors([norm(x) for x in decoded]))
         length = sum(steps) / len(steps) / run.rounds.inner_steps
         for c in range(chunks.count):
             span, n = chunks.span(c), chunks.size(c)

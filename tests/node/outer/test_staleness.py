@@ -16,7 +16,7 @@ from atoll.node.outer.staleness import StalenessTracker
 from atoll.node.outer.state import OuterState
 from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.nesterov import Nesterov
-from atoll.outer_opt.schedule import Always
+from atoll.outer_opt.schedule import Constant
 
 CHUNKS = Chunks(5000, 1024)
 NEXT = 9  # round
@@ -33,7 +33,7 @@ class Late:
     def __init__(self, folder: Path) -> None:
         vectors = SharedVectors.create(CHUNKS.numel, folder, folder / "shm")
         self.gap = StalenessTracker(FragmentSchedule())
-        self.outer = OuterState(vectors, CHUNKS, mean_of(CODEC), Always(Nesterov(0.7, 0.9)), self.gap)
+        self.outer = OuterState(vectors, CHUNKS, mean_of(CODEC), Constant(Nesterov(0.7, 0.9)), self.gap)
         self.outer.initialised()
 
     def close(self) -> None:

@@ -16,8 +16,8 @@ from atoll.comm.ids import Round
 from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.outer.state import OuterState
 from atoll.outer_opt.nesterov import Nesterov
-from atoll.outer_opt.overlap import HALFWAY, Adopt, rebase
-from atoll.outer_opt.schedule import Always
+from atoll.outer_opt.overlap import LEFT_OUT_MIX, Adopt, rebase
+from atoll.outer_opt.schedule import Constant
 
 CODEC, CHUNKS = make_codec(CodecName.FP32, 256), Chunks(1000, 600)
 
@@ -39,7 +39,7 @@ class Copied(np.ndarray[Any, np.dtype[np.float32]]):
 def test_a_chunk_that_changes_while_it_is_copied_for_a_peer_is_not_given(tmp_path: Path) -> None:
     vectors = SharedVectors.create(CHUNKS.numel, tmp_path, tmp_path / "shm")
     anchor = vectors.anchor.view(Copied)
-    outer = OuterState(replace(vectors, anchor=anchor), CHUNKS, mean_of(CODEC), Always(Nesterov(0.7, 0.9)))
+    outer = OuterState(replace(vectors, anchor=anchor), CHUNKS, mean_of(CODEC), Constant(Nesterov(0.7, 0.9)))
     anchor.told = lambda: None
     outer.initialised()
     digests = outer.digests(Round(0))
@@ -73,7 +73,7 @@ def test_who_is_killed_while_it_takes_a_chunk_that_came_in_parts_has_it_still(tm
     vectors = SharedVectors.create(CHUNKS.numel, tmp_path, tmp_path / "shm")
     deadly = replace(vectors, anchor=vectors.anchor.view(Deadly))
     first, dying, next_ = (
-        OuterState(v, CHUNKS, mean_of(CODEC), Always(Nesterov(0.7, 0.9))) for v in (vectors, deadly, vectors)
+        OuterState(v, CHUNKS, mean_of(CODEC), Constant(Nesterov(0.7, 0.9))) for v in (vectors, deadly, vectors)
     )
     data = np.random.default_rng(0).standard_normal(2 * CHUNKS.size(0), np.float32).tobytes()
     first.land(0, digest(data), 0, data)
@@ -86,10 +86,10 @@ def test_who_is_killed_while_it_takes_a_chunk_that_came_in_parts_has_it_still(tm
     vectors.close()
 
 
-@pytest.mark.parametrize("take", [rebase, HALFWAY], ids=["rebase", "halfway"])
+@pytest.mark.parametrize("take", [rebase, LEFT_OUT_MIX], ids=["rebase", "halfway"])
 def test_work_that_is_set_aside_takes_the_anchor_as_the_method_says(take: Adopt, tmp_path: Path) -> None:
     vectors, rng = SharedVectors.create(CHUNKS.numel, tmp_path, tmp_path / "shm"), np.random.default_rng(0)
-    outer = OuterState(vectors, CHUNKS, mean_of(CODEC), Always(Nesterov(0.7, 0.9)), left_out=take)
+    outer = OuterState(vectors, CHUNKS, mean_of(CODEC), Constant(Nesterov(0.7, 0.9)), left_out=take)
     vectors.anchor[:] = rng.standard_normal(CHUNKS.numel, np.float32)
     outer.initialised()
     vectors.local[:] = rng.standard_normal(CHUNKS.numel, np.float32)
@@ -109,7 +109,7 @@ def test_work_that_is_set_aside_takes_the_anchor_as_the_method_says(take: Adopt,
 def test_work_in_fragments_whose_anchor_did_not_move_is_left_alone(tmp_path: Path) -> None:
     chunks, rng = Chunks(3000, 512, (1000, 2000)), np.random.default_rng(0)
     vectors = SharedVectors.create(chunks.numel, tmp_path, tmp_path / "shm")
-    outer = OuterState(vectors, chunks, mean_of(CODEC), Always(Nesterov(0.7, 0.9)), left_out=HALFWAY)
+    outer = OuterState(vectors, chunks, mean_of(CODEC), Constant(Nesterov(0.7, 0.9)), left_out=LEFT_OUT_MIX)
     outer.initialised()
     vectors.local[:] = rng.standard_normal(chunks.numel, np.float32)
     before = vectors.local.copy()

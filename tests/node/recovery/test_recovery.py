@@ -43,7 +43,7 @@ from atoll.node.recovery.recovery import (
     recover,
 )
 from atoll.outer_opt.nesterov import Nesterov
-from atoll.outer_opt.schedule import Always
+from atoll.outer_opt.schedule import Constant
 
 NUMEL, CHUNKS = 5000, Chunks(5000, 1024)
 CODEC = make_codec(CodecName.INT8, 256)
@@ -57,7 +57,7 @@ class Peer(StateServer):
         super().__init__()
         self.name, self.chunks, self.codec = NodeId(name), chunks, codec
         vectors = SharedVectors.create(chunks.numel, folder, folder / "shm", name)
-        self.outer = OuterState(vectors, chunks, mean_of(codec), Always(Nesterov(0.7, 0.9)))
+        self.outer = OuterState(vectors, chunks, mean_of(codec), Constant(Nesterov(0.7, 0.9)))
         place = CheckpointLocation(folder / "disk", bytes(16), (("all", (chunks.numel,)),), 4)
         self.disk = Checkpointer(self.outer, lambda buffer: None, place)
         self.fill(self.outer, self.disk)

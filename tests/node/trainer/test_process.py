@@ -17,7 +17,7 @@ from trainers import DEADLINE, FAR, Node, launched, order, small
 from atoll.comm.config.outer import FragmentsConfig, OverlapConfig, TakeName
 from atoll.comm.config.run import DataConfig, DataKind, InnerConfig, OptimizerName, RoundsConfig, RunConfig
 from atoll.comm.errors import ResourceError
-from atoll.comm.leases import beyond, samples
+from atoll.comm.leases import remaining, samples
 from atoll.node import trainer_channel
 from atoll.node.config import Device, NodeConfig
 from atoll.node.outer.layout import stretches
@@ -337,7 +337,7 @@ def test_samples_come_from_the_front_of_the_lease(skip: int) -> None:
     everything = [5, 6, 7, 20, 30, 31, 32, 33]
     for count in range(10):
         assert samples(lease, skip, count) == everything[skip : skip + count]
-        assert samples(beyond(list(lease), skip), 0, count) == everything[skip : skip + count]
+        assert samples(remaining(list(lease), skip), 0, count) == everything[skip : skip + count]
 
 
 def test_a_trainer_whose_channel_closes_ends_in_the_middle_of_a_round(tmp_path: Path) -> None:

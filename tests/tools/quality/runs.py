@@ -73,7 +73,7 @@ def play(
 
 def _simulated(trial: Trial, node: NodeConfig, cache: Path, tell: Callable[[RoundRecord], None]) -> Figures:
     from atoll.node.data import open_source
-    from atoll.node.simulate.play import data_parallel, local_updates
+    from atoll.node.simulate.simulation import data_parallel, local_updates
 
     source = open_source(trial.run, node, cache)
     run = data_parallel if trial.case.parallel else local_updates

@@ -1,4 +1,7 @@
-"""One simulated run from its config to its figures."""
+"""One simulated run from its config to its figures: a fleet's, or the data-parallel baseline's.
+
+`atoll simulate` and the quality harness call it.
+"""
 
 import time
 from collections.abc import Callable
@@ -14,17 +17,17 @@ from atoll.node.simulate.learner import SimulatedTrainer, with_batch
 from atoll.node.simulate.state import RoundRecord
 from atoll.node.trainer.lr_schedule import learning_rate
 
-Tell = Callable[[RoundRecord], None]
+OnRecord = Callable[[RoundRecord], None]
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What a run came to; a round's bytes are those that a node sends."""
+    """The figures of a whole run; bytes are those that one node sends."""
 
     label: str
     nodes: int
     val_loss: float  # of the last anchor
-    tokens: float  # committed
+    tokens: float  # that were committed
     rounds: int
     virtual_seconds: float
     utilisation: float  # the share of their time that nodes trained
@@ -37,27 +40,29 @@ class RunOutcome:
 
     @property
     def reduction(self) -> float:
-        """How many times less than data parallelism in fp32."""
+        """The factor by which a node sends less than in data parallelism in fp32; infinite if it sends nothing."""
         return self.fp32_allreduce_bytes / self.bytes_per_node if self.bytes_per_node else float("inf")
 
 
 def fleet_of(
-    run: RunConfig, node: NodeConfig, conditions: Conditions, source: Source, tell: Tell
+    run: RunConfig, node: NodeConfig, conditions: Conditions, source: Source, on_record: OnRecord
 ) -> SimulatedFleet:
-    """The nodes of a run, at its start."""
+    """The fleet of a run, at its start."""
     start = SimulatedTrainer(run, node, source)
     start.initialise(run.seed)
-    method, judge = method_of(run, start.tensors()), judge_of(run, node, source)
-    return SimulatedFleet(run, conditions, method, lambda: SimulatedTrainer(run, node, source), judge, start, tell)
+    method, evaluator = method_of(run, start.tensors()), evaluator_of(run, node, source)
+    return SimulatedFleet(
+        run, conditions, method, lambda: SimulatedTrainer(run, node, source), evaluator, start, on_record
+    )
 
 
 def local_updates(
-    label: str, run: RunConfig, node: NodeConfig, conditions: Conditions, source: Source, tell: Tell
+    label: str, run: RunConfig, node: NodeConfig, conditions: Conditions, source: Source, on_record: OnRecord
 ) -> RunOutcome:
-    """A run of the config's method."""
+    """Simulate a run of the config's method to its end. Raises `NonFinite` if training diverges."""
     began = time.perf_counter()
-    fleet = fleet_of(run, node, conditions, source, tell)
-    fleet.play()
+    fleet = fleet_of(run, node, conditions, source, on_record)
+    fleet.simulate()
     nodes, tokens = conditions.nodes, run.inner.batch_size * run.model.seq_len
     last = fleet.records[-1]
     free = sum(n.speed for n in fleet.nodes) * last.time * tokens
@@ -71,36 +76,37 @@ def local_updates(
         fleet.utilisation,
         last.tokens / free if free else 1.0,
         fleet.bytes_sent,
-        every_step(fleet.numel, nodes) * last.tokens / (nodes * tokens),
-        fleet.lost,
+        gradient_bytes(fleet.numel, nodes) * last.tokens / (nodes * tokens),
+        fleet.inner_steps_lost,
         time.perf_counter() - began,
         (*fleet.records[:-1], replace(last, val_loss=fleet.val_loss)),
     )
 
 
 def data_parallel(
-    label: str, run: RunConfig, node: NodeConfig, conditions: Conditions, source: Source, tell: Tell
+    label: str, run: RunConfig, node: NodeConfig, conditions: Conditions, source: Source, on_record: OnRecord
 ) -> RunOutcome:
-    """The baseline: one model takes all nodes' sequences of a step as one batch, which is what nodes do that
-    average their gradients at each step. The same samples, tokens and learning rates as a run of local updates."""
+    """Simulate the baseline: one model takes all nodes' sequences of a step as one batch, which is what nodes do
+    that average their gradients at each step. Samples, tokens and learning rates are those of a run of local
+    updates."""
     began, nodes = time.perf_counter(), conditions.nodes
     batch = nodes * run.inner.batch_size
     tokens = batch * run.model.seq_len
-    trainee, judge = SimulatedTrainer(with_batch(run, batch), node, source), judge_of(run, node, source)
-    trainee.initialise(run.seed)
-    sent, records, losses = every_step(trainee.layout.numel, nodes), list[RoundRecord](), list[float]()
+    trainer, evaluator = SimulatedTrainer(with_batch(run, batch), node, source), evaluator_of(run, node, source)
+    trainer.initialise(run.seed)
+    sent, records, losses = gradient_bytes(trainer.layout.numel, nodes), list[RoundRecord](), list[float]()
     every = run.rounds.inner_steps * run.data.eval_every
     seconds = conditions.step_seconds / min(conditions.speeds or (1.0,))
     for k in range(conditions.steps + 1):
         if k % every == 0 or k == conditions.steps:
-            judge.flat[:] = trainee.flat
+            evaluator.flat[:] = trainer.flat
             mean = sum(losses) / len(losses) if losses else None
-            record = RoundRecord(0, k, k * seconds, k * tokens, nodes, k * sent, mean, judge.validation_loss())
+            record = RoundRecord(0, k, k * seconds, k * tokens, nodes, k * sent, mean, evaluator.validation_loss())
             records.append(record)
-            tell(record)
+            on_record(record)
             losses.clear()
         if k < conditions.steps:
-            losses.append(trainee.step(k * batch, learning_rate(run.inner, k * tokens)))
+            losses.append(trainer.step(k * batch, learning_rate(run.inner, k * tokens)))
     last = records[-1]
     assert last.val_loss is not None
     free = sum(conditions.speed(n) for n in range(nodes)) * last.time * tokens / nodes
@@ -121,11 +127,11 @@ def data_parallel(
     )
 
 
-def judge_of(run: RunConfig, node: NodeConfig, source: Source) -> SimulatedTrainer:
-    """Who evaluates anchors: in fp32, whatever they are trained in."""
+def evaluator_of(run: RunConfig, node: NodeConfig, source: Source) -> SimulatedTrainer:
+    """The model that evaluates anchors: in fp32, whatever they are trained in."""
     return SimulatedTrainer(run, replace(node, bf16=False, compile=False), source)
 
 
-def every_step(numel: int, nodes: int) -> float:
+def gradient_bytes(numel: int, nodes: int) -> float:
     """Bytes that a node sends in a ring or sharded all-reduce of fp32 gradients."""
     return 8.0 * numel * (nodes - 1) / nodes
