@@ -1,4 +1,4 @@
-"""What all tests share: how hypothesis draws, and what tests need that ask for `root`."""
+"""What all tests share: how hypothesis draws, the threads of arithmetic, and what tests marked `root` need."""
 
 import os
 import shutil
@@ -8,6 +8,8 @@ from functools import cache
 import pytest
 from hypothesis import settings
 
+# Before torch is imported: the test processes share the cores, and threads that wait for each other burn them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The same examples in every run: what fails is new in the code. `make chaos` draws other ones.
 settings.register_profile("fixed", derandomize=True, deadline=None, database=None, max_examples=100)
 settings.register_profile("search", deadline=None, max_examples=5000)

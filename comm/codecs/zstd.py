@@ -62,10 +62,12 @@ def unpack_shuffled(frame: bytes | bytearray | memoryview, payload: U8, apart: B
 
 def pack_floats(data: bytes | bytearray | memoryview) -> bytes:
     """Pack little-endian fp32: the lower three bytes of each as they are, in three planes, or nothing if all are
-    zero; then a frame of the topmost ones, sign and exponent, which is where parameters are alike."""
+    zero; then a frame of the topmost ones, sign and exponent, which is where parameters are alike. Of a few
+    numbers the frame is longer than the planes would be, and could be taken for them: zeros are written, too."""
     planes = np.frombuffer(data, np.uint8).reshape(-1, 4).T
-    low = planes[:3].tobytes() if planes[:3].any() else b""
-    return low + pack(planes[3].tobytes())
+    frame = pack(planes[3].tobytes())
+    low = planes[:3].tobytes() if planes[:3].any() or len(frame) > planes[:3].size else b""
+    return low + frame
 
 
 def unpack_floats(packed: bytes, expected_size: int) -> bytes:

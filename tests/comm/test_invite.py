@@ -3,8 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atoll.comm.errors import ConfigError
+from atoll.comm.ids import Pin
 from atoll.comm.invite import Invite, parse, split_host_port
 from atoll.comm.transport.certificates import pin_of
 
@@ -35,3 +38,24 @@ def test_anything_else_is_explained(url: str) -> None:
 def test_an_address_without_a_port_names_the_option(text: str) -> None:
     with pytest.raises(ConfigError, match="--listen is"):
         split_host_port(text, "--listen")
+
+
+TOKENS = st.text("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_", min_size=1, max_size=43)
+HOSTS = st.sampled_from(["10.0.0.1", "[2001:db8::1]", "coordinator.example.org", "localhost"])
+PINS = st.sampled_from(["", *(pin_of(bytes([i])) for i in range(4))])
+
+
+@given(HOSTS, st.integers(0, 65535), st.text(st.characters(exclude_categories=["Cs"]), min_size=1), TOKENS, PINS)
+def test_any_invite_is_read_back_as_it_was_written(host: str, port: int, run: str, token: str, pin: str) -> None:
+    invite = Invite(f"{host}:{port}", run, token, Pin(pin))
+    assert parse(str(invite)) == invite
+
+
+@given(st.one_of(st.text(), st.from_regex(r"atoll://[^@]*@[^/]*/.*")))
+def test_any_text_is_an_invite_that_can_be_written_down_or_explained(text: str) -> None:
+    try:
+        invite = parse(text)
+    except ConfigError as error:
+        assert "atoll://TOKEN:PIN@HOST:PORT/RUN" in str(error)
+    else:
+        assert parse(str(invite)) == invite

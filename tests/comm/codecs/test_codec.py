@@ -1,6 +1,7 @@
 import json
 import threading
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ from atoll.comm.errors import ConfigError
 TINIEST = np.float32(2.0**-149)
 FP16, FP32 = ScaleName.FP16, ScaleName.FP32
 SCALED: list[Codec] = [
-    *(Int8(block, scales) for block in (1, 7, 64, 128, 256) for scales in ScaleName),
-    *(Int4(block, scales) for block in (2, 64, 128, 256) for scales in ScaleName),
+    *(Int8(block, scales) for block in (1, 7, 128) for scales in ScaleName),  # others: test_kernels
+    *(Int4(block, scales) for block in (2, 128) for scales in ScaleName),
 ]
 CODECS = [Fp32(), Bf16(), *SCALED]
 LARGEST_INT8 = np.nextafter(LARGEST / np.float32(127), np.float32(0))
@@ -102,18 +103,18 @@ def test_a_run_needs_even_blocks_and_chunks_of_one_at_least() -> None:
         Int4(7)
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 6, 7, 8, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000])
 @every
-def test_every_codec_keeps_its_promises_at_any_length(codec: Codec, n: int) -> None:
-    for x in (normal(n), student(n) * np.float32(1e-4)):
-        kept = x.copy()
-        payload = encoded(codec, x)
-        assert payload.tobytes() == encoded(codec, x).tobytes()
-        assert np.array_equal(x, kept)
-        codec.check(payload.tobytes(), n)
-        if n:
-            assert (np.abs(through(codec, x) - x) <= steps(codec, x)).all()
-    assert not through(codec, np.zeros(n, np.float32)).any()
+def test_every_codec_keeps_its_promises_at_any_length(codec: Codec) -> None:
+    for n in [0, 1, 2, 6, 7, 8, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000]:
+        for x in (normal(n), student(n) * np.float32(1e-4)):
+            before = x.copy()
+            payload = encoded(codec, x)
+            assert payload.tobytes() == encoded(codec, x).tobytes()
+            assert np.array_equal(x, before)
+            codec.check(payload.tobytes(), n)
+            if n:
+                assert (np.abs(through(codec, x) - x) <= steps(codec, x)).all(), n
+        assert not through(codec, np.zeros(n, np.float32)).any()
 
 
 @every
@@ -209,13 +210,13 @@ def test_int8_rounds_to_nearest_and_not_towards_zero() -> None:
     assert abs(float(np.mean(through(Int8(x.size), x)[1:] - x[1:]))) < 1e-3
 
 
-@pytest.mark.parametrize("value", [1.0, -3.7, 1e-30, 1e30, LARGEST, -LARGEST, 2.0**-126, 2.0**-140, TINIEST])
 @pytest.mark.parametrize("codec", SCALED, ids=name)
-def test_constant_blocks_survive_at_any_magnitude(codec: Codec, value: float) -> None:
-    x = np.full(300, value, np.float32)
-    result = through(codec, x)
-    assert np.isfinite(result).all()
-    assert (np.abs(result - x) <= np.abs(x) * np.float32(3e-7) + TINIEST * 127).all()
+def test_constant_blocks_survive_at_any_magnitude(codec: Codec) -> None:
+    for value in [1.0, -3.7, 1e-30, 1e30, LARGEST, -LARGEST, 2.0**-126, 2.0**-140, TINIEST]:
+        x = np.full(300, value, np.float32)
+        result = through(codec, x)
+        assert np.isfinite(result).all(), value
+        assert (np.abs(result - x) <= np.abs(x) * np.float32(3e-7) + TINIEST * 127).all(), value
 
 
 @pytest.mark.parametrize("scales", ScaleName)
@@ -249,29 +250,20 @@ def test_a_block_far_below_the_largest_has_the_precision_of_the_smallest_share()
 
 
 @every
-@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("where", [0, 511, 999])
-def test_vectors_that_are_not_finite_are_not_encoded(codec: Codec, bad: float, where: int) -> None:
-    x = normal(1000)
-    x[where:] = bad
-    with pytest.raises(NonFinite, match=f"element {where} ") as caught:
-        encoded(codec, x)
-    assert caught.value.element == where
+def test_vectors_that_are_not_finite_are_not_encoded(codec: Codec) -> None:
+    for bad, where in product([np.nan, -np.nan, np.inf, -np.inf], [0, 511, 999]):
+        x = normal(1000)
+        x[where:] = bad
+        with pytest.raises(NonFinite, match=f"element {where} ") as caught:
+            encoded(codec, x)
+        assert caught.value.element == where
 
 
 @every
-@pytest.mark.parametrize("change", [-1, 1])
-def test_another_length_is_refused(codec: Codec, change: int) -> None:
-    payload = encoded(codec, normal(1000)).tobytes()
-    payload = payload[:change] if change < 0 else payload + b"\0"
-    out = np.ones(1000, np.float32)
-    with pytest.raises(Malformed, match=f"{len(payload)} bytes where {codec.size(1000)}"):
-        codec.decode(payload, out)
-    with pytest.raises(Malformed, match=f"{len(payload)} bytes where {codec.size(1000)}"):
-        codec.accumulate(payload, np.float32(1), out)
-    with pytest.raises(Malformed, match="0 bytes where"):
-        codec.check(b"", 1000)
-    assert (out == 1).all()
+def test_another_length_is_refused(codec: Codec) -> None:
+    right = encoded(codec, normal(1000)).tobytes()
+    for payload in (right[:-1], right + b"\0", b""):
+        refused(codec, np.frombuffer(payload, np.uint8), f"{len(payload)} bytes where {codec.size(1000)}")
 
 
 def refused(codec: Codec, payload: U8, sentence: str, n: int = 1000) -> None:
@@ -330,24 +322,6 @@ def test_plain_payloads_that_are_not_finite_are_refused(codec: Codec, value: flo
     upper = np.array([value], "<f4").view(np.uint8)
     payload[-2:] = upper[2:]  # the last number's upper half
     refused(codec, payload, "not finite")
-
-
-@every
-def test_whatever_passes_the_check_decodes_to_finite_numbers(codec: Codec) -> None:
-    random = np.random.default_rng(5)
-    passed = 0
-    for n in (1, 2, 5, 130):
-        for _ in range(200):
-            payload = random.integers(0, 256, codec.size(n), np.uint8)
-            if random.random() < 0.5:
-                payload[1::2] &= 0x3F  # of scales and numbers: positive and not large
-            try:
-                codec.check(payload, n)
-            except Malformed:
-                continue
-            passed += 1
-            assert np.isfinite(decoded(codec, payload, n)).all()
-    assert passed > 10
 
 
 # A scale for each smaller block costs more bytes, and absmax is smaller: a run's default stays below 0.9 %.

@@ -10,7 +10,7 @@ from atoll.comm.codecs import codec
 from atoll.comm.codecs.codec import ByteShuffle, Malformed
 from atoll.comm.codecs.factory import make_codec
 from atoll.comm.codecs.zstd import pack, pack_floats, pack_shuffled, unpack, unpack_floats, unpack_shuffled
-from atoll.comm.config.run import CodecName, ScaleName
+from atoll.comm.config.run import CodecName
 
 
 @pytest.mark.parametrize("data", [b"", b"a", bytes(1 << 20), os.urandom(1 << 20), b"ab" * 20_000_000])
@@ -94,20 +94,18 @@ def test_packed_floats_come_back_bit_for_bit(kind: str) -> None:
         unpack_floats(packed, len(data) + 4)
 
 
-CODECS = [make_codec(name, 64, scales) for name in CodecName for scales in ScaleName]
+CODECS = [make_codec(name, 64) for name in CodecName]
 
 
-@pytest.mark.parametrize("numel", [1, 64, 1000, 131_072, 300_001])
 @pytest.mark.parametrize("kind", CODECS, ids=lambda kind: type(kind).__name__)
-def test_what_was_packed_apart_is_unpacked_whatever_follows_it(kind: codec.Codec, numel: int) -> None:
-    for behind in (0, 8):  # a round's length
-        payload = np.random.default_rng(numel).integers(0, 256, kind.size(numel) + behind, np.uint8)
-        apart = kind.apart(numel)
-        frame = pack_shuffled(payload, apart)
-        assert zstandard.frame_content_size(frame) == payload.size
-        unpacked = np.full_like(payload, 7)
-        unpack_shuffled(frame, unpacked, apart)
-        assert unpacked.tobytes() == payload.tobytes()
+def test_what_was_packed_apart_of_a_chunk_in_several_parts_is_unpacked(kind: codec.Codec) -> None:
+    payload = np.random.default_rng(0).integers(0, 256, kind.size(300_001) + 8, np.uint8)  # 8: a round's length
+    apart = kind.apart(300_001)
+    frame = pack_shuffled(payload, apart)
+    assert zstandard.frame_content_size(frame) == payload.size
+    unpacked = np.full_like(payload, 7)
+    unpack_shuffled(frame, unpacked, apart)
+    assert unpacked.tobytes() == payload.tobytes()
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,13 @@
 """Nothing that a node sends gets past the edge unless it makes sense."""
 
 import math
+from dataclasses import fields
 from typing import Any
 
 import pytest
+from hostile import messages
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atoll.comm.errors import ConfigError
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
@@ -123,3 +127,43 @@ def test_a_nodes_own_secret_is_long_or_not_taken() -> None:
     assert validation.secret("a" * 32) == validation.secret("a" * 32 + ".9") == "a" * 32
     for weak in ("", "a" * 31, "a" * 65, "A" * 32, "z" * 40):
         assert validation.secret(weak) == ""
+
+
+def finite(value: object) -> bool:
+    """All numbers in it, however deep."""
+    match value:
+        case float():
+            return math.isfinite(value)
+        case tuple():
+            return all(map(finite, value))
+        case _:
+            return True
+
+
+@given(messages(pb.ReportRequest))
+def test_any_report_is_an_event_of_finite_numbers_or_refused_with_a_sentence(request: pb.ReportRequest) -> None:
+    try:
+        found = validation.event(ADA, 7, request)
+    except ValueError as error:
+        assert len(str(error)) > 10
+        return
+    values = [getattr(found, field.name) for field in fields(found)]
+    assert all(map(finite, values)), found
+    assert all(text.isprintable() and len(text) <= 255 for text in values if isinstance(text, str))
+
+
+@given(messages(pb.HeartbeatRequest))
+def test_any_heartbeat_is_heard(beat: pb.HeartbeatRequest) -> None:
+    heard, vitals = validation.heard(ADA, 1, beat), validation.vitals(beat)
+    assert heard.phase.isprintable() and len(heard.phase) <= 20
+    assert finite((vitals.tokens_per_s, vitals.loss))
+
+
+@given(st.text(max_size=60), st.text(max_size=60))
+def test_any_address_can_be_dialled_or_is_refused_with_a_sentence(asked: str, peer: str) -> None:
+    try:
+        found = validation.address(asked, peer)
+    except (ValueError, ConfigError) as error:
+        assert len(str(error)) > 10
+    else:
+        assert validation.address(found, peer) == found

@@ -1,9 +1,14 @@
 """The order of the flat vector, which makes each fragment one stretch of it."""
 
+import math
+
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from atoll.comm.config.outer import FragmentsConfig, PatternName
 from atoll.comm.config.run import ReduceConfig, RunConfig
+from atoll.comm.errors import ConfigError
 from atoll.node.outer.layout import flat_order, fragments_and_chunks
 from atoll.node.simulate.method import build_method
 from atoll.outer_opt.tensors import with_offsets
@@ -41,3 +46,35 @@ def test_what_does_not_take_turns_is_one_vector_in_the_order_of_names(settings: 
 def test_a_vector_in_another_order_is_refused() -> None:
     with pytest.raises(ValueError, match="fragment after fragment"):
         fragments_and_chunks(run(count=3), sorted(SHAPES))
+
+
+@st.composite
+def models(draw: st.DrawFn) -> list[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of some tensors, of layers and of none."""
+    names = st.one_of(
+        st.from_regex(r"blocks\.[0-9]\.[a-c]", fullmatch=True), st.text("abcz.", min_size=1, max_size=6)
+    )
+    shapes = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
+    return sorted(draw(st.dictionaries(names, shapes, min_size=1, max_size=12)).items())
+
+
+@given(models(), st.integers(1, 5), st.sampled_from(PatternName), st.booleans())
+def test_of_any_model_each_parameter_lies_in_one_fragment_and_one_place(
+    shapes: list[tuple[str, tuple[int, ...]]], count: int, pattern: PatternName, stagger: bool
+) -> None:
+    assume(count <= len(shapes))
+    config = run(count=count, pattern=pattern, stagger=stagger)
+    try:
+        order = flat_order(config, shapes)
+    except ConfigError as error:
+        assert "fragment" in str(error)  # one of them would be empty
+        return
+    assert sorted(order) == shapes
+    fragments, chunks = fragments_and_chunks(config, order)
+    assert [t.name for f in fragments for t in f.tensors] == [name for name, _ in order]
+    assert sum((f.spans for f in fragments), ()) == tuple(
+        chunks.fragment_slice(p) for p in range(chunks.fragment_count)
+    )
+    spans = [chunks.span(c) for c in range(chunks.count)]
+    assert [s.start for s in spans] == [0, *(s.stop for s in spans[:-1])] and spans[-1].stop == chunks.numel
+    assert chunks.numel == sum(math.prod(shape) for _, shape in shapes)
