@@ -60,7 +60,6 @@ class Node(Process):
         super().__init__(world.engine, host.name)
         self.world, self.host = world, host
         self.machine = State(stall=world.config.members.stall)
-        self.layout = pb.LayoutReported(numel=world.numel, digest=digest("layout"), fragments=world.fragments)
         self.control, self.trainer, self.plane = Control(self), Trainer(self), Plane(self)
         self.durable = Durable(self)
         self.state = -1, b""  # round and digest of what anchor and momentum hold
@@ -82,6 +81,11 @@ class Node(Process):
     @property
     def session(self) -> Life:
         return self.control.session
+
+    @property
+    def layout(self) -> pb.LayoutReported:
+        world = self.world
+        return pb.LayoutReported(numel=world.numel, digest=digest("layout"), fragments=world.fragments)
 
     @property
     def clock(self) -> float:
