@@ -145,7 +145,7 @@ class Node(Process):
                 behind = self.beyond.of(plan.round)
                 local, vague = tuple(self.local), self.beyond.vague
                 self.plane.begin(plan, Contribution(self.me, local, self.base, behind, vague))
-            case ef.Prove(view):
+            case ef.VerifySeals(view):
                 self.plane.prove(view.plan.round, view.ledger)
             case ef.StopReduce():
                 self.plane.cancel()
@@ -342,8 +342,8 @@ def told(event: object) -> str:
             return f"Recover({view.committed}, {differs=}, {rebase=}, from {donors})"
         case ef.Train(view, carried, resume, on, rebased):
             return f"Train({view.train.round}, {carried=}, {resume=}, {on=}, {rebased=})"
-        case ef.Prove(view):
-            return f"Prove({view.plan.round}/{view.plan.attempt})"
+        case ef.VerifySeals(view):
+            return f"VerifySeals({view.plan.round}/{view.plan.attempt})"
         case ef.StartReduce(plan):
             return f"StartReduce({plan.round}/{plan.attempt})"
         case _:
