@@ -286,7 +286,7 @@ def optimizer_checkpoint(
     fragments, _ = fragments_and_chunks(spec.run, shapes_of(layout))
     every = spec.run.checkpoint.every * len(fragments)
     checkpoint = OptimizerCheckpoint(
-        learner, files, every, lambda sentence: commands.send(trainer_channel.Told(sentence))
+        learner, files, every, lambda sentence: commands.send(trainer_channel.LogLine(sentence))
     )
     try:
         yield checkpoint

@@ -60,7 +60,6 @@ class Node(Process):
         super().__init__(world.engine, host.name)
         self.world, self.host = world, host
         self.machine = State(stall=world.config.members.stall)
-        self.layout = pb.LayoutReported(numel=world.numel, digest=digest("layout"), fragments=world.fragments)
         self.control, self.trainer, self.plane = Control(self), Trainer(self), Plane(self)
         self.durable = Checkpointer(self)
         self.state = -1, b""  # round and digest of what anchor and momentum hold
@@ -82,6 +81,11 @@ class Node(Process):
     @property
     def session(self) -> Life:
         return self.control.session
+
+    @property
+    def layout(self) -> pb.LayoutReported:
+        world = self.world
+        return pb.LayoutReported(numel=world.numel, digest=digest("layout"), fragments=world.fragments)
 
     @property
     def clock(self) -> float:
@@ -141,7 +145,7 @@ class Node(Process):
                 behind = self.beyond.of(plan.round)
                 local, vague = tuple(self.local), self.beyond.vague
                 self.plane.begin(plan, Contribution(self.me, local, self.base, behind, vague))
-            case ef.Prove(view):
+            case ef.VerifySeals(view):
                 self.plane.prove(view.plan.round, view.ledger)
             case ef.StopReduce():
                 self.plane.cancel()
@@ -338,8 +342,8 @@ def told(event: object) -> str:
             return f"Recover({view.committed}, {differs=}, {rebase=}, from {donors})"
         case ef.Train(view, carried, resume, on, rebased):
             return f"Train({view.train.round}, {carried=}, {resume=}, {on=}, {rebased=})"
-        case ef.Prove(view):
-            return f"Prove({view.plan.round}/{view.plan.attempt})"
+        case ef.VerifySeals(view):
+            return f"VerifySeals({view.plan.round}/{view.plan.attempt})"
         case ef.StartReduce(plan):
             return f"StartReduce({plan.round}/{plan.attempt})"
         case _:
