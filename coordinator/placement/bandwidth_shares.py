@@ -273,7 +273,7 @@ def _minimum(
     matrix.start_ = np.cumsum([0, *map(len, all_)], dtype=np.int32)
     matrix.index_ = np.array([column for column, _ in entries], np.int32)
     matrix.value_ = np.array([value for _, value in entries], float)
-    solver = highspy.Highs()  # type: ignore[no-untyped-call]
+    solver = highspy.Highs()
     solver.setOptionValue("output_flag", False)
     solver.passModel(program)
     solver.run()
