@@ -63,11 +63,11 @@ class ViewStream:
 class ViewStreams:
     """The open streams of all nodes. Versions count the dispatches of this incarnation."""
 
-    def __init__(self, kernel: EventLoop, metrics: Metrics) -> None:
-        self._kernel, self._metrics = kernel, metrics
+    def __init__(self, loop: EventLoop, metrics: Metrics) -> None:
+        self._loop, self._metrics = loop, metrics
         self._streams: dict[NodeId, ViewStream] = {}
         self._fresh: set[NodeId] = set()  # streams without a view
-        self._seen = kernel.state
+        self._seen = loop.state
         self._common = view.common_view(self._seen)
         self._version = 0
         self._headed_at = 0.0  # seconds; when the head was last sent to all
@@ -129,7 +129,7 @@ class ViewStreams:
 
     async def _dispatch(self) -> int:
         """Show every stream its view if that changed; how many did."""
-        state, sent = self._kernel.state, 0
+        state, sent = self._loop.state, 0
         common, nodes = self._prepare(state)
         self._version += 1
         for node in nodes:
@@ -143,7 +143,7 @@ class ViewStreams:
     def _prepare(self, state: State) -> tuple[CommonView, Iterable[NodeId]]:
         """What all share, and the nodes that may have a new view."""
         old, seen, fresh = self._common, self._seen, self._fresh
-        new = view.common_view(state, old, self._kernel.draining)
+        new = view.common_view(state, old, self._loop.draining)
         if new.head is not old.head:
             now = asyncio.get_running_loop().time()
             if new.facts is old.facts and now < self._headed_at + REASON_INTERVAL:

@@ -122,7 +122,7 @@ class Node:
 class Coordinator:
     def __init__(self, plane: ControlPlane, journal: Journal, address: str, tls: Certificate | None) -> None:
         self.plane, self.journal, self.address = plane, journal, address
-        self.kernel = plane.event_loop
+        self.event_loop = plane.event_loop
         self.channel = grpc.aio.insecure_channel(address) if tls is None else trusting(address, tls)
         self.token = journal.issue_token("test", 100, math.inf)
 
@@ -197,7 +197,7 @@ async def get(coordinator: Coordinator, path: str) -> tuple[int, bytes]:
 
     path, _, query = path.partition("?")
     scope = {"type": "http", "method": "GET", "path": path, "query_string": query.encode(), "headers": []}
-    await app(coordinator.kernel, coordinator.journal, "reef")(scope, receive, send)
+    await app(coordinator.event_loop, coordinator.journal, "reef")(scope, receive, send)
     return status, body
 
 
@@ -286,7 +286,7 @@ def test_acks_name_the_incarnation_and_the_version_of_the_nodes_latest_view(tmp_
             versions = [view.version for view in ada.seen]
             assert versions == sorted(set(versions))
             ada._watching.cancel()  # type: ignore[union-attr]
-            await until(lambda: not c.kernel.state.members.here[ada.node].connected)
+            await until(lambda: not c.event_loop.state.members.here[ada.node].connected)
             assert (await ada.heartbeat()).version > versions[-1]  # so that it opens its stream again
 
     asyncio.run(story())
@@ -300,7 +300,7 @@ def test_a_node_gets_no_view_for_what_another_one_reports(tmp_path: Path) -> Non
             before = len(bo.seen)
             for _ in range(3):
                 assert (await ada.report(pb.Fence(round=1), steps_reached=pb.StepsReached())).known
-            await until(lambda: ada.node in c.kernel.state.round.reached)
+            await until(lambda: ada.node in c.event_loop.state.round.reached)
             await bo.report(pb.Fence(round=1), steps_reached=pb.StepsReached())
             await bo.sees(lambda v: v.closing)
             assert len(bo.seen) <= before + 2  # that the round closes, and the grace's reason before at most
@@ -334,8 +334,8 @@ def test_a_join_whose_caller_is_gone_while_it_is_written_is_no_others(
 ) -> None:
     async def story() -> None:
         async with coordinator(tmp_path) as c:
-            kernel_, metrics = c.kernel, c.plane.metrics
-            edge = rpc.CoordinatorService(kernel_, c.plane.views, c.journal, metrics, "reef", b"key")
+            loop, metrics = c.event_loop, c.plane.metrics
+            edge = rpc.CoordinatorService(loop, c.plane.views, c.journal, metrics, "reef", b"key")
             begun, may_end, append = threading.Event(), threading.Event(), c.journal.append
 
             def slowly(*batch: Any) -> None:
@@ -379,7 +379,7 @@ def test_only_the_latest_life_of_a_session_is_a_members(tmp_path: Path) -> None:
                 assert not late.known and "joined again" in late.reason
             stream = old.stub.Watch(pb.WatchRequest(session=old.session))
             assert "joined again" in await refused(stream.read(), Code.UNAUTHENTICATED)
-            assert new.node in c.kernel.state.members.here and (await new.heartbeat()).known
+            assert new.node in c.event_loop.state.members.here and (await new.heartbeat()).known
 
     asyncio.run(story())
 
@@ -437,7 +437,7 @@ def test_a_stopping_coordinator_finishes_the_round_that_closes(tmp_path: Path) -
             assert not drained.done()
             await asyncio.gather(ada.reduce(), bo.reduce())
             await asyncio.wait_for(drained, SOON)
-            assert c.kernel.state.committed == 1
+            assert c.event_loop.state.committed == 1
             for node in (ada, bo):
                 await node.sees(lambda v: v.committed == 1 and v.draining)
         journal = Journal(tmp_path)
@@ -454,13 +454,13 @@ def test_a_second_signal_and_a_quiet_round_end_the_wait_at_once(tmp_path: Path) 
             await asyncio.wait_for(c.plane.drain(asyncio.Event()), SOON)  # nothing is closing
             for node in (ada, bo):
                 await node.report(pb.Fence(round=1), steps_reached=pb.StepsReached())
-            await until(lambda: c.kernel.state.round.phase is Phase.COLLECTING)
+            await until(lambda: c.event_loop.state.round.phase is Phase.COLLECTING)
             at_once = asyncio.Event()
             drained = asyncio.create_task(c.plane.drain(at_once))
             await asyncio.sleep(0)
             at_once.set()
             await asyncio.wait_for(drained, SOON)
-            assert c.kernel.state.committed == 0
+            assert c.event_loop.state.committed == 0
 
     asyncio.run(story())
 
@@ -493,10 +493,10 @@ def test_on_a_full_disk_nothing_leaves_until_there_is_room(
             pages = c.journal._db.execute("pragma page_count").fetchone()[0]
             c.journal._db.execute(f"pragma max_page_count = {pages}")
             held_up = []
-            while not c.kernel.trouble:
-                held_up.append(asyncio.create_task(c.kernel.submit(ev.Connected(ada.node, 1))))
+            while not c.event_loop.trouble:
+                held_up.append(asyncio.create_task(c.event_loop.submit(ev.Connected(ada.node, 1))))
                 await asyncio.sleep(0.01)
-            state = c.kernel.state
+            state = c.event_loop.state
             assert not await healthy(c)
             status, said = await get(c, "/healthz")
             assert status == 503 and b"make room on its disk" in said
@@ -504,10 +504,10 @@ def test_on_a_full_disk_nothing_leaves_until_there_is_room(
             layout = pb.LayoutReported(numel=40, digest=digest("layout"))
             assert "make room on its disk" in await refused(ada.report(layout_reported=layout), Code.UNAVAILABLE)
             assert (await ada.heartbeat(phase="inner")).known
-            assert c.kernel.state.round == state.round and not held_up[-1].done()
+            assert c.event_loop.state.round == state.round and not held_up[-1].done()
             c.journal._db.execute("pragma max_page_count = 1073741823")
             await asyncio.wait_for(asyncio.gather(*held_up), SOON)
-            assert not c.kernel.trouble and (await ada.report(layout_reported=layout)).known
+            assert not c.event_loop.trouble and (await ada.report(layout_reported=layout)).known
             assert await healthy(c)
             assert (await get(c, "/healthz")) == (200, b"ok\n")
 
@@ -522,7 +522,7 @@ def test_a_call_without_a_deadline_is_not_kept_waiting_for_ever(
         async with coordinator(tmp_path) as c:
             ada = c.node()
             await ada.join()
-            monkeypatch.setattr(c.kernel, "submit", lambda event: asyncio.Event().wait())
+            monkeypatch.setattr(c.event_loop, "submit", lambda event: asyncio.Event().wait())
             request = pb.ReportRequest(
                 session=ada.session, layout_reported=pb.LayoutReported(numel=1, digest=digest(1))
             )
@@ -538,9 +538,9 @@ def test_notes_goodput_and_vitals_survive_a_restart(tmp_path: Path) -> None:
             await ada.join(name="ada")
             await ada.heartbeat(phase="inner", bytes_up=123)
             await ada.report(leave=pb.Leave(reason="bedtime"))
-            before = snapshot(c.kernel, "reef")
+            before = snapshot(c.event_loop, "reef")
         async with coordinator(tmp_path) as c:
-            after = snapshot(c.kernel, "reef")
+            after = snapshot(c.event_loop, "reef")
             assert after["incarnation"] == 2
             assert after["events"][: len(before["events"])] == before["events"]
             (member,) = after["members"]
@@ -595,7 +595,7 @@ def test_an_encrypted_run_passes_pins_on_and_asks_for_them(tmp_path: Path) -> No
             await bo.join(
                 bo.session, name="bo", pin=pin_of(b"another")
             )  # its state directory was lost but for that
-            assert c.kernel.state.members.here[bo.node].pin == pin_of(b"another")
+            assert c.event_loop.state.members.here[bo.node].pin == pin_of(b"another")
             late = c.node()
             await late.join(name="late", pin=pin_of(b"late"))
             late.watch()
@@ -624,6 +624,6 @@ def test_a_run_that_is_not_encrypted_keeps_no_pins(tmp_path: Path) -> None:
         async with coordinator(tmp_path) as c:
             node = c.node()
             await node.join(pin="a" * 52)
-            assert c.kernel.state.members.here[node.node].pin == ""
+            assert c.event_loop.state.members.here[node.node].pin == ""
 
     asyncio.run(story())
