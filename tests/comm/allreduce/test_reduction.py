@@ -1023,7 +1023,7 @@ def test_what_was_spoiled_on_its_way_comes_again_over_another_link(monkeypatch: 
             raise Malformed("a bit of it changed on the way")
         right(frame, payload, apart)
 
-    monkeypatch.setattr(zstd, "unpack_apart", unpack)
+    monkeypatch.setattr(zstd, "unpack_shuffled", unpack)
 
     async def body() -> None:
         async with fleet(2) as planes:

@@ -132,7 +132,7 @@ def test_who_comes_when_all_places_are_taken_waits_until_one_has_its_chunk(
     run(body())
 
 
-@pytest.mark.parametrize("limit", ["HOLD", "TURN"])
+@pytest.mark.parametrize("limit", ["IDLE_TIMEOUT", "MAX_CHUNK_TIME"])
 def test_who_dawdles_loses_its_place_and_goes_on_where_it_was(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
         async with a_donor(1, monkeypatch) as (a, shelf, b):
