@@ -15,6 +15,7 @@ install: .venv/installed
 	$(PYTHON) -m venv .venv
 	$(PIP) "$(TORCH)"
 	$(PIP) --editable ".[all]"
+	$(BIN)/python -m compileall -q comm configs coordinator node outer_opt # not in ten processes at the first run
 	touch $@
 
 .venv/installed-dev: .venv/installed

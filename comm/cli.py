@@ -36,6 +36,8 @@ def cli() -> None:
 
 
 class BenchGroup(CommandGroup):
+    """The benchmarks of all packages."""
+
     entry_points = "atoll.benches"
 
 

@@ -24,7 +24,7 @@ PAGE_ADDRESS = "127.0.0.1:4701"
 method_option = click.option(
     "--method", default="", help="A method's settings over RUN_YAML: a name, such as diloco, or a .yaml file."
 )
-FEW = 50  # members that `atoll status` shows
+MEMBERS_SHOWN = 50  # members that `atoll status` shows
 
 
 @click.group()
@@ -116,11 +116,11 @@ def status(http_url: str, all_: bool, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    from atoll.coordinator.monitor.terminal import members_table, summary, worth_a_look
+    from atoll.coordinator.monitor.terminal import by_urgency, members_table, summary
 
     click.echo(summary(run))
-    members = worth_a_look(run["members"])
-    shown = members if all_ else members[:FEW]
+    members = by_urgency(run["members"])
+    shown = members if all_ else members[:MEMBERS_SHOWN]
     Console().print(members_table(run | {"members": shown}))
     if len(shown) < len(members):
         click.echo(f"and {len(members) - len(shown)} more: --all shows them")

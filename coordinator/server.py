@@ -1,4 +1,4 @@
-"""The coordinator process: journal, state machine, control plane, page and tracker, from start to SIGTERM."""
+"""The coordinator process: journal, state machine, control plane, page and wandb, from start to SIGTERM."""
 
 import asyncio
 import gc
@@ -18,7 +18,7 @@ from atoll.comm.config.run import RunConfig, TlsMode, from_json, to_json
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.ids import NO_PIN, Pin
 from atoll.comm.invite import Invite, join_host_port, split_host_port
-from atoll.comm.transport.certificates import own
+from atoll.comm.transport.certificates import load_or_make
 from atoll.coordinator.monitor.http import app
 from atoll.coordinator.monitor.wandb_logger import WandbLogger
 from atoll.coordinator.service.control_plane import ControlPlane
@@ -26,12 +26,14 @@ from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.state_machine.events import CommitRecord
 
 log = logging.getLogger("atoll.coordinator")
-PAGE = 50  # commit records that are read at a time
-FEW = 5  # keys that differ which are named
+RECORDS_PER_READ = 50  # commit records that are read at a time
+MAX_KEYS_NAMED = 5  # keys that differ which are named
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
+    """Where one coordinator process keeps its state and listens."""
+
     state_dir: Path
     listen: str  # control plane, host:port
     http: str  # page, host:port
@@ -57,12 +59,14 @@ async def serve(config: RunConfig, options: ServerOptions) -> None:
 async def _serve(
     config: RunConfig, options: ServerOptions, journal: Journal, http_socket: socket.socket, tracker: WandbLogger
 ) -> None:
-    certificate = own(options.state_dir) if encrypted(config, options) else None
+    certificate = load_or_make(options.state_dir) if encrypted(config, options) else None
     plane = ControlPlane(config, journal, tracker.tell, certificate)
     address = _listen(plane, options)
     journal.set_meta("address", address)
     journal.set_meta("pin", certificate.pin if certificate is not None else NO_PIN)
-    page = uvicorn.Server(uvicorn.Config(app(plane.kernel, journal, config.name), log_config=None, lifespan="off"))
+    page = uvicorn.Server(
+        uvicorn.Config(app(plane.event_loop, journal, config.name), log_config=None, lifespan="off")
+    )
     host, port = http_socket.getsockname()[:2]
     http_url = f"http://{join_host_port(host, port)}"
     journal.set_meta("http", http_url)
@@ -98,7 +102,7 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
 def _past(journal: Journal) -> Iterator[CommitRecord]:
     """Every commit record so far, a few at a time."""
     since = 0
-    while page := journal.rounds(since, PAGE):
+    while page := journal.rounds(since, RECORDS_PER_READ):
         yield from page
         since = page[-1].round
 
@@ -110,9 +114,10 @@ def _same_run(journal: Journal, config: RunConfig) -> None:
         journal.set_meta("config", to_json(config).decode())
         journal.set_meta("run", config.name)
     elif differing := _differing(to_builtins(from_json(found.encode())), to_builtins(config)):
-        more = f", and {len(differing) - FEW} keys more" if len(differing) > FEW else ""
+        more = f", and {len(differing) - MAX_KEYS_NAMED} keys more" if len(differing) > MAX_KEYS_NAMED else ""
+        named = ", ".join(differing[:MAX_KEYS_NAMED])
         raise ConfigError(
-            f"the state directory belongs to a run with another config ({', '.join(differing[:FEW])}{more}): "
+            f"the state directory belongs to a run with another config ({named}{more}): "
             "start with the file and overrides that it began with, or give another --state-dir"
         )
 
@@ -129,7 +134,7 @@ def _differing(kept: dict[str, Any], given: dict[str, Any], above: str = "") -> 
 
 
 def encrypted(config: RunConfig, options: ServerOptions) -> bool:
-    """Whether the run's connections are: by `security.tls`, and by where nodes come from."""
+    """Whether the run's connections are encrypted: by `security.tls`, and by where nodes come from."""
     if config.security.tls is not TlsMode.AUTO:
         return config.security.tls is TlsMode.ON
     where = [(options.listen, "--listen")]

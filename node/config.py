@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from atoll.comm.config.run import RunConfig
+from atoll.comm.cores import core_share
 from atoll.comm.errors import ConfigError
 
 
@@ -19,7 +20,7 @@ class NodeConfig:
 
     device: Device = Device.AUTO
     ranks: int = 1  # local ranks (W) that share the model; on CUDA one a GPU
-    threads: int = 0  # CPU threads of each rank; 0: cores / ranks
+    threads: int = 0  # CPU threads of each rank; 0: this node's share of the usable cores, over its ranks
     bf16: bool = False  # mixed precision: bf16 compute, fp32 parameters and reduction
     compile: bool = False  # torch.compile each block
     upload: float = 0.0  # Mbit/s for the exchange with peers at most; 0: all there is
@@ -43,6 +44,15 @@ class TrainerSpec:
     channel: str = ""  # path of the daemon's unix socket
     cache: str = ""  # folder for tokenised data
     moments: str = ""  # folder for the inner optimizer's state; empty: it is not kept
+
+
+def threads_of(config: NodeConfig) -> tuple[int, str]:
+    """CPU threads of each local rank, as things are now on this machine; and why so many."""
+    if config.threads:
+        return config.threads, "threads= says so"
+    share = core_share()
+    ranks = f", {config.ranks} ranks" if config.ranks > 1 else ""
+    return share.threads(config.ranks), f"{share}{ranks}"
 
 
 def check(config: NodeConfig) -> None:

@@ -22,14 +22,15 @@ from numpy.typing import NDArray
 from atoll.comm.config.run import DataKind, RunConfig
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.extras import demand
+from atoll.comm.files import atomic_write
 from atoll.node.config import NodeConfig
 
 Array = NDArray[np.int64]
 
 TEXT_SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__"}
-BLOCK = 1 << 20  # characters that go through the tokenizer at once
-ROUNDS = 4  # of the Feistel network
+TOKENIZER_BLOCK = 1 << 20  # characters that go through the tokenizer at once
+FEISTEL_ROUNDS = 4  # of the Feistel network
 
 
 class Source(Protocol):
@@ -128,7 +129,9 @@ def permuted(index: int, count: int, key: str) -> int:
         return 0
     half = (max(2, (count - 1).bit_length()) + 1) // 2
     mask = (1 << half) - 1
-    keys = np.frombuffer(hashlib.blake2b(key.encode(), digest_size=8 * ROUNDS).digest(), np.uint64).tolist()
+    keys = np.frombuffer(
+        hashlib.blake2b(key.encode(), digest_size=8 * FEISTEL_ROUNDS).digest(), np.uint64
+    ).tolist()
     while True:
         left, right = index >> half, index & mask
         for round_key in keys:
@@ -163,13 +166,13 @@ def open_source(run: RunConfig, node: NodeConfig, cache: Path) -> Source:
 
 
 def byte_source(run: RunConfig, node: NodeConfig, files: Sequence[Path]) -> Source:
-    train, validation = split(files, run.data.val_every)
+    train, validation = split_files(files, run.data.val_every)
     return source_of(run, node, FileTokens(train), FileTokens(validation))
 
 
 def text_source(run: RunConfig, node: NodeConfig, files: Sequence[Path], cache: Path) -> Source:
-    train, validation = split(files, run.data.val_every)
-    return source_of(run, node, tokenised(run, train, cache), tokenised(run, validation, cache))
+    train, validation = split_files(files, run.data.val_every)
+    return source_of(run, node, tokenise_files(run, train, cache), tokenise_files(run, validation, cache))
 
 
 def source_of(run: RunConfig, node: NodeConfig, train: Tokens, validation: Tokens) -> Source:
@@ -182,24 +185,24 @@ def source_of(run: RunConfig, node: NodeConfig, train: Tokens, validation: Token
     for purpose, part in zip(("training", "validation"), windows, strict=True):
         if not len(part):
             raise ResourceError(
-                f"{where(run, node)} has {part.stop - part.start} tokens for {purpose}, and one sample of "
+                f"{data_location(run, node)} has {part.stop - part.start} tokens for {purpose}, and one sample of "
                 f"model.seq_len={seq_len} needs {seq_len + 1}: put more text there"
             )
     return ShuffledWindows(*windows, run.seed)
 
 
-def split(files: Sequence[Path], val_every: int) -> tuple[list[Path], list[Path]]:
+def split_files(files: Sequence[Path], val_every: int) -> tuple[list[Path], list[Path]]:
     """Training and validation files; the latter may be none."""
     validation = list(files[val_every - 1 :: val_every])
     held_out = set(validation)
     return [file for file in files if file not in held_out], validation
 
 
-def where(run: RunConfig, node: NodeConfig) -> str:
-    return library() if run.data.kind is DataKind.STDLIB else node.data
+def data_location(run: RunConfig, node: NodeConfig) -> str:
+    return library_folder() if run.data.kind is DataKind.STDLIB else node.data
 
 
-def library() -> str:
+def library_folder() -> str:
     return sysconfig.get_path("stdlib")
 
 
@@ -207,7 +210,7 @@ def files_of(run: RunConfig, node: NodeConfig) -> list[Path]:
     """The run's files on this node, sorted by path; never none."""
     match run.data.kind:
         case DataKind.STDLIB:
-            files = list_files(Path(library()), (".py",), NOT_LIBRARY)
+            files = list_files(Path(library_folder()), (".py",), NOT_LIBRARY)
             hint = "this Python lacks its library's source; use a Python that has it, or data.kind=bytes"
         case DataKind.BYTES:
             files = list_files(data_folder(run, node), ("",), set())
@@ -218,7 +221,7 @@ def files_of(run: RunConfig, node: NodeConfig) -> list[Path]:
         case _:
             assert_never(run.data.kind)
     if not files:
-        raise ResourceError(f"{where(run, node)} holds no file to train on: {hint}")
+        raise ResourceError(f"{data_location(run, node)} holds no file to train on: {hint}")
     return files
 
 
@@ -276,7 +279,7 @@ def load_tokenizer(run: RunConfig) -> Any:
     return tokenizer
 
 
-def tokenised(run: RunConfig, files: Sequence[Path], cache: Path) -> Tokens:
+def tokenise_files(run: RunConfig, files: Sequence[Path], cache: Path) -> Tokens:
     """The files' token ids, from the cache if these contents went through this tokenizer before."""
     tokenizer = load_tokenizer(run)
     dtype = np.dtype(np.uint16 if run.model.vocab_size <= 1 << 16 else np.uint32)
@@ -302,27 +305,22 @@ def content_key(run: RunConfig, files: Sequence[Path]) -> str:
 
 def write_ids(target: Path, tokenizer: Any, files: Sequence[Path], dtype: np.dtype[Any]) -> None:
     """Tokenise into a file of bare ids that appears whole or not at all."""
-    part = target.with_suffix(f".{os.getpid()}.part")
-    try:
-        with part.open("wb") as stream:
-            for file in files:
-                for text in texts(file):
-                    ids = tokenizer.encode(text, add_special_tokens=False).ids
-                    stream.write(np.array(ids, dtype).tobytes())
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic_write(target, None) as descriptor, open(descriptor, "wb", closefd=False) as stream:
+        for file in files:
+            for text in texts(file):
+                ids = tokenizer.encode(text, add_special_tokens=False).ids
+                stream.write(np.array(ids, dtype).tobytes())
 
 
 def texts(file: Path) -> Iterator[str]:
-    """The file's text in pieces of about `BLOCK` characters that end with a line."""
+    """The file's text in pieces of about `TOKENIZER_BLOCK` characters that end with a line."""
     with file.open(encoding="utf-8", errors="replace") as stream:
         if file.suffix == ".jsonl":
             for number, line in enumerate(stream, 1):
                 if line.strip():
                     yield json_text(file, number, line)
             return
-        while lines := stream.readlines(BLOCK):
+        while lines := stream.readlines(TOKENIZER_BLOCK):
             yield "".join(lines)
 
 

@@ -2,7 +2,6 @@
 
 import shutil
 import socket
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,9 +12,7 @@ from atoll.comm.errors import ConfigError, ResourceError
 
 BYTES_TRAINED, BYTES_FLAT = 16, 12  # parameters, gradients, two Adam moments; three flat vectors
 ENCODED = 2  # vectors, encoded, that a reduce has in memory at most
-BYTES_SIMULATED = 16 + 8  # parameters, gradients, two moments; what was sent, and as the others decode it
-BYTES_SHARED = 16  # anchor and momentum; the parameters of the start and of who evaluates
-BASE = 600 << 20  # bytes of a trainer and a daemon that hold no model yet
+PROCESS_BYTES = 600 << 20  # bytes of a trainer and a daemon that hold no model yet
 
 
 def check_memory(run: RunConfig, on_gpu: bool) -> None:
@@ -25,22 +22,15 @@ def check_memory(run: RunConfig, on_gpu: bool) -> None:
     each = BYTES_FLAT + (ENCODED + kept) * encoded + (0 if on_gpu else BYTES_TRAINED)
     each += 4 if run.overlap.delay else 0  # what was handed over, once more
     each += 8 if kept else 0  # what was not sent, and a copy of it on its way to the disk
-    _demand(
-        int(params * each) + BASE,
+    demand_memory(
+        int(params * each) + PROCESS_BYTES,
         f"the run's model of {params:,} parameters",
         "free some, or use a larger machine",
     )
 
 
-def check_simulation(run: RunConfig, nodes: int) -> None:
-    """Raise `ResourceError` if the models of so many nodes cannot fit into this one process."""
-    params = run.model.n_params
-    each = BYTES_SIMULATED + (8 if run.outer.feedback else 0)  # what was not sent, and what was offered
-    who = f"simulating {nodes} nodes with a model of {params:,} parameters"
-    _demand(params * (nodes * each + BYTES_SHARED) + BASE, who, "take fewer nodes, or a smaller model")
-
-
-def _demand(need: int, who: str, otherwise: str) -> None:
+def demand_memory(need: int, who: str, otherwise: str) -> None:
+    """Raise `ResourceError` unless `need` bytes are available; `otherwise`: what to do then."""
     if need > (have := available()):
         raise ResourceError(
             f"{who} needs about {need / 1e9:.1f} GB of memory on this machine, "
@@ -63,20 +53,6 @@ def _offered() -> str:
     with suppress(OSError):
         return ", ".join(Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split())
     return "others"
-
-
-def check_host(host: str, numbers: Iterable[int]) -> None:
-    """Raise `ResourceError` if this machine cannot listen on --host, where {i} stands for each of the numbers."""
-    for number in numbers:
-        there = host.replace("{i}", str(number))
-        try:
-            with socket.socket(socket.AF_INET6 if ":" in there else socket.AF_INET) as probe:
-                probe.bind((there, 0))
-        except (OSError, UnicodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise ResourceError(
-                f"--host is {there!r}: nothing can listen there ({reason}), give an address of this machine"
-            ) from None
 
 
 def check_compiler() -> None:

@@ -14,7 +14,7 @@ begin                       `up`, `state 0`, `round 1` (only that is said)
 steps [K]                   the trainer took the inner steps of that round, or its latest order's, and goes on
 ready [K] [steps=5] [samples=10] [loss=2] [ahead]    it stopped, or goes ahead
 waits [K] / evaluated [K]   it is as far ahead as it may be / it measured the loss of state K
-still SECONDS               it has made no progress for so long; 70 s are too many
+still SECONDS               it has made no progress for so long; more than 70 s are too many
 held [ATTEMPT] [WORD]       every sealed chunk of the round's attempt is here; WORD: with another root
 trained                     `steps`, `ready` (only that is said)
 commit                      `trained`, `reducing`, `held`, the next `round`, its `state` (only that is said)
@@ -28,14 +28,28 @@ reached, closing, finished, lost, ledger. Lines that begin with => say what the 
 meter's words, where that changed.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.node import state_machine
-from atoll.node.state_machine import Effect, Event, Work
+from atoll.node import trainer_channel as trainer
+from atoll.node.state_machine import effects as ef
+from atoll.node.state_machine import events as ev
+from atoll.node.state_machine.state import (
+    Ahead,
+    Down,
+    Evaluating,
+    Idle,
+    Moving,
+    Reduced,
+    Reducing,
+    State,
+    Training,
+    Work,
+)
+from atoll.node.state_machine.step import step
 
 LEASE = 40  # samples
+STALL = 100.0  # seconds
 FLAGS = ("has_state", "initialise", "evaluate", "ready", "reached", "closing", "finished", "lost", "ledger")
 
 
@@ -43,26 +57,35 @@ class Run:
     """The node's machine, and just enough of the world around it to speak to it."""
 
     def __init__(self) -> None:
-        self.node = state_machine.Node()
+        self.state = State(stall=STALL)
+        self.layout = pb.LayoutReported(numel=40)
         self.said: list[str] = []
         self.view: dict[str, Any] = {"incarnation": 1, "version": 0, "committed": 0, "donors": "bo"}
-        self.slow, self.waiting = False, list[Work]()  # reports that wait for the disk
+        self.slow, self.waiting = False, list[Work]()  # work whose report waits for the disk
         self.front = 0  # of the next round's lease
         self.order = 0  # the round that the trainer was last told to train
 
-    def feed(self, event: Event) -> None:
-        before = self.node.phase
-        self.node, effects = state_machine.step(self.node, event)
+    def feed(self, event: ev.Event) -> None:
+        before = self.state.phase
+        self.state, effects = step(self.state, event)
         for effect in effects:
-            if isinstance(effect, state_machine.Train):
-                self.order = effect.order.round
-            if isinstance(effect, state_machine.ReportReady) and self.slow:
-                self.waiting.append(effect.ready)
-                self.said.append(f"work of round {effect.ready.round} is to be reported once the disk is done")
-            else:
+            if isinstance(effect, ef.Train):
+                self.order = effect.view.train.round
+            if not isinstance(effect, ef.Encode):
                 self.said.append(shown(effect))
-        if self.node.phase != before:
-            self.said.append(f"=> {self.node.phase}")
+            elif self.slow:
+                self.waiting.append(effect.work)
+                self.said.append(f"work of round {effect.work.round} is to be reported once the disk is done")
+            else:
+                self.encoded(effect.work)
+        if self.state.phase != before:
+            self.said.append(f"=> {self.state.phase}")
+
+    def encoded(self, work: Work) -> None:
+        before = len(self.said)
+        self.feed(ev.Encoded(work, work.norm, 1.0))
+        if len(self.said) == before:
+            self.said.append("it is not: the node no longer has that work")
 
     @property
     def round(self) -> int:
@@ -76,16 +99,16 @@ class Run:
         number = int(words[0]) if words and words[0].isdigit() else None
         match verb:
             case "turns":
-                self.node = state_machine.Node(in_turns=True)
+                self.layout = pb.LayoutReported(numel=40, fragments=[20, 20])
             case "up":
-                self.feed(state_machine.TrainerUp())
+                self.feed(ev.TrainerUp(self.layout))
             case "down":
-                self.feed(state_machine.TrainerDown())
+                self.feed(ev.TrainerDown())
             case "state":
                 assert number is not None
-                self.feed(state_machine.StateMoved(number, digest(words[-1])))
+                self.feed(ev.StateMoved(number, digest(words[-1])))
             case "failed":
-                self.feed(state_machine.MoveFailed(-1 if number is None else number))
+                self.feed(ev.MoveFailed(-1 if number is None else number))
             case "joining":
                 self.see({"you": words[0], "phase": "inner", "has_state": True, "digest": "0"} | changes)
             case "round":
@@ -113,37 +136,33 @@ class Run:
                 for line in ("trained", "reducing", "held", *after):
                     self.last(line)
             case "steps":
-                self.feed(state_machine.TrainerReached(self.order if number is None else number))
+                self.feed(trainer.Reached(self.order if number is None else number))
             case "ready":
                 round_ = self.order if number is None else number
                 steps = int(options.get("steps", 5))
                 samples = int(options.get("samples", 2 * steps))
                 loss = float(options.get("loss", 2.0))
-                self.feed(state_machine.TrainerReady(round_, steps, samples, loss, 1.0, "ahead" in words))
+                self.feed(trainer.Ready(round_, steps, loss, samples, 1.0, "ahead" in words))
             case "waits":
-                self.feed(state_machine.TrainerWaits(self.order if number is None else number))
+                self.feed(trainer.Waits(self.order if number is None else number))
             case "evaluated":
-                self.feed(state_machine.TrainerEvaluated(self.round - 1 if number is None else number, 2.0))
+                self.feed(trainer.Evaluated(self.round - 1 if number is None else number, 2.0))
             case "held":
                 attempt = self.round, 1 if number is None else number
                 word = words[-1] if words and not words[-1].isdigit() else ""
-                self.feed(state_machine.ReduceHeld(attempt, root(f"{self.round} {word}".strip())))
+                self.feed(ev.ReduceHeld(attempt, root(f"{self.round} {word}".strip())))
             case "still":
-                if self.node.watched and float(words[0]) > 69:
-                    self.said.append("end the trainer")
+                self.feed(ev.TrainerSilent(float(words[0])))
             case "rejoined":
-                self.feed(state_machine.Rejoined())
+                self.feed(ev.Rejoined())
             case "slow":
                 self.slow = True
             case "written":
                 self.slow, waiting, self.waiting = False, self.waiting, []
                 for work in waiting:
-                    if state_machine.still_ready(self.node, work):
-                        self.said.append(shown(state_machine.ReportReady(work)))
-                    else:
-                        self.said.append("it is not: the node no longer has that work")
+                    self.encoded(work)
             case "show":
-                self.said += shown_node(self.node)
+                self.said += shown_state(self.state)
             case _:
                 raise ValueError(f"no such command: {verb}")
 
@@ -181,7 +200,7 @@ class Run:
             view.plan.round, view.plan.attempt = map(int, plan.split("/"))
         if told.get("ledger"):
             view.ledger = b"digests of all sealed chunks"
-        self.feed(state_machine.ViewArrived(view))
+        self.feed(ev.ViewArrived(view))
 
 
 def digest(words: str) -> bytes:
@@ -192,77 +211,92 @@ def root(words: str) -> bytes:
     return b"" if words == "-" else f"root {words}".encode()
 
 
-def shown(effect: Effect) -> str:
+def shown(effect: ef.Effect) -> str:
     match effect:
-        case state_machine.Initialise():
+        case ef.Initialise():
             return "initialise the model"
-        case state_machine.Train(order, carried, on, kept, rebased):
-            start = {True: "the local vector"}.get(bool(carried or kept), "the anchor")
-            how = [f"on top of {carried} samples"] * (carried > 0) + ["keeping other fragments' steps"] * kept
+        case ef.Train(view, carried, resume, on, rebased):
+            start = "the local vector" if resume else "the anchor"
+            how = [f"on top of {carried} samples"] * (carried > 0)
+            how += ["keeping other fragments' steps"] * (resume and not carried)
             how += ["the steps that it is ahead are of this round"] * on
             how += ["its other fragments' steps are rebased"] * rebased
-            ranges = "+".join(f"{r.first}..{r.first + r.count - 1}" for r in order.lease)
-            return "; ".join([f"train round {order.round} on {ranges}, from {start}", *how])
-        case state_machine.Evaluate(round_):
+            ranges = "+".join(f"{r.first}..{r.first + r.count - 1}" for r in view.train.lease)
+            return "; ".join([f"train round {view.train.round} on {ranges}, from {start}", *how])
+        case ef.Evaluate(round_):
             return f"evaluate state {round_}"
-        case state_machine.FinishTraining(round_):
+        case ef.FinishTraining(round_):
             return f"finish the inner steps of round {round_}"
-        case state_machine.StartReduce(plan):
+        case ef.EndTrainer():
+            return "end the trainer"
+        case ef.Encode(work):
+            return f"encode {shown_work(work)}"
+        case ef.StartReduce(plan):
             return f"reduce round {plan.round}, attempt {plan.attempt}"
-        case state_machine.Prove(view):
+        case ef.Prove(view):
             return f"compare the sealed chunks of round {view.plan.round} with the ledger"
-        case state_machine.StopReduce():
+        case ef.StopReduce():
             return "stop the reduce"
-        case state_machine.Apply(view):
+        case ef.Apply(view):
             return f"apply what round {view.committed} sealed"
-        case state_machine.Recover(view, differs, rebase):
+        case ef.Recover(view, differs, rebase):
             why = ", as the node's own is wrong" * differs + ", and rebase what was trained" * rebase
             donors = " ".join(d.node_id for d in view.donors) or "nobody"
             return f"recover state {view.committed} from {donors}{why}"
-        case state_machine.FallBack():
+        case ef.FallBack():
             return "fall back to what the disk has"
-        case state_machine.Renumber(round_):
-            return f"renumber the state to {round_}"
-        case state_machine.ReportLayout():
+        case ef.Renumber(view):
+            return f"renumber the state to {view.committed}"
+        case ef.ReportLayout():
             return "report the layout"
-        case state_machine.ReportState(round_, words):
+        case ef.ReportState(round_, words):
             return f"report {words.decode()!r} of round {round_}"
-        case state_machine.ReportReached(round_):
+        case ef.ReportReached(round_):
             return f"report that round {round_} has its inner steps"
-        case state_machine.ReportReady(work):
-            return f"report {shown_work(work)}"
-        case state_machine.ReportEvaluated(round_, loss):
+        case ef.ReportReady(round_, c):
+            return f"report {shown_steps(c.samples, c.front, c.steps, round_, c.loss, c.fresh)}"
+        case ef.ReportEvaluated(round_, loss):
             return f"report a loss of {loss:g} of state {round_}"
-        case state_machine.RunFinished():
+        case ef.RunFinished():
             return "the run is finished"
 
 
 def shown_work(work: Work) -> str:
-    fresh = "" if work.fresh else ", with steps of earlier rounds"
-    steps = f"{work.samples} samples from {work.front} on, {work.steps} steps of round {work.round}"
-    return f"{steps}, loss {work.loss:g}{fresh}"
+    return shown_steps(work.samples, work.front, work.steps, work.round, work.loss, work.fresh)
 
 
-def shown_node(node: state_machine.Node) -> list[str]:
-    task = node.task
-    kinds: dict[str, Callable[[state_machine.Task], str]] = {
-        "initialise": lambda t: "idle",
-        "train": lambda t: f"training round {t.round}" + ", told to finish" * t.finishing,
-        "ahead": lambda t: (
-            f"ahead of round {t.round}" + (f" from sample {t.front} on" if t.front >= 0 else ", in vain")
-        ),
-        "evaluate": lambda t: "evaluating",
-    }
-    trainer = "down" if not node.trainer_up else "idle" if task is None else kinds[task.kind](task)
-    trainer += ", evaluating in between" * node.evaluating
-    state = f"of round {node.round}" if node.round >= 0 else "none"
-    lines = [f"trainer {trainer}; state {state}{', moving' * node.moving}"]
-    if node.ready is not None:
-        lines.append(f"ready: {shown_work(node.ready)}")
-    if node.carried is not None:
-        lines.append(f"carried over: {shown_work(node.carried)}")
-    if node.reducing is not None:
-        lines.append(f"reducing round {node.reducing[0]}, attempt {node.reducing[1]}")
-    if node.held is not None:
-        lines.append(f"held: round {node.held[0]}, attempt {node.held[1]}{', of an earlier session' * node.apart}")
+def shown_steps(samples: int, front: int, steps: int, round_: int, loss: float, fresh: bool) -> str:
+    earlier = "" if fresh else ", with steps of earlier rounds"
+    return f"{samples} samples from {front} on, {steps} steps of round {round_}, loss {loss:g}{earlier}"
+
+
+def shown_state(state: State) -> list[str]:
+    at = f"of round {state.round}" if state.round >= 0 else "none"
+    moving = f", moving: {state.outer.by.value}" if isinstance(state.outer, Moving) else ""
+    lines = [f"trainer {shown_trainer(state)}; state {at}{moving}"]
+    if state.ready is not None:
+        lines.append(f"ready: {shown_work(state.ready)}")
+    if state.carried is not None:
+        lines.append(f"carried over: {shown_work(state.carried)}")
+    if isinstance(state.reduce, Reducing):
+        lines.append(f"reducing round {state.reduce.attempt[0]}, attempt {state.reduce.attempt[1]}")
+    match state.reduced:
+        case Reduced((round_, attempt), _, in_session):
+            lines.append(f"held: round {round_}, attempt {attempt}{', of an earlier session' * (not in_session)}")
     return lines
+
+
+def shown_trainer(state: State) -> str:
+    between = ", evaluating in between" * state.evaluating
+    match state.trainer:
+        case Down():
+            return "down"
+        case Idle():
+            return "idle"
+        case Training(round=round_, finishing=finishing):
+            return f"training round {round_}{', told to finish' * finishing}{between}"
+        case Ahead(round_, front):
+            where = f" from sample {front} on" if front is not None else ", in vain"
+            return f"ahead of round {round_}{where}{between}"
+        case Evaluating():
+            return "evaluating"

@@ -10,11 +10,12 @@ from atoll.comm.byte_view import U8
 from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import ModelConfig, ReduceConfig, RunConfig
 from atoll.comm.digest import digest
-from atoll.node.checkpoint.checkpointer import Checkpointer, CheckpointLocation
+from atoll.node.checkpoint.checkpoint_files import CheckpointLocation
+from atoll.node.checkpoint.checkpointer import Checkpointer
 from atoll.node.checkpoint.run_manifest import RunManifest
 from atoll.node.checkpoint.snapshots import TensorShapes
-from atoll.node.outer.layout import in_turns, stretches
-from atoll.node.outer.method import schedule_of, sealing_of
+from atoll.node.outer.layout import flat_order, fragments_and_chunks
+from atoll.node.outer.method import outer_schedule, seal_format
 from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.outer.state import OuterState
 from atoll.node.trainer.flat_vector import layout_of
@@ -38,12 +39,12 @@ class Node:
         about = about or RunManifest(RUN)
         self.state_dir, self.run, self.folder = folder, about.run, folder / "outer" / mark.hex()
         layout = layout or layout_for(about.run.model)
-        layout = in_turns(self.run, layout) if self.run.fragments.count > 1 else layout
-        fragments, self.chunks = stretches(self.run, layout)
+        layout = flat_order(self.run, layout) if self.run.fragments.count > 1 else layout
+        fragments, self.chunks = fragments_and_chunks(self.run, layout)
         self.codec = make_codec(self.run.reduce.codec, self.run.reduce.block, self.run.reduce.scales)
         vectors = SharedVectors.create(self.chunks.numel, folder, folder / "shm")
-        self.outer = OuterState(vectors, self.chunks, sealing_of(self.run, *fragments), schedule_of(self.run))
-        place = CheckpointLocation(self.folder, mark, layout, 3, about=about)
+        self.outer = OuterState(vectors, self.chunks, seal_format(self.run, *fragments), outer_schedule(self.run))
+        place = CheckpointLocation(self.folder, mark, layout, 3, manifest=about)
         self.disk = Checkpointer(self.outer, lambda _: None, place)
 
     async def commit(self, *rounds: int) -> None:
@@ -51,20 +52,23 @@ class Node:
             if not round_:
                 rng = np.random.default_rng(0)
                 self.outer.vectors.anchor[:] = rng.standard_normal(self.chunks.numel, dtype=np.float32)
-                self.outer.initialised()
+                self.outer.initialise()
             else:
-                of, payloads = self.chunks.fragment_range(self.outer.turns.fragment(round_)), self.sealed(round_)
+                of, payloads = (
+                    self.chunks.fragment_range(self.outer.fragment_schedule.fragment(round_)),
+                    self.sealed(round_),
+                )
                 for c, payload in zip(of, payloads, strict=True):
                     self.outer.apply(c, payload)
-                self.outer.pass_over(round_)
-                self.disk.committed(round_, payloads, [digest(payload) for payload in payloads])
-                self.outer.settle()
-            self.disk.settled(round_, 10 * round_)
-            await self.disk.quiet()
+                self.outer.advance_unchanged(round_)
+                self.disk.record_round(round_, payloads, [digest(payload) for payload in payloads])
+                self.outer.finalize()
+            self.disk.finalized(round_, 10 * round_)
+            await self.disk.wait_idle()
 
     def sealed(self, round_: int) -> list[U8]:
         delta = np.random.default_rng(round_).standard_normal(self.chunks.numel, dtype=np.float32)
-        of = self.chunks.fragment_range(self.outer.turns.fragment(round_))
+        of = self.chunks.fragment_range(self.outer.fragment_schedule.fragment(round_))
         payloads = [np.empty(self.codec.size(self.chunks.size(c)), np.uint8) for c in of]
         for c, payload in zip(of, payloads, strict=True):
             self.codec.encode(delta[self.chunks.span(c)], payload)

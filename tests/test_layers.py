@@ -40,14 +40,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "coordinator.cli": {"comm", "comm.config", "coordinator.monitor", "coordinator.server"},
     "coordinator.demo": {
-        *("comm", "comm.config", "configs", "coordinator.cli", "coordinator.server"),
+        *("comm", "comm.codecs", "comm.config", "configs", "coordinator.cli", "coordinator.server"),
         *("coordinator.monitor", "coordinator.service", "coordinator.state_machine"),
     },
     "coordinator.bench": {
         *("comm", "comm.proto", "comm.transport", "configs"),
         *("coordinator.placement", "coordinator.server"),
     },
-    "node": {"comm", "comm.config", "comm.proto"},
+    "node": {"comm", "comm.config"},
+    "node.state_machine": {"comm", "comm.proto", "node"},
     "node.control": {"comm", "comm.allreduce", "comm.proto", "comm.transport"},
     "node.outer": {"comm", "comm.allreduce", "comm.codecs", "comm.config", "outer_opt"},
     "node.checkpoint": {"comm", "comm.codecs", "comm.config", "node.outer"},
@@ -55,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.trainer": {"comm", "comm.config", "node", "node.checkpoint", "node.outer", "outer_opt"},
     "node.daemon": {
         *("comm", "comm.allreduce", "comm.codecs", "comm.config", "comm.proto", "comm.transport"),
-        *("node", "node.checkpoint", "node.control", "node.outer", "node.recovery"),
+        *("node", "node.checkpoint", "node.control", "node.outer", "node.recovery", "node.state_machine"),
     },
     "node.cli": {"comm", "comm.config", "node", "node.checkpoint", "node.daemon"},
     "node.simulate": {"comm", "comm.codecs", "comm.config", "node", "node.outer", "node.trainer", "outer_opt"},

@@ -14,13 +14,13 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import F32, Codec, NonFinite
 from atoll.comm.workers import threads, workers
 
-AT_ONCE = 8  # chunks that a thread encodes before others may have them
+CHUNKS_AT_ONCE = 8  # chunks that a thread encodes before others may have them
 Compute = Callable[[Callable[[], None]], Awaitable[None]]  # calls a function in another thread
 
 
 class EncodedVector:
     """An encoded vector, of which the first `ready` chunks were made; nobody writes to those. One that is of no
-    more use may be let go of: if it is wanted after all, it is made again."""
+    more use may be released: if it is wanted after all, it is made again."""
 
     def __init__(
         self, chunks: Sequence[U8 | None], ready: int = 0, again: Callable[[int], Awaitable[U8]] | None = None
@@ -39,8 +39,9 @@ class EncodedVector:
             self._chunks[c] = await self._again(c)
         return self._chunks[c]
 
-    def let_go(self, c: int) -> U8 | None:
-        """Chunk `c` is of no more use for now; its memory, which others may still read from. None: it stays."""
+    def release(self, c: int) -> U8 | None:
+        """Give up chunk `c`, which is of no more use for now; returns its memory, from which others may still
+        read. None: it stays."""
         if self._again is None or self.ready <= c:
             return None
         payload, self._chunks[c] = self._chunks[c], None
@@ -48,19 +49,19 @@ class EncodedVector:
 
     @property
     def chunks(self) -> tuple[U8 | None, ...]:
-        """Those that are here."""
+        """Each chunk, None where it is not made yet or was released."""
         return tuple(self._chunks)
 
     @property
     def whole(self) -> tuple[U8, ...]:
-        """All chunks, while none was let go of."""
+        """All chunks; `RuntimeError` unless all were made, and none was released."""
         found = tuple(payload for payload in self._chunks if payload is not None)
         if len(found) < len(self._chunks):
             raise RuntimeError("not every encoded chunk is here")
         return found
 
     def put(self, first: int, payloads: Sequence[U8]) -> None:
-        """The next chunks are there, of which this is the first."""
+        """Add the next chunks, of which chunk `first` is the first."""
         self._chunks[first : first + len(payloads)] = payloads
         self.ready = first + len(payloads)
         self._more.set()
@@ -84,6 +85,7 @@ def encoded_norm(codec: Codec, chunks: Chunks, payloads: Sequence[U8]) -> float:
 
 
 def squared_norm(x: F32) -> float:
+    """The sum of squares of `x` (n,) fp32, in fp64."""
     wide = x.astype(np.float64)
     return float(np.dot(wide, wide))
 
@@ -92,7 +94,7 @@ class DeltaEncoder:
     """Encodes `anchor - local`, both (numel,) fp32, which do not change meanwhile.
 
     `buffers`: memory to use. `offer` changes a part of that difference in place before it is encoded; several
-    threads call it. `keep`: no chunk is let go of.
+    threads call it. `keep`: no chunk is released.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ class DeltaEncoder:
         """Encode it all. `NonFinite` says which element is NaN or infinite."""
         self._compute = compute
         while (first := self.encoded.ready) < self._chunks.count:
-            several = range(first, min(first + AT_ONCE * self._threads, self._chunks.count))
+            several = range(first, min(first + CHUNKS_AT_ONCE * self._threads, self._chunks.count))
             self.encoded.put(first, await self._encoded(several))
 
     async def _again(self, c: int) -> U8:

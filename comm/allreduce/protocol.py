@@ -23,9 +23,9 @@ its memory. (Twice that for a moment, when chunks start anew at the same owner a
 They go out in the same order at all members, sums too, which may have to wait for one before them.
 
 Sealed chunks are taken for what they should be until the coordinator finds that not all members hold the same. It
-tells the ledger's digests then (`prove`): what differs is given up, and comes again from somebody else. Of whom it
-came so is told, and at last what is `ReportMissing`, where everybody was asked in vain.
-Whatever is sent to whom and when follows from the calls, so the simulation of the protocol runs this class.
+then tells the ledger's digests (`prove`): what differs is given up, reported with its giver, asked of others;
+`ReportMissing` says at last what everybody was asked for in vain. What is sent to whom and when follows from the
+calls alone, so the simulation runs this class as it is.
 """
 
 from collections import deque
@@ -226,12 +226,13 @@ class ReduceProtocol:
         chunk.state, chunk.digest = ChunkState.SERVED, digest
         self._missing_count -= 1
         out: list[Effect] = [ReportSeal(c, since, digest, tuple(inputs)), FreeContributions(c)]
+        routes = self._routes
         more = len(self._collecting) >= self.window  # else nobody has contributions that wait for room
-        for node, place in self._routes.places.items():
+        for node, place in routes.places.items():
             if node != self.me:
-                if more and (place in relays or (place in inputs and self._routes.contributes_here(c, place))):
+                if more and (place in relays or (place in inputs and routes.contributes_here(c, place))):
                     out.append(SendFrame(node, FrameKind.MERGED, c, since))
-                if self._routes.serves(c, place):
+                if routes.serves(c, place):
                     out.append(SendFrame(node, FrameKind.SEALED, c, since))
         self._report_progress(out)
         return out
@@ -278,7 +279,8 @@ class ReduceProtocol:
                 if node != self.me and self._routes.serves(c, place):
                     out.append(SendFrame(node, FrameKind.SEALED, c, chunk.since))
         chunk.state = ChunkState.SERVED if chunk.relayed else ChunkState.SEALED
-        chunk.digest, chunk.asked = digest, []
+        chunk.digest = digest
+        chunk.asked.clear()
         self._missing_count -= 1
         if chunk.source is not None:  # it was sealed without this member, if that joined meanwhile
             self._withdraw(c, chunk.source)
@@ -294,7 +296,7 @@ class ReduceProtocol:
 
     def chunk_lacked(self, node: NodeId, c: int) -> list[Effect]:
         """`node`, which was asked for the sealed bytes of chunk `c`, does not have them."""
-        return (self.pull(c) or self._exhaust(c)) if self._chunks[c].asked[-1:] == [node] else []
+        return (self.pull(c) or self._exhaust(c)) if node in self._chunks[c].asked[-1:] else []
 
     def prove(self, ledger: Sequence[bytes]) -> list[Effect]:
         """Hold the sealed chunks to the ledger's digests, one for each chunk: give up those that differ, ask
@@ -400,11 +402,10 @@ class ReduceProtocol:
     def resync_state(self, node: NodeId) -> tuple[bytes, bytes, bytes]:
         """For a RESYNC: bitmaps of the chunks of which something of `node` is here to be merged, of those that are
         merged, and of those whose sealed bytes are here."""
-        place, chunks = self._routes.places.get(node, -1), self._chunks
+        place, chunks, n = self._routes.places.get(node, -1), self._chunks, self.chunk_count
         here = (c for c, x in self._collecting.items() if place in x.arrived or place in x.region_sums)
         merged = (c for c, chunk in enumerate(chunks) if chunk.state is ChunkState.SERVED or chunk.summed)
         sealed = (c for c, chunk in enumerate(chunks) if chunk.digest is not None)
-        n = self.chunk_count
         return bitmap(here, n), bitmap(merged, n), bitmap(sealed, n)
 
     def resync(self, node: NodeId, attempt: int, here: bytes, merged: bytes, sealed: bytes) -> list[Effect]:
@@ -422,11 +423,11 @@ class ReduceProtocol:
             elif not bit(here, c) or unheard:
                 out.append(SendFrame(node, self._payload_kind(c), c, self._chunks[c].since))
         for c, chunk in enumerate(self._chunks):
-            lacks = chunk.since > attempt or not bit(sealed, c)
-            if lacks and chunk.state is ChunkState.SERVED and self._routes.serves(c, self._routes.places[node]):
-                out.append(SendFrame(node, FrameKind.SEALED, c, chunk.since))
+            if chunk.state is ChunkState.SERVED and (chunk.since > attempt or not bit(sealed, c)):
+                if self._routes.serves(c, self._routes.places[node]):
+                    out.append(SendFrame(node, FrameKind.SEALED, c, chunk.since))
         for c, chunk in enumerate(self._chunks):
-            if chunk.asked[-1:] == [node]:
+            if chunk.asked and chunk.asked[-1] == node:
                 out.append(SendFrame(node, FrameKind.WANT, c, chunk.since))
         self._feed(node, out)
         return out
@@ -482,12 +483,11 @@ class ReduceProtocol:
             out.append(SendFrame(node, self._payload_kind(c), c, self._chunks[c].since))
 
     def _is_made(self, c: int) -> bool:
-        """Whether what this member sends of the chunk is there: its own contribution always is."""
-        return not self._chunks[c].relayed or self._chunks[c].summed
+        return not self._chunks[c].relayed or self._chunks[c].summed  # this member's own contribution always is
 
     def _report_progress(self, out: list[Effect]) -> None:
         """Say it once in an attempt when all is here, or all that was not asked for in vain."""
-        attempt, missing = self._routes.plan.attempt, self._missing_count
+        missing, attempt = self._missing_count, self._routes.plan.attempt
         if not missing and self._complete_attempt != attempt and self._routes.contributes(self._routes.place):
             self._complete_attempt = attempt
             proven = all(chunk.digest == chunk.ledger_digest for chunk in self._chunks)

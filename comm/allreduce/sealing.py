@@ -27,9 +27,9 @@ from atoll.comm.byte_view import U8, view
 from atoll.comm.codecs.codec import F32, Codec, Malformed, NonFinite, Octets
 
 Term = tuple[int, Octets, float]  # place in the plan, contribution, share: its weight over all, times its scale
-LENGTH = SHARE = 8  # bytes
-COUNT = 4  # bytes
-MOST_LENGTH = 1e6  # usual rounds in one
+LENGTH_BYTES = SHARE_BYTES = 8  # bytes
+COUNT_BYTES = 4  # bytes
+MAX_ROUND_LENGTH = 1e6  # usual rounds in one
 
 
 class UnusableContribution(Exception):
@@ -41,6 +41,8 @@ class UnusableContribution(Exception):
 
 
 class ChunkMerge(Protocol):
+    """How contributions to a chunk are averaged."""
+
     @property
     def elementwise(self) -> bool:
         """Whether parts of a chunk may be merged one after another, as the codec has them."""
@@ -50,6 +52,8 @@ class ChunkMerge(Protocol):
 
 
 class SealFormat(Protocol):
+    """What the sealed bytes of a chunk are made of, and how they are read."""
+
     def size(self, numel: int, terms: int) -> int:
         """Bytes of `numel` sealed elements of so many contributions."""
 
@@ -129,16 +133,16 @@ class GatheredSeal:
     merge: ChunkMerge
 
     def size(self, numel: int, terms: int) -> int:
-        return COUNT + terms * (SHARE + self.codec.size(numel))
+        return COUNT_BYTES + terms * (SHARE_BYTES + self.codec.size(numel))
 
     def fits(self, size: int, numel: int, most: int) -> bool:
-        terms, rest = divmod(size - COUNT, SHARE + self.codec.size(numel))
+        terms, rest = divmod(size - COUNT_BYTES, SHARE_BYTES + self.codec.size(numel))
         return rest == 0 and 0 < terms <= most
 
     def seal(self, c: int, terms: Sequence[Term], length: float, numel: int, out: U8) -> None:
-        first = COUNT + SHARE * len(terms)
-        out[:COUNT].view("<u4")[0] = len(terms)
-        out[COUNT:first].view("<f8")[:] = [share for _, _, share in terms]
+        first = COUNT_BYTES + SHARE_BYTES * len(terms)
+        out[:COUNT_BYTES].view("<u4")[0] = len(terms)
+        out[COUNT_BYTES:first].view("<f8")[:] = [share for _, _, share in terms]
         places = out[first:].reshape(len(terms), -1)
         for (place, payload, _), copy in zip(terms, places, strict=True):
             _refuse_malformed(self.codec, place, payload, numel)
@@ -161,9 +165,9 @@ class GatheredSeal:
         octets: U8 = np.frombuffer(payload, np.uint8)
         if not self.fits(octets.size, numel, octets.size):
             raise Malformed(f"it has {octets.size} bytes, which are no contributions of {numel} elements")
-        count = (octets.size - COUNT) // (SHARE + self.codec.size(numel))
-        first = COUNT + SHARE * count
-        told, found = int(octets[:COUNT].view("<u4")[0]), octets[COUNT:first].view("<f8").tolist()
+        count = (octets.size - COUNT_BYTES) // (SHARE_BYTES + self.codec.size(numel))
+        first = COUNT_BYTES + SHARE_BYTES * count
+        told, found = int(octets[:COUNT_BYTES].view("<u4")[0]), octets[COUNT_BYTES:first].view("<f8").tolist()
         if told != count:
             raise Malformed(f"it has {count} contributions and says {told}")
         if not (min(found) >= 0 and sum(found) < 1 + 1e-9):  # nor are they NaN
@@ -173,19 +177,20 @@ class GatheredSeal:
 
 @dataclass(frozen=True)
 class TimedSeal:
-    """With the round's length: the outer rule follows it where its decay is kept per token."""
+    """Another seal, and behind it the round's length, fp64: the outer rule follows it where its decay is kept per
+    token."""
 
     sealing: SealFormat
 
     def size(self, numel: int, terms: int) -> int:
-        return self.sealing.size(numel, terms) + LENGTH
+        return self.sealing.size(numel, terms) + LENGTH_BYTES
 
     def fits(self, size: int, numel: int, most: int) -> bool:
-        return self.sealing.fits(size - LENGTH, numel, most)
+        return self.sealing.fits(size - LENGTH_BYTES, numel, most)
 
     def seal(self, c: int, terms: Sequence[Term], length: float, numel: int, out: U8) -> None:
-        self.sealing.seal(c, terms, length, numel, out[:-LENGTH])
-        out[-LENGTH:].view("<f8")[0] = length
+        self.sealing.seal(c, terms, length, numel, out[:-LENGTH_BYTES])
+        out[-LENGTH_BYTES:].view("<f8")[0] = length
 
     def check(self, payload: Octets, numel: int) -> None:
         self.sealing.check(_split(payload)[0], numel)
@@ -197,7 +202,7 @@ class TimedSeal:
 
 
 def mean_of(codec: Codec) -> EncodedSeal:
-    """The plain weighted mean."""
+    """The seal of the plain weighted mean, encoded once with `codec`."""
     return EncodedSeal(codec, WeightedMean(codec))
 
 
@@ -210,9 +215,9 @@ def _refuse_malformed(codec: Codec, place: int, payload: Octets, numel: int) -> 
 
 def _split(payload: Octets) -> tuple[U8, float]:
     octets: U8 = np.frombuffer(payload, np.uint8)
-    if octets.size < LENGTH:
+    if octets.size < LENGTH_BYTES:
         raise Malformed(f"it has {octets.size} bytes, too few for a round's length")
-    length = float(octets[-LENGTH:].view("<f8")[0])
-    if not 0 < length < MOST_LENGTH:
+    length = float(octets[-LENGTH_BYTES:].view("<f8")[0])
+    if not 0 < length < MAX_ROUND_LENGTH:
         raise Malformed("it holds a round's length that is not positive, or not finite")
-    return octets[:-LENGTH], length
+    return octets[:-LENGTH_BYTES], length

@@ -51,7 +51,7 @@ from atoll.comm.config.run import ScaleName
 from atoll.comm.errors import AtollError, PeerError
 
 if TYPE_CHECKING:
-    from atoll.comm.codecs import kernels
+    from atoll.comm.codecs import kernels as kernels
 else:
     from atoll.comm.codecs.loaded import Kernels
 

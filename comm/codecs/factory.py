@@ -4,7 +4,12 @@ from typing import assert_never
 
 from atoll.comm.codecs.codec import Bf16, Codec, Fp32, Int4, Int8
 from atoll.comm.codecs.sparse import Sparse
-from atoll.comm.config.run import CodecName, ScaleName
+from atoll.comm.config.run import CodecName, RunConfig, ScaleName
+
+
+def codec_of(run: RunConfig) -> Codec:
+    """The codec of a run."""
+    return make_codec(run.reduce.codec, run.reduce.block, run.reduce.scales)
 
 
 def make_codec(name: CodecName, block: int, scales: ScaleName = ScaleName.FP16) -> Codec:

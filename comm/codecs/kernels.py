@@ -326,7 +326,7 @@ def to_int8(x: F32, block: int, scales: F32, values: U8) -> None:
 
 @_kernel(types.void, _read(_u8), _int, _read(_f32), _write(_f32))
 def from_int8(values: U8, block: int, scales: F32, out: F32) -> None:
-    """Write q * scale of each element."""
+    """Decode each element: its integer times the scale of its block."""
     for b in range(scales.size):
         part, to, scale = values[b * block : b * block + block], out[b * block : b * block + block], scales[b]
         for i in range(part.size):
@@ -345,7 +345,7 @@ def from_int8_far(values: U8, block: int, scales: F32, out: F32) -> None:
 
 @_kernel(types.void, _read(_u8), _int, _read(_f32), _f32, _write(_f32))
 def add_int8(values: U8, block: int, scales: F32, weight: np.float32, out: F32) -> None:
-    """Do `out += weight * (q * scale)`, each operation rounded."""
+    """Add each decoded element, times `weight`, to `out`; each operation is rounded once."""
     for b in range(scales.size):
         part, to, scale = values[b * block : b * block + block], out[b * block : b * block + block], scales[b]
         for i in range(part.size):
@@ -378,7 +378,7 @@ def to_int4(x: F32, block: int, scales: F32, values: U8) -> None:
 
 @_kernel(types.void, _read(_u8), _int, _read(_f32), _write(_f32))
 def from_int4(values: U8, block: int, scales: F32, out: F32) -> None:
-    """Write q * scale of each element."""
+    """Decode each element: its integer times the scale of its block."""
     for b in range(scales.size):
         part, to = values[b * block >> 1 : b * block + block >> 1], out[b * block : b * block + block]
         scale = scales[b]
@@ -392,7 +392,7 @@ def from_int4(values: U8, block: int, scales: F32, out: F32) -> None:
 
 @_kernel(types.void, _read(_u8), _int, _read(_f32), _f32, _write(_f32))
 def add_int4(values: U8, block: int, scales: F32, weight: np.float32, out: F32) -> None:
-    """Do `out += weight * (q * scale)`, each operation rounded."""
+    """Add each decoded element, times `weight`, to `out`; each operation is rounded once."""
     for b in range(scales.size):
         part, to = values[b * block >> 1 : b * block + block >> 1], out[b * block : b * block + block]
         scale = scales[b]

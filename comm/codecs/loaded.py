@@ -1,4 +1,4 @@
-"""Which kernels the codecs call: the compiled ones, or without numba those in numpy, which only decode."""
+"""The choice of the codecs' kernels: the compiled ones, or without numba those in numpy, which only decode."""
 
 from importlib import import_module
 from threading import RLock
@@ -6,7 +6,7 @@ from typing import Any
 
 from atoll.comm.extras import installed
 
-_ONE_COMPILES = RLock()  # who needs a kernel that another thread is compiling waits for it
+one_compiles = RLock()  # who needs a kernel that another thread is compiling waits for it
 
 
 class Kernels:
@@ -19,7 +19,7 @@ class Kernels:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        with _ONE_COMPILES:
+        with one_compiles:
             if name not in self.__dict__:
                 setattr(self, name, self._load(name))
             return self.__dict__[name]

@@ -29,7 +29,8 @@ import numpy as np
 from atoll.comm.codecs.codec import F32, U8, U16, ByteShuffle, Malformed, NonFinite, Octets, Parts, sequential_mean
 
 if TYPE_CHECKING:
-    from atoll.comm.codecs import kernels, sparse_kernels
+    from atoll.comm.codecs import kernels as kernels
+    from atoll.comm.codecs import sparse_kernels as sparse_kernels
 else:
     from atoll.comm.codecs.loaded import Kernels
 

@@ -1,4 +1,4 @@
-"""What of a method's settings real nodes can do yet, and what only a simulation carries out."""
+"""Settings of a method that real nodes carry out, and those that only a simulation does."""
 
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import ConfigError

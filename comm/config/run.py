@@ -311,7 +311,7 @@ class CheckpointConfig:
 
 @dataclass
 class WandbConfig:
-    """Where the run is shown in Weights & Biases. What the config leaves open, wandb's environment variables say;
+    """The run's place in Weights & Biases. What the config leaves open, wandb's environment variables say;
     the run's name there is WANDB_NAME, else the config's `name`.
     """
 

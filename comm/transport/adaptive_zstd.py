@@ -15,56 +15,59 @@ from atoll.comm.codecs.codec import ByteShuffle
 from atoll.comm.transport.frames import FrameKind
 from atoll.comm.workers import workers
 
-TRY_AGAIN = 64  # chunks, after one that did not pay
-TRIES = 8  # chunks whose cost is known
-KEPT = 3  # packed chunks, for those that go to several peers: these take them at about the same time
-NOTHING_APART = ByteShuffle()
-SMALLEST = 4096  # bytes that are worth a try
+CHUNKS_BETWEEN_TRIES = 64  # chunks, after one that did not pay
+KNOWN_COSTS = 8  # chunks whose cost is known
+MAX_SHARED_FRAMES = 3  # packed chunks, for those that go to several peers: these take them at about the same time
+NO_SHUFFLE = ByteShuffle()
+MIN_PACKED_BYTES = 4096  # bytes that are worth a try
 
 
 class AdaptiveZstd:
+    """Packs the payloads of one node's links where that pays. `rate` is to be kept up to date."""
+
     def __init__(self) -> None:
-        self.on = True  # the run wants it
+        self.enabled = True  # the run wants it
         self.rate = 0.0  # bytes a second that the node's link carries up; 0: not known
         self._saved = 0.04  # share of the bytes
-        self._costs = deque([1e-9], TRIES)  # seconds a byte
+        self._costs = deque([1e-9], KNOWN_COSTS)  # seconds a byte
         self._skipped = 0
-        self._kept: OrderedDict[tuple[int, int], tuple[U8, bytes]] = OrderedDict()  # and what they are of
+        self._shared: OrderedDict[tuple[int, int], tuple[U8, bytes]] = OrderedDict()  # and what they are of
 
     @property
     def pays(self) -> bool:
+        """Whether a byte that is saved takes longer to send than to save, by what is known."""
         return self.rate > 0 and self._saved / self.rate > min(self._costs)
 
     async def pack(
-        self, kind: FrameKind, chunk: int, since: int, payload: U8, apart: ByteShuffle = NOTHING_APART
+        self, kind: FrameKind, chunk: int, since: int, payload: U8, apart: ByteShuffle = NO_SHUFFLE
     ) -> bytes | None:
         """The payload as a zstandard frame (see `zstd.pack_shuffled`); None: it goes as it is."""
         if (
-            not self.on
-            or payload.size < SMALLEST
+            not self.enabled
+            or payload.size < MIN_PACKED_BYTES
             or not self.rate
-            or (not self.pays and self._skipped < TRY_AGAIN)
+            or (not self.pays and self._skipped < CHUNKS_BETWEEN_TRIES)
         ):
             self._skipped += 1
             return None
         self._skipped = 0
         shared = kind is FrameKind.SEALED  # with the other peers it goes to
-        if shared and (kept := self._kept.get((chunk, since))) is not None and kept[0] is payload:
-            return kept[1]
+        if shared and (before := self._shared.get((chunk, since))) is not None and before[0] is payload:
+            return before[1]
         packed, seconds = await asyncio.get_running_loop().run_in_executor(workers(), _timed, payload, apart)
         self._saved += (1 - len(packed) / payload.size - self._saved) / 8
         self._costs.append(seconds / payload.size)
         if len(packed) >= payload.size:
             return None
         if shared:
-            self._kept[chunk, since] = payload, packed
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
+            self._shared[chunk, since] = payload, packed
+            while len(self._shared) > MAX_SHARED_FRAMES:
+                self._shared.popitem(last=False)
         return packed
 
     def forget(self) -> None:
-        """Another round begins."""
-        self._kept.clear()
+        """Another round begins: no packed frame of this one is sent again."""
+        self._shared.clear()
 
 
 def _timed(payload: U8, apart: ByteShuffle) -> tuple[bytes, float]:

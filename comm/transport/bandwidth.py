@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from atoll.comm.ids import NodeId
 
 # Seconds, and what a rate over so many counts: shorter bursts are what buffers take, not what the link carries.
-WINDOWS = (2.0, 1.0), (1.0, 0.95), (0.5, 0.85)
-KEPT = 0.97  # of what is known, for each reduce that shows less: it may have had other reasons
-MOST = 64  # round trips that a node tells
+RATE_WINDOWS = (2.0, 1.0), (1.0, 0.95), (0.5, 0.85)
+DECAY_PER_REDUCE = 0.97  # of what is known, for each reduce that shows less: it may have had other reasons
+MAX_ROUND_TRIPS = 64  # round trips that a node tells
 
 
 class PeakRate:
@@ -20,7 +20,7 @@ class PeakRate:
     seen for so long."""
 
     def __init__(self) -> None:
-        self._peaks = [WindowedMaxRate(window) for window, _ in WINDOWS]
+        self._peaks = [WindowedMaxRate(window) for window, _ in RATE_WINDOWS]
 
     def add(self, now: float, *totals: int) -> None:
         """The counters stand at `totals`."""
@@ -29,8 +29,8 @@ class PeakRate:
 
     @property
     def best(self) -> float:
-        """A second."""
-        rates = (peak.rate * counts for peak, (_, counts) in zip(self._peaks, WINDOWS, strict=True))
+        """The highest rate, a second; 0: not seen for long enough."""
+        rates = (peak.rate * counts for peak, (_, counts) in zip(self._peaks, RATE_WINDOWS, strict=True))
         return next((rate for rate in rates if rate), 0.0)
 
 
@@ -42,12 +42,12 @@ class LinkEstimate:
 
     @property
     def rate(self) -> float:
-        """A second; 0: nothing is known."""
+        """What the link carries, a second; 0: nothing is known."""
         return max(self._before, self._latest.best)
 
     def begin(self) -> None:
         """Another reduce."""
-        self._before, self._latest = max(KEPT * self._before, self._latest.best), PeakRate()
+        self._before, self._latest = max(DECAY_PER_REDUCE * self._before, self._latest.best), PeakRate()
 
     def add(self, now: float, *totals: int) -> None:
         """The counters stand at `totals`."""
@@ -78,7 +78,7 @@ class WindowedMaxRate:
             self.rate = max(self.rate, carried / (now - then))
 
 
-def sample_round_trips(trips: Mapping[NodeId, float], most: int = MOST) -> dict[NodeId, float]:
+def sample_round_trips(trips: Mapping[NodeId, float], most: int = MAX_ROUND_TRIPS) -> dict[NodeId, float]:
     """Round trips that tell who is near whom: the shortest, and some of all others."""
     order = sorted(trips, key=lambda node: trips[node])
     near, rest = order[: most // 2], order[most // 2 :]

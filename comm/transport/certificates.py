@@ -6,13 +6,13 @@ certificate, from the join URL (the coordinator's) or from the coordinator (a no
 
 import base64
 import hashlib
-import os
 import re
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.comm.errors import ConfigError, ResourceError
+from atoll.comm.files import atomic_write, write_all
 from atoll.comm.ids import Pin
 
 FILE = "tls.pem"  # in the state directory
@@ -22,12 +22,15 @@ _BLOCK = re.compile(rb"-----BEGIN ([A-Z ]+)-----\n.+?-----END \1-----\n", re.DOT
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
+    """A private key and its self-signed certificate."""
+
     path: Path  # of the file with both
     key: bytes = field(repr=False)  # PEM
     body: bytes = field(repr=False)  # PEM
 
     @property
     def pin(self) -> Pin:
+        """What others know the certificate by."""
         return pin_of(ssl.PEM_cert_to_DER_cert(self.body.decode()))
 
 
@@ -36,7 +39,7 @@ def pin_of(der: bytes) -> Pin:
     return Pin(base64.b32encode(hashlib.sha256(der).digest()).decode().rstrip("=").lower())
 
 
-def own(state_dir: Path) -> Certificate:
+def load_or_make(state_dir: Path) -> Certificate:
     """The certificate in this directory, made now if there is none. One process at a time may call this.
 
     `ConfigError` if the file is none of ours, `ResourceError` if it cannot be read or written.
@@ -92,15 +95,5 @@ def _make() -> bytes:
 
 def _write(path: Path, data: bytes) -> None:
     """The file appears whole or not at all, and is its owner's alone from the start."""
-    new = path.with_name(path.name + ".new")
-    new.unlink(missing_ok=True)
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    with atomic_write(path, None) as file:
+        write_all(file, [memoryview(data)], 0)

@@ -22,17 +22,17 @@ from typing import NamedTuple
 from atoll.comm.errors import PeerError
 from atoll.comm.transport.stream_policy import LONG_PATH_RTT
 
-STALL = 60.0  # seconds without a byte in the middle of something
+STALL_TIMEOUT = 60.0  # seconds without a byte in the middle of something
 # Longer than a receiver may leave a window closed: Linux counts that against it too.
-USER_TIMEOUT = 45.0  # seconds that sent bytes may stay unacknowledged
-LINGER = 1.0  # seconds for which last bytes may be on their way before the connection is reset
-PIECE = 1 << 18  # bytes that a capped link moves at once
-LOOK = 0.25  # seconds after which who waits for a cap looks whether it has changed
-UNSENT, MOST_UNSENT = 1 << 15, 1 << 18  # bytes that wait in the kernel of a long path's sender
-TOGETHER = 1 << 17  # bytes that a waiting receiver is woken for at most: each time costs it 50 microseconds
-TLS_RECORDS = 1 << 17  # bytes read from the network at once under TLS
-TLS_RECORD = 1 << 14  # bytes in one record at most
-TLS_PIECE = 1 << 15  # bytes encrypted at once: each link keeps memory for them
+UNACKED_TIMEOUT = 45.0  # seconds that sent bytes may stay unacknowledged
+LINGER_TIMEOUT = 1.0  # seconds for which last bytes may be on their way before the connection is reset
+CAPPED_PIECE_BYTES = 1 << 18  # bytes that a capped link moves at once
+CAP_POLL_INTERVAL = 0.25  # seconds after which who waits for a cap looks whether it has changed
+MIN_UNSENT_BYTES, MAX_UNSENT_BYTES = 1 << 15, 1 << 18  # bytes that wait in the kernel of a long path's sender
+MAX_WAKE_BYTES = 1 << 17  # bytes that a waiting receiver is woken for at most: each time costs it 50 microseconds
+TLS_READ_BYTES = 1 << 17  # bytes read from the network at once under TLS
+TLS_RECORD_BYTES = 1 << 14  # bytes in one record at most
+TLS_PIECE_BYTES = 1 << 15  # bytes encrypted at once: each link keeps memory for them
 
 
 class LinkBroken(PeerError):
@@ -65,16 +65,17 @@ class RateLimiter:
         self._changes = 0
 
     def change(self, rate: float) -> None:
-        """From now on. What waits is soon let through."""
+        """Let `rate` bytes a second through from now on; what waits already is soon let through."""
         self.rate, self._free_at = rate, 0.0
         self._changes += 1
 
     def adjust(self, rate: float) -> None:
-        """A little, for what comes from now on."""
+        """Let `rate` bytes a second through from now on; what waits already waits as long as it would have."""
         self.rate = rate
 
     @property
     def limits(self) -> bool:
+        """Whether anything may have to wait."""
         return self.rate > 0 or (self._within is not None and self._within.limits)
 
     async def take(self, size: int) -> None:
@@ -87,7 +88,7 @@ class RateLimiter:
         free_at = self._free_at = max(self._free_at, clock() - self._burst) + size / rate
         changes = self._changes
         while self._changes == changes and (rest := free_at - clock()) > 0:
-            await asyncio.sleep(min(rest, LOOK))
+            await asyncio.sleep(min(rest, CAP_POLL_INTERVAL))
 
 
 class PathStats(NamedTuple):
@@ -104,6 +105,8 @@ class PathStats(NamedTuple):
 
 
 class Link:
+    """A connection to one peer, used by one task that sends and one that receives; `close` it."""
+
     def __init__(
         self,
         sock: socket.socket,
@@ -123,7 +126,7 @@ class Link:
         self._read_at = self._loop.time()  # seconds
         self.moved = 0  # bytes, both ways
         self.fresh_at = self._read_at  # seconds; since then what the kernel knows of the path counts
-        tune(sock)
+        set_options(sock)
 
     # Out
 
@@ -143,10 +146,10 @@ class Link:
             try:
                 sent = self._sock.sendmsg(rest[:1] if capped else rest)
             except (BlockingIOError, InterruptedError):
-                await self._until(self._loop.add_writer, self._loop.remove_writer, STALL, "took no byte")
+                await self._until(self._loop.add_writer, self._loop.remove_writer, STALL_TIMEOUT, "took no byte")
                 continue
             except OSError as error:
-                raise LinkReset(f"the connection broke while sending: {reason(error)}") from None
+                raise LinkReset(f"the connection broke while sending: {os_reason(error)}") from None
             self._meter.up += sent
             self.moved += sent
             may = max(may - sent, 0)
@@ -157,13 +160,13 @@ class Link:
 
     # In
 
-    async def read(self, size: int, timeout: float | None = STALL) -> bytes:
+    async def read(self, size: int, timeout: float | None = STALL_TIMEOUT) -> bytes:
         """Exactly `size` bytes, which the caller has found to be what was expected."""
         data = bytearray(size)
         await self.read_into(memoryview(data), timeout)
         return bytes(data)
 
-    async def read_into(self, place: memoryview, timeout: float | None = STALL) -> None:
+    async def read_into(self, place: memoryview, timeout: float | None = STALL_TIMEOUT) -> None:
         """Fill `place`; `timeout` runs from each byte to the next. `LinkClosed` if not even one comes."""
         size = len(place)
         filled = 0
@@ -178,19 +181,19 @@ class Link:
             filled += got
 
     async def pull(self, place: memoryview, timeout: float | None, enough: int = 0) -> int:
-        """Some bytes as they come from the network; 0: the other side has ended. To be woken for less than
-        `enough` would be of no use; 0: than all of `place`."""
+        """Read some bytes as they come from the network into `place`, and return how many; 0: the other side has
+        ended. To be woken for less than `enough` would be of no use; 0: than all of `place`."""
         if self._down.rate:
-            place = place[:PIECE]
+            place = place[:CAPPED_PIECE_BYTES]
         while True:
             try:
                 got = self._sock.recv_into(place)
             except (BlockingIOError, InterruptedError):
-                self._wake_at(min(enough or len(place), len(place), TOGETHER))
+                self._wake_at(min(enough or len(place), len(place), MAX_WAKE_BYTES))
                 await self._until(self._loop.add_reader, self._loop.remove_reader, timeout, "sent nothing")
                 continue
             except OSError as error:
-                raise LinkReset(f"the connection broke: {reason(error)}") from None
+                raise LinkReset(f"the connection broke: {os_reason(error)}") from None
             self._meter.down += got
             self.moved += got
             self._read_at = self._loop.time()
@@ -206,9 +209,9 @@ class Link:
     async def drain(self) -> None:
         """End this side's bytes, and read away what still arrives for a moment: a reset would overtake ours."""
         with suppress(LinkBroken, OSError, TimeoutError):
-            async with asyncio.timeout(LINGER):
+            async with asyncio.timeout(LINGER_TIMEOUT):
                 self._sock.shutdown(socket.SHUT_WR)
-                scratch = memoryview(bytearray(PIECE))
+                scratch = memoryview(bytearray(CAPPED_PIECE_BYTES))
                 while await self.pull(scratch, None):
                     pass
 
@@ -224,10 +227,11 @@ class Link:
 
     @property
     def encrypted(self) -> bool:
+        """Whether it has gone over to TLS."""
         return self._tls is not None
 
     def path(self) -> PathStats | None:
-        """None where the system does not tell."""
+        """What the kernel knows of the connection; None where it does not tell."""
         return tcp_info(self._sock)
 
     @property
@@ -236,8 +240,8 @@ class Link:
         path = self.path()
         return max(self._read_at, self._loop.time() - path.quiet) if path is not None else self._read_at
 
-    def cap(self, up: RateLimiter) -> None:
-        """Send through this one from now on."""
+    def limit_sending(self, up: RateLimiter) -> None:
+        """Send through this limiter from now on."""
         self._up = up
 
     def suit_path(self) -> None:
@@ -245,24 +249,25 @@ class Link:
         the fewer calls the better."""
         path = self.path()
         if path is not None and path.rtt > LONG_PATH_RTT:
-            self.let_wait(UNSENT)
+            self.limit_unsent(MIN_UNSENT_BYTES)
 
-    def let_wait(self, size: int) -> None:
-        """About so many bytes may wait in the kernel: half of them are sent from one wake-up to the next."""
+    def limit_unsent(self, size: int) -> None:
+        """Let about `size` bytes, within bounds, wait in the kernel: half of them are sent from one wake-up to the
+        next."""
         if self._inet and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             with suppress(OSError):
-                size = min(max(size, UNSENT), MOST_UNSENT)
+                size = min(max(size, MIN_UNSENT_BYTES), MAX_UNSENT_BYTES)
                 self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size)
 
-    def use(self, congestion_control: str) -> None:
-        """Choose one by name, where the kernel offers it."""
+    def use_congestion_control(self, name: str) -> None:
+        """Choose one by its name, where the kernel offers it; else the one in use stays."""
         if self._inet and hasattr(socket, "TCP_CONGESTION"):
             with suppress(OSError):
-                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion_control.encode())
+                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
 
     @property
     def congestion_control(self) -> str:
-        """Its name; empty where the system does not tell."""
+        """The name of the congestion control in use; empty where the system does not tell."""
         if not self._inet or not hasattr(socket, "TCP_CONGESTION"):
             return ""
         with suppress(OSError):
@@ -275,13 +280,13 @@ class Link:
         after 10 s, and would stop for 0.2 s in the middle of a transfer to measure it."""
         self.fresh_at = self._loop.time()
         before = self.congestion_control
-        self.use("reno")
-        self.use(congestion_control)
+        self.use_congestion_control("reno")
+        self.use_congestion_control(congestion_control)
         if self.congestion_control != congestion_control:  # the kernel does not offer it
-            self.use(before)
+            self.use_congestion_control(before)
 
     def close(self) -> None:
-        """Close; whoever waits on it is told."""
+        """Close the socket; who waits on this link has `LinkBroken`."""
         if self._closed:
             return
         self._closed = True
@@ -318,7 +323,7 @@ class _Tls:
         self._link = link
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._session = context.wrap_bio(self._in, self._out, server_side=server)
-        self._scratch = memoryview(bytearray(TLS_RECORDS))
+        self._scratch = memoryview(bytearray(TLS_READ_BYTES))
 
     async def shake(self, timeout: float) -> None:
         try:
@@ -348,12 +353,12 @@ class _Tls:
         return self._session.getpeercert(binary_form=True) or b""
 
     async def write(self, views: list[memoryview]) -> None:
-        for piece in (piece for view in views for piece in _pieces(view, TLS_PIECE)):
+        for piece in (piece for view in views for piece in _pieces(view, TLS_PIECE_BYTES)):
             try:
                 self._session.write(piece)
             except ssl.SSLError as error:  # the read that broke it was the first to say so
                 raise LinkBroken(f"the TLS session broke: {_said(error)}") from None
-            if self._out.pending >= TLS_PIECE:
+            if self._out.pending >= TLS_PIECE_BYTES:
                 await self._flush()
         await self._flush()
 
@@ -369,7 +374,7 @@ class _Tls:
             except ssl.SSLWantReadError:
                 # What a read has to say, a change of keys, goes out with the next write: if it had to wait for the
                 # write under way, two sides with full buffers would wait for each other.
-                if filled or not await self._fill(timeout, len(place) - TLS_RECORD):
+                if filled or not await self._fill(timeout, len(place) - TLS_RECORD_BYTES):
                     break
             except ssl.SSLZeroReturnError:
                 break
@@ -388,7 +393,7 @@ class _Tls:
             await self._link.push([memoryview(data)])
 
 
-def tune(sock: socket.socket) -> None:
+def set_options(sock: socket.socket) -> None:
     """No waiting to fill segments; a dead or vanished host is noticed. Buffers stay the kernel's to size."""
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
@@ -398,7 +403,7 @@ def tune(sock: socket.socket) -> None:
         ("TCP_KEEPIDLE", 10),
         ("TCP_KEEPINTVL", 5),
         ("TCP_KEEPCNT", 3),
-        ("TCP_USER_TIMEOUT", int(USER_TIMEOUT * 1000)),
+        ("TCP_USER_TIMEOUT", int(UNACKED_TIMEOUT * 1000)),
     ]:
         if hasattr(socket, name):  # Linux has them all, others some
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
@@ -411,6 +416,7 @@ _INFO = struct.Struct("16xI8xI20xI12xI28xI16xQQI8xI8xQ")
 
 
 def tcp_info(sock: socket.socket) -> PathStats | None:
+    """What Linux's TCP_INFO says of a connected socket; None where there is no such thing."""
     if not hasattr(socket, "TCP_INFO"):
         return None
     try:
@@ -425,13 +431,13 @@ def tcp_info(sock: socket.socket) -> PathStats | None:
 
 
 def close_dialled(dialled: "asyncio.Future[Link]") -> None:
-    """Nobody wants the connection any more."""
+    """Close a connection that is, or will be, dialled in vain: nobody wants it any more."""
     if not dialled.cancelled() and dialled.exception() is None:
         dialled.result().close()
 
 
-def reason(error: OSError) -> str:
-    """What the system says, without its number."""
+def os_reason(error: OSError) -> str:
+    """What the system says of an error, in lower case, without its number."""
     if error.errno is not None and error.errno > 0:  # asyncio puts addresses into strerror
         return os.strerror(error.errno).lower()
     return str(error.strerror or error or type(error).__name__).lower()
@@ -442,7 +448,7 @@ def _said(error: ssl.SSLError) -> str:
     return (error.reason or str(error)).lower().replace("_", " ")
 
 
-def _pieces(buffer: memoryview, size: int = PIECE) -> Sequence[memoryview]:
+def _pieces(buffer: memoryview, size: int = CAPPED_PIECE_BYTES) -> Sequence[memoryview]:
     return [buffer[i : i + size] for i in range(0, len(buffer), size)] if len(buffer) > size else [buffer]
 
 

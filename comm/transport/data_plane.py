@@ -26,31 +26,31 @@ from atoll.comm.codecs import zstd
 from atoll.comm.errors import ResourceError
 from atoll.comm.ids import NO_PIN, NodeId, Pin, Round, RunId
 from atoll.comm.transport import frames
-from atoll.comm.transport.chunk_slots import PLACES, ChunkSlot
+from atoll.comm.transport.chunk_slots import MAX_CHUNKS, ChunkSlot
 from atoll.comm.transport.connection import (
-    PIECE,
+    CAPPED_PIECE_BYTES,
     ByteCounter,
     Link,
     LinkBroken,
     LinkClosed,
     LinkReset,
     RateLimiter,
-    reason,
+    os_reason,
 )
 from atoll.comm.transport.fetch_client import FetchClient, FetchItem
 from atoll.comm.transport.frames import FrameKind, Header
 from atoll.comm.transport.leaf_relay import OfferDialer, OfferPool
 from atoll.comm.transport.peer_links import PeerLinks
-from atoll.comm.transport.stream_policy import LONG_PATH_RTT, alone, is_lossy
+from atoll.comm.transport.stream_policy import LONG_PATH_RTT, fetch_congestion_control, is_lossy
 from atoll.comm.transport.tls import TlsContexts
 
 log = logging.getLogger("atoll.plane")
 
-IDLE = 60.0  # seconds between two requests on one connection
+IDLE_TIMEOUT = 60.0  # seconds between two requests on one connection
 MAX_LINKS = 1024  # accepted connections
 MAX_STRANGERS = 256  # of these, that have not proved the run's key yet
-FAST = 60e6  # bytes a second: a path that carries more is done sooner with what is not packed
-LONGEST = 1 << 28  # bytes of an answer that is passed on
+FAST_PATH_RATE = 60e6  # bytes a second: a path that carries more is done sooner with what is not packed
+MAX_RELAYED_BYTES = 1 << 28  # bytes of an answer that is passed on
 
 
 class StateSource(Protocol):
@@ -68,7 +68,7 @@ class StateSource(Protocol):
 
 
 class DataPlane:
-    """`start` it, `close` it. One for a node and run."""
+    """The port of one node in one run, and all its connections. `start` it, `close` it."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class DataPlane:
         self._serving: asyncio.Task[None] | None = None
         self.peers = PeerLinks(self._dial_link, self._meter, streams, congestion_control, self._up)
         self.offers, self.offering = OfferPool(), OfferDialer(self._serve_at)
-        self._places = asyncio.Semaphore(PLACES)
+        self._places = asyncio.Semaphore(MAX_CHUNKS)
 
     @classmethod
     async def start(
@@ -128,12 +128,12 @@ class DataPlane:
 
     @property
     def address(self) -> str:
-        """Where it listens, with the port that was bound."""
+        """The "host:port" where it listens, with the port that was bound."""
         return self._address
 
     @property
     def pin(self) -> Pin:
-        """Of the certificate that it shows; empty: it shows none."""
+        """The pin of the certificate that it shows; empty: it shows none."""
         return self._tls.pin if self._tls is not None else NO_PIN
 
     @property
@@ -162,18 +162,18 @@ class DataPlane:
         `pin` is of the node's certificate, where the run is encrypted."""
         try:
             host, port = frames.parse_address(address)
-            async with asyncio.timeout(frames.HANDSHAKE):
+            async with asyncio.timeout(frames.HANDSHAKE_TIMEOUT):
                 sock = await _connect(host, port)
         except ValueError as error:
             raise LinkBroken(str(error)) from None
         except TimeoutError:
-            raise LinkBroken(f"no connection to {address} within {frames.HANDSHAKE:g} s") from None
+            raise LinkBroken(f"no connection to {address} within {frames.HANDSHAKE_TIMEOUT:g} s") from None
         except OSError as error:
-            raise LinkBroken(f"no connection to {address}: {reason(error)}") from None
+            raise LinkBroken(f"no connection to {address}: {os_reason(error)}") from None
         link = Link(sock, self._meter, self._up, self._down)
         try:
             if self._tls is not None:
-                await self._tls.dial(link, pin, frames.HANDSHAKE)
+                await self._tls.dial(link, pin, frames.HANDSHAKE_TIMEOUT)
             await frames.greet(link, self.run, self.node, node, self._key)
         except BaseException:
             link.close()
@@ -200,7 +200,7 @@ class DataPlane:
         deadline: float = 60.0,
         pin: Pin = NO_PIN,
     ) -> bytes:
-        """One `FetchClient.fetch` on a connection of its own."""
+        """Fetch one item as `FetchClient.fetch` does, on a connection of its own. Raises what that raises."""
         async with FetchClient(self, node, address, pin) as fetcher:
             return await fetcher.fetch(item, round, chunk, size, deadline)
 
@@ -215,7 +215,7 @@ class DataPlane:
                     try:
                         accepted, _ = await loop.sock_accept(sock)
                     except OSError as error:  # out of descriptors, or the stranger has gone already
-                        log.warning("a connection could not be accepted: %s", reason(error))
+                        log.warning("a connection could not be accepted: %s", os_reason(error))
                         await asyncio.sleep(0.1)
                         continue
                     if len(self._accepted) >= MAX_LINKS:
@@ -234,10 +234,10 @@ class DataPlane:
         who = "a stranger"
         try:
             if self._tls is not None:
-                await self._tls.accept(link, frames.HANDSHAKE)
+                await self._tls.accept(link, frames.HANDSHAKE_TIMEOUT)
             who = node = await frames.welcome(link, self.run, self.node, self._key)
             self._strangers.pop(link, None)
-            first = await frames.receive(link, IDLE)
+            first = await frames.receive(link, IDLE_TIMEOUT)
             if first.kind is FrameKind.LINK:
                 await self.peers.adopt(node, link)
             elif first.kind is FrameKind.OFFER:
@@ -269,9 +269,9 @@ class DataPlane:
 
     async def _answer_all(self, node: NodeId, link: Link, request: Header | None) -> None:
         """The first request may have come. One that this node is to wait for may come any time."""
-        idle = IDLE if request is not None else None
+        idle = IDLE_TIMEOUT if request is not None else None
         link.suit_path()  # what waits in the kernel gives way to no reduce
-        link.cap(self.peers.spare)
+        link.limit_sending(self.peers.spare)
         with ChunkSlot(self._places) as kept:
             while True:
                 request = request or await frames.receive(link, idle)
@@ -286,14 +286,15 @@ class DataPlane:
         """Use the congestion control that suits the path, or that was asked for; whether packing pays there."""
         path = link.path()
         if path is not None and (self._congestion or path.rtt > LONG_PATH_RTT):
-            link.use(self._congestion or alone(is_lossy(path.sent, path.resent), path.burst))
-        slow = path is None or path.burst < FAST or 0 < self._up.rate < FAST
-        return slow and self.peers.squeeze.on  # where the run packs at all
+            lossy = is_lossy(path.sent, path.resent)
+            link.use_congestion_control(self._congestion or fetch_congestion_control(lossy, path.burst))
+        slow = path is None or path.burst < FAST_PATH_RATE or 0 < self._up.rate < FAST_PATH_RATE
+        return slow and self.peers.compressor.enabled  # where the run packs at all
 
     async def _answer(self, node: NodeId, request: Header, link: Link, kept: ChunkSlot) -> None:
         round, chunk = request.fence.round, request.chunk
-        if kept.what != (request.kind, round, chunk):
-            kept.slow = self._suit(link)
+        if kept.request != (request.kind, round, chunk):
+            kept.packing_pays = self._suit(link)
             await kept.begin((request.kind, round, chunk))
             kept.data = await self._find(request)
         if kept.data is None:
@@ -306,7 +307,7 @@ class DataPlane:
             if request.total > len(data) or (request.total - request.offset) % 4:
                 raise LinkBroken(f"a request for bytes {request.offset} to {request.total} of {len(data)}")
             data = data[request.offset : request.total or None]
-            packed = zstd.pack_floats(data) if kept.slow else b""
+            packed = zstd.pack_floats(data) if kept.packing_pays else b""
             if smaller := 0 < len(packed) < len(data):
                 data = view(packed)
         await frames.send(link, frames.unfenced(FrameKind.DATA, round, chunk, len(data), smaller), data)
@@ -338,7 +339,7 @@ class DataPlane:
             asked.add(offered.node)
             try:
                 await frames.send(offered.link, asking)
-                answer = await frames.receive(offered.link, IDLE)
+                answer = await frames.receive(offered.link, IDLE_TIMEOUT)
             except LinkBroken as broken:
                 log.debug("%s offers nothing any more: %s", offered.node, broken)
                 offered.close()
@@ -346,7 +347,7 @@ class DataPlane:
             except BaseException:
                 offered.close()
                 raise
-            if answer.kind is not FrameKind.DATA or answer.length > LONGEST:
+            if answer.kind is not FrameKind.DATA or answer.length > MAX_RELAYED_BYTES:
                 if answer.kind is FrameKind.MISSING and not answer.length:
                     self.offers.give_back(offered)
                 else:
@@ -363,9 +364,9 @@ class DataPlane:
 
     async def _pipe(self, answer: Header, source: Link, sink: Link) -> None:
         await frames.send(sink, answer)
-        scratch, left = memoryview(bytearray(min(PIECE, answer.length))), answer.length
+        scratch, left = memoryview(bytearray(min(CAPPED_PIECE_BYTES, answer.length))), answer.length
         while left:
-            piece = scratch[: min(left, PIECE)]
+            piece = scratch[: min(left, CAPPED_PIECE_BYTES)]
             await source.read_into(piece)
             await sink.write(piece)
             left -= len(piece)
@@ -389,7 +390,9 @@ async def _listen(listen: str) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             where = f"port {port} on {host or 'this machine'}"
             raise ResourceError(f"{where} is in use: choose another with --listen") from None
-        raise ResourceError(f"cannot listen on {listen}: {reason(error)}; choose another with --listen") from None
+        raise ResourceError(
+            f"cannot listen on {listen}: {os_reason(error)}; choose another with --listen"
+        ) from None
 
 
 async def _connect(host: str, port: int) -> socket.socket:

@@ -16,8 +16,8 @@ from atoll.comm.transport.connection import Link, LinkBroken, PathStats, close_d
 from atoll.comm.transport.frames import FrameKind
 from atoll.comm.transport.leaf_relay import OfferedLink, OfferPool
 
-PART = 1 << 18  # bytes of a state's chunk that are asked for at once, and kept if the rest does not come
-AHEAD = 1 << 20  # bytes that are asked for before they are awaited: a round trip's worth
+PART_BYTES = 1 << 18  # bytes of a state's chunk that are asked for at once, and kept if the rest does not come
+MAX_AHEAD_BYTES = 1 << 20  # bytes that are asked for before they are awaited: a round trip's worth
 
 
 class DonorLost(PeerError):
@@ -33,7 +33,7 @@ class NotAvailable(PeerError):
 
 
 class FetchItem(Enum):
-    """What can be fetched."""
+    """What can be fetched of a round."""
 
     SEALED = FrameKind.GET_SEALED
     STATE = FrameKind.GET_STATE
@@ -41,7 +41,7 @@ class FetchItem(Enum):
 
 
 class Dialer(Protocol):
-    """What carries it (atoll.comm.transport.data_plane)."""
+    """Opens the connections of a `FetchClient`; `data_plane.DataPlane` is one."""
 
     offers: OfferPool
 
@@ -63,7 +63,7 @@ class FetchClient:
         self._offered: OfferedLink | None = None  # whose link it is
 
     def dial(self) -> None:
-        """Connect now, in the background. What goes wrong with that is told by the first `fetch`."""
+        """Connect now, in the background. What goes wrong with that is raised by the first `fetch`."""
         if self.address and self._link is None and self._dialling is None:
             self._dialling = asyncio.create_task(self._dial())
 
@@ -130,7 +130,7 @@ class FetchClient:
         async def ask(link: Link) -> None:
             under_way, ahead = deque[tuple[int, int]](), 0
             while True:
-                while ahead < AHEAD and (part := parts()) is not None:
+                while ahead < MAX_AHEAD_BYTES and (part := parts()) is not None:
                     await frames.send(link, frames.part(FrameKind.GET_STATE, round, chunk, *part))
                     under_way.append(part)
                     ahead += part[1] - part[0]
@@ -183,7 +183,7 @@ class FetchClient:
 
     @property
     def path(self) -> PathStats | None:
-        """None while there is no connection, or where the system does not tell."""
+        """What the kernel knows of the connection; None while there is none, or where the system does not tell."""
         return self._link.path() if self._link is not None else None
 
     def _hang_up(self) -> None:

@@ -43,7 +43,7 @@ Over a long path a payload travels in pieces, each in a frame, over all links to
 a chunk of the state names the part of it that is wanted: from the first of the last two fields to the second.
 
 A connection that starts with LINK is one of several between two members and carries their reduces, this round's
-and the next ones', both ways (`exchange` says when):
+and the next ones', both ways (`protocol` says when):
 
     CONTRIBUTION   an encoded chunk, to its owner, or to the relay of the sender's region
     PARTIAL        the encoded mean of what a relay has of its region, to the chunk's owner; behind it the places
@@ -82,7 +82,7 @@ from enum import IntEnum
 from atoll.comm.byte_view import Octets, view
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
 from atoll.comm.plan import Fence
-from atoll.comm.transport.connection import LINGER, STALL, Link, LinkBroken
+from atoll.comm.transport.connection import CAPPED_PIECE_BYTES, LINGER_TIMEOUT, STALL_TIMEOUT, Link, LinkBroken
 
 MAGIC = b"ATOL"
 VERSION = 6
@@ -92,10 +92,14 @@ HELLO = struct.Struct("<4sBBBB")
 HEADER = struct.Struct("<BBHIQQQIIII")
 PROOF = 32  # bytes
 MAX_SENTENCE = 512  # bytes of a refusal
-HANDSHAKE = 10.0  # seconds to connect, and to say hello
+MAX_SKIPPED = 1 << 28  # bytes of a payload that is read away
+HANDSHAKE_TIMEOUT = 10.0  # seconds to connect, and to say hello
+_SCRATCH = memoryview(bytearray(CAPPED_PIECE_BYTES))  # for bytes that nobody looks at
 
 
 class FrameKind(IntEnum):
+    """What a frame is, as the number in its header; the module's docstring says more."""
+
     LINK = 1  # dialling side, first: what follows belongs to reduces
     CONTRIBUTION = 2
     SEALED = 3
@@ -115,6 +119,8 @@ class FrameKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Header:
+    """What comes before each payload."""
+
     kind: FrameKind
     fence: Fence
     chunk: int = 0
@@ -130,6 +136,7 @@ class Header:
         return self.whole or self.length
 
     def pack(self) -> bytes:
+        """The `HEADER.size` bytes of this header."""
         f = self.fence
         return HEADER.pack(
             *(self.kind, self.packed, self.place, self.chunk),
@@ -138,6 +145,7 @@ class Header:
 
     @staticmethod
     def unpack(data: bytes) -> "Header":
+        """The header in `HEADER.size` bytes. Raises `LinkBroken` if they are none."""
         kind, flags, place, chunk, incarnation, epoch, round, attempt, length, offset, total = HEADER.unpack(data)
         try:
             known = FrameKind(kind)
@@ -169,24 +177,34 @@ async def send(link: Link, header: Header, payload: Octets = b"") -> None:
 
 
 async def receive(link: Link, timeout: float | None) -> Header:
-    """The next frame's header; `Closed` at the end. Without a timeout the caller has a deadline of its own."""
+    """The next frame's header; `LinkClosed` at the end. Without a timeout the caller has a deadline of its own."""
     return Header.unpack(await link.read(HEADER.size, timeout))
+
+
+async def skip(link: Link, length: int) -> None:
+    """Read away a payload of `length` bytes that is of no use; `LinkBroken` if no peer would send so much."""
+    if length > MAX_SKIPPED:
+        raise LinkBroken(f"it sent a frame of {length} bytes")
+    while length:
+        piece = _SCRATCH[: min(length, CAPPED_PIECE_BYTES)]
+        await link.read_into(piece)
+        length -= len(piece)
 
 
 async def farewell(link: Link, kind: FrameKind, text: str = "") -> None:
     """Send a last frame, so that it is heard even by one that is still sending."""
     data = text.encode()[:MAX_SENTENCE]
     with suppress(LinkBroken, TimeoutError):
-        async with asyncio.timeout(LINGER):
+        async with asyncio.timeout(LINGER_TIMEOUT):
             await send(link, unfenced(kind, length=len(data)), data)
         await link.drain()
 
 
 async def sentence(link: Link, header: Header) -> str:
-    """The payload of a refusal."""
+    """The sentence that a refusal with this header carries. Raises `LinkBroken` if it is too long."""
     if header.length > MAX_SENTENCE:
         raise LinkBroken(f"a refusal of {header.length} bytes")
-    return (await link.read(header.length, STALL)).decode(errors="replace")
+    return (await link.read(header.length, STALL_TIMEOUT)).decode(errors="replace")
 
 
 async def greet(link: Link, run: RunId, me: NodeId, to: NodeId, key: bytes) -> None:
@@ -236,10 +254,10 @@ async def welcome(link: Link, run: RunId, me: NodeId, key: bytes) -> NodeId:
 async def _in_time() -> AsyncIterator[None]:
     """A handshake as a whole has its deadline: one byte a second wins nobody time."""
     try:
-        async with asyncio.timeout(HANDSHAKE):
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT):
             yield
     except TimeoutError:
-        raise LinkBroken(f"it did not say hello within {HANDSHAKE:g} s") from None
+        raise LinkBroken(f"it did not say hello within {HANDSHAKE_TIMEOUT:g} s") from None
 
 
 def _other(version: int) -> str:
@@ -256,6 +274,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def format_address(host: str, port: int) -> str:
+    """ "host:port", with an IPv6 literal in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

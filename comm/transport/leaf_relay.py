@@ -17,9 +17,9 @@ from atoll.comm.transport.connection import Link, LinkBroken
 
 log = logging.getLogger("atoll.plane")
 
-CONNECTIONS = 2  # to each node: while a chunk of one is checked, the other one's comes
-MOST = 4  # that are kept of one leaf
-AGAIN = (0.2, 0.5, 1.0, 2.0)  # seconds between tries
+LINKS_PER_TARGET = 2  # to each node: while a chunk of one is checked, the other one's comes
+MAX_LINKS_PER_LEAF = 4  # that are kept of one leaf
+REDIAL_INTERVALS = (0.2, 0.5, 1.0, 2.0)  # seconds between tries
 Target = tuple[NodeId, str, Pin]  # node, address, of its certificate
 
 
@@ -37,15 +37,15 @@ class OfferedLink:
 
 
 class OfferPool:
-    """Those that were opened to this node."""
+    """The connections that leaves opened to this node, to be asked on them."""
 
     def __init__(self) -> None:
         self._free: list[OfferedLink] = []
 
     async def keep(self, node: NodeId, link: Link) -> None:
-        """Let this node use it; returns when it is of no more use."""
+        """Let this node ask `node` over the link; returns when that is of no more use."""
         mine = [offered for offered in self._free if offered.node == node]
-        for old in mine[: max(len(mine) + 1 - MOST, 0)]:  # the leaf has probably given them up
+        for old in mine[: max(len(mine) + 1 - MAX_LINKS_PER_LEAF, 0)]:  # the leaf has probably given them up
             self._free.remove(old)
             old.close()
         offered = OfferedLink(node, link)
@@ -57,14 +57,15 @@ class OfferPool:
                 self._free.remove(offered)
 
     def take(self, besides: Collection[NodeId] = ()) -> OfferedLink | None:
-        """One for the caller alone, who gives it back or closes it; None: there is none but of these nodes."""
+        """A connection for the caller alone, who gives it back or closes it; None: there is none but of the nodes
+        `besides`."""
         found = next((offered for offered in self._free if offered.node not in besides), None)
         if found is not None:
             self._free.remove(found)
         return found
 
     def give_back(self, offered: OfferedLink) -> None:
-        """What was asked on it was answered."""
+        """What was asked on a connection that was taken is answered: it may be taken again."""
         self._free.append(offered)
 
 
@@ -75,18 +76,19 @@ class OfferDialer:
         self._serve = serve
         self._tasks: dict[Target, list[asyncio.Task[None]]] = {}
 
-    def to(self, targets: Collection[Target]) -> None:
-        """From now on to these, and to no others."""
+    def offer_to(self, targets: Collection[Target]) -> None:
+        """Keep connections to these targets from now on, and to no others."""
         for target in self._tasks.keys() - set(targets):
             for task in self._tasks.pop(target):
                 task.cancel()
         for target in targets:
             if target not in self._tasks:
-                self._tasks[target] = [asyncio.create_task(self._keep(target)) for _ in range(CONNECTIONS)]
+                self._tasks[target] = [asyncio.create_task(self._keep(target)) for _ in range(LINKS_PER_TARGET)]
 
     async def close(self) -> None:
+        """Close all connections, and wait for those who answered on them."""
         tasks = [task for tasks in self._tasks.values() for task in tasks]
-        self.to(())
+        self.offer_to(())
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _keep(self, target: Target) -> None:
@@ -98,5 +100,5 @@ class OfferDialer:
                 log.debug("%s does not take what is offered: %s", target[0], broken)
             except Exception:
                 log.exception("nothing is offered to %s because of a fault of this node", target[0])
-            await asyncio.sleep(AGAIN[min(tries, len(AGAIN) - 1)])
+            await asyncio.sleep(REDIAL_INTERVALS[min(tries, len(REDIAL_INTERVALS) - 1)])
             tries += 1

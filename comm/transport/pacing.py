@@ -8,7 +8,7 @@ A queue at the node's own link makes the round trips to all peers longer, one at
 peer. So the shortest of the peers' delays is the own link's, if it lasts: queues of bursts come and go. While
 there is none, and the node sends as fast as it may, the link may carry more: the pace rises, the more the longer
 that goes on. When there is one, the pace is what the link is known to carry, less what drains the queue in
-`DRAINED`. It may be others' all the same, whose links all acknowledgements wait for: so it never is much less.
+`DRAIN_TIME`. It may be others' all the same, whose links all acknowledgements wait for: so it never is much less.
 TCP's own control goes on below this, link by link; it sees losses only where the network has them. (Delay and
 delivered rate as signs of a full link: BBR, Cardwell et al. 2016; here for the sum of many streams. The least
 delay of an interval as the queue that stands: CoDel, Nichols and Jacobson 2012.)
@@ -16,25 +16,28 @@ delay of an interval as the queue that stands: CoDel, Nichols and Jacobson 2012.
 
 from collections import deque
 
-WINDOW = 0.25  # seconds over which a rate is measured
-FIRST_RISE, RISE = 0.05, 0.25  # of the pace: the first step, and the longest; each is twice the one before
-NEAR_PACE = 0.93  # of the pace: so much is as fast as the node may
-ABOVE = 1.02  # times what the link carries: it is to be full
-DRAINED = 0.6  # seconds in which a queue is to be gone
-LEAST = 0.85  # of what the link carries, at least
-LEAP = 1.1  # times what the link is known to carry: so much more may it carry now
-BEST, RECENT = 0.96, 2.0  # of the highest rate in so many seconds: the highest of some is by chance a little more
-FALL = 0.85  # times at most, each time
-STANDS = 0.15  # seconds in which a queue of a burst is gone
-STANDING = 0.5  # of what is a queue at a moment: one that stands is known sooner
-QUEUE = 0.015  # seconds of delay that are a queue; below, they are noise
-OF_TRIP = 0.2  # of the round trip: likewise
-BURST = 1 << 17  # bytes that come to a slow peer's link at once
-SHORT = 0.06  # seconds of queue that they are at most
-MORE = 1.05  # times a node's part of a peer's link, whose senders do not all send at the same time
+RATE_WINDOW = 0.25  # seconds over which a rate is measured
+FIRST_RISE, MAX_RISE = 0.05, 0.25  # of the pace: the first step, and the longest; each is twice the one before
+FULL_PACE_SHARE = 0.93  # of the pace: so much is as fast as the node may
+FULL_LINK_RATIO = 1.02  # times what the link carries: it is to be full
+DRAIN_TIME = 0.6  # seconds in which a queue is to be gone
+MIN_PACE_SHARE = 0.85  # of what the link carries, at least
+MAX_LEAP_RATIO = 1.1  # times what the link is known to carry: so much more may it carry now
+PEAK_WINDOW = 2.0  # seconds
+PEAK_SHARE = 0.96  # of the highest rate in those: the highest of some is by chance a little more
+MAX_FALL_RATIO = 0.85  # times at most, each time
+BURST_TIME = 0.15  # seconds in which a queue of a burst is gone
+STANDING_SHARE = 0.5  # of what is a queue at a moment: one that stands is known sooner
+MIN_QUEUE_DELAY = 0.015  # seconds of delay that are a queue; below, they are noise
+MIN_QUEUE_TRIP_SHARE = 0.2  # of the round trip: likewise
+PEER_BURST_BYTES = 1 << 17  # bytes that come to a slow peer's link at once
+MAX_BURST_DELAY = 0.06  # seconds of queue that they are at most
+SHARE_MARGIN = 1.05  # times a node's part of a peer's link, whose senders do not all send at the same time
 
 
 class LinkPacer:
+    """The pace of all that a node sends over long paths, by what its own link carries."""
+
     def __init__(self) -> None:
         self.rate = 0.0  # bytes a second; 0: no limit
         self._samples = deque[tuple[float, int, int]]()  # when; bytes sent, and acknowledged, until then
@@ -51,25 +54,26 @@ class LinkPacer:
         if samples and acked == samples[-1][2]:
             samples.clear()  # nothing to carry, or a break: that is no rate
         samples.append((now, sent, acked))
-        while len(samples) > 2 and now - samples[1][0] >= WINDOW:
+        while len(samples) > 2 and now - samples[1][0] >= RATE_WINDOW:
             samples.popleft()
         since, sent_then, acked_then = samples[0]
-        if (seconds := now - since) < WINDOW:
+        if (seconds := now - since) < RATE_WINDOW:
             return self.rate
         carried = (acked - acked_then) / seconds
-        best = max(_recent(self._carried, now, carried, RECENT))
-        stands, full = min(_recent(self._queues, now, queue, STANDS)), STANDING * max(QUEUE, OF_TRIP * rtt)
+        best = max(_recent(self._carried, now, carried, PEAK_WINDOW))
+        stands = min(_recent(self._queues, now, queue, BURST_TIME))
+        full = STANDING_SHARE * max(MIN_QUEUE_DELAY, MIN_QUEUE_TRIP_SHARE * rtt)
         if now < self._judge_at:
             return self.rate
         if stands > full:
-            carries = max(known, min(BEST * best, LEAP * known)) if known else carried
-            share = max(ABOVE - (stands - full) / DRAINED, LEAST)
-            self.rate, self._step = max(share * carries, FALL * self.rate), FIRST_RISE
+            carries = max(known, min(PEAK_SHARE * best, MAX_LEAP_RATIO * known)) if known else carried
+            share = max(FULL_LINK_RATIO - (stands - full) / DRAIN_TIME, MIN_PACE_SHARE)
+            self.rate, self._step = max(share * carries, MAX_FALL_RATIO * self.rate), FIRST_RISE
             self._judge_at = now + rtt
-        elif self.rate and (sent - sent_then) / seconds > NEAR_PACE * self.rate:
+        elif self.rate and (sent - sent_then) / seconds > FULL_PACE_SHARE * self.rate:
             self.rate *= 1 + self._step
-            self._step = min(2 * self._step, RISE)
-            self._judge_at = now + rtt + WINDOW / 2
+            self._step = min(2 * self._step, MAX_RISE)
+            self._judge_at = now + rtt + RATE_WINDOW / 2
         return self.rate
 
 
@@ -91,16 +95,18 @@ class PeerPacer:
 
     def __init__(self, whole: float, part: float) -> None:
         """The link carries `whole` bytes a second, of which a `part` is this node's."""
-        self._whole, self._own = whole, min(MORE * part, 1.0) * whole
+        self._whole, self._own = whole, min(SHARE_MARGIN * part, 1.0) * whole
         self.rate = self._own  # bytes a second
 
     def look(self, rtt: float, queue: float) -> float:
-        """The pace until the next look; for `rtt` and `queue` see `LinkPacer`, both of this peer."""
-        full = queue > max(QUEUE, OF_TRIP * rtt, min(BURST / self._whole, SHORT))
-        self.rate = self._own if full else min((1 + RISE) * self.rate, self._whole)
+        """The pace until the next look, bytes a second. `rtt`: seconds of round trip to this peer without a queue;
+        `queue`: seconds by which it is longer now."""
+        burst = min(PEER_BURST_BYTES / self._whole, MAX_BURST_DELAY)
+        full = queue > max(MIN_QUEUE_DELAY, MIN_QUEUE_TRIP_SHARE * rtt, burst)
+        self.rate = self._own if full else min((1 + MAX_RISE) * self.rate, self._whole)
         return self.rate
 
     def rest(self) -> float:
-        """Likewise, while there is nothing to send."""
+        """The pace while there is nothing to send: this node's own share of the link."""
         self.rate = self._own
         return self.rate

@@ -7,8 +7,8 @@ from heapq import heappop, heappush
 
 
 class PriorityLock:
-    """One after the other: the smallest key first, of equal ones who came first. So a slow node's chunks arrive
-    one by one, in the order in which all members send them, not all of them late."""
+    """A lock that goes to the smallest key first, of equal ones to who came first. With chunks as keys, a slow
+    node's chunks arrive one by one, in the order in which all members send them, not all of them late."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
@@ -16,7 +16,7 @@ class PriorityLock:
 
     @asynccontextmanager
     async def one(self, key: int, most: float) -> AsyncIterator[None]:
-        """Hold it, for `most` seconds: then it is another's turn, whether this one is done or not."""
+        """Hold the lock, for `most` seconds: then it is another's turn, whether this one is done or not."""
         if self._taken:
             self._count += 1
             turn = asyncio.get_running_loop().create_future()

@@ -1,7 +1,7 @@
 """TLS sessions of the data plane: whoever dials knows which certificate the other side must show.
 
 The accepting side asks for none: what a dialling node has to prove it proves with the run's key, inside the
-session (`wire`). TLS 1.3 alone: a fresh key exchange for each connection, AES-GCM or ChaCha20, no renegotiation;
+session (`frames`). TLS 1.3 alone: a fresh key exchange for each connection, AES-GCM or ChaCha20, no renegotiation;
 and no tickets, because nobody resumes.
 """
 
@@ -13,7 +13,7 @@ from atoll.comm.transport.connection import Link, LinkBroken
 
 
 class TlsContexts:
-    """Those of one process, which shows `certificate`."""
+    """The TLS sessions of one process, which shows `certificate`."""
 
     def __init__(self, certificate: Certificate) -> None:
         self.pin = certificate.pin
@@ -27,12 +27,13 @@ class TlsContexts:
             context.minimum_version = ssl.TLSVersion.TLSv1_3
 
     async def accept(self, link: Link, timeout: float) -> None:
-        """Go over to TLS with who dialled; `LinkBroken` if it does not speak it."""
+        """Go over to TLS on a link that was accepted, within `timeout` seconds; `LinkBroken` if the other side
+        does not speak it."""
         await link.secure(self._accepting, True, timeout)
 
     async def dial(self, link: Link, pin: Pin, timeout: float) -> None:
-        """Go over to TLS; `LinkBroken` unless the other side shows the certificate with this pin, and has its
-        key."""
+        """Go over to TLS on a link that was dialled, within `timeout` seconds; `LinkBroken` unless the other side
+        shows the certificate with this pin, and has its key."""
         if not pin:
             raise LinkBroken("the coordinator named no certificate of it, and this run is encrypted")
         shown = await link.secure(self._dialling, False, timeout)

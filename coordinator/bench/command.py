@@ -33,24 +33,26 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from atoll import configs
 from atoll.comm.errors import BenchFailed
 from atoll.comm.invite import Invite
-from atoll.coordinator.bench.load import NUMEL, LoadResult, LoadTask, simulate
+from atoll.coordinator.bench.load import CHUNK_NUMEL, LoadResult, LoadTask, simulate
 
 SETTINGS = (
     "members.lease=20",
     "members.reconnect=20",
-    f"reduce.chunk={NUMEL}",
+    f"reduce.chunk={CHUNK_NUMEL}",
     "rounds.total=0",
     "members.minimum=1",
     "wandb.mode=disabled",
 )
-PATIENCE = 120.0  # seconds without a word from the members, beyond a round's inner steps
-COME_UP = 20.0  # seconds
-SAMPLE = 0.5  # seconds
+PROGRESS_TIMEOUT = 120.0  # seconds without a word from the members, beyond a round's inner steps
+START_TIMEOUT = 20.0  # seconds
+POLL_INTERVAL = 0.5  # seconds
 Show = Callable[[int, int], None]  # members that joined, rounds that were ordered
 
 
 @dataclass(frozen=True, slots=True)
 class ControlFigures:
+    """What was measured, as `--json` prints it; a round's control time is the module's."""
+
     members: int
     heartbeats_per_s: float
     cpu_share: float  # of one core
@@ -96,9 +98,9 @@ def measure(folder: Path, members: int, rounds: int, period: float, processes: i
             for share in _shares(members, processes)
         ]
         with _load(tasks) as (loads, words), _progress(members, rounds) as show:
-            watch = BenchWatch(psutil.Process(process.pid), loads, rounds, PATIENCE + period)
+            watch = BenchWatch(psutil.Process(process.pid), loads, rounds, PROGRESS_TIMEOUT + period)
             while len(watch.results) < len(loads):
-                watch.look(words, show)
+                watch.poll(words, show)
             return watch.figures(members)
 
 
@@ -118,10 +120,10 @@ class BenchWatch:
         self._last: tuple[float, float] | None = None
         self._rss = 0  # bytes, the most
 
-    def look(self, words: "multiprocessing.Queue[object]", show: Show) -> None:
+    def poll(self, words: "multiprocessing.Queue[object]", show: Show) -> None:
         """Take in one word of the members, or none within a moment."""
         try:
-            self._take(words.get(timeout=SAMPLE))
+            self._take(words.get(timeout=POLL_INTERVAL))
             self._heard = time.monotonic()
         except queue.Empty:
             silent = time.monotonic() - self._heard > self._patience
@@ -170,7 +172,7 @@ class BenchWatch:
 def control_times(results: Sequence[LoadResult], round_: int) -> Iterator[float]:
     """The control time of each member in a round, seconds."""
     ready = max(result.ready[round_] for result in results)
-    held = max(result.held[round_] for result in results)
+    held = max(result.completed[round_] for result in results)
     for result in results:
         for node, planned in result.planned[round_].items():
             yield planned - ready + result.ordered[round_ + 1][node] - held
@@ -204,10 +206,10 @@ def _invite(folder: Path, process: subprocess.Popen[bytes], members: int) -> Inv
     """A join URL for all members, once the coordinator is up."""
     from atoll.coordinator.server import invite_url
 
-    deadline = time.monotonic() + COME_UP
+    deadline = time.monotonic() + START_TIMEOUT
     while "nodes join at" not in (folder / "log").read_text():
         if process.poll() is not None or time.monotonic() > deadline:
-            raise BenchFailed(f"the coordinator did not come up within {COME_UP:g} s")
+            raise BenchFailed(f"the coordinator did not come up within {START_TIMEOUT:g} s")
         time.sleep(0.1)
     return invite_url(folder, "bench", members, time.time() + 3600)
 

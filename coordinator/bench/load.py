@@ -22,14 +22,14 @@ from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as rpc
 from atoll.comm.transport.frames import PROTOCOL
 
-NICE = 5  # the members stand for other machines: they take no time from the coordinator
-SHARE = 10  # members on one connection
-AT_ONCE = 16  # joins
-READ = 0.25  # seconds from a view's arrival until its member acts on it
-SPREAD = 1.0  # seconds over which the members' reports of one kind come
-DEADLINE = 30.0  # seconds
-STEPS = 100  # inner steps of a round
-NUMEL = 65_536  # of one chunk
+NICENESS = 5  # the members stand for other machines: they take no time from the coordinator
+MEMBERS_PER_CONNECTION = 10  # members on one connection
+CONCURRENT_JOINS = 16  # joins
+READ_DELAY = 0.25  # seconds from a view's arrival until its member acts on it
+REPORT_SPREAD = 1.0  # seconds over which the members' reports of one kind come
+CALL_TIMEOUT = 30.0  # seconds
+INNER_STEPS = 100  # inner steps of a round
+CHUNK_NUMEL = 65_536  # of one chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class LoadTask:
 
 @dataclass
 class LoadResult:
-    """What one load process saw; times are `time.monotonic`'s, which is the same for all processes."""
+    """What one load process saw. Times are `time.monotonic`'s, which is the same for all processes."""
 
     ready: dict[int, float] = field(default_factory=dict)  # round -> when the last Ready was sent
-    held: dict[int, float] = field(default_factory=dict)
+    completed: dict[int, float] = field(default_factory=dict)
     planned: dict[int, dict[str, float]] = field(default_factory=dict)  # round -> when each node had the plan
     ordered: dict[int, dict[str, float]] = field(default_factory=dict)  # round -> when each had the train order
     heartbeats: list[float] = field(default_factory=list)  # when they were answered
@@ -60,7 +60,7 @@ class LoadResult:
 def simulate(task: LoadTask, tell: Callable[[object], None]) -> None:
     """Carry out `task`. `tell` hears None when a member has joined, the round that all were ordered to train, a
     sentence when something failed, and the `LoadResult`."""
-    os.nice(NICE)
+    os.nice(NICENESS)
     asyncio.run(LoadProcess(task, tell).run())
 
 
@@ -69,7 +69,7 @@ class LoadProcess:
 
     def __init__(self, task: LoadTask, tell: Callable[[object], None]) -> None:
         self.task, self.tell, self.result = task, tell, LoadResult()
-        self.gate = asyncio.Semaphore(AT_ONCE)
+        self.gate = asyncio.Semaphore(CONCURRENT_JOINS)
         self._done = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._owned: dict[tuple[int, int], dict[str, list[int]]] = {}
@@ -77,7 +77,7 @@ class LoadProcess:
 
     async def run(self) -> None:
         options = [("grpc.use_local_subchannel_pool", 1)]  # one connection for each channel
-        connections = -(-self.task.members // SHARE)
+        connections = -(-self.task.members // MEMBERS_PER_CONNECTION)
         channels = [grpc.aio.insecure_channel(self.task.address, options) for _ in range(connections)]
         members = [LoadMember(self, channels[i % connections]) for i in range(self.task.members)]
         for member in members:
@@ -102,7 +102,7 @@ class LoadProcess:
             self.tell(f"{type(error).__name__}: {details}")
 
     def ordered(self, node: str, round_: int, at: float) -> None:
-        """A node has the train order of a round."""
+        """Take in that a node has the train order of a round."""
         arrivals = self.result.ordered.setdefault(round_, {})
         arrivals[node] = at
         if len(arrivals) == self.task.members:
@@ -156,22 +156,22 @@ class LoadMember:
             protocol=PROTOCOL, run=task.run, token=task.token, name="member", address="127.0.0.1:9"
         )
         async with load.gate:
-            reply = await self._stub.Join(request, timeout=DEADLINE)
+            reply = await self._stub.Join(request, timeout=CALL_TIMEOUT)
         self.session, self._node, self.interval = reply.session, reply.node_id, reply.heartbeat
         load.tell(None)
-        await self._report(
-            0.0, layout_reported=pb.LayoutReported(numel=task.chunks * NUMEL, digest=digest("layout"))
-        )
+        layout = pb.LayoutReported(numel=task.chunks * CHUNK_NUMEL, digest=digest("layout"))
+        await self._send(pb.ReportRequest(layout_reported=layout))
         loop = asyncio.get_running_loop()
         async for raw in self._watch(pb.WatchRequest(session=self.session)):
-            loop.call_later(READ, self._read, raw, time.monotonic())
+            loop.call_later(READ_DELAY, self._read, raw, time.monotonic())
         load.tell(f"the stream of views of {self._node} ended")
 
     async def beat(self) -> None:
+        """Send one heartbeat."""
         request = pb.HeartbeatRequest(
             session=self.session, phase="inner", round=self._round, inner_step=int(time.monotonic()), loss=2.0
         )
-        await self._stub.Heartbeat(request, timeout=DEADLINE)
+        await self._stub.Heartbeat(request, timeout=CALL_TIMEOUT)
         self._load.result.heartbeats.append(time.monotonic())
 
     def _read(self, raw: bytes, at: float) -> None:
@@ -180,65 +180,73 @@ class LoadMember:
         if view.you == "active" and train and self._first("order", train):
             self._round = train
             load.ordered(self._node, train, at)
-            self._say(load.task.period + spread(), train, steps_reached=pb.StepsReached())
+            load.start(self._report_steps(load.task.period + spread(), train))
         if view.closing and train and self._first("closing", train):
-            ready = pb.ContributionReady(
-                steps=STEPS, samples=STEPS, loss=2.0, delta_norm=1.0, front=view.train.lease[0].first
-            )
-            self._say(spread(), train, contribution_ready=ready)
+            load.start(self._report_contribution(spread(), train, view.train.lease[0].first))
         if view.HasField("plan") and self._first("plan", view.plan.round):
             load.result.planned.setdefault(view.plan.round, {})[self._node] = at
-            self._reduce(view.plan)
+            load.start(self._reduce(view.plan))
         making = view.initialise and not committed
         if (making or view.has_state or committed) and self._first("state", committed):
-            self._say(
-                spread(), state_reported=pb.StateReported(round=committed, digest=digest("state", committed))
-            )
+            load.start(self._report_state(spread(), committed))
         if view.evaluate and self._first("evaluate", committed):
-            self._say(spread(), loss_evaluated=pb.LossEvaluated(round=committed, loss=3.0))
+            load.start(self._report_loss(spread(), committed))
 
     def _first(self, what: str, round_: int) -> bool:
         first = self._done.get(what, -1) < round_
         self._done[what] = max(self._done.get(what, -1), round_)
         return first
 
-    def _reduce(self, plan: pb.Plan) -> None:
+    async def _reduce(self, plan: pb.Plan) -> None:
+        """Seal the chunks that it owns, and a moment later have everybody's."""
         fence = pb.Fence(incarnation=plan.incarnation, epoch=plan.epoch, round=plan.round, attempt=plan.attempt)
-        owned = self._load.owned(plan).get(self._node, [])
         wait = spread()
-        if owned:
-            everybody = bitmap(range(len(plan.members)), len(plan.members))
-            seals = pb.ChunksSealed(seals=[pb.Seal(chunk=c, digest=digest(c), inputs=everybody) for c in owned])
-            self._say(wait, plan.round, fence, chunks_sealed=seals)
-        self._say(
-            wait + 0.1 + spread(),
-            plan.round,
-            fence,
-            reduce_complete=pb.ReduceComplete(digest=self._load.root, bytes_up=1),
-        )
+        if owned := self._load.owned(plan).get(self._node, []):
+            self._load.start(self._report_seals(wait, fence, owned, len(plan.members)))
+        await self._report_complete(wait + 0.1 + spread(), fence)
 
-    def _say(self, delay: float, round_: int = 0, fence: pb.Fence | None = None, **report: object) -> None:
-        self._load.start(self._report(delay, round_, fence, **report))
-
-    async def _report(
-        self, delay: float, round_: int = 0, fence: pb.Fence | None = None, **report: object
-    ) -> None:
+    async def _report_steps(self, delay: float, round_: int) -> None:
         await asyncio.sleep(delay)
-        fence = fence or pb.Fence(round=round_)
-        request = pb.ReportRequest(session=self.session, fence=fence, **report)  # type: ignore[arg-type]
-        result = self._load.result
-        if "contribution_ready" in report:
-            result.ready[round_] = time.monotonic()
-        if "reduce_complete" in report:
-            result.held[round_] = time.monotonic()
-        ack = await self._stub.Report(request, timeout=DEADLINE)
-        result.reports.append(time.monotonic())
+        await self._send(pb.ReportRequest(fence=pb.Fence(round=round_), steps_reached=pb.StepsReached()))
+
+    async def _report_contribution(self, delay: float, round_: int, front: int) -> None:
+        await asyncio.sleep(delay)
+        ready = pb.ContributionReady(steps=INNER_STEPS, samples=INNER_STEPS, loss=2.0, delta_norm=1.0, front=front)
+        self._load.result.ready[round_] = time.monotonic()
+        await self._send(pb.ReportRequest(fence=pb.Fence(round=round_), contribution_ready=ready))
+
+    async def _report_seals(self, delay: float, fence: pb.Fence, chunks: list[int], members: int) -> None:
+        """Every member's input is in each of the chunks."""
+        await asyncio.sleep(delay)
+        inputs = bitmap(range(members), members)
+        seals = [pb.Seal(chunk=c, digest=digest(c), inputs=inputs) for c in chunks]
+        await self._send(pb.ReportRequest(fence=fence, chunks_sealed=pb.ChunksSealed(seals=seals)))
+
+    async def _report_complete(self, delay: float, fence: pb.Fence) -> None:
+        await asyncio.sleep(delay)
+        complete = pb.ReduceComplete(digest=self._load.root, bytes_up=1)
+        self._load.result.completed[fence.round] = time.monotonic()
+        await self._send(pb.ReportRequest(fence=fence, reduce_complete=complete))
+
+    async def _report_state(self, delay: float, round_: int) -> None:
+        await asyncio.sleep(delay)
+        state = pb.StateReported(round=round_, digest=digest("state", round_))
+        await self._send(pb.ReportRequest(state_reported=state))
+
+    async def _report_loss(self, delay: float, round_: int) -> None:
+        await asyncio.sleep(delay)
+        await self._send(pb.ReportRequest(loss_evaluated=pb.LossEvaluated(round=round_, loss=3.0)))
+
+    async def _send(self, request: pb.ReportRequest) -> None:
+        request.session = self.session
+        ack = await self._stub.Report(request, timeout=CALL_TIMEOUT)
+        self._load.result.reports.append(time.monotonic())
         if not ack.known:
             self._load.tell(f"{self._node} is no member any more: {ack.reason}")
 
 
 def spread() -> float:
-    return random.uniform(0.0, SPREAD)
+    return random.uniform(0.0, REPORT_SPREAD)
 
 
 def digest(*parts: object) -> bytes:

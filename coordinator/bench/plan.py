@@ -16,13 +16,15 @@ from rich.table import Table
 from atoll.coordinator.placement.bandwidth_shares import PlanNode
 from atoll.coordinator.placement.two_level import Rtts, TwoLevel, faster, plan_flat, plan_regions
 
-SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 1000)
-REGION = 16  # members, at most
+FLEET_SIZES = (4, 8, 16, 32, 64, 128, 256, 512, 1000)
+REGION_SIZE = 16  # members, at most
 MBIT = 1e6 / 8  # bytes/s
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
+    """A kind of fleet: each member's links, and the round trips between members."""
+
     name: str
     about: str
     node: PlanNode  # each member
@@ -34,7 +36,7 @@ class Scenario:
 SCENARIOS = (
     Scenario(
         "clusters",
-        f"regions of up to {REGION}: 10 Gbit/s within (1 ms), one link of 1 Gbit/s to the others (80 ms)",
+        f"regions of up to {REGION_SIZE}: 10 Gbit/s within (1 ms), one link of 1 Gbit/s to the others (80 ms)",
         PlanNode(1000 * MBIT, 1000 * MBIT, local=10_000 * MBIT),
         near=0.001,
         far=0.08,
@@ -42,7 +44,7 @@ SCENARIOS = (
     ),
     Scenario(
         "homes",
-        f"a link of 100 Mbit/s for each member, towns of up to {REGION} (10 ms) that are 80 ms apart",
+        f"a link of 100 Mbit/s for each member, towns of up to {REGION_SIZE} (10 ms) that are 80 ms apart",
         PlanNode(100 * MBIT, 100 * MBIT),
         near=0.01,
         far=0.08,
@@ -52,6 +54,8 @@ SCENARIOS = (
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
+    """One size of fleet: predicted seconds of a reduce."""
+
     n: int
     flat_s: float
     two_level_s: float | None  # None: there is one region
@@ -60,6 +64,8 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class PlanRows:
+    """One scenario."""
+
     name: str
     rows: list[PlanRow]
 
@@ -74,7 +80,7 @@ class PlanRows:
 def plan(params: float, bits: float, chunk: int, as_json: bool) -> None:
     """Predict the seconds of a reduce among 4 to 1000 members, flat and two-level, in stated scenarios."""
     payload, chunks = params * bits / 8, int(-(-params // chunk))
-    found = [PlanRows(s.name, [predicted(s, n, payload, chunks) for n in SIZES]) for s in SCENARIOS]
+    found = [PlanRows(s.name, [predicted(s, n, payload, chunks) for n in FLEET_SIZES]) for s in SCENARIOS]
     if as_json:
         click.echo(msgspec.json.encode({"scenarios": found}).decode())
         return
@@ -84,7 +90,7 @@ def plan(params: float, bits: float, chunk: int, as_json: bool) -> None:
 
 
 def predicted(scenario: Scenario, n: int, payload: float, chunks: int) -> PlanRow:
-    """One size of fleet; `payload` in bytes."""
+    """The predictions for a fleet of `n` members; `payload` is an encoded delta, bytes."""
     nodes, rtts, between = [scenario.node] * n, _rtts(scenario, n), scenario.between
     flat = plan_flat(nodes, rtts, payload, chunks, between=between)
     layered = plan_regions(nodes, rtts, payload, chunks, between=between)
@@ -94,8 +100,10 @@ def predicted(scenario: Scenario, n: int, payload: float, chunks: int) -> PlanRo
 
 def _rtts(scenario: Scenario, n: int) -> Rtts:
     """Measured by each member to its region, and by the regions' first members to each other."""
-    near = {(i, j): scenario.near for i in range(n) for j in range(i + 1, min(n, i - i % REGION + REGION))}
-    return near | dict.fromkeys(combinations(range(0, n, REGION), 2), scenario.far)
+    near = {
+        (i, j): scenario.near for i in range(n) for j in range(i + 1, min(n, i - i % REGION_SIZE + REGION_SIZE))
+    }
+    return near | dict.fromkeys(combinations(range(0, n, REGION_SIZE), 2), scenario.far)
 
 
 def _table(rows: Sequence[PlanRow]) -> Table:

@@ -2,7 +2,7 @@
 
 One coordinator and a few node daemons run as processes of their own and talk over loopback, as they would over
 the internet. `play` is the story; `DemoProcesses` owns the processes; `Chaos` decides when a node dies and when
-one joins; what is shown and what is left behind are in `demo_view` and `report`.
+one joins; what is shown and what is left behind are in `display` and `report`.
 """
 
 import json
@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import click
@@ -26,6 +27,8 @@ import msgspec
 import psutil
 
 from atoll import configs
+from atoll.comm.codecs.factory import codec_of
+from atoll.comm.codecs.warm_up import warm_up
 from atoll.comm.config.load import load_run
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError, ConfigError, Unreachable
@@ -42,13 +45,13 @@ from atoll.coordinator.state_machine.events import CommitRecord
 COORDINATOR = "coordinator"
 NAMES = "ada bo cy dee eve fay gus hal ivy jo kai lou max ned oz pia".split()
 NODE_OPTIONS = ("device=cpu", "threads=1")  # the nodes share this machine
-ROOM = 2.5  # start-up times that a node which joins needs at least until the last commit
-FEWEST_ROUNDS = 8  # that leave time for a death and a recovery
-LOOK_EVERY = 0.2  # seconds
-PATIENCE = 120.0  # seconds without a step or a commit
-LEAVE_WITHIN = 20.0  # seconds; a daemon's time to end after the run did
-STOP_WITHIN = 45.0  # seconds; the coordinator's, wandb's flush included
-MARK = "ATOLL_DEMO"  # in the environment of everything a demo starts
+MIN_STARTUPS_LEFT = 2.5  # times its start-up that a node which joins needs at least until the last commit
+MIN_ROUNDS = 8  # that leave time for a death and a recovery
+POLL_INTERVAL = 0.2  # seconds
+PROGRESS_TIMEOUT = 120.0  # seconds without a step or a commit
+LEAVE_TIMEOUT = 20.0  # seconds; a daemon's time to end after the run did
+STOP_TIMEOUT = 45.0  # seconds; the coordinator's, wandb's flush included
+MARK_VARIABLE = "ATOLL_DEMO"  # in the environment of everything a demo starts
 
 
 class DemoFailed(AtollError):
@@ -110,6 +113,8 @@ def play(
     log_level: str,
 ) -> None:
     """Run it from the first process to the last."""
+    compiling = Thread(target=warm_up, args=(codec_of(config), click.echo), name="compiler", daemon=True)
+    compiling.start()  # on the core that is free until the nodes start, which would each have to
     with DemoProcesses(out, log_level) as fleet:
         fleet.start(
             COORDINATOR,
@@ -121,20 +126,23 @@ def play(
         for name in names(nodes):
             fleet.join(name, url)
         story.started = nodes
+        compiling.join(PROGRESS_TIMEOUT)
         watch = DemoWatch(story, fleet, page)
         with open_view(page) as view:
             while not watch.finished:
-                watch.look()
+                watch.poll()
                 match chaos.due(story, time.monotonic()):
                     case MarkKind.KILLED, name:
                         fleet.kill(name)
-                        watch.did(MarkKind.KILLED, name, f"SIGKILL for {name}: daemon and trainer are gone")
+                        watch.record_act(MarkKind.KILLED, name, f"SIGKILL for {name}: daemon and trainer are gone")
                     case MarkKind.JOINED, name:
                         fleet.join(name, url)
                         story.started += 1
-                        watch.did(MarkKind.JOINED, name, f"{name} starts: it will fetch the state from its peers")
+                        watch.record_act(
+                            MarkKind.JOINED, name, f"{name} starts: it will fetch the state from its peers"
+                        )
                 watch.show(view)
-                time.sleep(LOOK_EVERY)
+                time.sleep(POLL_INTERVAL)
             fleet.dismiss()
     if (out / COORDINATOR / "wandb").exists():
         shutil.move(out / COORDINATOR / "wandb", out / "wandb")
@@ -142,8 +150,8 @@ def play(
 
 @dataclass
 class Chaos:
-    """When a node dies and when one joins: the first at 40 % of the rounds, in the middle of one, the second at
-    60 %, or earlier where starting up takes so long that it would not contribute any more."""
+    """The demo's faults: a node dies at 40 % of the rounds, in the middle of one, and one joins at 60 %, or
+    earlier where starting up takes so long that it would not contribute any more."""
 
     kill_at: int | None  # committed rounds; None: no chaos
     join_at: int
@@ -155,6 +163,7 @@ class Chaos:
 
     @classmethod
     def of(cls, config: RunConfig) -> "Chaos":
+        """The faults of a run of this length."""
         total = config.rounds.total
         return cls(max(1, int(0.4 * total)), max(2, int(0.6 * total)), config.members.minimum)
 
@@ -192,7 +201,7 @@ class Chaos:
     def _join_due(self, story: DemoStory) -> bool:
         active = sum(m["state"] == "active" and m["name"] != self.victim for m in story.run["members"])
         left = (story.rounds - story.run["committed"]) * round_seconds(story)
-        late = left < ROOM * self.startup
+        late = left < MIN_STARTUPS_LEFT * self.startup
         return bool(story.run["committed"] >= self.join_at or active < self.minimum or late)
 
 
@@ -210,7 +219,7 @@ class DemoWatch:
     def finished(self) -> bool:
         return self._story.run.get("phase") == "finished" and len(self._story.records) == self._story.rounds
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Fetch what is new."""
         story, ended = self._story, self._fleet.ended()
         with suppress(Unreachable):  # for a moment, or its process ended: both are found out below
@@ -222,9 +231,9 @@ class DemoWatch:
         for name, code in ended.items():
             if code or name == COORDINATOR or story.run.get("phase") != "finished":
                 raise self._fleet.failure(f"{name} ended with exit code {code} in the middle of the run", name)
-        if time.monotonic() - self._moved_at > PATIENCE:
+        if time.monotonic() - self._moved_at > PROGRESS_TIMEOUT:
             raise self._fleet.failure(
-                f"the run made no progress for {PATIENCE:g} s: round {story.run.get('round')} is "
+                f"the run made no progress for {PROGRESS_TIMEOUT:g} s: round {story.run.get('round')} is "
                 f"{story.run.get('phase')} ({story.run.get('phase_reason')})"
             )
 
@@ -245,8 +254,8 @@ class DemoWatch:
         if progress != self._progress:
             self._progress, self._moved_at = progress, time.monotonic()
 
-    def did(self, kind: MarkKind, name: str, what: str) -> None:
-        """The demo did something itself."""
+    def record_act(self, kind: MarkKind, name: str, what: str) -> None:
+        """Take in something that the demo did itself."""
         self._story.marks.append(Mark(kind, name, self._story.run["round"]))
         self._lines.append(DisplayLine(time.time(), LineKind.ACT, what, name))
 
@@ -287,7 +296,7 @@ class DemoProcesses:
 
     def start(self, name: str, *arguments: str) -> None:
         """Start an `atoll` command in a session of its own, so that Ctrl-C reaches the demo alone."""
-        environment = os.environ | {MARK: self.mark, "PYTHONUNBUFFERED": "1"}
+        environment = os.environ | {MARK_VARIABLE: self.mark, "PYTHONUNBUFFERED": "1"}
         with self.log(name).open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-P", "-m", "atoll.comm.cli", *arguments],
@@ -299,6 +308,7 @@ class DemoProcesses:
             )
 
     def join(self, name: str, url: str) -> None:
+        """Start a node daemon."""
         self.start(
             name,
             *("node", "join", url, "--state-dir", str(self.out / name)),
@@ -308,7 +318,7 @@ class DemoProcesses:
     def page(self) -> str:
         """The address of the coordinator's page, once it answers."""
         journal = (self.out / COORDINATOR / "journal.sqlite").resolve()
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + PROGRESS_TIMEOUT
         while time.monotonic() < deadline and not self.ended():
             with suppress(sqlite3.OperationalError, Unreachable):  # not there yet
                 with closing(sqlite3.connect(f"{journal.as_uri()}?mode=ro", uri=True)) as db:
@@ -316,10 +326,11 @@ class DemoProcesses:
                 if found is not None:
                     fetch(f"{found[0]}/api/run")
                     return str(found[0])
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_INTERVAL)
         raise self.failure("the coordinator did not come up", COORDINATOR)
 
     def invite(self, uses: int) -> str:
+        """A join URL for `uses` nodes."""
         from atoll.coordinator.server import invite_url
 
         return str(invite_url(self.out / COORDINATOR, "demo", uses, time.time() + 86_400))
@@ -339,22 +350,22 @@ class DemoProcesses:
 
     def dismiss(self) -> None:
         """The run is over: daemons end by themselves, then the coordinator is told to."""
-        deadline = time.monotonic() + LEAVE_WITHIN
+        deadline = time.monotonic() + LEAVE_TIMEOUT
         for name, process in self.processes.items():
             if name != COORDINATOR:
                 try:
                     code = process.wait(max(deadline - time.monotonic(), 0.0))
                 except subprocess.TimeoutExpired:
-                    click.echo(f"{name} did not end by itself within {LEAVE_WITHIN:g} s: it is stopped", err=True)
+                    click.echo(f"{name} did not end by itself within {LEAVE_TIMEOUT:g} s: it is stopped", err=True)
                     continue
                 if code:
                     raise self.failure(f"{name} ended with exit code {code} after the run", name)
         coordinator = self.processes[COORDINATOR]
         coordinator.terminate()
         try:
-            code = coordinator.wait(STOP_WITHIN)
+            code = coordinator.wait(STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
-            raise self.failure(f"the coordinator did not stop within {STOP_WITHIN:g} s", COORDINATOR) from None
+            raise self.failure(f"the coordinator did not stop within {STOP_TIMEOUT:g} s", COORDINATOR) from None
         if code:
             raise self.failure(f"the coordinator ended with exit code {code}", COORDINATOR)
 
@@ -365,6 +376,7 @@ class DemoProcesses:
         return DemoFailed(f"the demo failed: {what}. The end of {log}:\n{tail}")
 
     def log(self, name: str) -> Path:
+        """The log file of a process."""
         return self.out / f"{name}.log"
 
 
@@ -372,7 +384,7 @@ def marked(mark: str) -> Iterator[psutil.Process]:
     """Living processes with this mark in their environment, orphans included."""
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if process.environ().get(MARK) == mark:
+            if process.environ().get(MARK_VARIABLE) == mark:
                 yield process
 
 
@@ -396,10 +408,10 @@ def _overrides(nodes: int, rounds: int | None, overrides: tuple[str, ...]) -> tu
 def _check(config: RunConfig, nodes: int, chaos: bool) -> None:
     if not config.rounds.total:
         raise ConfigError("rounds.total is 0: a demo ends, give --rounds")
-    if chaos and (nodes < 2 or config.rounds.total < FEWEST_ROUNDS):
+    if chaos and (nodes < 2 or config.rounds.total < MIN_ROUNDS):
         raise ConfigError(
             f"{nodes} nodes and {config.rounds.total} rounds leave no room to kill a node and let one join: "
-            f"give at least 2 nodes and {FEWEST_ROUNDS} rounds, or --no-chaos"
+            f"give at least 2 nodes and {MIN_ROUNDS} rounds, or --no-chaos"
         )
 
 

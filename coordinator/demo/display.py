@@ -20,7 +20,7 @@ from rich.text import Text
 from atoll.coordinator.demo.report import DemoReport, DemoStory, MarkKind, summarize
 from atoll.coordinator.monitor.terminal import members_table, size
 
-EVENTS = 8  # in the live view
+MAX_EVENTS = 8  # in the live view
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -69,7 +69,7 @@ class TerminalDisplay:
         self._lines: list[DisplayLine] = []
 
     def show(self, story: DemoStory, new: Sequence[DisplayLine]) -> None:
-        self._lines = [*self._lines, *(line for line in new if line.kind is not LineKind.COMMIT)][-EVENTS:]
+        self._lines = [*self._lines, *(line for line in new if line.kind is not LineKind.COMMIT)][-MAX_EVENTS:]
         self._live.update(panel(story, self._lines, self._page), refresh=True)
 
 

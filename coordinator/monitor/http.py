@@ -27,32 +27,33 @@ from atoll.coordinator.state_machine.events import CommitRecord
 from atoll.coordinator.state_machine.members import Member, MemberState
 from atoll.coordinator.state_machine.state import Phase, State
 
-PAGE = Path(__file__).with_name("page.html")
-FRESH = 0.2  # seconds that an answer of /api/run is good for
-GONE = 50  # members that are gone, listed at most...
-DAY = 86_400.0  # seconds: ...and those of the last day
-RECORDS, MOST_RECORDS = 200, 1000  # commit records in an answer: where nothing is said, and at most
-ANSWER_BYTES = 8 << 20  # of commit records; a longer answer ends early, and the reader asks on from there
-RECORDED = {field.name for field in fields(CommitRecord)}
+PAGE_FILE = Path(__file__).with_name("page.html")
+SNAPSHOT_TTL = 0.2  # seconds that an answer of /api/run is good for
+MAX_GONE = 50  # members that are gone and listed
+GONE_MEMORY = 86_400.0  # seconds that a member that is gone is listed
+DEFAULT_RECORDS, MAX_RECORDS = 200, 1000  # commit records in an answer: where nothing is said, and at most
+MAX_ANSWER_BYTES = 8 << 20  # of commit records; a longer answer ends early, and the reader asks on from there
+RECORD_FIELDS = {field.name for field in fields(CommitRecord)}
 
 
-def app(kernel: EventLoop, journal: Journal, run: str) -> Starlette:
-    kernel.metrics.registry.register(_Run(kernel))
-    answer, made_at = b"", -FRESH  # of /api/run: with a thousand members it is made once for all who ask
+def app(loop: EventLoop, journal: Journal, run: str) -> Starlette:
+    """The page, the JSON and the metrics of the run as an ASGI application; nothing in it changes the run."""
+    loop.metrics.registry.register(_Run(loop))
+    answer, made_at = b"", -SNAPSHOT_TTL  # of /api/run: with a thousand members it is made once for all who ask
 
     reading = asyncio.Semaphore()  # one answer is put together at a time, in one thread: writes need some, too
 
     async def page(_: Request) -> Response:
-        return HTMLResponse(PAGE.read_text())
+        return HTMLResponse(PAGE_FILE.read_text())
 
     async def healthz(_: Request) -> Response:
-        wrong = kernel.trouble or (STOPPING if kernel.draining else "")
+        wrong = loop.trouble or (STOPPING if loop.draining else "")
         return PlainTextResponse(f"{wrong or 'ok'}\n", status_code=503 if wrong else 200)
 
     async def api_run(_: Request) -> Response:
         nonlocal answer, made_at
-        if kernel.clock() - made_at > FRESH:
-            answer, made_at = msgspec.json.encode(snapshot(kernel, run)), kernel.clock()
+        if loop.clock() - made_at > SNAPSHOT_TTL:
+            answer, made_at = msgspec.json.encode(snapshot(loop, run)), loop.clock()
         return Response(answer, media_type="application/json")
 
     async def api_rounds(request: Request) -> Response:
@@ -65,7 +66,7 @@ def app(kernel: EventLoop, journal: Journal, run: str) -> Starlette:
         return Response(body, media_type="application/json")
 
     async def metrics_(_: Request) -> Response:
-        return Response(generate_latest(kernel.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(loop.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     routes = {
         "/": page,
@@ -79,20 +80,20 @@ def app(kernel: EventLoop, journal: Journal, run: str) -> Starlette:
 
 def _asked(query: QueryParams) -> tuple[int, int, type[Any]]:
     """`since`, `limit` and the type of what is answered. Raises `ValueError` with a sentence."""
-    numbers = {"since": 0, "limit": RECORDS}
+    numbers = {"since": 0, "limit": DEFAULT_RECORDS}
     for name in numbers:
         given = query.get(name, str(numbers[name]))
         if not given.isdecimal() or len(given) > 18:
             raise ValueError(f"{name}={given[:40]!r} is not a number")
         numbers[name] = int(given)
     if not numbers["limit"]:
-        raise ValueError(f"limit=0 asks for nothing: give 1 to {MOST_RECORDS}")
+        raise ValueError(f"limit=0 asks for nothing: give 1 to {MAX_RECORDS}")
     asked = query.get("fields", "")
     wanted = asked.split(",") if asked else []
-    if odd := sorted(set(wanted) - RECORDED):
+    if odd := sorted(set(wanted) - RECORD_FIELDS):
         raise ValueError(f"a record has no {odd[0][:40]!r}")
     kind = _excerpt(tuple(dict.fromkeys(wanted))) if wanted else CommitRecord
-    return numbers["since"], min(numbers["limit"], MOST_RECORDS), kind
+    return numbers["since"], min(numbers["limit"], MAX_RECORDS), kind
 
 
 def _excerpt(wanted: tuple[str, ...]) -> type[Any]:
@@ -111,21 +112,21 @@ def _excerpt(wanted: tuple[str, ...]) -> type[Any]:
 
 
 def _records(journal: Journal, since: int, limit: int, kind: type[Any]) -> bytes:
-    """Commit records after `since`, as a JSON list: the first `limit`, or as many as `ANSWER_BYTES` allow."""
+    """Commit records after `since`, as a JSON list: the first `limit`, or as many as `MAX_ANSWER_BYTES` allow."""
     answer, length = list[bytes](), 0
-    with closing(journal.each_round(since, limit, kind)) as records:
+    with closing(journal.iter_rounds(since, limit, kind)) as records:
         for record in records:
             answer.append(msgspec.json.encode(record))
             length += len(answer[-1])
-            if length >= ANSWER_BYTES:
+            if length >= MAX_ANSWER_BYTES:
                 break
     return b"[" + b",".join(answer) + b"]"
 
 
-def snapshot(kernel: EventLoop, run: str) -> dict[str, Any]:
+def snapshot(loop: EventLoop, run: str) -> dict[str, Any]:
     """The run now, as `GET /api/run` shows it."""
-    state, now = kernel.state, kernel.clock()
-    seconds = kernel.observed.meter.seconds(now)
+    state, now = loop.state, loop.clock()
+    seconds = loop.telemetry.meter.seconds(now)
     return {
         "run_id": run,
         "incarnation": state.incarnation,
@@ -134,31 +135,32 @@ def snapshot(kernel: EventLoop, run: str) -> dict[str, Any]:
         "rounds_total": state.config.rounds.total,
         "committed": state.committed,
         "phase": state.round.phase,
-        "phase_reason": kernel.trouble or state.round.reason,
+        "phase_reason": loop.trouble or state.round.reason,
         "tokens": state.tokens,
         "val_loss_first": state.initial_val_loss,
-        "val_loss": last_val_loss(kernel),
+        "val_loss": last_val_loss(loop),
         "goodput": shares(seconds),
         "goodput_seconds": seconds,
-        "awaited": waited_for(state),
-        "draining": kernel.draining,
+        "awaited": awaited_names(state),
+        "draining": loop.draining,
         "members": [
-            _member(m, kernel.observed.vitals.get(m.node, Vitals()), state, now) for m in _listed(state, now)
+            _member(m, loop.telemetry.vitals.get(m.node, Vitals()), state, now) for m in _listed(state, now)
         ],
         "members_gone": len(state.members.gone),
-        "events": [{"at": at, "node": note.node, "sentence": note.sentence} for at, note in kernel.notes],
+        "events": [{"at": at, "node": note.node, "sentence": note.sentence} for at, note in loop.notes],
     }
 
 
-def last_val_loss(kernel: EventLoop) -> float | None:
-    pending = kernel.state.pending
+def last_val_loss(loop: EventLoop) -> float | None:
+    """The latest validation loss, nats a token; None: none was measured yet."""
+    pending = loop.state.pending
     if pending is not None and pending.val_loss is not None:
         return pending.val_loss
-    return kernel.last_val_loss if kernel.last_val_loss is not None else kernel.state.initial_val_loss
+    return loop.last_val_loss if loop.last_val_loss is not None else loop.state.initial_val_loss
 
 
-def waited_for(state: State) -> list[str]:
-    """Whom the round waits for: names, the first few."""
+def awaited_names(state: State) -> list[str]:
+    """Names of the members that the round waits for."""
     r = state.round
     match r.phase:
         case Phase.INNER if r.reached_at is not None:
@@ -173,8 +175,8 @@ def waited_for(state: State) -> list[str]:
 
 
 def _listed(state: State, now: float) -> list[Member]:
-    """Who is here, and of those that are gone the latest of the last day."""
-    gone = [m for m in list(state.members.gone.values())[-GONE:] if now - m.heard_at < DAY]
+    """The members, and of those that are gone the latest of the last day."""
+    gone = [m for m in list(state.members.gone.values())[-MAX_GONE:] if now - m.heard_at < GONE_MEMORY]
     return [*state.members.here.values(), *gone]
 
 
@@ -215,12 +217,12 @@ def _story(member: Member, vitals: Vitals) -> str:
 class _Run(Collector):
     """The run's own figures, read when they are scraped."""
 
-    def __init__(self, kernel: EventLoop) -> None:
-        self._kernel = kernel
+    def __init__(self, loop: EventLoop) -> None:
+        self._loop = loop
 
     def collect(self) -> Iterator[Metric]:
-        state, now = self._kernel.state, self._kernel.clock()
-        loss = last_val_loss(self._kernel)
+        state, now = self._loop.state, self._loop.clock()
+        loss = last_val_loss(self._loop)
         yield CounterMetricFamily("atoll_committed_rounds", "committed rounds", value=state.committed)
         yield CounterMetricFamily("atoll_tokens", "committed tokens", value=state.tokens)
         yield CounterMetricFamily("atoll_epochs", "membership generations", value=state.epoch)
@@ -234,7 +236,7 @@ class _Run(Collector):
         yield phases
         # Open inner time counts as inner until it is lost, so the buckets can shrink.
         goodput = GaugeMetricFamily("atoll_node_seconds", "node-seconds in each bucket", labels=["bucket"])
-        for bucket, seconds in self._kernel.observed.meter.seconds(now).items():
+        for bucket, seconds in self._loop.telemetry.meter.seconds(now).items():
             goodput.add_metric([bucket], seconds)
         yield goodput
         listed = _listed(state, now)
@@ -248,7 +250,7 @@ class _Run(Collector):
         down = CounterMetricFamily("atoll_member_bytes_down", "bytes that a member received", labels=labels)
         silent = GaugeMetricFamily("atoll_member_last_heard_s", "seconds since a heartbeat", labels=labels)
         for m in listed:
-            vitals = self._kernel.observed.vitals.get(m.node, Vitals())
+            vitals = self._loop.telemetry.vitals.get(m.node, Vitals())
             who = [m.node, m.name]
             pace.add_metric(who, vitals.tokens_per_s)
             up.add_metric(who, vitals.bytes_up)

@@ -36,8 +36,8 @@ def summary(run: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def worth_a_look(members: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those in trouble first, then by age."""
+def by_urgency(members: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Members in the order in which they need a look: those in trouble first, then by age."""
     order = list(COLORS)
     return sorted(members, key=lambda m: (order.index(m["state"]), int(m["node_id"][1:])))
 
@@ -73,8 +73,9 @@ def doing(m: dict[str, Any]) -> str:
     return f"{m['phase']}, has its steps" if m["reached"] else str(m["phase"])
 
 
-def short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+def short(text: str, width: int) -> str:
+    """The text, cut to `width` characters."""
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def size(count: float) -> str:

@@ -21,19 +21,19 @@ from atoll.comm.extras import demand, lacking
 from atoll.coordinator.state_machine.events import CommitRecord, Effect, Note, Publish
 
 log = logging.getLogger("atoll.coordinator")
-PROJECT = "atoll"  # where neither config nor environment names one
-MODES = {  # what WANDB_MODE may be, with wandb's older words
+DEFAULT_PROJECT = "atoll"  # where neither config nor environment names one
+MODE_OF_WORD = {  # what WANDB_MODE may be, with wandb's older words
     "online": WandbMode.ONLINE,
     "run": WandbMode.ONLINE,
     "offline": WandbMode.OFFLINE,
     "dryrun": WandbMode.OFFLINE,
     "disabled": WandbMode.DISABLED,
 }
-SERIES = 64  # members that have series of their own; of more, the least, the median and the most are logged
+MAX_MEMBER_SERIES = 64  # contributors with series of their own; of more, least, median and most are logged
 
 
 class WandbLogger:
-    """Takes effects in `tell`, from any thread; `close` flushes."""
+    """The run's one writer to wandb: `tell` takes effects from any thread, `close` flushes."""
 
     def __init__(self, config: RunConfig, directory: Path, past: Iterable[CommitRecord]) -> None:
         self._config, self._directory, self._past = config, directory, past
@@ -44,6 +44,7 @@ class WandbLogger:
             self._thread.start()
 
     def tell(self, effect: Effect) -> None:
+        """Log a commit record or a note; never waits."""
         if self.mode is not WandbMode.DISABLED:
             self._queue.put(effect)
 
@@ -88,7 +89,7 @@ class WandbLogger:
             x_disable_stats=True, console="off", silent=True, x_file_stream_transmit_interval=1
         )
         run = wandb.init(
-            project=self._config.wandb.project or os.environ.get("WANDB_PROJECT") or PROJECT,
+            project=self._config.wandb.project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT,
             entity=self._config.wandb.entity or None,
             name=os.environ.get("WANDB_NAME") or self._config.name,
             dir=str(self._directory),
@@ -133,7 +134,7 @@ def row(record: CommitRecord) -> dict[str, Any]:
         ("bytes_down", record.bytes_down),
     ):
         of: dict[str, float] = {str(node): values.get(node, 0) for node in record.contributors}
-        if len(of) > SERIES:
+        if len(of) > MAX_MEMBER_SERIES:
             of = {"least": min(of.values()), "median": median(of.values()), "most": max(of.values())}
         out |= {f"{name}/{which}": value for which, value in of.items()}
     return out
@@ -157,7 +158,7 @@ def wandb_mode(config: RunConfig) -> WandbMode:
         log.info(f"nothing goes to wandb (wandb.mode=auto): {missing}")
         return WandbMode.DISABLED
     if said := os.environ.get("WANDB_MODE"):
-        if (known := MODES.get(said)) is None:
+        if (known := MODE_OF_WORD.get(said)) is None:
             raise ConfigError(f"WANDB_MODE is {said[:40]!r}: set it to online, offline or disabled")
         return known
     netrc = Path.home() / ".netrc"

@@ -210,10 +210,6 @@ def _solved(nodes: Sequence[PlanNode], regions: Regions, between: float) -> tupl
         to other regions    c_i (1 - W) + (C - C_g) w_i     <= t rate_i     (the sum of both without a local rate)
         a region's link     C_g (1 - W) + (C - C_g) W       <= t B
     """
-    import numpy as np
-    from scipy.optimize import linprog
-    from scipy.sparse import coo_array
-
     n, everybody = len(nodes), sum(node.contributes for node in nodes)
     unit = median(min(node.up, node.down) for node in nodes)
     unit = unit if unit < inf else median([node.local for node in nodes if node.local] or [between])
@@ -243,18 +239,47 @@ def _solved(nodes: Sequence[PlanNode], regions: Regions, between: float) -> tupl
     sums = [{**dict.fromkeys(region, 1.0), g: -1.0} for g, region in enumerate(regions, n)]
     sums.append(dict.fromkeys(range(n, most), 1.0))
 
-    def matrix(rows: Sequence[dict[int, float]]) -> object:
-        at = [(r, column, value) for r, row in enumerate(rows) for column, value in row.items()]
-        r, column, value = zip(*at, strict=True)
-        return coo_array((value, (r, column)), shape=(len(rows), t + 1))
-
-    cost = np.zeros(t + 1)
-    cost[t], cost[most] = 1, 1e-4  # of the optima, one without needlessly large shares
-    bounds = [(0, 0 if node.leaf else None) for node in nodes] + [(0, None)] * (len(regions) + 2)
-    found = linprog(cost, matrix(rows), limits, matrix(sums), [0.0] * len(regions) + [1.0], bounds, method="highs")
-    if not found.success:  # numerical trouble, for any shares are a plan
+    cost = [0.0] * (t + 1)
+    cost[t], cost[most] = 1.0, 1e-4  # of the optima, one without needlessly large shares
+    upper = [0.0 if node.leaf else inf for node in nodes] + [inf] * (len(regions) + 2)
+    found = _minimum(cost, upper, rows, limits, sums, [0.0] * len(regions) + [1.0])
+    if found is None:  # numerical trouble, for any shares are a plan
         return _scaled([float(not node.leaf) for node in nodes])
-    return _scaled([max(0.0, float(w)) for w in found.x[:n]])
+    return _scaled([max(0.0, w) for w in found[:n]])
+
+
+def _minimum(
+    cost: Sequence[float],
+    upper: Sequence[float],
+    rows: Sequence[dict[int, float]],
+    limits: Sequence[float],
+    sums: Sequence[dict[int, float]],
+    values: Sequence[float],
+) -> list[float] | None:
+    """The x that minimises cost * x, where 0 <= x <= upper, rows * x <= limits and sums * x = values; None: it was
+    not found. Rows are {column: coefficient}."""
+    import highspy
+    import numpy as np
+
+    program, all_ = highspy.HighsLp(), [*rows, *sums]
+    program.num_col_, program.num_row_ = len(cost), len(all_)
+    program.col_cost_, program.col_lower_ = np.array(cost), np.zeros(len(cost))
+    program.col_upper_ = np.array(upper)
+    program.row_lower_ = np.array([-inf] * len(limits) + [*values])
+    program.row_upper_ = np.array([*limits, *values], float)
+    entries = [entry for row in all_ for entry in sorted(row.items())]
+    matrix = program.a_matrix_
+    matrix.format_ = highspy.MatrixFormat.kRowwise
+    matrix.start_ = np.cumsum([0, *map(len, all_)], dtype=np.int32)
+    matrix.index_ = np.array([column for column, _ in entries], np.int32)
+    matrix.value_ = np.array([value for _, value in entries], float)
+    solver = highspy.Highs()
+    solver.setOptionValue("output_flag", False)
+    solver.passModel(program)
+    solver.run()
+    if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        return None
+    return list(map(float, solver.getSolution().col_value))
 
 
 def _trimmed(shares: tuple[float, ...], chunks: int) -> tuple[float, ...]:

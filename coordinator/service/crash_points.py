@@ -1,4 +1,4 @@
-"""What a batch of events brought about: the names of the points at which tests with real processes let the
+"""Crash points: names of what a batch of events brought about, at which tests with real processes let the
 coordinator crash. Pure."""
 
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.state import Phase, State
 
-SAID = {
+POINT_OF_EVENT = {
     ev.Joined: "join",
     ev.StateReported: "state",
     ev.StepsReached: "reached",
@@ -16,8 +16,8 @@ SAID = {
 }
 
 
-def milestones(before: State, after: State, events: Iterable[ev.Event]) -> list[str]:
-    """What members said, and what came of it."""
+def crash_points(before: State, after: State, events: Iterable[ev.Event]) -> list[str]:
+    """The points that a batch reached: what members said, and what came of it."""
     b, a = before.round, after.round
     attempt = (a.number, a.ledger.attempt) > (b.number, b.ledger.attempt) and a.plan is not None
     decided = {
@@ -29,5 +29,5 @@ def milestones(before: State, after: State, events: Iterable[ev.Event]) -> list[
         "round-start": a.phase is Phase.INNER and (b.phase is Phase.WAITING or a.number > b.number),
         "published": before.pending is not None and after.pending != before.pending,
     }
-    said = {name for kind, name in SAID.items() if any(isinstance(event, kind) for event in events)}
+    said = {name for kind, name in POINT_OF_EVENT.items() if any(isinstance(event, kind) for event in events)}
     return [*said, *(name for name, happened in decided.items() if happened)]

@@ -1,8 +1,8 @@
 """The shell around the state machine: one task that takes events in order, makes them durable, then lets out what
-comes of them.
+comes of them. `rpc` and `view_streams` hand events in, `control_plane` runs it.
 
     submit, post --> queue --> prepare --> write, in a thread --> adopt --> answers, notes, records, views
-    beat: the latest of each node, entered without a write before the next batch
+    heartbeat: the latest of each node, entered without a write before the next batch
 
 Events that arrive during a write share the next one (group commit); `submit` returns when its event is durable.
 While the disk takes no writes nothing leaves: the same batch is written again each second, `trouble` says why.
@@ -21,7 +21,7 @@ import msgspec
 from atoll.comm import faults
 from atoll.comm.config.run import RunConfig
 from atoll.comm.ids import NodeId
-from atoll.coordinator.service.crash_points import milestones
+from atoll.coordinator.service.crash_points import crash_points
 from atoll.coordinator.service.journal import Journal, JournalFull
 from atoll.coordinator.service.journaled_machine import Batch, JournaledMachine
 from atoll.coordinator.service.metrics import Metrics
@@ -40,16 +40,17 @@ from atoll.coordinator.state_machine.events import (
 from atoll.coordinator.state_machine.state import State
 
 log = logging.getLogger("atoll.coordinator")
-TICK = 0.25  # seconds
-NOTES = 200  # kept for the page
-GATHER = 0.01  # seconds between two writes at most, if the last took as long: the events of many nodes share one
-MOST = 250  # events in a batch, so that heartbeats are answered in between
-RETRY = 1.0  # seconds between two tries to write on a disk that is full
-SAVE = 10.0  # seconds between two saves of what was observed
-AWAY = 2.0  # seconds without a tick after which the coordinator, not its members, was silent
-TOLD = 0.1  # seconds that a batch's answers and views take to leave; only for tests that let it crash then
+TICK_INTERVAL = 0.25  # seconds
+MAX_NOTES = 200  # the latest, for the page
+# Seconds between two writes at most, if the last took as long: the events of many nodes share one.
+MAX_WRITE_PAUSE = 0.01
+MAX_BATCH_EVENTS = 250  # so that heartbeats are answered in between
+RETRY_INTERVAL = 1.0  # seconds between two tries to write on a disk that is full
+TELEMETRY_INTERVAL = 10.0  # seconds between two saves of the telemetry
+MAX_TICK_GAP = 2.0  # seconds without a tick after which the coordinator, not its members, was silent
+ANSWER_DELAY = 0.1  # seconds that a batch's answers and views take to leave; only for tests that let it crash then
 STOPPING = "the coordinator is stopping for a while; try again"
-Waiting = asyncio.Future[None] | None
+Completion = asyncio.Future[None] | None
 
 
 class CoordinatorStopping(Exception):
@@ -57,7 +58,7 @@ class CoordinatorStopping(Exception):
 
 
 class Clock:
-    """Seconds that never go back, across restarts of the coordinator too."""
+    """The coordinator's clock: seconds since 1970 that never go back, across its restarts too."""
 
     def __init__(self, last: float) -> None:
         self._base = max(last, time.time()) - time.monotonic()
@@ -67,6 +68,8 @@ class Clock:
 
 
 class EventLoop:
+    """The coordinator's one task: everything that changes the state goes through it, in order."""
+
     def __init__(
         self,
         config: RunConfig,
@@ -75,45 +78,45 @@ class EventLoop:
         tell: Callable[[Effect], None],
         healthy: Callable[[bool], Awaitable[None]],
     ) -> None:
-        """Rebuild the state from the journal; `run` begins the next incarnation. `tell` hears of every effect,
-        `healthy` when the journal stops taking writes and when it takes them again."""
+        """Rebuild the state from the journal; `run` begins the next incarnation. `tell` is called with every
+        durable effect, `healthy` when the journal stops taking writes and when it takes them again."""
         self._journal, self.metrics, self._tell, self._healthy = journal, metrics, tell, healthy
-        self._core = JournaledMachine(config, journal)
-        self.clock = Clock(self._core.last)
-        self.notes = deque(journal.notes(NOTES), NOTES)
-        self.observed = _observed(journal)
+        self._machine = JournaledMachine(config, journal)
+        self.clock = Clock(self._machine.last_at)
+        self.notes = deque(journal.notes(MAX_NOTES), MAX_NOTES)
+        self.telemetry = _telemetry(journal)
         recent = journal.rounds(self.state.committed - 2 * config.data.eval_every * self.state.turns.fragments)
         past = [record.val_loss for record in recent if record.val_loss is not None]
         self.last_val_loss: float | None = past[-1] if past else None
         self.trouble = ""  # why nothing can be written now
         self.draining = False  # the process is about to end
         self.on_change: list[Callable[[], None]] = []  # called after every change of the state, heartbeats aside
-        self._queue: deque[tuple[Event, Waiting]] = deque()
-        self._beats: dict[NodeId, Heartbeat] = {}
+        self._queue: deque[tuple[Event, Completion]] = deque()
+        self._heartbeats: dict[NodeId, Heartbeat] = {}
         self._arrived, self._stop, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._looked = self._saved = self.clock()
-        self._patient_until = 0.0  # nobody is judged before: the coordinator was away
+        self._ticked_at = self._telemetry_saved_at = self.clock()
+        self._judging_from = 0.0  # seconds; nobody is judged before: the coordinator was away
 
     @property
     def state(self) -> State:
-        return self._core.state
+        return self._machine.state
 
     async def run(self) -> None:
         """Serve until `stop`; raises what the journal says when it is damaged."""
-        gathered = 0.0  # seconds; when the next write is due
+        next_write = 0.0  # seconds; when the next write is due
         with suppress(CoordinatorStopping):
             await self._commit([(Started(self.state.incarnation + 1), None)])
             while not self._stop.is_set():
-                await self._arrival(self._looked + TICK - self.clock())
+                await self._arrival(self._ticked_at + TICK_INTERVAL - self.clock())
                 if self._queue:
-                    await asyncio.sleep(gathered - time.monotonic())
-                    began, most = time.monotonic(), min(len(self._queue), MOST)
+                    await asyncio.sleep(next_write - time.monotonic())
+                    began, most = time.monotonic(), min(len(self._queue), MAX_BATCH_EVENTS)
                     await self._commit([self._queue.popleft() for _ in range(most)])
                     ended = time.monotonic()
-                    gathered = ended + min(ended - began, GATHER)
-                if self.clock() >= self._looked + TICK:
-                    await self._look()
-            await self._durably(self._save(self.observed.dump()))
+                    next_write = ended + min(ended - began, MAX_WRITE_PAUSE)
+                if self.clock() >= self._ticked_at + TICK_INTERVAL:
+                    await self._tick()
+            await self._durably(self._save(self.telemetry.dump()))
 
     def stop(self) -> None:
         """End `run` after the batch at hand, which is durable then; later events are not taken."""
@@ -134,12 +137,12 @@ class EventLoop:
         self._queue.append((event, None))
         self._arrived.set()
 
-    def beat(self, event: Heartbeat) -> None:
-        """Take in a heartbeat; the next tick judges by it."""
-        self._beats[event.node] = event
+    def heartbeat(self, event: Heartbeat) -> None:
+        """Take in a heartbeat without a write; the next tick judges by it."""
+        self._heartbeats[event.node] = event
 
-    async def until(self, holds: Callable[[State], bool]) -> None:
-        """Wait for a state."""
+    async def wait_until(self, holds: Callable[[State], bool]) -> None:
+        """Return once `holds` is true of the state; it is asked again after every batch that changes it."""
         while not holds(self.state):
             await self._changed.wait()
 
@@ -150,53 +153,53 @@ class EventLoop:
                     await self._arrived.wait()
         self._arrived.clear()
 
-    async def _look(self) -> None:
-        """A tick: what the clock says of the members and of the round."""
+    async def _tick(self) -> None:
+        """Have the machine look at the clock: what it says of the members and of the round."""
         now = self.clock()
-        if now - self._looked > AWAY:
-            self._patient_until = now + members.RETURN
-        self._looked = now
-        self._enter_beats(now)
+        if now - self._ticked_at > MAX_TICK_GAP:
+            self._judging_from = now + members.RETURN
+        self._ticked_at = now
+        self._enter_heartbeats(now)
         state = self.state
         verdicts: list[Event] = []
-        if now > self._patient_until:
+        if now > self._judging_from:
             verdicts = members.judge(state.members, state.config.members, state.awaited, now)
         await self._commit([(event, None) for event in (*verdicts, Tick())])
-        if self.clock() - self._saved > SAVE:
-            await self._durably(self._save(self.observed.dump()))
+        if self.clock() - self._telemetry_saved_at > TELEMETRY_INTERVAL:
+            await self._durably(self._save(self.telemetry.dump()))
 
-    def _enter_beats(self, now: float) -> None:
-        if self._beats:
-            beats, self._beats = self._beats, {}
-            self._core.hear(beats.values(), now)
+    def _enter_heartbeats(self, now: float) -> None:
+        if self._heartbeats:
+            heartbeats, self._heartbeats = self._heartbeats, {}
+            self._machine.hear(heartbeats.values(), now)
 
-    async def _commit(self, arrived: Sequence[tuple[Event, Waiting]]) -> None:
+    async def _commit(self, arrived: Sequence[tuple[Event, Completion]]) -> None:
         now = self.clock()
-        self._enter_beats(now)
-        waited_for = [(event, done) for event, done in arrived if done is None or not done.cancelled()]
-        batch = self._core.prepare([event for event, _ in waited_for], now)
-        points = milestones(self.state, batch.state, [e for e, _ in waited_for]) if faults.FAULTS else []
+        self._enter_heartbeats(now)
+        taken = [(event, done) for event, done in arrived if done is None or not done.cancelled()]
+        batch = self._machine.prepare([event for event, _ in taken], now)
+        points = crash_points(self.state, batch.state, [e for e, _ in taken]) if faults.FAULTS else []
         _hit(points, "before-write")
         if batch.entries or batch.effects:
             await self._durably(partial(self._write, batch))
         _hit(points, "written")
         self._adopt(batch)
-        for _, done in waited_for:
+        for _, done in taken:
             if done is not None and not done.done():
                 done.set_result(None)
         if points:
-            asyncio.get_running_loop().call_later(TOLD, _hit, points, "told")
+            asyncio.get_running_loop().call_later(ANSWER_DELAY, _hit, points, "told")
 
     def _write(self, batch: Batch) -> None:
         """In a thread. The snapshot is of the state before the batch, which is what the journal has."""
-        self._core.snapshot_if_due()
+        self._machine.snapshot_if_due()
         with self.metrics.writes.time():
-            self._core.write(batch)
+            self._machine.write(batch)
         self.metrics.events_since_snapshot.set(self._journal.events_since_snapshot)
 
-    def _save(self, observed: str) -> Callable[[], None]:
-        self._saved = self.clock()
-        return partial(self._journal.set_meta, "observed", observed)
+    def _save(self, dump: str) -> Callable[[], None]:
+        self._telemetry_saved_at = self.clock()
+        return partial(self._journal.set_meta, "observed", dump)
 
     async def _durably(self, write: Callable[[], None]) -> None:
         """Do `write` in a thread; while the disk is full, again and again. Raises `CoordinatorStopping`, and what
@@ -205,16 +208,16 @@ class EventLoop:
             try:
                 await asyncio.to_thread(write)
             except JournalFull as error:
-                await self._now(str(error))
+                await self._set_trouble(str(error))
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(RETRY):
+                    async with asyncio.timeout(RETRY_INTERVAL):
                         await self._stop.wait()
                 if self._stop.is_set():
                     raise CoordinatorStopping from None
             else:
-                return await self._now("")
+                return await self._set_trouble("")
 
-    async def _now(self, trouble: str) -> None:
+    async def _set_trouble(self, trouble: str) -> None:
         before, self.trouble = self.trouble, trouble
         if bool(trouble) != bool(before):
             log.warning(trouble) if trouble else log.info("the journal takes writes again: the run goes on")
@@ -223,8 +226,8 @@ class EventLoop:
     def _adopt(self, batch: Batch) -> None:
         """The batch has happened: everybody hears of it."""
         before = self.state
-        self._core.adopt(batch)
-        self.observed.happened(before, batch.state, batch.records, batch.now)
+        self._machine.adopt(batch)
+        self.telemetry.record_batch(before, batch.state, batch.records, batch.now)
         for effect in batch.effects:
             match effect:
                 case Note(text, node):
@@ -246,7 +249,7 @@ def _hit(points: list[str], when: str) -> None:
         faults.fault_point(f"coordinator.{point}.{when}")
 
 
-def _observed(journal: Journal) -> Telemetry:
+def _telemetry(journal: Journal) -> Telemetry:
     try:
         return Telemetry.load(journal.meta("observed"))
     except msgspec.MsgspecError as error:
@@ -255,7 +258,7 @@ def _observed(journal: Journal) -> Telemetry:
 
 
 def sentence(record: CommitRecord) -> str:
-    """A commit record in one line."""
+    """A commit record in one line, for logs."""
     if record.void:
         return record.reason
     loss = "" if record.val_loss is None else f", validation loss {record.val_loss:.3f}"

@@ -11,17 +11,20 @@ from dataclasses import dataclass, field
 from atoll.comm.ids import NodeId
 
 BUCKETS = ("inner", "sync", "recovering", "waiting", "down", "lost")
-OF_PHASE = {"inner": "open", "sync": "sync", "recovering": "recovering", "starting": "recovering"}
+BUCKET_OF_PHASE = {"inner": "open", "sync": "sync", "recovering": "recovering", "starting": "recovering"}
 
 
 @dataclass
 class NodeGoodput:
+    """One node's account. Invariant: `spent` and the time since `since` add up to its wall time."""
+
     since: float  # seconds; start of the current bucket
     bucket: str = "recovering"
     spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*BUCKETS, "open"), 0.0))
     closed: bool = False  # left in order: the clock stopped
 
     def move(self, bucket: str, now: float) -> None:
+        """Book the time until `now` (seconds) and begin another bucket."""
         if not self.closed:
             self.spent[self.bucket] += max(now - self.since, 0.0)
             self.bucket, self.since = bucket, now
@@ -35,36 +38,38 @@ class NodeGoodput:
 
 @dataclass
 class GoodputMeter:
+    """Every node's account, from its first heartbeat on. Times are seconds of the coordinator's clock."""
+
     accounts: dict[NodeId, NodeGoodput] = field(default_factory=dict)
     past: dict[str, float] = field(default_factory=lambda: dict.fromkeys(BUCKETS, 0.0))  # of forgotten nodes
 
-    def phase(self, node: NodeId, phase: str, now: float) -> None:
-        """The node says what it is doing."""
+    def record_phase(self, node: NodeId, phase: str, now: float) -> None:
+        """Take in what the node says it is doing."""
         account = self.accounts.get(node)
         if account is None:
             account = self.accounts[node] = NodeGoodput(now)
-        account.move(OF_PHASE.get(phase, "waiting"), now)
+        account.move(BUCKET_OF_PHASE.get(phase, "waiting"), now)
 
-    def committed(self, contributors: Iterable[NodeId], now: float) -> None:
-        """A commit used what these had trained, with what they carried over."""
+    def record_commit(self, contributors: Iterable[NodeId], now: float) -> None:
+        """Close the open inner time of the contributors: a commit used it."""
         for node in contributors:
             if (account := self.accounts.get(node)) is not None:
                 account.settle("inner", now)
 
-    def diverged(self, node: NodeId, now: float) -> None:
-        """The node starts again from the run's state."""
+    def record_divergence(self, node: NodeId, now: float) -> None:
+        """Lose the node's open inner time: its state differed, and it starts again from the run's."""
         if (account := self.accounts.get(node)) is not None:
             account.settle("lost", now)
 
-    def gone(self, node: NodeId, left: bool, now: float) -> None:
-        """The node is out: by its own wish (its clock stops), or not (it is down until it returns)."""
+    def record_departure(self, node: NodeId, left: bool, now: float) -> None:
+        """Take a node out: by its own wish (`left`; its clock stops), or not (it is down until it returns)."""
         if (account := self.accounts.get(node)) is not None and account.bucket != "down":
             account.settle("lost", now)
             account.move("down", now)
             account.closed = left
 
-    def returned(self, node: NodeId, now: float) -> None:
-        """A new process speaks for the node."""
+    def record_return(self, node: NodeId, now: float) -> None:
+        """Take a node back in: a new process speaks for it."""
         if (account := self.accounts.get(node)) is not None:
             if account.closed:
                 account.since, account.closed = now, False
@@ -72,7 +77,7 @@ class GoodputMeter:
             account.move("recovering", now)
 
     def forget(self, node: NodeId, now: float) -> None:
-        """Nobody will hear of the node again: its seconds stay."""
+        """Drop a node that nobody will hear of again; its seconds stay in the totals."""
         if (account := self.accounts.pop(node, None)) is not None:
             account.settle("lost", now)
             for bucket in BUCKETS:

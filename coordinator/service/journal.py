@@ -1,4 +1,4 @@
-"""The coordinator's memory: SQLite in its state directory.
+"""The journal, the coordinator's memory: SQLite in its state directory.
 
 Promises: what a call returned from is on the disk, and what it raised from is not kept, so it may be made again;
 a crash at any instant leaves whole calls, each after the one before it; one coordinator at a time holds the
@@ -24,12 +24,13 @@ from typing import Any, get_args
 import msgspec
 
 from atoll.comm.errors import ConfigError, Refused, ResourceError
+from atoll.comm.files import publish
 from atoll.coordinator.state_machine.events import CommitRecord, Event, Note
 
-KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
-NOTES_KEPT = 10_000
-APPLICATION = 0x61746F6C  # "atol", in the file's header, where tools look for whose a database is
-FORMAT = 3  # in the file's header
+EVENT_TYPES: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
+MAX_NOTES = 10_000
+APPLICATION_ID = 0x61746F6C  # "atol", in the file's header, where tools look for whose a database is
+FORMAT_VERSION = 3  # in the file's header
 TABLES = (
     "meta (key text primary key, value text not null)",
     "snapshot (id integer primary key, at real not null, body blob not null, digest blob not null)",
@@ -40,8 +41,8 @@ TABLES = (
     "tokens (hash text primary key, name text not null, uses integer not null, expires real not null)",
 )
 SCHEMA = f"""
-pragma application_id = {APPLICATION};
-pragma user_version = {FORMAT};
+pragma application_id = {APPLICATION_ID};
+pragma user_version = {FORMAT_VERSION};
 {"".join(f"create table {table};" for table in TABLES)}
 pragma journal_mode = wal;
 """
@@ -53,8 +54,8 @@ pragma synchronous = full;
 pragma wal_autocheckpoint = 256;
 pragma journal_size_limit = 1048576;
 """
-PATIENCE = 10.0  # seconds, with somebody else's transaction: an invite's, a shell's
-NOT_NOW = {  # what may go away without harm to the file
+BUSY_TIMEOUT = 10.0  # seconds, with somebody else's transaction: an invite's, a shell's
+TRANSIENT_ERRORS = {  # what may go away without harm to the file
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR,
     sqlite3.SQLITE_READONLY,
@@ -98,7 +99,7 @@ class Journal:
             if lock:
                 _hide(path)
             _inspect(path)
-            self._db = sqlite3.connect(path, PATIENCE, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(path, BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
             opened.callback(self._db.close)
             self._db.executescript(SETTINGS)
             self._opened = opened.pop_all()
@@ -109,10 +110,12 @@ class Journal:
             self._opened.close()
 
     def meta(self, key: str) -> str | None:
+        """What `set_meta` wrote under `key` last; None: nothing."""
         rows = self._rows("select value from meta where key = ?", (key,))
         return str(rows[0][0]) if rows else None
 
     def set_meta(self, key: str, value: str) -> None:
+        """Keep `value` under `key`, durably. Raises `JournalFull`."""
         with self._transaction():
             self._db.execute("insert or replace into meta values (?, ?)", (key, value))
 
@@ -142,10 +145,10 @@ class Journal:
         with self._transaction():
             self._db.execute("delete from events")
             self._db.execute("insert or replace into snapshot values (1, ?, ?, ?)", row)
-            self._db.execute("delete from notes where seq <= (select max(seq) from notes) - ?", (NOTES_KEPT,))
+            self._db.execute("delete from notes where seq <= (select max(seq) from notes) - ?", (MAX_NOTES,))
 
     def restore(self) -> JournalSnapshot | None:
-        """The latest snapshot; `events` are those after it."""
+        """The latest snapshot, whose later events `events` yields; None: there is none yet."""
         rows = self._rows("select at, body, digest from snapshot")
         if not rows:
             return None
@@ -154,13 +157,13 @@ class Journal:
         return JournalSnapshot(at, body)
 
     def events(self) -> Iterator[tuple[float, Event]]:
-        """The events since the snapshot, in order: read at once, decoded one by one."""
+        """The events since the snapshot with their times, in order: read at once, decoded one by one."""
         rows = self._rows("select seq, at, kind, body, digest from events order by seq")
         for number, (seq, at, kind, body, digest) in enumerate(rows, 1):
             if seq != number:  # they are counted from the snapshot on
                 raise _damaged(self._path, f"event {number} is missing")
             self._check(f"event {number}", digest, at, kind, body)
-            yield at, self._decode(f"event {number} ({kind})", body, KINDS.get(kind))
+            yield at, self._decode(f"event {number} ({kind})", body, EVENT_TYPES.get(kind))
 
     @property
     def events_since_snapshot(self) -> int:
@@ -168,13 +171,14 @@ class Journal:
         return int(self._rows("select coalesce(max(seq), 0) from events")[0][0])
 
     def rounds(self, since: int = 0, limit: int = 0) -> list[CommitRecord]:
-        """Complete commit records of the rounds after `since`; the first `limit` of them, 0: all."""
-        return list(self.each_round(since, limit))
+        """Commit records of the rounds after `since`, in order; the first `limit` of them, 0: all."""
+        return list(self.iter_rounds(since, limit))
 
-    def each_round(
+    def iter_rounds(
         self, since: int = 0, limit: int = 0, kind: type[Any] = CommitRecord
     ) -> Generator[Any, None, None]:
-        """The same one by one, as `kind`: `CommitRecord`, or a type with some of its fields.
+        """Commit records of the rounds after `since` one by one, as `kind`: `CommitRecord`, or a type with some of
+        its fields. Yields the first `limit`; 0: all.
 
         Read over a connection of its own, one record at a time: neither do writes wait for a slow reader, nor
         readers for a write. What is committed meanwhile is not seen.
@@ -187,10 +191,10 @@ class Journal:
                 yield self._decode(what, body, kind)
 
     def notes(self, limit: int = 200) -> list[tuple[float, Note]]:
-        """The latest notes, oldest first."""
+        """The latest `limit` notes with their times, oldest first."""
         notes = []
         query = "select seq, at, body, digest from notes order by seq desc limit ?"
-        for number, at, body, digest in reversed(self._rows(query, (min(limit, NOTES_KEPT),))):
+        for number, at, body, digest in reversed(self._rows(query, (min(limit, MAX_NOTES),))):
             self._check(f"note {number}", digest, at, body)
             notes.append((at, self._decode(f"note {number}", body, Note)))
         return notes
@@ -275,14 +279,9 @@ def _create(path: Path) -> None:
     for leftover in path.parent.glob(new.name + "*"):
         leftover.unlink()
     new.touch(0o600)
-    with closing(sqlite3.connect(new, PATIENCE, isolation_level=None)) as db:
+    with closing(sqlite3.connect(new, BUSY_TIMEOUT, isolation_level=None)) as db:
         db.executescript(SCHEMA)
-    os.replace(new, path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    publish(new, path)
 
 
 def _hide(path: Path) -> None:
@@ -301,13 +300,13 @@ def _inspect(path: Path) -> None:
     with closing(_reader(path)) as db:
         application, found = (db.execute(f"pragma {n}").fetchone()[0] for n in ("application_id", "user_version"))
         tables = dict(db.execute("select name, sql from sqlite_master where type = 'table'").fetchall())
-        if application != APPLICATION:
+        if application != APPLICATION_ID:
             if not {"meta", "events", "rounds", "tokens"} <= tables.keys():
                 raise _foreign(path, "a database of another program")
             found = 1  # which had no mark of its own
-        if found != FORMAT:
+        if found != FORMAT_VERSION:
             raise ConfigError(
-                f"{path} has format {found}, this version of atoll reads {FORMAT}: "
+                f"{path} has format {found}, this version of atoll reads {FORMAT_VERSION}: "
                 "start the version that wrote it, or give another --state-dir"
             )
         [(verdict,)] = db.execute("pragma quick_check(1)").fetchall()
@@ -319,7 +318,7 @@ def _inspect(path: Path) -> None:
 
 def _reader(path: Path) -> sqlite3.Connection:
     """A connection that cannot write; SQLite's log lets it read beside the one that does."""
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", PATIENCE, uri=True, check_same_thread=False)
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", BUSY_TIMEOUT, uri=True, check_same_thread=False)
 
 
 @contextmanager
@@ -335,7 +334,7 @@ def _in_sentences(path: Path) -> Iterator[None]:
         raise  # the caller's fault, not the file's
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-        if code in NOT_NOW:
+        if code in TRANSIENT_ERRORS:
             raise JournalFull(
                 f"{path} cannot be written now ({error}), and nothing of this call is kept: "
                 "make room on its disk, or make it writable, and the same can be tried again"

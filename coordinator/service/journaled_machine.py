@@ -22,7 +22,7 @@ SNAPSHOT_EVERY = 2000  # events
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Events that became durable together, and what comes of them."""
+    """Events that become durable together, and what comes of them."""
 
     now: float  # seconds
     state: State
@@ -39,17 +39,19 @@ class Batch:
 
 
 class JournaledMachine:
+    """The state, and how a batch of events changes it durably."""
+
     def __init__(self, config: RunConfig, journal: Journal, snapshot_every: int = SNAPSHOT_EVERY) -> None:
         """Rebuild the state from the journal; the caller then submits `Started`."""
         self._journal, self._every = journal, snapshot_every
-        self.state, self.last = State(config), 0.0  # seconds; of the last event
+        self.state, self.last_at = State(config), 0.0  # seconds; of the last event
         if (found := journal.restore()) is not None:
-            self.state, self.last = decode(found.body, config), found.at
-        for self.last, event in journal.events():
-            self.state, _ = step(self.state, event, self.last)
+            self.state, self.last_at = decode(found.body, config), found.at
+        for self.last_at, event in journal.events():
+            self.state, _ = step(self.state, event, self.last_at)
 
     def prepare(self, events: Sequence[Event], now: float) -> Batch:
-        """What the events come to; changes nothing."""
+        """Step the events at `now` (seconds); nothing has changed yet."""
         state, entries, effects = self.state, list[tuple[float, Event]](), list[Effect]()
         for event in events:
             before = state
@@ -66,25 +68,26 @@ class JournaledMachine:
             self._journal.append(batch.entries, batch.records, batch.notes)
 
     def adopt(self, batch: Batch) -> None:
-        """The batch is durable: it has happened."""
-        self.state, self.last = batch.state, batch.now
+        """Take over the state after a batch that is durable: it has happened."""
+        self.state, self.last_at = batch.state, batch.now
 
     def hear(self, beats: Iterable[Heartbeat], now: float) -> None:
         """Take in heartbeats, which the journal has no part in."""
-        self.state, self.last = hear(self.state, beats, now), now
+        self.state, self.last_at = hear(self.state, beats, now), now
 
     def snapshot_if_due(self) -> None:
         """Bound what a restart replays. Raises `JournalFull`; then nothing changed."""
         if self._journal.events_since_snapshot >= self._every:
-            self._journal.snapshot(self.last, encode(self.state))
+            self._journal.snapshot(self.last_at, encode(self.state))
 
 
 def encode(state: State) -> bytes:
+    """The state as a snapshot's body (msgpack)."""
     return msgspec.msgpack.encode(state)
 
 
 def decode(body: bytes, config: RunConfig) -> State:
-    """A snapshot's state, under the config that the run has now."""
+    """A snapshot's state, under the config that the run has now. Raises `ConfigError` for another version's."""
     try:
         return replace(msgspec.msgpack.decode(body, type=State), config=config)
     except msgspec.MsgspecError as error:

@@ -1,7 +1,7 @@
 """The control plane over grpc.aio: turns calls into events, and the streams of views into streams of bytes.
 
 Refuses at the edge, with a sentence: wrong protocol, run, token or session, what is out of bounds, what comes too
-often. Every call but `Watch` ends within `LONGEST`, whatever deadline it came with.
+often. Every call but `Watch` ends within `CALL_TIMEOUT`, whatever deadline it came with.
 
 A session is `secret.life`: the secret is the node's for good and brings it back under its id without a token, the
 life counts its joins, and only the latest one is a member's. A node may choose its secret itself and send it with
@@ -32,21 +32,23 @@ from atoll.coordinator.service.view_streams import ViewStreams
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.members import REDUCER, Member
 
-NAME = "atoll.v1.Coordinator"
-BEATS = 7  # heartbeats in a lease: a member that misses three of them is suspected
-LONGEST = 30.0  # seconds that a call may wait for the journal
-HEARTBEATS = RateLimit(20, 40)  # of one node
-REPORTS = RateLimit(200, 1000)  # of one node
-ENTRANCES = RateLimit(1, 20)  # of one node: streams of views and joins under its session
-STRANGERS = RateLimit(5, 50)  # of one address: calls that prove nothing, such as joins with a wrong token
+SERVICE_NAME = "atoll.v1.Coordinator"
+HEARTBEATS_PER_LEASE = 7  # a member that misses three of them is suspected
+CALL_TIMEOUT = 30.0  # seconds that a call may wait for the journal
+HEARTBEAT_LIMIT = RateLimit(20, 40)  # of one node
+REPORT_LIMIT = RateLimit(200, 1000)  # of one node
+ENTRANCE_LIMIT = RateLimit(1, 20)  # of one node: streams of views and joins under its session
+STRANGER_LIMIT = RateLimit(5, 50)  # of one address: calls that prove nothing, such as joins with a wrong token
 Code = grpc.StatusCode
 Context = grpc.aio.ServicerContext[object, object]
 
 
 class CoordinatorService:
+    """The calls of `atoll.v1.Coordinator`; their names are the protocol's."""
+
     def __init__(
         self,
-        kernel: EventLoop,
+        events: EventLoop,
         views: ViewStreams,
         journal: Journal,
         metrics: Metrics,
@@ -54,14 +56,14 @@ class CoordinatorService:
         data_key: bytes,
         tls: bool = False,
     ) -> None:
-        self._kernel, self._views, self._journal, self._metrics = kernel, views, journal, metrics
+        self._events, self._views, self._journal, self._metrics = events, views, journal, metrics
         self._run, self._key, self._tls = run, data_key, tls
-        members = kernel.state.members
+        members = events.state.members
         self._secrets = {m.session: m.node for m in (*members.gone.values(), *members.here.values())}
         self._joining = asyncio.Lock()  # ids and lives are given one at a time
         self._entering: asyncio.Task[None] | None = None  # the latest join, whose caller may be gone
-        self._heartbeats, self._reports = TokenBuckets(HEARTBEATS), TokenBuckets(REPORTS)
-        self._entrances, self._strangers = TokenBuckets(ENTRANCES), TokenBuckets(STRANGERS)
+        self._heartbeats, self._reports = TokenBuckets(HEARTBEAT_LIMIT), TokenBuckets(REPORT_LIMIT)
+        self._entrances, self._strangers = TokenBuckets(ENTRANCE_LIMIT), TokenBuckets(STRANGER_LIMIT)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The service as the generated code has it, but for its views, which are bytes already."""
@@ -72,10 +74,10 @@ class CoordinatorService:
             "Heartbeat": unary(self.Heartbeat, pb.HeartbeatRequest.FromString, pb.Ack.SerializeToString),
             "Report": unary(self.Report, pb.ReportRequest.FromString, pb.Ack.SerializeToString),
         }
-        return grpc.method_handlers_generic_handler(NAME, methods)
+        return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
-        if self._kernel.draining:
+        if self._events.draining:
             await self._abort(context, Code.UNAVAILABLE, STOPPING)
         if request.protocol != PROTOCOL:
             sentence = f"you speak protocol {request.protocol}, this run {PROTOCOL}: update atoll"
@@ -88,7 +90,7 @@ class CoordinatorService:
                 f"role {request.role[:20]!r}{' of a leaf' if request.leaf else ''}: this run knows only {REDUCER}"
             )
             await self._abort(context, Code.INVALID_ARGUMENT, sentence)
-        if request.role == REDUCER and self._kernel.state.config.outer.merge is MergeName.RADIAL:
+        if request.role == REDUCER and self._events.state.config.outer.merge is MergeName.RADIAL:
             sentence = "this run merges deltas tensor by tensor (outer.merge=radial), and a reducer knows none"
             await self._abort(context, Code.FAILED_PRECONDITION, sentence)
         try:
@@ -100,14 +102,14 @@ class CoordinatorService:
             await self._abort(context, Code.INVALID_ARGUMENT, str(error))
         async with self._joining:
             member = await self._admitted(request, address, pin, context)
-        config = self._kernel.state.config
+        config = self._events.state.config
         return pb.JoinReply(
             node_id=member.node,
             session=f"{member.session}.{member.life}",
             run=self._run,
             config=to_json(config),
             data_key=self._key,
-            heartbeat=min(max(config.members.lease / BEATS, 0.2), 3.0),
+            heartbeat=min(max(config.members.lease / HEARTBEATS_PER_LEASE, 0.2), 3.0),
             address=address,
         )
 
@@ -124,7 +126,7 @@ class CoordinatorService:
                 yield view
         finally:
             if self._views.close(stream):
-                self._kernel.post(ev.Disconnected(member.node, member.life))
+                self._events.post(ev.Disconnected(member.node, member.life))
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.Ack:
         member = self._member(request.session)
@@ -132,9 +134,11 @@ class CoordinatorService:
             await self._stranger(request.session, context)
             return self._unknown(request.session)
         await self._limit(self._heartbeats, member.node, context, "heartbeats")
-        beat = validation.heard(member.node, member.life, request)
-        self._kernel.observed.heard(member.node, beat.phase, validation.vitals(request), self._kernel.clock())
-        self._kernel.beat(beat)
+        beat = validation.heartbeat(member.node, member.life, request)
+        self._events.telemetry.record_heartbeat(
+            member.node, beat.phase, validation.vitals(request), self._events.clock()
+        )
+        self._events.heartbeat(beat)
         self._metrics.heartbeats.inc()
         return self._ack(member.node)
 
@@ -144,7 +148,7 @@ class CoordinatorService:
             await self._stranger(request.session, context)
             return self._unknown(request.session)
         await self._limit(self._reports, member.node, context, "reports")
-        if request.fence.incarnation > self._kernel.state.incarnation:
+        if request.fence.incarnation > self._events.state.incarnation:
             sentence = "this coordinator is older than the one you spoke to: it was put back to an earlier state"
             await self._abort(context, Code.FAILED_PRECONDITION, sentence)
         try:
@@ -163,7 +167,7 @@ class CoordinatorService:
         async with self._in_time(context):
             if self._entering is not None:
                 await asyncio.wait([self._entering])
-        members = self._kernel.state.members
+        members = self._events.state.members
         before = self._holder(request.session)
         if before is None:
             await self._check_token(request.token, context)
@@ -177,11 +181,11 @@ class CoordinatorService:
         async with self._in_time(context):
             self._entering = asyncio.create_task(self._enter(joined, request.token if before is None else ""))
             await asyncio.shield(self._entering)
-        return self._kernel.state.members.here[node]
+        return self._events.state.members.here[node]
 
     async def _enter(self, joined: ev.Joined, token: str) -> None:
         """Goes on when who called is gone: by then it may be in the journal."""
-        await self._kernel.submit(joined)
+        await self._events.submit(joined)
         self._secrets[joined.session] = joined.node
         if token:
             with suppress(Refused, JournalFull):
@@ -190,7 +194,7 @@ class CoordinatorService:
     async def _check_token(self, token: str, context: Context) -> None:
         address = validation.host_of(context.peer())
         if self._strangers.empty(address, time.monotonic()):
-            await self._too_many(context, f"calls without a valid token or session from {address}", STRANGERS)
+            await self._too_many(context, f"calls without a valid token or session from {address}", STRANGER_LIMIT)
         try:
             await asyncio.to_thread(self._journal.check_token, token, time.time())
         except Refused as error:
@@ -204,7 +208,7 @@ class CoordinatorService:
         secret = session.partition(".")[0]
         if (node := self._secrets.get(secret)) is None:
             return None
-        members = self._kernel.state.members
+        members = self._events.state.members
         member = members.here.get(node) or members.gone.get(node)
         if member is None:
             del self._secrets[secret]  # forgotten
@@ -213,37 +217,37 @@ class CoordinatorService:
     def _member(self, session: str) -> Member | None:
         """The living member that holds this session now."""
         secret, _, life = session.partition(".")
-        member = self._kernel.state.members.here.get(self._secrets.get(secret, NodeId("")))
+        member = self._events.state.members.here.get(self._secrets.get(secret, NodeId("")))
         return member if member is not None and str(member.life) == life else None
 
     def _unknown(self, session: str) -> pb.Ack:
         before = self._holder(session)
         if before is None:
             reason = "the session is not a member's"
-        elif before.node in self._kernel.state.members.here:
+        elif before.node in self._events.state.members.here:
             reason = f"{before.node} has joined again since: this session is over"
         else:
             reason = before.reason
         return pb.Ack(known=False, reason=reason)
 
     def _ack(self, node: NodeId) -> pb.Ack:
-        return pb.Ack(known=True, incarnation=self._kernel.state.incarnation, version=self._views.version(node))
+        return pb.Ack(known=True, incarnation=self._events.state.incarnation, version=self._views.version(node))
 
     async def _take(self, event: ev.Event, context: Context) -> None:
         """Have the event made durable, or say why not; the node then sends it again."""
         async with self._in_time(context):
-            await self._kernel.submit(event)
+            await self._events.submit(event)
 
     @asynccontextmanager
     async def _in_time(self, context: Context) -> AsyncIterator[None]:
         """Wait for the journal here, but not too long."""
-        if self._kernel.trouble:
-            await self._abort(context, Code.UNAVAILABLE, self._kernel.trouble)
+        if self._events.trouble:
+            await self._abort(context, Code.UNAVAILABLE, self._events.trouble)
         try:
-            async with asyncio.timeout(LONGEST):
+            async with asyncio.timeout(CALL_TIMEOUT):
                 yield
         except TimeoutError:
-            sentence = f"the journal took more than {LONGEST:g} s: it may have happened, say it again"
+            sentence = f"the journal took more than {CALL_TIMEOUT:g} s: it may have happened, say it again"
             await self._abort(context, Code.UNAVAILABLE, sentence)
         except CoordinatorStopping:
             await self._abort(context, Code.UNAVAILABLE, STOPPING)

@@ -1,6 +1,6 @@
-"""What was seen of the members beyond what the machine decides upon: where their time went, and their vitals.
+"""Telemetry of the members, beyond what the state machine decides upon: where their time went, and their vitals.
 
-It survives a restart: the kernel keeps `dump` in the journal's meta every few seconds.
+Survives a restart: the event loop keeps `dump` in the journal's meta every few seconds. `monitor` shows it.
 """
 
 from dataclasses import dataclass, field
@@ -23,25 +23,29 @@ class Vitals:
     bytes_up: int = 0
     bytes_down: int = 0
     rss_bytes: int = 0
-    progress: str = ""  # of what it is doing
+    progress: str = ""  # how far it is with what it is doing
     trouble: str = ""  # what does not work
 
 
 @dataclass
 class Telemetry:
+    """The goodput meter, and each member's latest vitals."""
+
     meter: GoodputMeter = field(default_factory=GoodputMeter)
     vitals: dict[NodeId, Vitals] = field(default_factory=dict)
 
-    def heard(self, node: NodeId, phase: str, vitals: Vitals, now: float) -> None:
+    def record_heartbeat(self, node: NodeId, phase: str, vitals: Vitals, now: float) -> None:
+        """Take in what a heartbeat said, at `now` (seconds)."""
         self.vitals[node] = vitals
-        self.meter.phase(node, phase, now)
+        self.meter.record_phase(node, phase, now)
 
-    def happened(self, before: State, after: State, records: list[CommitRecord], now: float) -> None:
-        """A batch of events took the run from `before` to `after`."""
+    def record_batch(self, before: State, after: State, records: list[CommitRecord], now: float) -> None:
+        """Take in a batch of events that took the run from `before` to `after`, at `now` (seconds), and published
+        `records`."""
         pending = [after.pending] if after.pending is not None else []
         for record in (*records, *pending):
             if record.round > before.committed:
-                self.meter.committed(record.contributors, now)
+                self.meter.record_commit(record.contributors, now)
         here = after.members.here
         if after.members.changes == before.members.changes:
             return
@@ -51,26 +55,27 @@ class Telemetry:
                 continue
             if member is None:
                 gone = after.members.gone.get(node)
-                self.meter.gone(node, gone is not None and gone.state is MemberState.LEFT, now)
+                self.meter.record_departure(node, gone is not None and gone.state is MemberState.LEFT, now)
             elif member.life != was.life:
-                self.meter.returned(node, now)
-            elif member.standing is MemberState.RECOVERING and was.standing in TRAINS:
-                self.meter.diverged(node, now)
+                self.meter.record_return(node, now)
+            elif member.standing is MemberState.RECOVERING and was.standing in TRAINING_STATES:
+                self.meter.record_divergence(node, now)
         if after.members.gone is not before.members.gone:
             for node in before.members.gone.keys() - after.members.gone.keys():
                 if node in here:
-                    self.meter.returned(node, now)
+                    self.meter.record_return(node, now)
                 else:
                     self.meter.forget(node, now)
                     self.vitals.pop(node, None)
 
     def dump(self) -> str:
+        """As JSON, for `load`."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
     def load(cls, text: str | None) -> "Telemetry":
-        """Raises msgspec.MsgspecError for what `dump` did not write."""
+        """What `dump` wrote; None: nothing yet. Raises `msgspec.MsgspecError` for anything else."""
         return msgspec.json.decode(text, type=cls) if text else cls()
 
 
-TRAINS = (MemberState.SYNCED, MemberState.ACTIVE)
+TRAINING_STATES = (MemberState.SYNCED, MemberState.ACTIVE)

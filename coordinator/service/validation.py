@@ -1,9 +1,11 @@
-"""What nodes send, checked where it enters: lengths, ranges, and nothing but finite numbers. Pure.
+"""Validation of what nodes send, where it enters: lengths, ranges, and nothing but finite numbers. Pure.
 
-A `ValueError` here is the sentence that the node gets as its answer.
+`rpc` calls it before anything reaches the state machine, which trusts what comes from here. The text of a
+`ValueError` is the sentence that the node gets as its answer.
 """
 
 import re
+from dataclasses import dataclass
 from math import isfinite
 from urllib.parse import unquote
 
@@ -15,127 +17,177 @@ from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.service.telemetry import Vitals
 from atoll.coordinator.state_machine import events as ev
 
-DIGEST = 16  # bytes
-MOST_LOSS = 1e6  # nats a token; sums of it stay finite
-MOST_NORM = 1e30
-LEAST_RATE, MOST_RATE = 1.0, 1e15  # bytes a second; what is less says nothing of a link
-MOST_TRIP = 3600.0  # seconds
-MOST_TRIPS = 256  # members whose round trips are kept of one
-MOST_PLACES = 2048  # bytes of a bitmap of members
-MOST_CHUNKS = 1 << 14  # bytes of a bitmap of chunks
-MOST_PARAMETERS = 1 << 42
-MOST_FRAGMENTS = 4096
-MOST_SAMPLES = 1 << 53
-MOST_TEXT = 255  # characters of an address, a reason, a session
+DIGEST_BYTES = 16
+MAX_LOSS = 1e6  # nats a token; sums of it stay finite
+MAX_NORM = 1e30  # l2, of a delta
+MIN_RATE, MAX_RATE = 1.0, 1e15  # bytes a second; what is less says nothing of a link
+MAX_ROUND_TRIP = 3600.0  # seconds
+MAX_ROUND_TRIPS = 256  # members to whom one tells its round trips
+MAX_MEMBER_BITMAP = 2048  # bytes
+MAX_CHUNK_BITMAP = 1 << 14  # bytes
+MAX_PARAMETERS = 1 << 42
+MAX_FRAGMENTS = 4096
+MAX_SAMPLES = 1 << 53
+MAX_TEXT = 255  # characters of an address, a reason, a session
+MAX_NAME = 64  # characters of a node's name
+MAX_PHASE = 20  # characters of what a node says it is doing
 _NODE = re.compile("n[0-9]{1,18}")
-ANY_HOST = ("", "0.0.0.0", "::")
+WILDCARD_HOSTS = ("", "0.0.0.0", "::")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Whose report it is, and what it is about: the part that reports of all kinds have."""
+
+    node: NodeId
+    life: int  # of the node: the join that its session comes from
+    fence: Fence
+
+    def layout_reported(self, m: pb.LayoutReported) -> ev.LayoutReported:
+        numel = int(_within("numel", m.numel, 1, MAX_PARAMETERS))
+        fragments = tuple(m.fragments)
+        if fragments and (len(fragments) > MAX_FRAGMENTS or min(fragments) < 1 or sum(fragments) != numel):
+            raise ValueError(f"its {len(fragments)} fragments are not the {numel} parameters of its model")
+        return ev.LayoutReported(self.node, self.life, numel, _digest(m.digest), fragments)
+
+    def state_reported(self, m: pb.StateReported) -> ev.StateReported:
+        return ev.StateReported(self.node, self.life, m.round, _digest(m.digest))
+
+    def state_repaired(self, m: pb.StateRepaired) -> ev.StateRepaired:
+        return ev.StateRepaired(self.node, self.life, m.round, m.chunks, m.whole, m.disk)
+
+    def steps_reached(self) -> ev.StepsReached:
+        return ev.StepsReached(self.node, self.life, self.fence.round)
+
+    def contribution_ready(self, m: pb.ContributionReady) -> ev.ContributionReady:
+        return ev.ContributionReady(
+            self.node,
+            self.life,
+            self.fence.round,
+            m.front,
+            int(_within("samples", m.samples, 1, MAX_SAMPLES)),
+            m.steps,
+            _loss(m.loss),
+            _within("delta_norm", m.delta_norm, 0, MAX_NORM),
+            _within("damping", m.damping, 0, 1) or 1.0,
+            m.fresh,
+        )
+
+    def chunks_sealed(self, m: pb.ChunksSealed) -> ev.ChunksSealed:
+        seals = tuple((s.chunk, _digest(s.digest), s.inputs[:MAX_MEMBER_BITMAP]) for s in m.seals)
+        return ev.ChunksSealed(self.node, self.life, self.fence, seals)
+
+    def orphans_found(self, m: pb.OrphansFound) -> ev.OrphansFound:
+        found = tuple((s.chunk, _digest(s.digest)) for s in m.here)
+        return ev.OrphansFound(self.node, self.life, self.fence, found)
+
+    def reduce_complete(self, m: pb.ReduceComplete) -> ev.ReduceComplete:
+        trips = tuple(
+            (_node(t.node_id), _within("a round trip", t.seconds, 0, MAX_ROUND_TRIP)) for t in m.round_trips
+        )
+        return ev.ReduceComplete(
+            self.node,
+            self.life,
+            self.fence,
+            _digest(m.digest),
+            m.bytes_up,
+            m.bytes_down,
+            _rate("rate_up", m.rate_up),
+            _rate("rate_down", m.rate_down),
+            trips[:MAX_ROUND_TRIPS],
+            _rate("rate_inside", m.rate_inside),
+            _rate("rate_outside", m.rate_outside),
+            m.proven,
+        )
+
+    def loss_evaluated(self, m: pb.LossEvaluated) -> ev.LossEvaluated:
+        return ev.LossEvaluated(self.node, self.life, m.round, _loss(m.loss))
+
+    def peer_unreachable(self, m: pb.PeerUnreachable) -> ev.PeerUnreachable:
+        return ev.PeerUnreachable(self.node, self.life, _node(m.node_id), self.fence, text(m.reason))
+
+    def chunk_forged(self, m: pb.ChunkForged) -> ev.ChunkForged:
+        return ev.ChunkForged(self.node, self.life, _node(m.node_id), self.fence, m.chunk)
+
+    def chunks_missing(self, m: pb.ChunksMissing) -> ev.ChunksMissing:
+        return ev.ChunksMissing(self.node, self.life, self.fence, tuple(places(m.chunks[:MAX_CHUNK_BITMAP])))
+
+    def leave(self, m: pb.Leave) -> ev.Leaving:
+        return ev.Leaving(self.node, self.life, text(m.reason))
 
 
 def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:
-    """The report as an event."""
+    """A report of a member as the event that the state machine takes. Raises `ValueError`."""
     f = request.fence
-    fence = Fence(Incarnation(f.incarnation), Epoch(f.epoch), Round(f.round), f.attempt)
+    report = Report(node, life, Fence(Incarnation(f.incarnation), Epoch(f.epoch), Round(f.round), f.attempt))
     match request.WhichOneof("report"):
         case "layout_reported":
-            numel = _within("numel", request.layout_reported.numel, 1, MOST_PARAMETERS)
-            return ev.LayoutReported(
-                node,
-                life,
-                int(numel),
-                _digest(request.layout_reported.digest),
-                _fragments(request.layout_reported),
-            )
+            return report.layout_reported(request.layout_reported)
         case "state_reported":
-            return ev.StateReported(
-                node, life, request.state_reported.round, _digest(request.state_reported.digest)
-            )
+            return report.state_reported(request.state_reported)
         case "state_repaired":
-            m = request.state_repaired
-            return ev.StateRepaired(node, life, m.round, m.chunks, m.whole, m.disk)
+            return report.state_repaired(request.state_repaired)
         case "steps_reached":
-            return ev.StepsReached(node, life, fence.round)
+            return report.steps_reached()
         case "contribution_ready":
-            r = request.contribution_ready
-            _within("samples", r.samples, 1, MOST_SAMPLES)
-            loss = _within("loss", r.loss, -MOST_LOSS, MOST_LOSS)
-            norm = _within("delta_norm", r.delta_norm, 0, MOST_NORM)
-            damping = _within("damping", r.damping, 0, 1) or 1.0
-            said = r.samples, r.steps, loss, norm, damping, r.fresh
-            return ev.ContributionReady(node, life, fence.round, r.front, *said)
+            return report.contribution_ready(request.contribution_ready)
         case "chunks_sealed":
-            seals = tuple(
-                (s.chunk, _digest(s.digest), s.inputs[:MOST_PLACES]) for s in request.chunks_sealed.seals
-            )
-            return ev.ChunksSealed(node, life, fence, seals)
+            return report.chunks_sealed(request.chunks_sealed)
         case "orphans_found":
-            here = tuple((s.chunk, _digest(s.digest)) for s in request.orphans_found.here)
-            return ev.OrphansFound(node, life, fence, here)
+            return report.orphans_found(request.orphans_found)
         case "reduce_complete":
-            h = request.reduce_complete
-            up = _rate("rate_up", h.rate_up)
-            down = _rate("rate_down", h.rate_down)
-            rtts = tuple(
-                (_node(t.node_id), _within("a round trip", t.seconds, 0, MOST_TRIP)) for t in h.round_trips
-            )
-            inside = _rate("rate_inside", h.rate_inside)
-            outside = _rate("rate_outside", h.rate_outside)
-            rates = up, down, rtts[:MOST_TRIPS], inside, outside
-            return ev.ReduceComplete(
-                node, life, fence, _digest(h.digest), h.bytes_up, h.bytes_down, *rates, h.proven
-            )
+            return report.reduce_complete(request.reduce_complete)
         case "loss_evaluated":
-            loss = _within("loss", request.loss_evaluated.loss, -MOST_LOSS, MOST_LOSS)
-            return ev.LossEvaluated(node, life, request.loss_evaluated.round, loss)
+            return report.loss_evaluated(request.loss_evaluated)
         case "peer_unreachable":
-            lost = request.peer_unreachable
-            return ev.PeerUnreachable(node, life, _node(lost.node_id), fence, text(lost.reason))
+            return report.peer_unreachable(request.peer_unreachable)
         case "chunk_forged":
-            return ev.ChunkForged(
-                node, life, _node(request.chunk_forged.node_id), fence, request.chunk_forged.chunk
-            )
+            return report.chunk_forged(request.chunk_forged)
         case "chunks_missing":
-            return ev.ChunksMissing(node, life, fence, tuple(places(request.chunks_missing.chunks[:MOST_CHUNKS])))
+            return report.chunks_missing(request.chunks_missing)
         case "leave":
-            return ev.Leaving(node, life, text(request.leave.reason))
-        case _:
+            return report.leave(request.leave)
+        case None:
             raise ValueError("the report is empty, or of a kind that this coordinator does not know: update it")
 
 
-def _fragments(layout: pb.LayoutReported) -> tuple[int, ...]:
-    sizes = tuple(layout.fragments)
-    if sizes and (len(sizes) > MOST_FRAGMENTS or min(sizes) < 1 or sum(sizes) != layout.numel):
-        raise ValueError(f"its {len(sizes)} fragments are not the {layout.numel} parameters of its model")
-    return sizes
-
-
-def heard(node: NodeId, life: int, request: pb.HeartbeatRequest) -> ev.Heartbeat:
-    return ev.Heartbeat(node, life, text(request.phase[:20]), request.round, request.inner_step)
+def heartbeat(node: NodeId, life: int, request: pb.HeartbeatRequest) -> ev.Heartbeat:
+    """What a heartbeat says of the node's progress; nothing in it is refused."""
+    return ev.Heartbeat(node, life, text(request.phase[:MAX_PHASE]), request.round, request.inner_step)
 
 
 def vitals(request: pb.HeartbeatRequest) -> Vitals:
-    pace, loss = (v if isfinite(v) else 0.0 for v in (request.tokens_per_s, request.loss))
-    said = text(request.progress), text(request.trouble)
-    return Vitals(pace, loss, request.bytes_up, request.bytes_down, request.rss_bytes, *said)
+    """What a heartbeat says for the page; numbers that are not finite become 0."""
+    return Vitals(
+        request.tokens_per_s if isfinite(request.tokens_per_s) else 0.0,
+        request.loss if isfinite(request.loss) else 0.0,
+        request.bytes_up,
+        request.bytes_down,
+        request.rss_bytes,
+        text(request.progress),
+        text(request.trouble),
+    )
 
 
 def address(asked: str, peer: str) -> str:
     """The data-plane address as others will dial it; a missing host is the one the connection came from. Raises
-    `ConfigError` too."""
-    host, port = split_host_port(asked[: MOST_TEXT + 1], "the data-plane address")
-    if len(asked) > MOST_TEXT or not 0 < port or not all(c.isalnum() or c in ".-:_%" for c in host):
+    `ValueError`, or `ConfigError` where it has no port."""
+    host, port = split_host_port(asked[: MAX_TEXT + 1], "the data-plane address")
+    if len(asked) > MAX_TEXT or not 0 < port or not all(c.isalnum() or c in ".-:_%" for c in host):
         raise ValueError(f"the data-plane address is {asked[:40]!r}: give HOST:PORT as other nodes can dial it")
-    return join_host_port(host_of(peer) if host in ANY_HOST else host, port)
+    return join_host_port(host_of(peer) if host in WILDCARD_HOSTS else host, port)
 
 
 def pin(asked: str, tls: bool) -> Pin:
-    """Of the certificate that the node shows to those who dial it; `tls`: the run is encrypted."""
+    """The pin of the certificate that the node shows to those who dial it; none where the run is not encrypted
+    (`tls`). Raises `ValueError`."""
     if tls and not is_pin(asked):
         raise ValueError("this run is encrypted, and the node shows no certificate to its peers: update atoll")
     return Pin(asked) if tls else NO_PIN
 
 
 def host_of(peer: str) -> str:
-    """Where a gRPC connection came from."""
+    """The host that a gRPC connection came from, without its port."""
     kind, _, rest = peer.partition(":")
     return unquote(rest).rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else "127.0.0.1"
 
@@ -147,13 +199,14 @@ def secret(session: str) -> str:
 
 
 def text(sent: str) -> str:
-    """What of a node's words is shown."""
-    sent = sent[:MOST_TEXT]
+    """A node's words as they may be shown: printable, of bounded length."""
+    sent = sent[:MAX_TEXT]
     return sent if sent.isprintable() else "".join(c for c in sent if c.isprintable())
 
 
 def name(sent: str) -> str:
-    return text(sent)[:64].strip()
+    """A node's name for itself as it may be shown; empty if nothing of it can be."""
+    return text(sent)[:MAX_NAME].strip()
 
 
 def _node(sent: str) -> NodeId:
@@ -164,14 +217,18 @@ def _node(sent: str) -> NodeId:
 
 
 def _digest(sent: bytes) -> bytes:
-    if len(sent) != DIGEST:
-        raise ValueError(f"a digest has {len(sent)} bytes, it must have {DIGEST}")
+    if len(sent) != DIGEST_BYTES:
+        raise ValueError(f"a digest has {len(sent)} bytes, it must have {DIGEST_BYTES}")
     return sent
+
+
+def _loss(value: float) -> float:
+    return _within("loss", value, -MAX_LOSS, MAX_LOSS)
 
 
 def _rate(what: str, value: float) -> float:
     """Bytes a second; 0: not known."""
-    return value if _within(what, value, 0, MOST_RATE) >= LEAST_RATE else 0.0
+    return value if _within(what, value, 0, MAX_RATE) >= MIN_RATE else 0.0
 
 
 def _within(what: str, value: float, low: float, high: float) -> float:

@@ -1,7 +1,7 @@
-"""What one node must know of the run, as the message that its stream carries. Pure.
+"""The view: what one node must know of the run, as the message that its stream carries. Pure.
 
 Most of it is the same for all nodes and encoded once: protobuf messages put end to end merge, so a view is the
-shared bytes with the node's own behind them. `touched` and `news` say which nodes need a new one.
+shared bytes with the node's own behind them. `affected_nodes` and `has_news` say which nodes need a new one.
 """
 
 from dataclasses import dataclass
@@ -18,31 +18,31 @@ from atoll.coordinator.state_machine.members import REDUCER, Member, MemberState
 from atoll.coordinator.state_machine.state import TRAINING, Phase, State, order
 from atoll.coordinator.state_machine.weights import length, scales, weights
 
-DONORS = 8  # named to a node that lacks the state
-UPLOADERS = 4  # who may send checkpoints to the remote store: each where those before it do not
+MAX_DONORS = 8  # named to a node that lacks the state
+MAX_UPLOADERS = 4  # who may send checkpoints to the remote store: each where those before it do not
 Donors = tuple[tuple[str, str, Pin, str], ...]  # (node, address, of its certificate, name)
 
 
 @dataclass(frozen=True, slots=True)
 class CommonView:
-    """The parts that are the same for every node that gets them."""
+    """The parts of a view that are the same for every node that gets them."""
 
     head: bytes
     facts: bytes  # the head without its reason, which changes with every report
     train: bytes
     plan: bytes
-    fence: Fence | None  # of the plan
-    planned: frozenset[NodeId]  # who gets the plan
+    fence: Fence | None  # the plan's
+    plan_nodes: frozenset[NodeId]  # whom the plan is sent to
     donors: Donors
     serve: Donors  # whom leaves dial, to give them what they have: no one has it who can be dialled
-    known: tuple[int, int, int]  # what the donors follow from
+    donors_key: tuple[int, int, int]  # what the donors follow from
     keepers: frozenset[NodeId] | None  # who takes snapshots; None: everybody
     uploaders: tuple[NodeId, ...]  # of them, who sends checkpoints to the remote store, or does if others fail
-    apart: bool  # state_0 is only on leaves: everybody makes it, who cannot make the same fetches it
+    leaves_only: bool  # state_0 is only on leaves: everybody makes it, who cannot make the same fetches it
 
 
 class NodeView(NamedTuple):
-    """What only this node is told."""
+    """The parts of a view that are one node's own; the names are the message's (`pb.View`)."""
 
     you: str
     initialise: bool
@@ -60,8 +60,8 @@ class NodeView(NamedTuple):
     ledger: bytes = b""
 
 
-def shared(state: State, before: CommonView | None = None, draining: bool = False) -> CommonView:
-    """Encode what all nodes are told; what did not change since `before` is the same object."""
+def common_view(state: State, before: CommonView | None = None, draining: bool = False) -> CommonView:
+    """Encode what all nodes are told. What did not change since `before` is the same object."""
     r = state.round
     facts = pb.View(
         incarnation=state.incarnation,
@@ -86,9 +86,9 @@ def shared(state: State, before: CommonView | None = None, draining: bool = Fals
     alive = (entry.node for entry in r.ledger.entries if not entry.gone)
     planned = frozenset(alive) if r.plan is not None else frozenset[NodeId]()
     known = state.committed, state.members.changes, state.members.reports
-    donors = before.donors if before is not None and before.known == known else _donors(state)
-    serve = before.serve if before is not None and before.known == known else _served(state)
-    same = before is not None and before.known == known
+    donors = before.donors if before is not None and before.donors_key == known else _donors(state)
+    serve = before.serve if before is not None and before.donors_key == known else _served(state)
+    same = before is not None and before.donors_key == known
     keepers = before.keepers if before is not None and same else _keepers(state)
     uploaders = before.uploaders if before is not None and same else _uploaders(state)
     if before is not None:
@@ -101,7 +101,7 @@ def shared(state: State, before: CommonView | None = None, draining: bool = Fals
     return CommonView(head, facts, train, plan, fence, planned, donors, serve, known, keepers, uploaders, apart)
 
 
-def touched(before: State, after: State) -> set[NodeId] | None:
+def affected_nodes(before: State, after: State) -> set[NodeId] | None:
     """The nodes whose own part may differ, where nothing but the reason of what they share does; None: all."""
     a, b = after.round, before.round
     if (after.initialiser, a.evaluator, a.participants) != (before.initialiser, b.evaluator, b.participants):
@@ -120,18 +120,20 @@ def touched(before: State, after: State) -> set[NodeId] | None:
     return nodes
 
 
-def of_all(common: CommonView) -> tuple[object, ...]:
-    """What every node's view may change with."""
+def common_parts(common: CommonView) -> tuple[object, ...]:
+    """The common parts whose change may change every node's view."""
     c = common
-    return c.head, c.train, c.plan, c.donors, c.serve, c.apart, c.keepers, c.uploaders
+    return c.head, c.train, c.plan, c.donors, c.serve, c.leaves_only, c.keepers, c.uploaders
 
 
-def news(mine: NodeView, was: NodeView) -> bool:
-    """Whether the node must hear of it now. That its report was taken it knows from the answer."""
+def has_news(mine: NodeView, was: NodeView) -> bool:
+    """Whether a node whose latest view had `was` must be sent `mine`. That its report was taken it knows from the
+    report's answer."""
     return mine != was._replace(ready=was.ready or mine.ready, reached=was.reached or mine.reached)
 
 
-def own(state: State, common: CommonView, node: NodeId) -> NodeView:
+def node_view(state: State, common: CommonView, node: NodeId) -> NodeView:
+    """A node's own parts; for one that is gone only how it went."""
     r = state.round
     me = state.members.here.get(node)
     if me is None:
@@ -142,13 +144,13 @@ def own(state: State, common: CommonView, node: NodeId) -> NodeView:
     lacks = me.state_round != state.committed and me.role != REDUCER
     return NodeView(
         you=me.standing,
-        initialise=state.initialiser == node or (lacks and common.apart and not me.state_digest),
+        initialise=state.initialiser == node or (lacks and common.leaves_only and not me.state_digest),
         evaluate=r.evaluator == node,
         ready=node in r.ledger.contributions,
         reached=node in r.reached,
         closing=r.phase in (Phase.COLLECTING, Phase.REDUCING) and node in r.participants,
         lease=state.leases.held.get(node, ()) if trains else (),
-        planned=node in common.planned,
+        planned=node in common.plan_nodes,
         donors=_sources(common, node) if lacks else (),
         serve=common.serve if me.leaf and me.role != REDUCER and not _left_behind(state, me) else (),
         keeps=me.role != REDUCER and (common.keepers is None or node in common.keepers),
@@ -159,7 +161,7 @@ def own(state: State, common: CommonView, node: NodeId) -> NodeView:
 
 
 def encode(common: CommonView, mine: NodeView, version: int) -> bytes:
-    """A `pb.View`, encoded."""
+    """A whole view, as the bytes of a `pb.View`."""
     message = pb.View(
         version=version,
         you=mine.you,
@@ -185,9 +187,9 @@ def encode(common: CommonView, mine: NodeView, version: int) -> bytes:
 
 
 def view(state: State, node: NodeId, version: int = 0) -> pb.View:
-    """The whole of what `node` must know now."""
-    common = shared(state)
-    return pb.View.FromString(encode(common, own(state, common, node), version))
+    """A node's whole view of the state; for the simulation and tests."""
+    common = common_view(state)
+    return pb.View.FromString(encode(common, node_view(state, common, node), version))
 
 
 def _donors(state: State) -> Donors:
@@ -207,7 +209,7 @@ def _served(state: State) -> Donors:
     if not lack or not have or not all(m.leaf for m in have):
         return ()
     able = sorted((n for n, m in here.items() if not m.leaf and state.members.trusted(n)), key=order)
-    return tuple((str(n), here[n].address, here[n].pin, here[n].name) for n in able[:DONORS])
+    return tuple((str(n), here[n].address, here[n].pin, here[n].name) for n in able[:MAX_DONORS])
 
 
 def _left_behind(state: State, member: Member) -> bool:
@@ -225,7 +227,9 @@ def _keepers(state: State) -> frozenset[NodeId] | None:
 
 def _uploaders(state: State) -> tuple[NodeId, ...]:
     checkpoint = state.config.checkpoint
-    return tuple(_first(state, min(checkpoint.copies or UPLOADERS, UPLOADERS))) if checkpoint.remote else ()
+    return (
+        tuple(_first(state, min(checkpoint.copies or MAX_UPLOADERS, MAX_UPLOADERS))) if checkpoint.remote else ()
+    )
 
 
 def _first(state: State, count: int) -> list[NodeId]:
@@ -247,7 +251,7 @@ def _sources(common: CommonView, node: NodeId) -> Donors:
 def _choose(donors: Donors, node: NodeId) -> Donors:
     """A few, other ones for each node."""
     at = order(node) % len(donors)
-    return tuple(d for d in (donors[at:] + donors[:at])[: DONORS + 1] if d[0] != node)[:DONORS]
+    return tuple(d for d in (donors[at:] + donors[:at])[: MAX_DONORS + 1] if d[0] != node)[:MAX_DONORS]
 
 
 def _train(state: State) -> bytes:

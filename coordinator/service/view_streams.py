@@ -1,6 +1,6 @@
 """Each node's stream of views, fed by one dispatcher.
 
-After a change of the state the parts that all nodes share are encoded once, and only the streams whose view
+After a change of the state the common parts are encoded once, and only the streams whose view
 changed are woken. A stream holds nothing but its latest view: a slow reader skips the ones in between.
 """
 
@@ -16,10 +16,10 @@ from atoll.coordinator.service.metrics import Metrics
 from atoll.coordinator.service.view import CommonView, NodeView
 from atoll.coordinator.state_machine.state import State
 
-PAUSE = 0.01  # seconds between two dispatches at most, if the last took as long
-EASE = 0.0001  # seconds more for each view that the last one sent: the views of many joins become one
-SLICE = 20  # views that are sent before calls that came in meanwhile are served
-REASON = 2.0  # seconds after which a view is sent for nothing but its phase's reason
+MAX_DISPATCH_PAUSE = 0.01  # seconds between two dispatches at most, if the last took as long
+PAUSE_PER_VIEW = 0.0001  # seconds more for each view that the last one sent: the views of many joins become one
+VIEWS_PER_SLICE = 20  # views that are sent before calls that came in meanwhile are served
+REASON_INTERVAL = 2.0  # seconds after which a view is sent for nothing but its phase's reason
 
 
 class ViewStream:
@@ -31,23 +31,23 @@ class ViewStream:
         self._last = False
         self._wake = asyncio.Event()
 
-    def show(self, common: CommonView, mine: NodeView, version: int) -> None:
+    def set_view(self, common: CommonView, mine: NodeView, version: int) -> None:
         """Make this the stream's latest view."""
         self.view = (common, mine, version)
         self._wake.set()
 
     def end(self) -> None:
-        """Nothing comes after the latest view."""
+        """End the stream after its latest view."""
         self._last = True
         self._wake.set()
 
     @property
     def idle(self) -> bool:
-        """The latest view was handed over."""
+        """Whether the latest view was handed over."""
         return not self._wake.is_set()
 
     async def views(self) -> AsyncIterator[bytes]:
-        """The views as they come, encoded."""
+        """The node's views as they come, encoded, until `end`."""
         sent = None
         while True:
             if self.view is not sent and self.view is not None:
@@ -61,31 +61,31 @@ class ViewStream:
 
 
 class ViewStreams:
-    """Every node's stream. Versions count the dispatches of this incarnation."""
+    """The open streams of all nodes. Versions count the dispatches of this incarnation."""
 
     def __init__(self, kernel: EventLoop, metrics: Metrics) -> None:
         self._kernel, self._metrics = kernel, metrics
         self._streams: dict[NodeId, ViewStream] = {}
         self._fresh: set[NodeId] = set()  # streams without a view
         self._seen = kernel.state
-        self._common = view.shared(self._seen)
+        self._common = view.common_view(self._seen)
         self._version = 0
         self._headed_at = 0.0  # seconds; when the head was last sent to all
         self._later: asyncio.TimerHandle | None = None  # will send it for its reason
         self._due = asyncio.Event()
 
     def open(self, node: NodeId, life: int) -> ViewStream:
-        """The node's stream from now on; an earlier one ends."""
+        """Open the node's stream; an earlier one of the node ends."""
         if (before := self._streams.get(node)) is not None:
             before.end()
         stream = self._streams[node] = ViewStream(node, life)
         self._metrics.streams.set(len(self._streams))
         self._fresh.add(node)
-        self.changed()
+        self.notify()
         return stream
 
     def close(self, stream: ViewStream) -> bool:
-        """The stream broke; False: it was not the node's any more."""
+        """Forget a stream that broke. Returns False where the node has another by now, or is to have none."""
         if self._streams.get(stream.node) is not stream:
             return False
         del self._streams[stream.node]
@@ -93,21 +93,21 @@ class ViewStreams:
         return True
 
     def version(self, node: NodeId) -> int:
-        """Of the node's latest view; of one that has no stream: newer than any it has."""
+        """The version of the node's latest view; where it has no stream, one that is newer than any it has."""
         stream = self._streams.get(node)
         if stream is None:
             return self._version + 1
         return stream.view[2] if stream.view is not None else 0
 
-    def changed(self) -> None:
-        """The state changed, or a stream is new."""
+    def notify(self) -> None:
+        """Have the views looked at again: the state changed, or a stream is new."""
         self._due.set()
 
-    async def told(self, within: float) -> None:
+    async def wait_sent(self, within: float) -> None:
         """Wait until every node was sent its latest view, at most `within` seconds."""
         deadline = time.monotonic() + within
         while time.monotonic() < deadline:
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(MAX_DISPATCH_PAUSE)
             if not self._due.is_set() and all(stream.idle for stream in self._streams.values()):
                 return
 
@@ -125,7 +125,7 @@ class ViewStreams:
             began = time.monotonic()
             with self._metrics.dispatches.time():
                 sent = await self._dispatch()
-            await asyncio.sleep(min(time.monotonic() - began, PAUSE) + EASE * sent)
+            await asyncio.sleep(min(time.monotonic() - began, MAX_DISPATCH_PAUSE) + PAUSE_PER_VIEW * sent)
 
     async def _dispatch(self) -> int:
         """Show every stream its view if that changed; how many did."""
@@ -135,7 +135,7 @@ class ViewStreams:
         for node in nodes:
             if (stream := self._streams.get(node)) is not None and self._show(stream, state, common):
                 sent += 1
-                if sent % SLICE == 0:
+                if sent % VIEWS_PER_SLICE == 0:
                     await asyncio.sleep(0)
         self._metrics.views.inc(sent)
         return sent
@@ -143,18 +143,20 @@ class ViewStreams:
     def _prepare(self, state: State) -> tuple[CommonView, Iterable[NodeId]]:
         """What all share, and the nodes that may have a new view."""
         old, seen, fresh = self._common, self._seen, self._fresh
-        new = view.shared(state, old, self._kernel.draining)
+        new = view.common_view(state, old, self._kernel.draining)
         if new.head is not old.head:
             now = asyncio.get_running_loop().time()
-            if new.facts is old.facts and now < self._headed_at + REASON:
+            if new.facts is old.facts and now < self._headed_at + REASON_INTERVAL:
                 new = replace(new, head=old.head)
                 if not self._later:
-                    self._later = asyncio.get_running_loop().call_at(self._headed_at + REASON, self.changed)
+                    self._later = asyncio.get_running_loop().call_at(
+                        self._headed_at + REASON_INTERVAL, self.notify
+                    )
             else:
                 self._headed_at, self._later = now, None
         self._common, self._seen, self._fresh = new, state, set()
-        nodes = view.touched(seen, state)
-        same = view.of_all(new) == view.of_all(old)
+        nodes = view.affected_nodes(seen, state)
+        same = view.common_parts(new) == view.common_parts(old)
         return new, nodes | fresh if nodes is not None and same else list(self._streams)
 
     def _show(self, stream: ViewStream, state: State, common: CommonView) -> bool:
@@ -163,10 +165,10 @@ class ViewStreams:
         if member is not None and member.life != stream.life:
             stream.end()  # another process speaks for the node
             return False
-        mine = view.own(state, common, stream.node)
+        mine = view.node_view(state, common, stream.node)
         new = stream.view is None or _differ(common, mine, *stream.view)
         if new:
-            stream.show(common, mine, self._version)
+            stream.set_view(common, mine, self._version)
         if member is None:
             stream.end()
         return new
@@ -175,4 +177,4 @@ class ViewStreams:
 def _differ(common: CommonView, mine: NodeView, old: CommonView, was: NodeView, _: int) -> bool:
     train = bool(mine.lease) and common.train is not old.train
     plan = mine.planned and common.plan is not old.plan
-    return common.head is not old.head or train or plan or view.news(mine, was)
+    return common.head is not old.head or train or plan or view.has_news(mine, was)

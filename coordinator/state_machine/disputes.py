@@ -53,7 +53,8 @@ def resolve(state: State, members: list[NodeId], now: float, out: list[Effect]) 
     """Every member told what it holds, or lacks, and not all hold what the ledger says."""
     r = state.round
     assert r.plan is not None
-    right = {n: h for n, h in r.held.items() if h.digest == r.ledger.root}
+    root = r.ledger.root
+    right = {n: h for n, h in r.held.items() if h.digest == root}
     wrong = [n for n in members if n in r.held and n not in right]
     if liars := [n for n in wrong if r.held[n].proven]:
         reason = f"its sealed bytes in round {r.number} are not the ledger's, whose digests it was told"

@@ -207,7 +207,8 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
     left = [n for n in members if n in ledger.contributions] if gone else list(members)
     answered = len(r.held) + len(plan_.lacking) >= len(left) > 0  # before, no look at each is worth it
     if answered and ledger.complete and all(n in r.held or n in plan_.lacking for n in left):
-        if all(n in r.held and r.held[n].digest == ledger.root for n in left):
+        root = ledger.root
+        if all(n in r.held and r.held[n].digest == root for n in left):
             return _commit(state, left, now, out)
         if not ledger.orphans and not gone:
             return disputes.resolve(state, left, now, out)

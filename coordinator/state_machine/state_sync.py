@@ -94,9 +94,9 @@ def choose_initialiser(state: State) -> State:
 
 
 def settled_alike(a: State, b: State, one: bool = False) -> bool:
-    """Whether `settle_digests` has as little to do in one as in the other, but for `one` report of a state."""
+    """Whether `settle_digests` has as little to do in one as in the other, but for `one` change of a member."""
     return (
-        a.members.changes == b.members.changes
+        b.members.changes - a.members.changes in (0, int(one))
         and b.members.reports - a.members.reports in (0, int(one))
         and (a.committed, a.digest, a.round.evaluator) == (b.committed, b.digest, b.round.evaluator)
         and (a.round.phase is Phase.FINISHED) == (b.round.phase is Phase.FINISHED)
@@ -127,18 +127,18 @@ def settle_digests(state: State, out: list[Effect]) -> State:
     return state
 
 
-def settle_report(state: State, node: NodeId, out: list[Effect]) -> State:
-    """`settle_digests` where since the last time only this member told its state: as much work whoever else is
-    here, until the last ones tell."""
+def settle_one(state: State, node: NodeId, out: list[Effect]) -> State:
+    """`settle_digests` where since the last time only this node changed: as much work whoever else is here, until
+    the last ones tell their state."""
     pending, told = state.pending, state.members.holding.get(state.committed, 0)
     voters = len(state.makers) - (state.members.losses - state.made_at)  # at least so many
-    few = pending is not None and told < voters
-    if not few or (not state.digest and 2 * told > voters):
+    last = told >= voters if pending is not None else not state.digest and told > 0
+    if last or (not state.digest and 2 * told > voters):
         return settle_digests(state, out)
-    member = state.members.here[node]
-    if not state.digest or member.state_round != state.committed:
+    member = state.members.here.get(node)
+    if not state.digest or member is None or member.state_round != state.committed:
         return state
-    if pending is not None and node not in pending.digests and _votes(state, node):
+    if pending is not None and node not in pending.digests and _votes(state, member):
         digest = member.state_digest.hex()
         equal = all(pending.digests_equal and digest == first for first in islice(pending.digests.values(), 1))
         record = replace(pending, digests=pending.digests | {node: digest}, digests_equal=equal)
@@ -157,11 +157,10 @@ def _hold_against(state: State, member: Member, out: list[Effect]) -> State:
     return state
 
 
-def _votes(state: State, node: NodeId) -> bool:
-    """Whether a maker of state_committed is one of those that name its digest."""
-    m = state.members.here[node]
-    able = m.state is MemberState.ACTIVE or m.state_round == state.committed
-    return able and m.state is not MemberState.SUSPECT and node in state.makers
+def _votes(state: State, member: Member) -> bool:
+    """Whether it is a maker of state_committed that names its digest."""
+    able = member.state is MemberState.ACTIVE or member.state_round == state.committed
+    return able and member.state is not MemberState.SUSPECT and member.node in state.makers
 
 
 def _voters(state: State) -> tuple[NodeId, ...]:

@@ -52,6 +52,18 @@ from atoll.coordinator.state_machine.events import (
 from atoll.coordinator.state_machine.members import MemberState
 from atoll.coordinator.state_machine.state import Phase, State, drop_from_round, remove, with_member, with_round
 
+OF_ONE = (
+    Joined,
+    Connected,
+    Disconnected,
+    Suspected,
+    SuspicionCleared,
+    Expired,
+    Leaving,
+    LayoutReported,
+    StateReported,
+)
+
 
 def step(state: State, event: Event, now: float) -> tuple[State, list[Effect]]:
     """Take in one event; return the new state and what must leave the coordinator because of it."""
@@ -171,15 +183,19 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
 
 def _advance(settled: State, state: State, event: Event, now: float, out: list[Effect]) -> State:
     """Make every transition that is due. `settled`: the state before the event, where none was."""
+    one = event.node if isinstance(event, OF_ONE) else None  # only this member may have changed until now
     while True:
         chosen = state_sync.choose_initialiser(rollback.go_on_without(state, now, out))
         after = chosen
-        if not state_sync.settled_alike(settled, chosen, isinstance(event, StateReported)):
-            after = state_sync.settle_digests(chosen, out)
-            settled = chosen if after == chosen else settled
-        elif isinstance(event, StateReported) and chosen.members.reports != settled.members.reports:
-            after = state_sync.settle_report(chosen, event.node, out)
-            settled = after if after.members is chosen.members and after.digest == chosen.digest else settled
+        if not state_sync.settled_alike(settled, chosen):
+            if one is not None and state_sync.settled_alike(settled, chosen, one=True):
+                after = state_sync.settle_one(chosen, one, out)
+                whole = after.members is chosen.members and after.digest == chosen.digest
+            else:
+                after = state_sync.settle_digests(chosen, out)
+                whole = after == chosen
+            settled = after if whole else settled
+        one = None
         match after.round.phase:
             case Phase.WAITING:
                 after = rounds.start_if_enough(after, now, out)

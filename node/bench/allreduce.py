@@ -38,7 +38,8 @@ from atoll.node.bench.allreduce_figures import (
     summarise,
 )
 from atoll.node.bench.allreduce_peers import measure, write_run
-from atoll.node.preflight import available, check_host
+from atoll.node.bench.host import check_host
+from atoll.node.preflight import available
 
 PROCESS_BYTES = 150 << 20  # memory of a peer without a vector
 VECTORS = 4  # fp32 vectors of a peer: anchor, momentum, local and the decoded mean

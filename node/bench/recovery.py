@@ -49,10 +49,11 @@ from atoll.comm.errors import AtollError, BenchFailed, ConfigError, ResourceErro
 from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.invite import join_host_port
 from atoll.comm.transport.data_plane import DataPlane
+from atoll.node.bench.host import check_host
 from atoll.node.daemon.state_server import StateServer
 from atoll.node.outer.shared_vectors import SharedVectors, clear_stale
 from atoll.node.outer.state import OuterState
-from atoll.node.preflight import available, check_host
+from atoll.node.preflight import available
 from atoll.node.recovery.recovery import Donor, RecoveryProgress, Target, recover
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.schedule import Constant
@@ -243,7 +244,7 @@ async def serve(spec: DonorSpec) -> None:
     """Be a donor until the standard input ends, or the receiver until the state is there. Raises `BenchFailed`."""
     config = RunConfig().reduce
     codec = make_codec(CodecName.INT8, config.block)
-    vectors = SharedVectors.create(spec.numel, Path(spec.folder), whose="bench" if spec.report_half else "")
+    vectors = SharedVectors.create(spec.numel, Path(spec.folder), owner="bench" if spec.report_half else "")
     outer = OuterState(vectors, Chunks(spec.numel, config.chunk), mean_of(codec), Constant(Nesterov(0.7, 0.9)))
     server = StateServer()
     server.fill(outer)
@@ -253,32 +254,38 @@ async def serve(spec: DonorSpec) -> None:
             rng = np.random.default_rng(1)
             for vector in (vectors.anchor, vectors.momentum):
                 rng.standard_normal(out=vector, dtype=np.float32)
-            outer.initialised(momentum=True)
-            report(DonorUp(plane.address, outer.settle().hex()))
+            outer.initialise(with_momentum=True)
+            report(DonorUp(plane.address, outer.finalize().hex()))
             await asyncio.to_thread(sys.stdin.buffer.read)
             return
         outer.resume()
         came = _count(outer, Path(spec.folder))
-        last, half = RecoveryProgress(0), min(outer.at) != max(outer.at)  # then somebody was killed already
+        last, half = (
+            RecoveryProgress(0),
+            min(outer.chunk_rounds) != max(outer.chunk_rounds),
+        )  # then somebody was killed already
 
         def look(progress: RecoveryProgress) -> None:
             nonlocal last, half
-            if spec.report_half and not half and progress.done >= progress.of / 2:
+            if spec.report_half and not half and progress.present >= progress.chunks / 2:
                 half = True
-                report(DonorProgress(progress.done))
+                report(DonorProgress(progress.present))
             last = progress
 
         donors = tuple(Donor(NodeId(name), address) for name, address in spec.donors.items())
         target = Target(Round(0), bytes.fromhex(spec.digest), donors)
         with ThreadPoolExecutor(1) as worker:
             began = time.monotonic()
-            await recover(plane, outer, target, worker, look)
+            await recover(outer, target, plane, worker, look)
             seconds = time.monotonic() - began
-        if outer.settle() != target.digest:
+        if outer.finalize() != target.digest:
             raise BenchFailed("what was fetched is not the donors' state")
         report(
             RecoveryFigures(
-                seconds, plane.bytes_down, {str(node): size for node, size in last.donors.items()}, int(came[0])
+                seconds,
+                plane.bytes_down,
+                {str(node): size for node, size in last.bytes_from.items()},
+                int(came[0]),
             )
         )
     finally:
@@ -291,13 +298,13 @@ def _count(outer: OuterState, folder: Path) -> NDArray[np.int64]:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "came").touch()
     os.truncate(folder / "came", 8)
-    came, land = np.memmap(folder / "came", np.int64), outer.land
+    came, append = np.memmap(folder / "came", np.int64), outer.partial_chunks.append
 
-    def landing(c: int, sum_: bytes, at: int, part: bytes) -> None:
+    def counting(c: int, digest: bytes, at: int, part: bytes) -> None:
         came[0] += len(part)
-        land(c, sum_, at, part)
+        append(c, digest, at, part)
 
-    outer.land = landing  # type: ignore[method-assign]
+    outer.partial_chunks.append = counting  # type: ignore[method-assign]
     return came
 
 

@@ -259,11 +259,11 @@ class PausingOuterLoop(OuterLoop):
         stepping: Callable[[int], Awaitable[None]],
         member: CoordinatorSession,
         hello: Hello,
-        shelf: StateServer,
+        server: StateServer,
         emit: Emit,
         spawn: Spawn,
     ) -> None:
-        super().__init__(member, hello, shelf, emit, spawn)
+        super().__init__(member, hello, server, emit, spawn)
         self._stepping = stepping
         self.inspected = asyncio.Event()
 
@@ -297,18 +297,18 @@ class BenchPeer(Daemon):
         self._report(PeerJoined(os.getpid(), self._member.me))
         return cast(TrainerSupervisor, self.trainer)
 
-    def _make_keeper(self, hello: Hello) -> OuterLoop:
+    def _make_outer_loop(self, hello: Hello) -> OuterLoop:
         emit, spawn = self._events.put_nowait, self._spawn
-        self._pauses = PausingOuterLoop(self._stepping, self._member, hello, self._shelf, emit, spawn)
+        self._pauses = PausingOuterLoop(self._stepping, self._member, hello, self._server, emit, spawn)
         return self._pauses
 
     def _vectors(self) -> SharedVectors:
-        return self._keeper.outer.vectors
+        return self._outer_loop.outer.vectors
 
     async def _input_ready(self, round_: int) -> None:
         await self._pauses.inspected.wait()
-        self._mean.begin(self._keeper.codec, self._keeper.outer.chunks)
-        self._keeper.part.came = self._mean.put
+        self._mean.begin(self._outer_loop.codec, self._outer_loop.outer.chunks)
+        self._outer_loop.participation.came = self._mean.put
         up, down = self._member.plane.bytes_up, self._member.plane.bytes_down
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self._report(PeerReady(round_, self._payload(), up, down, peak, self._beyond(peak)))
@@ -324,8 +324,8 @@ class BenchPeer(Daemon):
         return peak - _resident()[1] - self._resident_before
 
     async def _stepping(self, round_: int) -> None:
-        assert self._keeper.part.reduction is not None
-        await self._mean.complete(self._keeper.part.reduction.result.chunks)
+        assert self._outer_loop.participation.reduction is not None
+        await self._mean.complete(self._outer_loop.participation.reduction.result.chunks)
         self._report(Decoded(round_, time.monotonic(), time.process_time()))
         with suppress(TimeoutError):  # one of the others may need this state to get to its own
             async with asyncio.timeout(STEP_TIMEOUT):
@@ -334,7 +334,7 @@ class BenchPeer(Daemon):
 
     def _payload(self) -> int:
         """Bytes of one encoded vector."""
-        chunks, codec = self._keeper.outer.chunks, self._keeper.codec
+        chunks, codec = self._outer_loop.outer.chunks, self._outer_loop.codec
         return sum(codec.size(chunks.size(c)) for c in range(chunks.count))
 
     async def carry_out(self, lines: asyncio.StreamReader) -> None:

@@ -4,14 +4,16 @@ from dataclasses import dataclass
 
 from atoll.comm.config.run import OptimizerName
 
-OUTER = 30  # bytes a parameter of two snapshots, a third that is being written, and the rounds since
-INNER = {
+OUTER_BYTES_PER_PARAMETER = (
+    30  # bytes a parameter of two snapshots, a third that is being written, and the rounds since
+)
+MOMENT_BYTES_PER_PARAMETER = {
     OptimizerName.ADAMW: 8,
     OptimizerName.MUON: 8,
     OptimizerName.SGD: 0,
 }  # of one copy of the moments, at most
-COPIES = 3.2  # two, a third that is being written, and what DCP puts around them
-NONE = 1.0  # byte: no limit would be 0
+MOMENT_COPIES = 3.2  # two, a third that is being written, and what DCP puts around them
+NO_ROOM = 1.0  # byte: no limit would be 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,5 +28,11 @@ class DiskBudget:
         """Of `disk` bytes; 0: no limit."""
         if not disk:
             return cls(0.0, 0.0)
-        inner = max(0.0, min(disk - OUTER * n_params, COPIES * INNER[optimizer] * n_params))
-        return cls(disk - inner, inner or NONE)
+        inner = max(
+            0.0,
+            min(
+                disk - OUTER_BYTES_PER_PARAMETER * n_params,
+                MOMENT_COPIES * MOMENT_BYTES_PER_PARAMETER[optimizer] * n_params,
+            ),
+        )
+        return cls(disk - inner, inner or NO_ROOM)

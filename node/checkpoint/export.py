@@ -23,13 +23,13 @@ from atoll.comm.fragment_schedule import FragmentSchedule
 from atoll.node.checkpoint import hf_llama, run_manifest, snapshots
 from atoll.node.checkpoint.run_manifest import RunManifest
 from atoll.node.checkpoint.sealed_log import SealedLog
-from atoll.node.checkpoint.snapshots import Snapshot, TensorShapes, header_of
-from atoll.node.outer.layout import stretches
-from atoll.node.outer.method import schedule_of, sealing_of
+from atoll.node.checkpoint.snapshots import Snapshot, TensorShapes, safetensors_header
+from atoll.node.outer.layout import fragments_and_chunks
+from atoll.node.outer.method import outer_schedule, seal_format
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"  # where transformers looks for them
-PUBLIC = 0o666  # within the umask: a model is made to be passed on
+PUBLIC_MODE = 0o666  # within the umask: a model is made to be passed on
 
 
 class TensorNaming(StrEnum):
@@ -92,13 +92,13 @@ def export(
     Raises `ConfigError`, `ResourceError`."""
     _check_out(out, naming, overwrite)
     while True:
-        kept = choose(state_dir, run)
+        kept = choose_run(state_dir, run)
         tensors = _tensors(kept, naming)
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             return _newest(kept, out, tensors, naming, room)
         except StateMissing as lacking:
-            if choose(state_dir, run).files == kept.files:
+            if choose_run(state_dir, run).files == kept.files:
                 raise ResourceError(
                     f"no state of run {kept.about.run.name} in {state_dir} is whole ({lacking}): export from "
                     "another node, or start this one, which then fetches what it lacks from its peers"
@@ -108,7 +108,7 @@ def export(
             raise ResourceError(f"cannot write {out}: {error.strerror or error}") from None
 
 
-def choose(state_dir: Path, run: str = "") -> SavedRun:
+def choose_run(state_dir: Path, run: str = "") -> SavedRun:
     """What a node's state directory has, of the run that is asked for if it has several."""
     if not state_dir.is_dir():
         raise ConfigError(f"there is no state directory {state_dir}: give a node's, such as ~/.atoll/node")
@@ -122,7 +122,7 @@ def choose(state_dir: Path, run: str = "") -> SavedRun:
             f"there is no snapshot in {state_dir} yet: a node takes its first when it has the run's state, and "
             "none if it is a reducer, has durable=false, or checkpoint.copies leaves them to others"
         )
-    everything = [kept for folder in folders if (kept := look(folder)) is not None]
+    everything = [kept for folder in folders if (kept := open_run(folder)) is not None]
     if not everything:
         raise ResourceError(
             f"no snapshot in {state_dir} can be read (damaged, another user's, or without the .json beside its "
@@ -138,7 +138,7 @@ def choose(state_dir: Path, run: str = "") -> SavedRun:
     return found[0]
 
 
-def look(folder: Path) -> SavedRun | None:
+def open_run(folder: Path) -> SavedRun | None:
     """What a run's folder has; None: nothing that can be read."""
     known = run_manifest.read(folder)
     for path in sorted(folder.glob(f"{snapshots.PREFIX}*{snapshots.SUFFIX}"), reverse=True):
@@ -151,13 +151,18 @@ def look(folder: Path) -> SavedRun | None:
     return None
 
 
-def states(kept: SavedRun, round_: int) -> Iterator[tuple[slice, NDArray[np.float32], NDArray[np.float32], bytes]]:
+def replay_state(
+    kept: SavedRun, round_: int
+) -> Iterator[tuple[slice, NDArray[np.float32], NDArray[np.float32], bytes]]:
     """The state of a round, chunk by chunk: where it lies in the flat vector, its anchor, its momentum, the digest
     of both. Raises `StateMissing`."""
     config, chunks = kept.about.run, kept.chunks
-    fragments, _ = stretches(config, kept.layout)
-    sealing, schedule = sealing_of(config, *fragments), schedule_of(config)
-    turns = FragmentSchedule(chunks.fragment_count)
+    fragments, _ = fragments_and_chunks(config, kept.layout)
+    sealing, schedule, turns = (
+        seal_format(config, *fragments),
+        outer_schedule(config),
+        FragmentSchedule(chunks.fragment_count),
+    )
     deltas, scratches = np.empty((2, chunks.largest), np.float32)
     for c in range(chunks.count):
         size = chunks.size(c)
@@ -209,18 +214,18 @@ def _write(
         "tokens_round": str(newest.first),  # after which so many tokens were committed
         "state_digest": "0" * 32,
     }
-    start = len(header_of({"format": "pt", **facts}, tensors))
-    with atomic_write(out, start + 4 * kept.chunks.numel, room, PUBLIC) as file:
+    start = len(safetensors_header({"format": "pt", **facts}, tensors))
+    with atomic_write(out, start + 4 * kept.chunks.numel, room, PUBLIC_MODE) as file:
         sums = []
-        for span, anchor, _, sum_ in states(kept, round_):
+        for span, anchor, _, sum_ in replay_state(kept, round_):
             write_all(file, [anchor.data.cast("B")], start + 4 * span.start)
             sums.append(sum_)
         facts["state_digest"] = root(sums).hex()
-        write_all(file, [memoryview(header_of({"format": "pt", **facts}, tensors))], 0)
+        write_all(file, [memoryview(safetensors_header({"format": "pt", **facts}, tensors))], 0)
         own = {**facts, "build": kept.about.model, "model": asdict(config.model)}
         said = hf_llama.config(config.model) if naming is TensorNaming.LLAMA else own
         text = json.dumps(said, indent=2).encode() + b"\n"
-        with atomic_write(out.with_name(CONFIG), len(text), room, PUBLIC) as beside:
+        with atomic_write(out.with_name(CONFIG), len(text), room, PUBLIC_MODE) as beside:
             write_all(beside, [memoryview(text)], 0)
     return ExportResult(config.name, round_, kept.chunks.numel, facts["state_digest"])
 
@@ -234,7 +239,7 @@ def _tensors(kept: SavedRun, naming: TensorNaming) -> TensorShapes:
             f"this node trains a model of its own (model={kept.about.model}), the llama layout is of the run's "
             "built-in one: export it with --layout names"
         )
-    return hf_llama.renamed(kept.layout, kept.about.run.model)
+    return hf_llama.to_llama_names(kept.layout, kept.about.run.model)
 
 
 def _check_out(out: Path, naming: TensorNaming, overwrite: bool) -> None:

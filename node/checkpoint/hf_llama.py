@@ -10,12 +10,12 @@ from atoll.comm.config.run import ModelConfig
 from atoll.comm.errors import ConfigError
 from atoll.node.checkpoint.snapshots import TensorShapes
 
-TOP = {
+TOP_NAMES = {
     "embedding.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
     "head.weight": "lm_head.weight",
 }
-BLOCK = {
+BLOCK_NAMES = {
     "attention_norm.weight": "input_layernorm.weight",
     "attention.query.weight": "self_attn.q_proj.weight",
     "attention.key.weight": "self_attn.k_proj.weight",
@@ -28,7 +28,7 @@ BLOCK = {
 }
 
 
-def renamed(layout: TensorShapes, model: ModelConfig) -> TensorShapes:
+def to_llama_names(layout: TensorShapes, model: ModelConfig) -> TensorShapes:
     """The same tensors, in the same order, under Llama's names; `ConfigError` if they are not this model's."""
     expected = shapes(model)
     if dict(layout) != expected:
@@ -37,9 +37,9 @@ def renamed(layout: TensorShapes, model: ModelConfig) -> TensorShapes:
             f"these parameters are not those of the run's own model ({odd[0]} differs): export them with "
             "--layout names"
         )
-    names = {**TOP}
+    names = {**TOP_NAMES}
     for i in range(model.layers):
-        names |= {f"blocks.{i}.{ours}": f"model.layers.{i}.{theirs}" for ours, theirs in BLOCK.items()}
+        names |= {f"blocks.{i}.{ours}": f"model.layers.{i}.{theirs}" for ours, theirs in BLOCK_NAMES.items()}
     return tuple((names[name], shape) for name, shape in layout)
 
 

@@ -40,10 +40,10 @@ from atoll.node.checkpoint.remote_store import (
     WrittenFile,
     state_digest,
 )
-from atoll.node.checkpoint.snapshots import DAMAGED, LONGEST, MOST_DIMS, TensorShapes
+from atoll.node.checkpoint.snapshots import HEADER_ERRORS, MAX_DIMENSIONS, MAX_HEADER_SIZE, TensorShapes
 
-PIECE = 8 << 20  # bytes that are read at once
-WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of an element
+READ_SIZE = 8 << 20  # bytes that are read at once
+ELEMENT_SIZES = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of an element
 F32 = NDArray[np.float32]
 
 
@@ -55,7 +55,7 @@ class InitialState:
     momentum: bool  # it was there, and wanted
 
 
-class _Wrong(Exception):
+class _Unusable(Exception):
     """The file is not what it should be; the text says why."""
 
 
@@ -74,7 +74,7 @@ class InitialStateLoader:
         """Raises `ConfigError` if this is not the model's, or damaged; `ResourceError` if it cannot be read."""
         try:
             return self._load(url, with_momentum)
-        except _Wrong as error:
+        except _Unusable as error:
             raise ConfigError(f"the run cannot begin with init_from={url}: {error}") from None
         except (ConfigError, ResourceError):
             raise
@@ -93,7 +93,7 @@ class InitialStateLoader:
         folder = checkpoint_in(store)
         if folder is None:
             if not store.fs.exists(f"{store.path}/{ANCHOR}"):
-                raise _Wrong(f"neither {MANIFEST}, nor {PREFIX}* folders, nor {ANCHOR} are there")
+                raise _Unusable(f"neither {MANIFEST}, nor {PREFIX}* folders, nor {ANCHOR} are there")
             return self._weights(store, f"{store.path}/{ANCHOR}")
         return self._checkpoint(store, folder, with_momentum)
 
@@ -101,12 +101,12 @@ class InitialStateLoader:
         try:
             manifest = store.manifest(folder.removeprefix(store.path).strip("/"))
         except (ValueError, msgspec.MsgspecError) as error:
-            raise _Wrong(f"{folder}/{MANIFEST} is damaged: {error}") from None
+            raise _Unusable(f"{folder}/{MANIFEST} is damaged: {error}") from None
         assert manifest is not None
         vectors = {ANCHOR: self.anchor} | ({MOMENTUM: self.momentum} if with_momentum else {})
         for name, vector in vectors.items():
             if (written := manifest.files.get(name)) is None:
-                raise _Wrong(f"{folder}/{MANIFEST} does not name {name}")
+                raise _Unusable(f"{folder}/{MANIFEST} does not name {name}")
             order = self._read(store, f"{folder}/{name}", vector, written)
         if with_momentum:
             self._compare(manifest, order)
@@ -116,16 +116,16 @@ class InitialStateLoader:
     def _compare(self, manifest: CheckpointManifest, order: list[str]) -> None:
         """`order`: of the parameters in its files."""
         if manifest.chunk < 1:
-            raise _Wrong(f"{MANIFEST} has chunks of {manifest.chunk} elements")
+            raise _Unusable(f"{MANIFEST} has chunks of {manifest.chunk} elements")
         if order != [name for name, _ in self.layout]:
             return  # it is of other fragments; the files' digests were right
         try:
             chunks = Chunks(self.anchor.size, manifest.chunk, manifest.fragments)
         except ValueError as error:
-            raise _Wrong(f"{MANIFEST}: {error}") from None
+            raise _Unusable(f"{MANIFEST}: {error}") from None
         found = state_digest(self.anchor, self.momentum, chunks)
         if found != manifest.state_digest:
-            raise _Wrong(f"the state's digest is {found}, not {manifest.state_digest}, which {MANIFEST} has")
+            raise _Unusable(f"the state's digest is {found}, not {manifest.state_digest}, which {MANIFEST} has")
 
     def _weights(self, store: RemoteStore, path: str) -> InitialState:
         self._read(store, path, self.anchor, None)
@@ -137,15 +137,15 @@ class InitialStateLoader:
         self._compare_tensors(dict(layout), dict(self.layout))
         snapshot = snapshots.read(path, run, layout, chunks)
         if snapshot is None:
-            raise _Wrong("its header is damaged")
+            raise _Unusable("its header is damaged")
         if snapshot.first != snapshot.last:
-            raise _Wrong(
+            raise _Unusable(
                 f"it was written while rounds {snapshot.first + 1} to {snapshot.last} were applied, and is whole "
                 "only with the log beside it: give another one, or what atoll export makes of the folder"
             )
         for c in range(chunks.count):
             if (data := snapshot.chunk(c, chunks)) is None:
-                raise _Wrong(f"chunk {c} is damaged")
+                raise _Unusable(f"chunk {c} is damaged")
             both, size, span = np.frombuffer(data, np.float32), chunks.size(c), chunks.span(c)
             self._check_finite(both, f"chunk {c}")
             for there, here in self._pieces(layout, span):
@@ -160,13 +160,13 @@ class InitialStateLoader:
         its tensors in their order."""
         size = int(store.fs.size(path))
         if written is not None and written.size != size:
-            raise _Wrong(f"{path} has {size} bytes, {written.size} were written")
+            raise _Unusable(f"{path} has {size} bytes, {written.size} were written")
         state, places = blake3(), self._places()
-        with store.fs.open(path, "rb", block_size=PIECE) as file:
+        with store.fs.open(path, "rb", block_size=READ_SIZE) as file:
             begin = _exactly(file, 8)
             (length,) = struct.unpack("<Q", begin)
-            if not 2 <= length <= min(LONGEST, size - 8):
-                raise _Wrong(f"{path} is no safetensors file: its header would have {length} bytes")
+            if not 2 <= length <= min(MAX_HEADER_SIZE, size - 8):
+                raise _Unusable(f"{path} is no safetensors file: its header would have {length} bytes")
             text = _exactly(file, length)
             state.update(begin)
             state.update(text)
@@ -176,9 +176,9 @@ class InitialStateLoader:
             for name, (kind, shape, (start, _)) in order:
                 into = names.get(name)
                 at, end = places[into][0] if into else 0, 8 + length + start
-                left = WIDTHS[kind] * math.prod(shape)
+                left = ELEMENT_SIZES[kind] * math.prod(shape)
                 while left:
-                    data = _exactly(file, min(left, PIECE))
+                    data = _exactly(file, min(left, READ_SIZE))
                     state.update(data)
                     left -= len(data)
                     if into:
@@ -189,7 +189,7 @@ class InitialStateLoader:
                     end += len(data)
                 self.progress(end / size)
         if written is not None and (found := state.digest(length=DIGEST_SIZE).hex()) != written.digest:
-            raise _Wrong(f"the digest of {path} is {found}, not {written.digest}, which {MANIFEST} has")
+            raise _Unusable(f"the digest of {path} is {found}, not {written.digest}, which {MANIFEST} has")
         return [name for name, _ in order]
 
     def _places(self) -> dict[str, tuple[int, int]]:
@@ -216,7 +216,7 @@ class InitialStateLoader:
         """The parameter that each tensor is; some that a Llama has need not be any."""
         wanted = dict(self.layout)
         if self.model is not None and any(name.startswith("model.") for name in found):
-            theirs = [name for name, _ in hf_llama.renamed(self.layout, self.model)]
+            theirs = [name for name, _ in hf_llama.to_llama_names(self.layout, self.model)]
             names = dict(zip(theirs, (name for name, _ in self.layout), strict=True))
             spare = {"lm_head.weight"} - names.keys() if self.model.tied_head else set[str]()
             ours = {names.get(name, name): shape for name, shape in found.items() if name not in spare}
@@ -229,16 +229,16 @@ class InitialStateLoader:
         self, found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]
     ) -> None:
         if missing := sorted(wanted.keys() - found.keys()):
-            raise _Wrong(f"it lacks {some(missing)} of the model's {len(wanted)} tensors")
+            raise _Unusable(f"it lacks {list_briefly(missing)} of the model's {len(wanted)} tensors")
         if extra := sorted(found.keys() - wanted.keys()):
-            raise _Wrong(f"it has {some(extra)}, which the model has not")
+            raise _Unusable(f"it has {list_briefly(extra)}, which the model has not")
         for name, shape in wanted.items():
             if found[name] != shape:
-                raise _Wrong(f"{name} has the shape {found[name]}, the model's is {shape}")
+                raise _Unusable(f"{name} has the shape {found[name]}, the model's is {shape}")
 
     def _check_finite(self, values: F32, where: str) -> None:
         if not np.isfinite(values).all():
-            raise _Wrong(f"{where} holds NaN or infinity")
+            raise _Unusable(f"{where} holds NaN or infinity")
 
 
 def checkpoint_in(store: RemoteStore) -> str | None:
@@ -251,8 +251,8 @@ def checkpoint_in(store: RemoteStore) -> str | None:
         found = [match for match in matches if match]
         runs = {match[1] for match in found}
         if len(runs) > 1:
-            names = some(sorted(runs))
-            raise _Wrong(f"it has checkpoints of {len(runs)} runs: give the folder of one of {names}")
+            names = list_briefly(sorted(runs))
+            raise _Unusable(f"it has checkpoints of {len(runs)} runs: give the folder of one of {names}")
         if found:
             newest = max(found, key=lambda match: int(match[2]))
             return newest.string.removesuffix(f"/{MANIFEST}")
@@ -272,19 +272,19 @@ def tensors_of(path: str, text: bytes, size: int) -> dict[str, tuple[str, tuple[
             )
             for name, entry in header.items()
         }
-        if any(len(shape) > MOST_DIMS for _, shape, _ in tensors.values()):
+        if any(len(shape) > MAX_DIMENSIONS for _, shape, _ in tensors.values()):
             raise ValueError("their product alone could take hours")
-    except DAMAGED:
-        raise _Wrong(f"{path} is no safetensors file: its header is damaged") from None
+    except HEADER_ERRORS:
+        raise _Unusable(f"{path} is no safetensors file: its header is damaged") from None
     at = 0
     for name, (kind, shape, (start, end)) in sorted(tensors.items(), key=lambda item: item[1][2]):
-        if kind not in WIDTHS:
-            raise _Wrong(f"{name} is of {kind}: {', '.join(WIDTHS)} can be read")
-        if min(shape, default=0) < 0 or start != at or end - start != WIDTHS[kind] * math.prod(shape):
-            raise _Wrong(f"{path} is no safetensors file: {name} is not where its header says")
+        if kind not in ELEMENT_SIZES:
+            raise _Unusable(f"{name} is of {kind}: {', '.join(ELEMENT_SIZES)} can be read")
+        if min(shape, default=0) < 0 or start != at or end - start != ELEMENT_SIZES[kind] * math.prod(shape):
+            raise _Unusable(f"{path} is no safetensors file: {name} is not where its header says")
         at = end
     if at != size:
-        raise _Wrong(f"{path} has {size} bytes of tensors, its header says {at}")
+        raise _Unusable(f"{path} has {size} bytes of tensors, its header says {at}")
     return tensors
 
 
@@ -298,7 +298,7 @@ def as_fp32(data: bytes, kind: str) -> F32:
             return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
 
 
-def some(names: list[str]) -> str:
+def list_briefly(names: list[str]) -> str:
     """A few of them, for a sentence."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
@@ -306,5 +306,5 @@ def some(names: list[str]) -> str:
 def _exactly(file: Any, size: int) -> bytes:
     data = bytes(file.read(size))
     if len(data) != size:
-        raise _Wrong("it ends too early")
+        raise _Unusable("it ends too early")
     return data

@@ -10,7 +10,6 @@ digests of the files and of the state. The calls block, for as long as the store
 Passwords and keys are the environment's (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL and so on), never in the URL.
 """
 
-import os
 import re
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
@@ -26,15 +25,16 @@ from numpy.typing import NDArray
 from atoll.comm.chunks import Chunks
 from atoll.comm.digest import DIGEST_SIZE, digest, root
 from atoll.comm.errors import ResourceError
-from atoll.comm.files import UNFINISHED_SUFFIX, sync
-from atoll.node.checkpoint.snapshots import TensorShapes, header_of
+from atoll.comm.files import atomic_write, sync, write_all
+from atoll.node.checkpoint.snapshots import TensorShapes, safetensors_header
 
 FORMAT = "atoll checkpoint 1"
 MANIFEST, ANCHOR, MOMENTUM = "checkpoint.json", "model.safetensors", "momentum.safetensors"
 PREFIX = "round-"
-BLOCK = 8 << 20  # bytes that a store like S3 gets at once, at least
-MOST_BLOCKS = 9_000  # S3 takes 10,000 for a file
-LONGEST = 1 << 20  # bytes of a manifest
+PUBLIC_MODE = 0o666  # within the umask: a checkpoint is made to be read by others
+BLOCK_SIZE = 8 << 20  # bytes that a store like S3 gets at once, at least
+MAX_BLOCKS = 9_000  # S3 takes 10,000 for a file
+MAX_MANIFEST_SIZE = 1 << 20  # bytes of a manifest
 F32 = NDArray[np.float32]
 
 
@@ -69,7 +69,7 @@ class CheckpointFacts:
     layout: TensorShapes
 
 
-class ManifestPiece(NamedTuple):
+class StatePiece(NamedTuple):
     anchor: F32
     momentum: F32
     digest: bytes  # of both
@@ -112,20 +112,20 @@ class RemoteStore:
         """Whoever wrote it was not cut short, as many stores allow."""
         path = self._at(manifest)
         try:
-            msgspec.json.decode(self.fs.cat_file(path) if self.fs.size(path) <= LONGEST else b"")
+            msgspec.json.decode(self.fs.cat_file(path) if self.fs.size(path) <= MAX_MANIFEST_SIZE else b"")
         except (msgspec.DecodeError, FileNotFoundError):  # or it goes just now
             return False
         return True
 
     def write(
-        self, facts: CheckpointFacts, pieces: Iterable[ManifestPiece], allow: Callable[[int], None]
+        self, facts: CheckpointFacts, pieces: Iterable[StatePiece], allow: Callable[[int], None]
     ) -> CheckpointManifest:
         """A checkpoint; `allow(size)` returns when so many bytes may be sent. Raises what the store does, or
         `pieces`: then no checkpoint is there, but files may be."""
         folder = f"{PREFIX}{facts.round:012d}"
         self.fs.makedirs(self._at(folder), exist_ok=True)
         said = {"format": "pt", "run": facts.run, "run_id": facts.run_id, "round": str(facts.round)}
-        header = header_of(said, facts.layout)
+        header = safetensors_header(said, facts.layout)
         with ExitStack() as opened:
             size = len(header) + 4 * facts.chunks.numel
             files = {name: _File(self.fs, self._at(folder, name), size, opened) for name in (ANCHOR, MOMENTUM)}
@@ -164,12 +164,10 @@ class RemoteStore:
         if not self._local:
             self.fs.pipe_file(path, manifest)
             return
-        (new := Path(path + UNFINISHED_SUFFIX)).write_bytes(manifest)
-        sync(new)
-        os.replace(new, path)
+        with atomic_write(Path(path), None, mode=PUBLIC_MODE) as file:
+            write_all(file, [memoryview(manifest)], 0)
         with suppress(OSError):  # a share may not know what that is
-            sync(new.parent)
-            sync(new.parent.parent)
+            sync(Path(path).parent.parent)
 
     def retain(self, count: int) -> list[int]:
         """Remove all but the newest checkpoints, and what was begun before the newest; returns the rounds of
@@ -190,7 +188,7 @@ class RemoteStore:
         path = self._at(folder, MANIFEST) if folder else self._at(MANIFEST)
         if not self.fs.exists(path):
             return None
-        if (size := self.fs.size(path)) > LONGEST:
+        if (size := self.fs.size(path)) > MAX_MANIFEST_SIZE:
             raise ValueError(f"{MANIFEST} of {size} bytes")
         manifest = msgspec.json.decode(self.fs.cat_file(path), type=CheckpointManifest)
         if manifest.format != FORMAT:
@@ -207,7 +205,7 @@ class _File:
 
     def __init__(self, fs: Any, path: str, size: int, opened: ExitStack) -> None:
         """It will have `size` bytes."""
-        self._file = fs.open(path, "wb", block_size=max(BLOCK, size // MOST_BLOCKS + 1))
+        self._file = fs.open(path, "wb", block_size=max(BLOCK_SIZE, size // MAX_BLOCKS + 1))
         opened.callback(self._discard)
         self._state, self.size, self._open = blake3(), 0, True
 

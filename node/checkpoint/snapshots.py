@@ -31,11 +31,11 @@ from atoll.comm.files import Room, atomic_write, room, write_all
 
 FORMAT = "atoll snapshot 1"
 PREFIX, SUFFIX = "snapshot-", ".safetensors"
-LONGEST = 100 << 20  # bytes of a header; the library's limit, too
-TOGETHER = 64 << 20  # bytes that are written before the disk must have them: the last fsync is then short
-MOST_DIMS = 64  # of a tensor
+MAX_HEADER_SIZE = 100 << 20  # bytes of a header; the library's limit, too
+SYNC_INTERVAL = 64 << 20  # bytes that are written before the disk must have them: the last fsync is then short
+MAX_DIMENSIONS = 64  # of a tensor
 # What reading a header can raise that is not one, however it was made.
-DAMAGED = (
+HEADER_ERRORS = (
     OSError,
     ValueError,
     KeyError,
@@ -46,7 +46,7 @@ DAMAGED = (
     RecursionError,
     struct.error,
 )
-ENTRY = 16 + 2 * DIGEST_SIZE  # hexadecimal digits of a chunk
+TABLE_ENTRY_DIGITS = 16 + 2 * DIGEST_SIZE  # hexadecimal digits of a chunk
 TensorShapes = Sequence[
     tuple[str, tuple[int, ...]]
 ]  # (name, shape) of each parameter, as the flat vector has them
@@ -98,7 +98,7 @@ class Snapshot:
         return both if digest(both) == self.digests[c] else None
 
 
-def size_of(run: bytes, layout: TensorShapes, chunks: Chunks) -> int:
+def snapshot_size(run: bytes, layout: TensorShapes, chunks: Chunks) -> int:
     """Bytes of a snapshot."""
     return len(_header(run, layout, chunks, 1 << 40, [(0, bytes(DIGEST_SIZE))] * chunks.count)) + 8 * chunks.numel
 
@@ -127,7 +127,7 @@ def write(
             write_all(file, [both[half:].data.cast("B")], start + 4 * (chunks.numel + begin))
             entries.append((round_, sum_))
             unsynced += both.nbytes
-            if unsynced >= TOGETHER:
+            if unsynced >= SYNC_INTERVAL:
                 os.fdatasync(file)
                 unsynced = 0
         write_all(file, [memoryview(_header(run, layout, chunks, tokens, entries))], 0)
@@ -146,11 +146,11 @@ def read(path: Path, run: bytes, layout: TensorShapes, chunks: Chunks) -> Snapsh
         size, text = _read_header(path)
         metadata = json.loads(text)["__metadata__"]
         table, tokens = str(metadata["chunks"]), int(metadata["tokens"])
-        if len(table) != ENTRY * chunks.count or digest(table.encode()).hex() != metadata["digest"]:
+        if len(table) != TABLE_ENTRY_DIGITS * chunks.count or digest(table.encode()).hex() != metadata["digest"]:
             return None
-        parts = [table[i : i + ENTRY] for i in range(0, len(table), ENTRY)]
+        parts = [table[i : i + TABLE_ENTRY_DIGITS] for i in range(0, len(table), TABLE_ENTRY_DIGITS)]
         entries = [(int(part[:16], 16), bytes.fromhex(part[16:])) for part in parts]
-    except DAMAGED:
+    except HEADER_ERRORS:
         return None
     start = 8 + len(text)
     if _header(run, layout, chunks, tokens, entries)[8:] != text or size != start + 8 * chunks.numel:
@@ -158,7 +158,7 @@ def read(path: Path, run: bytes, layout: TensorShapes, chunks: Chunks) -> Snapsh
     return Snapshot(path, tokens, tuple(r for r, _ in entries), tuple(d for _, d in entries), start, size)
 
 
-def unread(folder: Path, found: Sequence[Snapshot]) -> list[Path]:
+def unreadable(folder: Path, found: Sequence[Snapshot]) -> list[Path]:
     """The files in `folder` that have a snapshot's name, and are not among those found."""
     return sorted(set(folder.glob(f"{PREFIX}*{SUFFIX}")) - {s.path for s in found})
 
@@ -171,12 +171,12 @@ def describe(path: Path) -> tuple[bytes, TensorShapes, Chunks] | None:
         metadata = header["__metadata__"]
         anchor = [(name, entry) for name, entry in header.items() if name.startswith("anchor.")]
         layout = tuple((name.removeprefix("anchor."), tuple(map(int, e["shape"]))) for name, e in anchor)
-        if any(len(shape) > MOST_DIMS for _, shape in layout):
+        if any(len(shape) > MAX_DIMENSIONS for _, shape in layout):
             return None  # their product alone could take hours
         fragments = tuple(map(int, metadata.get("fragments", "").split()))
         chunks = Chunks(sum(math.prod(shape) for _, shape in layout), int(metadata["chunk"]), fragments)
         return bytes.fromhex(metadata["run"]), layout, chunks
-    except DAMAGED:
+    except HEADER_ERRORS:
         return None
 
 
@@ -201,10 +201,12 @@ def _header(
     }
     if chunks.fragments:
         metadata["fragments"] = " ".join(map(str, chunks.fragments))
-    return header_of(metadata, [(f"{v}.{name}", shape) for v in ("anchor", "momentum") for name, shape in layout])
+    return safetensors_header(
+        metadata, [(f"{v}.{name}", shape) for v in ("anchor", "momentum") for name, shape in layout]
+    )
 
 
-def header_of(metadata: dict[str, str], tensors: TensorShapes) -> bytes:
+def safetensors_header(metadata: dict[str, str], tensors: TensorShapes) -> bytes:
     """A safetensors file's beginning, up to where these fp32 tensors follow one another."""
     header: dict[str, Any] = {"__metadata__": metadata}
     at = 0
@@ -222,6 +224,6 @@ def _read_header(path: Path) -> tuple[int, bytes]:
     size = path.stat().st_size
     with open(path, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
-        if length > min(LONGEST, size):
+        if length > min(MAX_HEADER_SIZE, size):
             raise ValueError(f"a header of {length} bytes")
         return size, file.read(length)

@@ -25,14 +25,14 @@ from atoll.comm.digest import root
 from atoll.comm.errors import AtollError
 from atoll.node.checkpoint import export, snapshots
 from atoll.node.checkpoint.export import SavedRun, StateMissing
-from atoll.node.checkpoint.remote_store import CheckpointFacts, ManifestPiece, RemoteStore, folder_of
+from atoll.node.checkpoint.remote_store import CheckpointFacts, RemoteStore, StatePiece, folder_of
 from atoll.node.checkpoint.sealed_log import SealedLog
 
 log = logging.getLogger("atoll.node")
-HELD = "upload"  # folder, in the run's
-RETRY, MOST = 30.0, 1800.0  # seconds until the next try: at first, and at most
-KNOWN = 1000  # rounds
-SILENT = 300.0  # seconds without a word of the store, or a piece taken by it, after which a try is given up
+LINKS_FOLDER = "upload"  # folder, in the run's
+RETRY_INTERVAL, RETRY_INTERVAL_LIMIT = 30.0, 1800.0  # seconds until the next try: at first, and at most
+REMEMBERED_DIGESTS = 1000  # rounds
+STORE_TIMEOUT = 300.0  # seconds without a word of the store, or a piece taken by it, after which a try is given up
 
 
 class _Closing(Exception):
@@ -64,7 +64,7 @@ class Uploader:
         self._closing = threading.Event()
         self._known: dict[int, bytes] = {}  # digests of the run's newest states, by round
         self._heard = math.inf  # seconds; when the store answered last; inf: it is not its turn
-        shutil.rmtree(self.folder / HELD, ignore_errors=True)  # of a daemon that was killed
+        shutil.rmtree(self.folder / LINKS_FOLDER, ignore_errors=True)  # of a daemon that was killed
 
     def taken(self) -> None:
         self._new.set()
@@ -73,20 +73,20 @@ class Uploader:
     def told(self, round_: int, digest: bytes) -> None:
         """What the run's state of this round is."""
         self._known[round_] = digest
-        if len(self._known) > KNOWN:
+        if len(self._known) > REMEMBERED_DIGESTS:
             del self._known[min(self._known)]
 
     async def run(self) -> None:
-        pause = RETRY
+        pause = RETRY_INTERVAL
         try:
             while True:
                 await self._new.wait()
                 self._new.clear()
                 if not self.turn or self._told(await self._in_thread()):
-                    pause = RETRY
+                    pause = RETRY_INTERVAL
                 else:
                     asyncio.get_running_loop().call_later(pause, self.taken)
-                    pause = min(2 * pause, MOST)
+                    pause = min(2 * pause, RETRY_INTERVAL_LIMIT)
                 if not self._new.is_set():
                     self._idle.set()
         finally:
@@ -140,27 +140,29 @@ class Uploader:
                 loop.call_soon_threadsafe(tell, error)
 
         self._heard = time.monotonic()
-        silent = StoreSilent(f"the store has not answered for {SILENT:g} s: is it reachable from here, and well?")
+        silent = StoreSilent(
+            f"the store has not answered for {STORE_TIMEOUT:g} s: is it reachable from here, and well?"
+        )
         threading.Thread(target=work, name="upload", daemon=True).start()
         while not done.done():
-            left = self._heard + SILENT - time.monotonic()
+            left = self._heard + STORE_TIMEOUT - time.monotonic()
             if left <= 0 and not given_up.is_set():
                 given_up.set()
                 self._told(silent)
                 self._idle.set()
-            await asyncio.wait([done], timeout=None if given_up.is_set() else min(max(left, 0.0), SILENT))
+            await asyncio.wait([done], timeout=None if given_up.is_set() else min(max(left, 0.0), STORE_TIMEOUT))
         return done.result()
 
     def _send_if_due(self, allow: Callable[[int], None]) -> None:
         """In the thread."""
-        kept = export.look(self.folder)
+        kept = export.open_run(self.folder)
         if kept is None or not kept.rounds:
             return
         store = RemoteStore(folder_of(self.checkpoint.remote, kept.about.run.name, kept.mark), self.files)
         there = max(store.rounds(), default=0)
         if kept.rounds[0] - there < self.turn * self.checkpoint.remote_every * kept.chunks.fragment_count:
             return
-        with held(self.folder, kept) as mine:
+        with link_files(self.folder, kept) as mine:
             round_ = mine.rounds[0]
             of = next(s for s in mine.snapshots if s.first <= round_)
             run = mine.about.run.name
@@ -171,21 +173,21 @@ class Uploader:
         log.info(f"sent the checkpoint of round {round_}, {mega:,.1f} MB, to {store.url}")
         store.retain(self.checkpoint.remote_keep)
 
-    def _pieces(self, mine: SavedRun, round_: int) -> Iterator[ManifestPiece]:
+    def _pieces(self, mine: SavedRun, round_: int) -> Iterator[StatePiece]:
         """Of the state; raises `StateDiffers` behind the last if it was found not to be the run's meanwhile."""
         sums = list[bytes]()
-        for _, anchor, momentum, sum_ in export.states(mine, round_):
+        for _, anchor, momentum, sum_ in export.replay_state(mine, round_):
             sums.append(sum_)
-            yield ManifestPiece(anchor, momentum, sum_)
+            yield StatePiece(anchor, momentum, sum_)
         if root(sums) != self._known.get(round_, root(sums)):
             raise StateDiffers(f"the state of round {round_} on its disk is not the run's")
 
 
 @contextmanager
-def held(folder: Path, kept: SavedRun) -> Iterator[SavedRun]:
+def link_files(folder: Path, kept: SavedRun) -> Iterator[SavedRun]:
     """The same, which the daemon does not remove meanwhile: links to the files. Raises `StateMissing`,
     `OSError`."""
-    own = folder / HELD
+    own = folder / LINKS_FOLDER
     shutil.rmtree(own, ignore_errors=True)
     own.mkdir()
     try:

@@ -1,12 +1,11 @@
-"""What a member tells the coordinator of a reduce, and plans as they travel.
+"""A member's reports to the coordinator, and plans as they travel.
 
-Each report carries the fence of what it speaks of: the plan's, or the newest view's.
+Each report carries the fence of what it speaks of: the plan's, or the newest view's. `ControlClient` sends it.
 """
 
 import logging
-from typing import Any
 
-from atoll.comm.allreduce.reduction import SealReport
+from atoll.comm.allreduce.listener import SealReport
 from atoll.comm.bitmap import bitmap, places
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Pin, Round
 from atoll.comm.plan import Plan, PlanMember
@@ -17,47 +16,96 @@ log = logging.getLogger("atoll.node")
 
 
 class Reports:
-    """A reduction's outcome (`atoll.comm.allreduce.reduction.ReduceListener`) and all else that a member
-    reports."""
+    """What a member reports, one method each; also a reduction's listener
+    (`atoll.comm.allreduce.reduction.ReduceListener`)."""
 
     def __init__(self, control: ControlClient) -> None:
         self.control = control
         self.view: pb.View | None = None  # the newest that the node acts on
 
-    def of_round(self, round_: int, **report: Any) -> None:
-        """Tell the coordinator something of a round, or with 0 of none."""
-        incarnation, epoch = (0, 0) if self.view is None else (self.view.incarnation, self.view.epoch)
-        fence = pb.Fence(incarnation=incarnation, epoch=epoch, round=round_)
-        self.control.report(pb.ReportRequest(fence=fence, **report))
+    # Of the node
 
-    def of(self, plan: Plan, attempt: int | None = None, more: bool = False, **report: Any) -> None:
-        """Tell the coordinator something of an attempt, the plan's unless told. `more`: others of its kind follow
-        soon."""
-        attempt = plan.attempt if attempt is None else attempt
-        fence = pb.Fence(incarnation=plan.incarnation, epoch=plan.epoch, round=plan.round, attempt=attempt)
-        self.control.report(pb.ReportRequest(fence=fence, **report), more)
+    def layout(self, layout: pb.LayoutReported) -> None:
+        """The trainer is up and has this model."""
+        self.control.report(pb.ReportRequest(fence=self._now(), layout_reported=layout))
+
+    def state(self, round_: int, digest: bytes) -> None:
+        """The node holds this state of the round."""
+        report = pb.StateReported(round=round_, digest=digest)
+        self.control.report(pb.ReportRequest(fence=self._now(), state_reported=report))
+
+    def repaired(self, round_: int, chunks: int, whole: bool, disk: bool = False) -> None:
+        """So many chunks of the round's state had changed by themselves, in memory or, as files, on `disk`;
+        `whole`: all are again what they were."""
+        report = pb.StateRepaired(round=round_, chunks=chunks, whole=whole, disk=disk)
+        self.control.report(pb.ReportRequest(fence=self._now(), state_repaired=report))
+
+    def loss(self, round_: int, loss: float) -> None:
+        """The validation loss of the round's state, in nats a token."""
+        report = pb.LossEvaluated(round=round_, loss=loss)
+        self.control.report(pb.ReportRequest(fence=self._now(round_), loss_evaluated=report))
+
+    # Of a round
+
+    def steps_reached(self, round_: int) -> None:
+        """The round has its inner steps here; more follow."""
+        self.control.report(pb.ReportRequest(fence=self._now(round_), steps_reached=pb.StepsReached()))
+
+    def contribution(self, round_: int, contribution: pb.ContributionReady) -> None:
+        """The node's delta of the round can be reduced."""
+        self.control.report(pb.ReportRequest(fence=self._now(round_), contribution_ready=contribution))
+
+    # Of an attempt
+
+    def reduce_complete(self, plan: Plan, complete: pb.ReduceComplete) -> None:
+        """The node has every sealed chunk of the attempt."""
+        self.control.report(pb.ReportRequest(fence=_fence(plan), reduce_complete=complete))
+
+    def orphans_found(self, plan: Plan, here: tuple[tuple[int, bytes], ...]) -> None:
+        """Of the plan's chunks without an owner the node has these, with their digests."""
+        found = pb.OrphansFound(here=[pb.Seal(chunk=c, digest=digest) for c, digest in here])
+        self.control.report(pb.ReportRequest(fence=_fence(plan), orphans_found=found))
 
     def sealed(self, plan: Plan, seal: SealReport, more: bool) -> None:
-        sealed = pb.Seal(chunk=seal.chunk, digest=seal.digest, inputs=bitmap(seal.inputs, len(plan.members)))
-        self.of(plan, seal.since, more, chunks_sealed=pb.ChunksSealed(seals=[sealed]))
+        """The node sealed a chunk; `more`: others follow soon."""
+        entry = pb.Seal(chunk=seal.chunk, digest=seal.digest, inputs=bitmap(seal.inputs, len(plan.members)))
+        report = pb.ChunksSealed(seals=[entry])
+        self.control.report(pb.ReportRequest(fence=_fence(plan, seal.since), chunks_sealed=report), more)
 
     def lost(self, plan: Plan, node: NodeId, sentence: str) -> None:
+        """The connection to a member broke, or it does not do its part."""
         log.warning(f"round {plan.round}, attempt {plan.attempt}: {node}: {sentence}")
-        self.of(plan, peer_unreachable=pb.PeerUnreachable(node_id=node, reason=sentence[:200]))
+        report = pb.PeerUnreachable(node_id=node, reason=sentence[:200])
+        self.control.report(pb.ReportRequest(fence=_fence(plan), peer_unreachable=report))
 
     def forged(self, plan: Plan, node: NodeId, chunk: int) -> None:
+        """The sealed chunk as this member gave it is not the ledger's."""
         log.warning(f"round {plan.round}: chunk {chunk} as {node} gave it is not what the ledger says")
-        self.of(plan, chunk_forged=pb.ChunkForged(node_id=node, chunk=chunk))
+        report = pb.ChunkForged(node_id=node, chunk=chunk)
+        self.control.report(pb.ReportRequest(fence=_fence(plan), chunk_forged=report))
 
     def lacking(self, plan: Plan, chunks: tuple[int, ...]) -> None:
+        """Nobody gave these sealed chunks as the ledger has them."""
         log.warning(f"round {plan.round}: nobody gave {len(chunks)} of its chunks as the ledger has them")
-        self.of(plan, chunks_missing=pb.ChunksMissing(chunks=bitmap(chunks, len(plan.owners))))
+        report = pb.ChunksMissing(chunks=bitmap(chunks, len(plan.owners)))
+        self.control.report(pb.ReportRequest(fence=_fence(plan), chunks_missing=report))
 
     def orphans(self, plan: Plan, here: tuple[tuple[int, bytes], ...]) -> None:
-        pass  # only who contributes holds sealed chunks
+        """Nothing to report: only who contributes holds sealed chunks."""
 
     def held(self, plan: Plan, root: bytes, proven: bool) -> None:
-        pass
+        """Nothing to report, either."""
+
+    def _now(self, round_: int = 0) -> pb.Fence:
+        """The newest view's; 0: of no round."""
+        incarnation, epoch = (0, 0) if self.view is None else (self.view.incarnation, self.view.epoch)
+        return pb.Fence(incarnation=incarnation, epoch=epoch, round=round_)
+
+
+def _fence(plan: Plan, attempt: int | None = None) -> pb.Fence:
+    """The plan's; of an earlier attempt, if one is given."""
+    attempt = plan.attempt if attempt is None else attempt
+    return pb.Fence(incarnation=plan.incarnation, epoch=plan.epoch, round=plan.round, attempt=attempt)
 
 
 def plan_of(wire: pb.Plan) -> Plan:

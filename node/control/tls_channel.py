@@ -12,7 +12,7 @@ import grpc
 from atoll.comm.errors import Refused, Unreachable
 from atoll.comm.invite import Invite, split_host_port
 from atoll.comm.transport.certificates import NAME, pin_of
-from atoll.comm.transport.connection import reason
+from atoll.comm.transport.connection import os_reason
 
 DEADLINE = 10.0  # seconds for the connection and its handshake
 ASK = "ask the operator for a new join URL"
@@ -65,7 +65,7 @@ async def _certificate(address: str) -> bytes | None:
     except ssl.SSLError:
         return None
     except OSError as error:
-        raise Unreachable(reason(error)) from None
+        raise Unreachable(os_reason(error)) from None
     try:
         return writer.get_extra_info("ssl_object").getpeercert(binary_form=True) or b""
     finally:

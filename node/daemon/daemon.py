@@ -10,19 +10,21 @@ import contextlib
 import logging
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, assert_never
 
 import psutil
 
+from atoll.comm.codecs.factory import codec_of
+from atoll.comm.codecs.warm_up import warm_up
+from atoll.comm.cores import take_part
 from atoll.comm.errors import AtollError, Refused
 from atoll.comm.ids import NodeId, Pin
 from atoll.comm.invite import Invite
 from atoll.comm.leases import remaining
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.node import state_machine
-from atoll.node.config import NodeConfig, TrainerSpec
+from atoll.node.config import NodeConfig, TrainerSpec, threads_of
 from atoll.node.daemon import control_socket
 from atoll.node.daemon.outer_loop import OuterLoop, how_far, on_disk
 from atoll.node.daemon.session import CoordinatorSession
@@ -31,8 +33,11 @@ from atoll.node.daemon.state_server import StateServer
 from atoll.node.daemon.trainer_supervisor import TrainerSupervisor
 from atoll.node.data import check_source
 from atoll.node.preflight import check_compiler, check_congestion, check_memory
+from atoll.node.state_machine import effects as ef
+from atoll.node.state_machine import events as ev
+from atoll.node.state_machine.state import Ahead, State, Training
+from atoll.node.state_machine.step import step
 from atoll.node.trainer_channel import (
-    Attach,
     Evaluate,
     Evaluated,
     Finish,
@@ -68,8 +73,8 @@ class Daemon:
 
     def __init__(self, invite: Invite, config: NodeConfig, options: JoinOptions) -> None:
         self._invite, self._config, self._options = invite, config, options
-        self._node = state_machine.Node()
-        self._events: asyncio.Queue[state_machine.Event] = asyncio.Queue()
+        self._state = State()
+        self._events: asyncio.Queue[ev.Event] = asyncio.Queue()
         self._pulse = Pulse()
         self._beat = asyncio.Event()  # the phase changed: tell at once
         self._over = asyncio.Event()
@@ -77,23 +82,25 @@ class Daemon:
         self._heartbeat = 0.0  # seconds between two
         self._tasks: asyncio.TaskGroup
         self._member: CoordinatorSession
-        self._shelf = StateServer()
-        self._kept: OuterLoop | None = None  # from the trainer's first hello on
+        self._server = StateServer()
+        self._loop: OuterLoop | None = None  # from the trainer's first hello on
         self._trainer: Hello | None = None  # the one that is up
-        self._beginning: asyncio.Task[None] | None = None  # makes state_0
+        self._loading: asyncio.Task[None] | None = None  # of state 0, from where the run says
         self._restored = asyncio.Event()  # what is on the disk was loaded
+        self._compiled = asyncio.Event()  # what the run's codec calls
 
     async def run(self) -> None:
-        with claimed(self._options.state_dir):
+        with claimed(self._options.state_dir), take_part():
             await self._story()
 
     async def _story(self) -> None:
         """The story of a node, from join to good-bye."""
-        opened = CoordinatorSession.opened(self._invite, self._config, self._options, self._shelf)
+        opened = CoordinatorSession.opened(self._invite, self._config, self._options, self._server)
         try:
             async with opened as self._member:
                 try:
                     self._heartbeat = (await self._member.join()).heartbeat
+                    self._state = State(stall=self._member.run.members.stall)
                     self._check()
                     self._supervisor = self._make_supervisor()
                     with on_signals(self._over.set):
@@ -103,8 +110,8 @@ class Daemon:
                     await self._member.leave(str(errors.exceptions[0]))
                     raise
         finally:
-            if self._kept is not None:
-                await self._kept.close()
+            if self._loop is not None:
+                await self._loop.close()
 
     def _check(self) -> None:
         """That this machine can do what the run asks of it."""
@@ -124,11 +131,11 @@ class Daemon:
 
     async def _live(self) -> None:
         """Everything a member does at the same time, until the run or the node is over."""
-        rejoined = partial(self._events.put_nowait, state_machine.Rejoined())
+        rejoined = partial(self._events.put_nowait, ev.Rejoined())
         session = self._member.keep(rejoined, self._watch, self._heartbeats)
         try:
             async with asyncio.TaskGroup() as self._tasks:
-                for work in (self._decide(), self._supervisor.run(), session):
+                for work in (self._decide(), self._supervisor.run(), session, self._compile()):
                     self._tasks.create_task(work)
                 await self._over.wait()
                 await self._member.leave("the run is finished" if self._finished else "stopped by its operator")
@@ -144,25 +151,22 @@ class Daemon:
             if view.draining and not draining:
                 log.info("the coordinator stops for a while: training goes on until it is back")
             draining = view.draining
-            if self._kept is not None:
-                self._kept.told(view)
-            self._member.plane.offering.to([(NodeId(d.node_id), d.address, Pin(d.pin)) for d in view.serve])
-            self._events.put_nowait(state_machine.ViewArrived(view))
+            if self._loop is not None:
+                self._loop.follow(view)
+            self._member.plane.offering.offer_to([(NodeId(d.node_id), d.address, Pin(d.pin)) for d in view.serve])
+            self._events.put_nowait(ev.ViewArrived(view))
 
     async def _heartbeats(self) -> None:
         """What this node does, every few seconds and when that changes."""
         me, member = psutil.Process(), self._member
         while True:
             self._beat.clear()
-            node, pulse = self._node, self._pulse
-            training = node.task is not None and node.task.kind in ("train", "ahead")
-            still = time.monotonic() - pulse.at
-            if node.watched and still > 0.7 * self._member.run.members.stall:
-                log.warning(f"the trainer made no progress for {still:.0f} s: it is ended")
-                pulse.at = time.monotonic()
-                self._supervisor.hang_up()
+            # At once: by the time it came out of the queue the trainer might have had another order.
+            self._advance(ev.TrainerSilent(time.monotonic() - self._pulse.at))
+            state, pulse = self._state, self._pulse
+            training = isinstance(state.trainer, Training | Ahead)
             beat = pb.HeartbeatRequest(
-                phase=node.phase,
+                phase=state.phase,
                 round=pulse.round,
                 inner_step=pulse.step,
                 tokens_per_s=pulse.tokens_per_s if training else 0.0,
@@ -171,7 +175,7 @@ class Daemon:
                 bytes_down=member.plane.bytes_down,
                 rss_bytes=me.memory_info().rss,
                 progress=self._recovering,
-                trouble=self._kept.trouble if self._kept is not None else "",
+                trouble=self._loop.trouble if self._loop is not None else "",
             )
             await member.control.heartbeat(beat)
             with contextlib.suppress(TimeoutError):
@@ -182,61 +186,61 @@ class Daemon:
 
     async def _decide(self) -> None:
         while True:
-            event = await self._events.get()
-            before = self._node.phase
-            self._node, effects = state_machine.step(self._node, event)
-            self._member.reports.view = self._node.view
-            for effect in effects:
-                self._act(effect)
-            if self._node.phase != before:
-                self._beat.set()
+            self._advance(await self._events.get())
 
-    def _act(self, effect: state_machine.Effect) -> None:
+    def _advance(self, event: ev.Event) -> None:
+        """Take the event in, and carry out what the machine asks for."""
+        before = self._state.phase
+        self._state, effects = step(self._state, event)
+        self._member.reports.view = self._state.view
+        for effect in effects:
+            self._act(effect)
+        if self._state.phase != before:
+            self._beat.set()
+
+    def _act(self, effect: ef.Effect) -> None:
+        reports = self._member.reports
         match effect:
-            case state_machine.Initialise():
-                self._pulse.at = time.monotonic()
-                if self._member.run.init_from:
-                    if self._beginning is None or self._beginning.done():  # else the trainer died meanwhile
-                        self._beginning = self._spawn(self._begin())
-                else:
-                    log.info("first member: initialises the model")
-                    self._supervisor.send(Initialise(self._member.run.seed))
-            case state_machine.Train():
+            case ef.Initialise():
+                self._initialise()
+            case ef.Train():
                 self._train(effect)
-            case state_machine.Evaluate(round_):
+            case ef.Evaluate(round_):
                 self._pulse.at = time.monotonic()
                 self._supervisor.send(Evaluate(round_))
-            case state_machine.FinishTraining(round_):
+            case ef.FinishTraining(round_):
                 self._supervisor.send(Finish(round_))
-            case state_machine.StartReduce(plan):
-                assert self._node.ready is not None
-                self._keeper.reduce(plan, self._member.me, self._node.ready)
-            case state_machine.Prove(view):
-                self._keeper.part.prove(view.plan.round, view.ledger)
-            case state_machine.StopReduce():
-                self._keeper.part.stop()
-            case state_machine.Apply(view):
-                self._spawn(self._keeper.apply(view))
-            case state_machine.Recover():
-                self._spawn(self._keeper.recover(effect))
-            case state_machine.FallBack():
-                self._spawn(self._keeper.fall_back())
-            case state_machine.Renumber(round_):
-                self._spawn(self._keeper.renumber(round_))
-            case state_machine.ReportLayout():
-                keeper = self._keeper
-                numel, sizes = keeper.hello.numel, keeper.outer.chunks.fragments
-                layout = pb.LayoutReported(numel=numel, digest=keeper.layout_digest, fragments=sizes)
-                self._member.reports.of_round(0, layout_reported=layout)
-            case state_machine.ReportState(round_, digest):
-                self._member.reports.of_round(0, state_reported=pb.StateReported(round=round_, digest=digest))
-            case state_machine.ReportReached(round_):
-                self._member.reports.of_round(round_, steps_reached=pb.StepsReached())
-            case state_machine.ReportReady(ready):
-                self._keeper.ready(ready, lambda: state_machine.still_ready(self._node, ready))
-            case state_machine.ReportEvaluated(round_, loss):
-                self._member.reports.of_round(round_, loss_evaluated=pb.LossEvaluated(round=round_, loss=loss))
-            case state_machine.RunFinished():
+            case ef.EndTrainer(seconds):
+                log.warning(f"the trainer made no progress for {seconds:.0f} s: it is ended")
+                self._pulse.at = time.monotonic()
+                self._supervisor.hang_up()
+            case ef.Encode(work):
+                self._outer_loop.encode(work)
+            case ef.StartReduce(plan, work):
+                self._outer_loop.start_reduce(plan, work)
+            case ef.Prove(view):
+                self._outer_loop.verify_seals(view)
+            case ef.StopReduce():
+                self._outer_loop.stop_reduce()
+            case ef.Apply(view):
+                self._spawn(self._outer_loop.apply(view))
+            case ef.Recover():
+                self._spawn(self._outer_loop.recover(effect))
+            case ef.FallBack():
+                self._spawn(self._outer_loop.fall_back())
+            case ef.Renumber(view):
+                self._spawn(self._outer_loop.renumber(view))
+            case ef.ReportLayout(layout):
+                reports.layout(layout)
+            case ef.ReportState(round_, digest):
+                reports.state(round_, digest)
+            case ef.ReportReached(round_):
+                reports.steps_reached(round_)
+            case ef.ReportReady(round_, contribution):
+                reports.contribution(round_, contribution)
+            case ef.ReportEvaluated(round_, loss):
+                reports.loss(round_, loss)
+            case ef.RunFinished():
                 if not self._finished:
                     log.info("the run is finished")
                 self._finished = True
@@ -244,18 +248,24 @@ class Daemon:
             case _:
                 assert_never(effect)
 
-    def _train(self, effect: state_machine.Train) -> None:
-        order, carried = effect.order, effect.carried
+    def _initialise(self) -> None:
+        self._pulse.at = time.monotonic()
+        if not self._member.run.init_from:
+            log.info("first member: initialises the model")
+            self._supervisor.send(Initialise(self._member.run.seed))
+        elif self._loading is None or self._loading.done():  # else the trainer died meanwhile
+            self._loading = self._spawn(self._load())
+
+    def _train(self, effect: ef.Train) -> None:
+        order, carried = effect.view.train, effect.carried
         if effect.on:
             self._pulse.at = time.monotonic()
         else:
             self._pulse = Pulse(time.monotonic(), 0, order.round, loss=self._pulse.loss)
-        kept = effect.kept or (effect.on and self._node.in_turns)
-        self._keeper.train_anew(self._node.view, owed=carried > 0 or kept)
+        self._outer_loop.begin_training(effect)
         more = f", on top of {carried} samples of before" if carried else ""
         begun = ", some of which it has taken" if effect.on else ""
         log.info(f"round {order.round}: {order.steps} inner steps{begun}{more}")
-        lease = remaining([(r.first, r.count) for r in order.lease], carried)
         train = Train(
             order.round,
             order.steps,
@@ -263,8 +273,8 @@ class Daemon:
             order.ceiling,
             order.tokens,
             order.fleet,
-            lease,
-            resume=carried > 0 or effect.kept,
+            lease=remaining([(r.first, r.count) for r in order.lease], carried),
+            resume=effect.resume,
             on=effect.on,
             rebased=effect.rebased,
         )
@@ -279,20 +289,16 @@ class Daemon:
         match message:
             case Hello():
                 self._attach(message)
-                self._spawn(self._trainer_is_up(message))
+                self._spawn(self._announce_trainer(message))
             case Initialised():
-                self._spawn(self._keeper.initialised())
-            case Progress(round_, step, loss, tokens_per_s):
-                self._pulse = Pulse(time.monotonic(), step, round_, tokens_per_s, loss)
+                self._spawn(self._outer_loop.initialised())
+            case Progress(round_, step_, loss, tokens_per_s):
+                self._pulse = Pulse(time.monotonic(), step_, round_, tokens_per_s, loss)
             case Reached(round_):
-                self._events.put_nowait(state_machine.TrainerReached(round_))
-                self._spawn(self._keeper.inspect(round_))
-            case Ready(round_, steps, loss, samples, norm, ahead):
-                self._events.put_nowait(state_machine.TrainerReady(round_, steps, samples, loss, norm, ahead))
-            case Waits(round_):
-                self._events.put_nowait(state_machine.TrainerWaits(round_))
-            case Evaluated(round_, loss):
-                self._events.put_nowait(state_machine.TrainerEvaluated(round_, loss))
+                self._events.put_nowait(message)
+                self._spawn(self._outer_loop.inspect(round_))
+            case Ready() | Waits() | Evaluated():
+                self._events.put_nowait(message)
             case Told(sentence):
                 log.info(sentence)
             case TrainerSaysNo(sentence):
@@ -300,83 +306,91 @@ class Daemon:
             case _:
                 assert_never(message)
 
-    async def _trainer_is_up(self, hello: Hello) -> None:
-        """The machine hears of it when it knows what the disk has brought back."""
+    async def _compile(self) -> None:
+        """While the trainer loads, and the heartbeats say that this node lives."""
+        await asyncio.to_thread(warm_up, codec_of(self._member.run), log.info)
+        self._compiled.set()
+
+    async def _announce_trainer(self, hello: Hello) -> None:
+        """The machine hears of it when it knows what the disk has brought back, and its peers need not wait for a
+        compiler."""
         self._trainer = hello
         await self._restored.wait()
+        await self._compiled.wait()
         if self._trainer is hello:
-            self._events.put_nowait(state_machine.TrainerUp())
+            self._events.put_nowait(ev.TrainerUp(self._outer_loop.layout))
 
     def _on_trainer_down(self) -> None:
         self._trainer = None
-        self._events.put_nowait(state_machine.TrainerDown())
+        self._events.put_nowait(ev.TrainerDown())
 
     def _attach(self, hello: Hello) -> None:
         """Give the trainer its vectors; allocate them at its first hello."""
-        if self._kept is None:
-            self._kept = self._make_keeper(hello)
-            self._node = replace(self._node, in_turns=self._kept.outer.chunks.fragment_count > 1)
-            self._spawn(self._restore(self._kept))
+        if self._loop is None:
+            self._loop = self._make_outer_loop(hello)
+            self._spawn(self._restore(self._loop))
             log.info(f"the trainer is up: {hello.numel:,} parameters on {hello.ranks} local ranks")
-        elif self._kept.hello.layout != hello.layout:
+        elif self._loop.hello.layout != hello.layout:
             raise Refused("the trainer came back with another model than it had before")
-        vectors = self._kept.outer.vectors
-        self._supervisor.send(Attach(vectors.path("anchor"), vectors.path("local"), hello.numel))
+        self._supervisor.send(self._loop.attachment)
 
-    # What it keeps of the run
+    # The outer loop
 
     @property
-    def _keeper(self) -> OuterLoop:
-        assert self._kept is not None, "the machine moves no state before the trainer's first hello"
-        return self._kept
+    def _outer_loop(self) -> OuterLoop:
+        assert self._loop is not None, "the machine moves no state before the trainer's first hello"
+        return self._loop
 
-    def _make_keeper(self, hello: Hello) -> OuterLoop:
-        return OuterLoop(self._member, hello, self._shelf, self._events.put_nowait, self._spawn)
+    def _make_outer_loop(self, hello: Hello) -> OuterLoop:
+        return OuterLoop(self._member, hello, self._server, self._events.put_nowait, self._spawn)
 
-    async def _restore(self, keeper: OuterLoop) -> None:
-        await keeper.restore()
+    async def _restore(self, outer_loop: OuterLoop) -> None:
+        await outer_loop.restore()
         self._restored.set()
 
-    async def _begin(self) -> None:
-        """Make state_0 of what the run's config says."""
+    async def _load(self) -> None:
+        """Make state 0 of what the run's config says."""
 
         def progress(share: float) -> None:
             self._pulse = Pulse(time.monotonic(), int(100 * share))
 
         try:
-            await self._keeper.begin(progress)
+            await self._outer_loop.load_initial(progress)
         except AtollError as error:
             await self._member.leave(str(error))  # at once: it is another's turn
             raise
 
     @property
     def _recovering(self) -> str:
-        """How far that is, in words."""
-        standing = self._kept.recovering if self._kept is not None else None
-        return "" if standing is None else str(standing)
+        """The progress of a recovery that is under way, in words."""
+        recovery = self._loop.recovering if self._loop is not None else None
+        return "" if recovery is None else str(recovery)
 
     # For `atoll node status`
 
     def status(self) -> dict[str, Any]:
-        view, node, kept = self._node.view, self._node, self._kept
+        view, state, outer_loop = self._state.view, self._state, self._loop
+        threads, why = threads_of(self._config)
         return {
             "node_id": self._member.me,
             "name": self._options.name,
             "run": self._invite.run,
-            "phase": node.phase,
-            "round": max(node.round, 0),
+            "phase": state.phase,
+            "round": max(state.round, 0),
             "inner_step": self._pulse.step,
             "tokens_per_s": self._pulse.tokens_per_s,
             "loss": self._pulse.loss,
             "recovering": self._recovering,
-            "recovery": how_far(kept.recovering) if kept is not None else None,
-            "recovery_trouble": kept.stranded if kept is not None else "",
+            "recovery": how_far(outer_loop.recovering) if outer_loop is not None else None,
+            "recovery_trouble": outer_loop.stranded if outer_loop is not None else "",
             "coordinator_away_s": self._member.control.away,
             "run_phase": view.phase if view is not None else "",
             "run_reason": view.reason if view is not None else "",
             "bytes_up": self._member.plane.bytes_up,
             "bytes_down": self._member.plane.bytes_down,
-            **on_disk(kept),
+            "threads": threads,
+            "threads_reason": why,
+            **on_disk(outer_loop),
         }
 
     def leave(self) -> None:

@@ -1,8 +1,9 @@
-"""What a node keeps of a run, from its trainer's first hello on: the outer state, in memory and on disk, and its
-part in the reduces.
+"""The node's outer loop, from its trainer's first hello on: the outer state, in memory and on disk, and the
+participation in the reduces.
 
-Moves the state when it is told to - apply, recover, renumber, begin - in one worker thread, and says where it
-stands then. The machine (`atoll.node.state_machine`) decides when; nothing here does.
+The daemon calls it by these: `restore` and `close`; `encode`, `start_reduce`, `stop_reduce`, `verify_seals`; and
+`apply`, `recover`, `fall_back`, `renumber`, `load_initial`, which move the state in one worker thread and emit
+`StateMoved` or `MoveFailed`. The machine (`atoll.node.state_machine`) decides when; nothing here does.
 """
 
 import asyncio
@@ -11,7 +12,6 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,8 +24,8 @@ from atoll.comm.ids import NodeId, Pin, Round
 from atoll.comm.plan import Plan
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.transport.bandwidth import sample_round_trips
-from atoll.node import state_machine
-from atoll.node.checkpoint.checkpointer import Checkpointer, CheckpointLocation
+from atoll.node.checkpoint.checkpoint_files import CheckpointLocation
+from atoll.node.checkpoint.checkpointer import Checkpointer
 from atoll.node.checkpoint.disk_budget import DiskBudget
 from atoll.node.checkpoint.initial_state import InitialStateLoader
 from atoll.node.checkpoint.run_manifest import RunManifest
@@ -34,20 +34,23 @@ from atoll.node.control.reports import Reports, plan_of
 from atoll.node.daemon.round import RoundParticipation
 from atoll.node.daemon.session import CoordinatorSession
 from atoll.node.daemon.state_server import StateServer
-from atoll.node.outer.layout import stretches
-from atoll.node.outer.method import adopt_of, feedback_of, left_out_of, schedule_of, sealing_of
-from atoll.node.outer.repair import mend
+from atoll.node.outer.layout import fragments_and_chunks
+from atoll.node.outer.method import anchor_adoption, error_feedback, left_out_adoption, outer_schedule, seal_format
+from atoll.node.outer.repair import ChunkCondition, repair_chunk
 from atoll.node.outer.residual import Residual
 from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.outer.staleness import StalenessTracker
 from atoll.node.outer.state import OuterState
 from atoll.node.recovery.recovery import Donor, DonorsSilent, RecoveryProgress, RoundMovedOn, Target, recover
-from atoll.node.trainer_channel import Hello
+from atoll.node.state_machine import effects as ef
+from atoll.node.state_machine import events as ev
+from atoll.node.state_machine.state import Work
+from atoll.node.trainer_channel import Attach, Hello
 
-Emit = Callable[[state_machine.Event], None]
+Emit = Callable[[ev.Event], None]
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
-SOON, SELDOM = 0.2, 3.0  # seconds between two tries to recover: at least, and where nobody answers
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 3.0  # seconds between two tries to recover; the longest where nobody answers
 
 log = logging.getLogger("atoll.node")
 
@@ -56,40 +59,40 @@ class OuterLoop:
     """Allocates the vectors that the trainer attaches. `restore` it, `close` it."""
 
     def __init__(
-        self, member: CoordinatorSession, hello: Hello, shelf: StateServer, emit: Emit, spawn: Spawn
+        self, member: CoordinatorSession, hello: Hello, server: StateServer, emit: Emit, spawn: Spawn
     ) -> None:
-        """`shelf`: to be filled for peers; `emit` hands the machine an event; `spawn` starts a task."""
+        """`server`: to be filled for peers; `emit` hands the machine an event; `spawn` starts a task."""
         self._member, self._run, self._config = member, member.run, member.config
         self._emit, self._spawn, self.hello = emit, spawn, hello
         self._worker = ThreadPoolExecutor(1, "arithmetic")
-        vectors = SharedVectors.create(hello.numel, member.options.state_dir, whose=self._whose())
-        fragments, chunks = stretches(self._run, hello.layout)
+        vectors = SharedVectors.create(hello.numel, member.options.state_dir, owner=self._whose())
+        fragments, chunks = fragments_and_chunks(self._run, hello.layout)
         self.codec = make_codec(self._run.reduce.codec, self._run.reduce.block, self._run.reduce.scales)
         gap = StalenessTracker(FragmentSchedule(chunks.fragment_count)) if self._run.outer.damping else None
-        sealing, schedule = sealing_of(self._run, *fragments), schedule_of(self._run)
-        self.outer = OuterState(vectors, chunks, sealing, schedule, gap, left_out_of(self._run.outer))
+        sealing, schedule = seal_format(self._run, *fragments), outer_schedule(self._run)
+        self.outer = OuterState(vectors, chunks, sealing, schedule, gap, left_out_adoption(self._run.outer))
         place = self._place(chunks.fragment_count)
         self.durable = Checkpointer(self.outer, member.plane.peers.buffers.give, place)
-        self._shelf = shelf
-        shelf.fill(self.outer, self.durable)
+        self._server = server
+        server.fill(self.outer, self.durable)
         self.uploads: Uploader | None = None  # where the run has a remote store
         self._residual: Residual | None = None  # with error feedback
-        if (feedback := feedback_of(self._run.outer)) is not None:
+        if (feedback := error_feedback(self._run.outer)) is not None:
             where = None if place is None else (place.folder, place.run)
             self._residual = Residual(feedback, vectors, chunks, self.codec, where)
-        self.part = RoundParticipation(
+        self.participation = RoundParticipation(
             member.plane,
             self.outer,
             self.codec,
-            [sealing_of(self._run, fragment) for fragment in fragments],
+            [seal_format(self._run, fragment) for fragment in fragments],
             hello.layout,
             self._residual,
-            _Outcome(self, member.reports),
+            ReduceReports(self, member.reports),
             self.compute,
             spawn,
         )
         self._unwritten = False  # the state came from an earlier daemon's memory, and its disk had an older one
-        self.stranded, self._pause = "", SOON  # why it cannot recover, and seconds until it tries again
+        self.stranded, self._pause = "", SHORTEST_PAUSE  # why it cannot recover, and seconds until it tries again
         self.recovering: RecoveryProgress | None = None  # how far that is, while it is under way
         if self._run.checkpoint.remote and place is not None:
             self.uploads = self._begin_uploads(place)
@@ -119,6 +122,18 @@ class OuterLoop:
         return f"{self._member.mark.hex()} {self.layout_digest.hex()} {self._run.reduce.chunk}"
 
     @property
+    def layout(self) -> pb.LayoutReported:
+        """The trainer's model, as the coordinator compares it between nodes."""
+        fragments = self.outer.chunks.fragments
+        return pb.LayoutReported(numel=self.hello.numel, digest=self.layout_digest, fragments=fragments)
+
+    @property
+    def attachment(self) -> Attach:
+        """Where the trainer finds its vectors."""
+        vectors = self.outer.vectors
+        return Attach(vectors.path("anchor"), vectors.path("local"), self.hello.numel)
+
+    @property
     def layout_digest(self) -> bytes:
         return hashlib.blake2b(msgspec.json.encode(self.hello.layout), digest_size=16).digest()
 
@@ -130,22 +145,22 @@ class OuterLoop:
         folder = self._member.options.state_dir / "outer" / mark.hex()
         about, every = RunManifest(self._run, config.model), self._run.checkpoint.every * parts
         limit = DiskBudget.of(config.disk * 1e9, hello.numel, self._run.inner.optimizer).outer
-        return CheckpointLocation(folder, mark, hello.layout, every, limit, about=about)
+        return CheckpointLocation(folder, mark, hello.layout, every, limit, manifest=about)
 
     def _begin_uploads(self, place: CheckpointLocation) -> Uploader:
         """For when it is this node's turn."""
         spare = self._member.plane.peers.spare.take
         uploads = Uploader(place.folder, self._run.checkpoint, spare, self._config.files)
-        self.durable.on_snapshot = uploads.taken
+        self.durable.on_snapshot(uploads.taken)
         self._spawn(uploads.run())
         return uploads
 
-    def told(self, view: pb.View) -> None:
-        """What the coordinator asks of this node's disk."""
-        self.durable.keeps = view.keeps
+    def follow(self, view: pb.View) -> None:
+        """Do what the view asks of this node's disk: take snapshots or not, send checkpoints or not."""
+        self.durable.take_snapshots(view.keeps)
         if self._unwritten and view.committed == self.outer.round:
             self._unwritten = False
-            self.durable.settled(view.committed, view.tokens)
+            self.durable.finalized(view.committed, view.tokens)
         if self.uploads is not None:
             self.uploads.turn = view.upload
             if view.state_digest:
@@ -156,125 +171,123 @@ class OuterLoop:
     async def restore(self) -> None:
         """Begin with what an earlier life left on the disk, or had fetched since."""
         outer, began = self.outer, time.monotonic()
-        await self.compute(partial(self.durable.restore, whole=False))
+        await self.compute(partial(self.durable.restore, keep_newer=True))
         outer.resume()
-        round_, on_disk = outer.round, outer.round <= self.durable.proven
+        round_, on_disk = outer.round, outer.round <= self.durable.durable_round
         where = "on this node's disk" if on_disk else "still in this node's memory"
         self._unwritten = not on_disk
         if self._residual is not None:
             self._residual.restore()
-            if self._residual.at:
-                log.info(f"what the wire had left out after round {self._residual.at} is on this node's disk")
-        self._tell_spoiled()
+            if self._residual.round:
+                log.info(f"what the wire had left out after round {self._residual.round} is on this node's disk")
+        self._report_spoiled()
         if round_ >= 0:
             digest_ = await self._settle()
             took = time.monotonic() - began
             log.info(f"the state of round {round_} is {where}: loaded in {took:.1f} s")
-            self._emit(state_machine.StateMoved(round_, digest_))
+            self._emit(ev.StateMoved(round_, digest_))
 
     async def fall_back(self) -> None:
         """Take the state that the disk brings back, though newer chunks are here: nobody has their others now."""
-        round_ = await self.compute(self.durable.restore) if self.durable.proven >= 0 else -1
+        round_ = await self.compute(self.durable.restore) if self.durable.durable_round >= 0 else -1
         if round_ < 0:
-            self._emit(state_machine.MoveFailed(self.outer.round))
+            self._emit(ev.MoveFailed(self.outer.round))
             return
         log.info(f"nobody has the newest state any more: goes back to that of round {round_}, on this node's disk")
-        self._emit(state_machine.StateMoved(round_, await self._settle()))
+        self._emit(ev.StateMoved(round_, await self._settle()))
 
-    async def begin(self, progress: Callable[[float], None]) -> None:
-        """Make state_0 of what the run's config says. `progress` is told how much is done, 0 to 1."""
+    async def load_initial(self, progress: Callable[[float], None]) -> None:
+        """Make state 0 of what the run's config names; calls `progress` with the share that is done, 0 to 1."""
         outer, url, config = self.outer, self._run.init_from, self._config
         log.info(f"first member: the run begins with {url}")
         model = None if config.model else self._run.model
         anchor, momentum = outer.vectors.anchor, outer.vectors.momentum
         loading = InitialStateLoader(self.hello.layout, model, anchor, momentum, progress, config.files)
-        outer.emptied()
+        outer.clear()
         begun = await self.compute(lambda: loading.load(url, self._run.init_momentum))
         log.info(f"state 0 is {begun.what}")
         await self.initialised(begun.momentum)
 
     async def initialised(self, momentum: bool = False) -> None:
-        """The anchor is state_0's."""
-        self.durable.doubt()  # it may have one that was made before, and went with all others who had it
-        await self.compute(lambda: self.outer.initialised(momentum))
+        """Settle state 0, whose anchor is written."""
+        self.durable.distrust()  # it may have one that was made before, and went with all others who had it
+        await self.compute(lambda: self.outer.initialise(momentum))
         await self._settled(0, alone=True)
 
     async def apply(self, view: pb.View) -> None:
         """Step by what the committed round has sealed, if all of it is here."""
-        outer, sealed = self.outer, self.part.sealed(view.sealed)
+        outer, sealed = self.outer, self.participation.sealed(view.sealed)
         if sealed is None:
-            self._emit(state_machine.MoveFailed(outer.round))
+            self._emit(ev.MoveFailed(outer.round))
             return
-        self.part.stop()
-        keep, fragment = self.part.keep(view), outer.turns.fragment(view.committed)
+        self.participation.stop()
+        keep, fragment = self.participation.keep(view), outer.fragment_schedule.fragment(view.committed)
 
         def work() -> None:
             if keep is not None:
                 keep()
             for c, payload in zip(outer.chunks.fragment_range(fragment), sealed.chunks, strict=True):
                 outer.apply(c, payload)
-            outer.pass_over(view.committed)
+            outer.advance_unchanged(view.committed)
             if outer.chunks.fragment_count > 1:
-                outer.take(fragment, adopt_of(self._run.overlap))
+                outer.adopt_fragment(fragment, anchor_adoption(self._run.overlap))
 
-        if self.part.members == 2:
+        if self.participation.members == 2:
             await self.inspect(view.committed)  # no majority could tell who is right
         await self.compute(work)
-        self.durable.committed(view.committed, sealed.chunks, sealed.digests)
-        self.part.forget()
+        self.durable.record_round(view.committed, sealed.chunks, sealed.digests)
+        self.participation.forget()
         await self._settled(view.tokens)
 
     async def inspect(self, round_: int) -> None:
         """Look whether what the round exchanges of the state is what it was, and mend it."""
         outer = self.outer
-        chunks = outer.chunks.fragment_range(outer.turns.fragment(round_))
-        found = {c: await self.compute(partial(mend, outer, self.durable, c)) for c in chunks}
-        wrong = [c for c, mended in found.items() if mended is not None]
+        chunks = outer.chunks.fragment_range(outer.fragment_schedule.fragment(round_))
+        found = {c: await self.compute(partial(repair_chunk, outer, self.durable, c)) for c in chunks}
+        wrong = [c for c, condition in found.items() if condition is not ChunkCondition.INTACT]
         if wrong:
-            whole = all(found[c] for c in wrong)
+            whole = all(found[c] is ChunkCondition.REPAIRED for c in wrong)
             how = "mended from the disk" if whole else "the disk cannot mend them"
             log.warning(f"chunks {wrong} of the state of round {outer.round} changed in memory: {how}")
-            mended = pb.StateRepaired(round=outer.round, chunks=len(wrong), whole=whole)
-            self._member.reports.of_round(0, state_repaired=mended)
-        self._tell_spoiled()
+            self._member.reports.repaired(outer.round, len(wrong), whole)
+        self._report_spoiled()
 
-    def _tell_spoiled(self) -> None:
-        if files := self.durable.spoiled():
+    def _report_spoiled(self) -> None:
+        if files := self.durable.newly_damaged():
             round_ = self.outer.round
-            mended = pb.StateRepaired(round=max(round_, 0), chunks=len(files), whole=round_ >= 0, disk=True)
-            self._member.reports.of_round(0, state_repaired=mended)
+            self._member.reports.repaired(max(round_, 0), len(files), round_ >= 0, disk=True)
 
-    async def recover(self, order: state_machine.Recover) -> None:
+    async def recover(self, order: ef.Recover) -> None:
         """Get the newest state from its holders."""
         outer, view, plane = self.outer, order.view, self._member.plane
-        self.part.stop()
-        keep = self.part.keep(view)
-        self.part.forget()
+        self.participation.stop()
+        keep = self.participation.keep(view)
+        self.participation.forget()
         if keep is not None:
             await self.compute(keep)
         if order.differs:
             log.warning(f"its state of round {view.committed} is not the run's: fetches the chunks that differ")
             outer.distrust()
-            self.durable.doubt()
+            self.durable.distrust()
         if order.rebase:
-            await self.compute(outer.set_aside)
+            await self.compute(outer.set_work_aside)
         donors = tuple(Donor(NodeId(d.node_id), d.address, Pin(d.pin), d.name) for d in view.donors)
         target = Target(Round(view.committed), view.state_digest, donors)
         started, before = time.monotonic(), plane.bytes_down
         try:
-            took = await recover(plane, outer, target, self._worker, self._on_recovery)
+            stats = await recover(outer, target, plane, self._worker, self._on_recovery)
         except RoundMovedOn as moved:
             await asyncio.sleep(self._again(moved))  # the next view may name other donors
-            self._emit(state_machine.MoveFailed(outer.round))
+            self._emit(ev.MoveFailed(outer.round))
             return
         finally:
             self.recovering = None
         size, seconds = plane.bytes_down - before, time.monotonic() - started
-        for round_, chunks in took.sealed.items():
+        for round_, chunks in stats.sealed_rounds.items():
             payloads = [np.frombuffer(chunk.payload, np.uint8) for chunk in chunks]
-            self.durable.committed(round_, payloads, [chunk.digest for chunk in chunks])
+            self.durable.record_round(round_, payloads, [chunk.digest for chunk in chunks])
         log.info(
-            f"has the state of round {view.committed}: fetched {took.fetched} of {took.of} chunks, "
+            f"has the state of round {view.committed}: fetched {stats.fetched} of {stats.chunks} chunks, "
             f"{size / 1e6:.2f} MB in {seconds:.2f} s"
         )
         await self._settled(view.tokens)
@@ -284,135 +297,134 @@ class OuterLoop:
         seconds to try again."""
         if not isinstance(moved, DonorsSilent):
             log.info(f"recovering: {moved}; trying again")
-            self.stranded, self._pause = "", SOON
-            return SOON
+            self.stranded, self._pause = "", SHORTEST_PAUSE
+            return SHORTEST_PAUSE
         if str(moved) != self.stranded:
             log.warning(f"recovering: {moved}; trying again until somebody does")
-        self.stranded, self._pause = str(moved), min(2 * self._pause, SELDOM)
+        self.stranded, self._pause = str(moved), min(2 * self._pause, LONGEST_PAUSE)
         return self._pause
 
-    def _on_recovery(self, standing: RecoveryProgress) -> None:
-        self.recovering = standing
+    def _on_recovery(self, recovery: RecoveryProgress) -> None:
+        self.recovering = recovery
 
-    async def renumber(self, round_: int) -> None:
-        """The rounds after this node's, up to `round_`, are void."""
-        outer, view = self.outer, self._member.reports.view
+    async def renumber(self, view: pb.View) -> None:
+        """Give the state the number of the view's committed round: the rounds in between are void."""
+        outer, round_ = self.outer, view.committed
         log.info(
             f"the rounds after {outer.round} up to {round_} are void: goes on from the state of {outer.round}"
         )
-        self.durable.renumbered(outer.round)
+        self.durable.drop_rounds_after(outer.round)
         await self.compute(lambda: outer.renumber(round_))
-        await self._settled(view.tokens if view is not None else 0, alone=True)
+        await self._settled(view.tokens, alone=True)
 
     async def _settled(self, tokens: int, alone: bool = False) -> None:
         """The state stands still again, with so many tokens committed. `alone`: no peer had it before."""
         digest_ = await self._settle()
-        self.durable.settled(self.outer.round, tokens, alone)
-        self._emit(state_machine.StateMoved(self.outer.round, digest_))
+        self.durable.finalized(self.outer.round, tokens, alone)
+        self._emit(ev.StateMoved(self.outer.round, digest_))
 
     async def _settle(self) -> bytes:
-        digest_: bytes = await self.compute(self.outer.settle)
-        self.stranded, self._pause = "", SOON  # however the state came
-        self._shelf.settled()
+        digest_: bytes = await self.compute(self.outer.finalize)
+        self.stranded, self._pause = "", SHORTEST_PAUSE  # however the state came
+        self._server.settled()
         return digest_
 
     # The reduce
 
-    def train_anew(self, view: pb.View | None, owed: bool) -> None:
-        """New inner steps begin, `owed`: on top of some that are, if only of other fragments."""
-        if view is not None and (keep := self.part.keep(view)) is not None:
+    def begin_training(self, order: ef.Train) -> None:
+        """Forget what was encoded of the steps before: those that begin are encoded anew."""
+        if (keep := self.participation.keep(order.view)) is not None:
             self._spawn(self.compute(keep))
-        self.part.forget()  # what comes of these steps is encoded anew
-        if self.outer.gap is not None and not owed:
-            self.outer.gap.begun()
+        self.participation.forget()
+        if self.outer.staleness is not None and not order.owed:
+            self.outer.staleness.restart()
 
-    def ready(self, ready: state_machine.Work, still: Callable[[], bool]) -> None:
-        """Encode what this node brings to a round, and say that it is ready, if `still` says so by then."""
-        self.durable.make_room()
-        self.part.encode(ready)
-        if self._run.outer.clip or self.durable.behind(ready.round - 1):
-            self._spawn(self._report_in_time(ready, still))
+    def encode(self, work: Work) -> None:
+        """Begin to encode what this node brings to a round, and emit `Encoded`: once the disk has the round
+        before; and where deltas are clipped, with the norm of what was encoded."""
+        self.durable.release_buffers()
+        self.participation.encode(work)
+        if self._run.outer.clip or self.durable.is_pending(work.round - 1):
+            self._spawn(self._emit_in_time(work))
         else:
-            self._report(ready)
+            self._emit_encoded(work, work.norm)
 
-    async def _report_in_time(self, ready: state_machine.Work, still: Callable[[], bool]) -> None:
-        """Once the disk has the last round; and where deltas are clipped, with the norm of what was encoded."""
-        await self.durable.caught_up(ready.round - 1)
-        norm = await self.part.norm(ready) if self._run.outer.clip else ready.norm
-        if norm is not None and still():
-            self._report(replace(ready, norm=norm))
+    async def _emit_in_time(self, work: Work) -> None:
+        await self.durable.wait_durable(work.round - 1)
+        norm = await self.participation.norm(work) if self._run.outer.clip else work.norm
+        if norm is not None:
+            self._emit_encoded(work, norm)
 
-    def _report(self, ready: state_machine.Work) -> None:
-        report = pb.ContributionReady(
-            steps=ready.steps,
-            samples=ready.samples,
-            loss=ready.loss,
-            delta_norm=ready.norm,
-            front=ready.front,
-            damping=1.0 if self.outer.gap is None else self.outer.gap.damping(ready.round),
-            fresh=ready.fresh,
-        )
-        self._member.reports.of_round(ready.round, contribution_ready=report)
+    def _emit_encoded(self, work: Work, norm: float) -> None:
+        damping = 1.0 if self.outer.staleness is None else self.outer.staleness.damping(work.round)
+        self._emit(ev.Encoded(work, norm, damping))
 
-    def reduce(self, wire: pb.Plan, me: NodeId, ready: state_machine.Work) -> None:
-        """Take part under this plan."""
-        self.part.begin(plan_of(wire), me, ready)
+    def start_reduce(self, wire: pb.Plan, work: Work) -> None:
+        """Take part in the round's reduce under this plan, or go on under it."""
+        self.participation.begin(plan_of(wire), self._member.me, work)
 
-    def held(self, plan: Plan, root: bytes, proven: bool) -> None:
-        """Every sealed chunk is here; `proven`: and is the ledger's."""
+    def stop_reduce(self) -> None:
+        """Leave the reduce under way, if there is one."""
+        self.participation.stop()
+
+    def verify_seals(self, view: pb.View) -> None:
+        """Compare the sealed chunks that are here with the ledger's digests, which the view has."""
+        self.participation.prove(view.plan.round, view.ledger)
+
+    def complete_reduce(self, plan: Plan, root: bytes, proven: bool) -> None:
+        """Report that every sealed chunk is here; `proven`: and is the ledger's."""
         peers = self._member.plane.peers
-        self._emit(state_machine.ReduceHeld((plan.round, plan.attempt), root))
-        held = pb.ReduceComplete(
+        self._emit(ev.ReduceHeld((plan.round, plan.attempt), root))
+        complete = pb.ReduceComplete(
             digest=root,
             proven=proven,
-            bytes_up=self.part.bytes_up,
-            bytes_down=self.part.bytes_down,
-            rate_up=peers.up,
-            rate_down=peers.down,
-            rate_inside=peers.inside,
-            rate_outside=peers.outside,
+            bytes_up=self.participation.bytes_up,
+            bytes_down=self.participation.bytes_down,
+            rate_up=peers.rate_up,
+            rate_down=peers.rate_down,
+            rate_inside=peers.estimator.rate_inside,
+            rate_outside=peers.estimator.rate_outside,
         )
         for node, seconds_ in sample_round_trips(peers.round_trips()).items():
-            held.round_trips.add(node_id=node, seconds=seconds_)
-        self._member.reports.of(plan, reduce_complete=held)
+            complete.round_trips.add(node_id=node, seconds=seconds_)
+        self._member.reports.reduce_complete(plan, complete)
 
 
-def on_disk(keeper: OuterLoop | None) -> dict[str, Any]:
-    """What is kept where, for `atoll node status`."""
-    durable = keeper.durable if keeper is not None else None
-    uploads = keeper.uploads if keeper is not None else None
+def on_disk(outer_loop: OuterLoop | None) -> dict[str, Any]:
+    """The rounds on this node's disk and in the remote store, for `atoll node status`."""
+    durable = outer_loop.durable if outer_loop is not None else None
+    uploads = outer_loop.uploads if outer_loop is not None else None
     return {
-        "disk_round": durable.proven if durable is not None else -1,
-        "disk_bytes": durable.size if durable is not None else 0,
+        "disk_round": durable.durable_round if durable is not None else -1,
+        "disk_bytes": durable.disk_bytes if durable is not None else 0,
         "disk_trouble": durable.trouble if durable is not None else "",
         "remote_round": uploads.newest if uploads is not None else -1,
         "remote_trouble": uploads.trouble if uploads is not None else "",
     }
 
 
-def how_far(standing: RecoveryProgress | None) -> dict[str, Any] | None:
+def how_far(recovery: RecoveryProgress | None) -> dict[str, Any] | None:
     """A recovery's progress, for `atoll node status`."""
-    if standing is None:
+    if recovery is None:
         return None
     return {
-        "chunks": standing.done,
-        "of": standing.of,
-        "bytes_per_s": standing.rate,
-        "seconds_left": standing.seconds_left,
-        "from": standing.givers,
+        "chunks": recovery.present,
+        "of": recovery.chunks,
+        "bytes_per_s": recovery.rate,
+        "seconds_left": recovery.seconds_left,
+        "from": recovery.donors,
     }
 
 
-class _Outcome(Reports):
-    """What the reduces of a member that holds the state tell."""
+class ReduceReports(Reports):
+    """The reports of a member that contributes: it holds the sealed chunks, too."""
 
-    def __init__(self, keeper: OuterLoop, reports: Reports) -> None:
+    def __init__(self, outer_loop: OuterLoop, reports: Reports) -> None:
         super().__init__(reports.control)
-        self._keeper = keeper
+        self._outer_loop = outer_loop
 
     def orphans(self, plan: Plan, here: tuple[tuple[int, bytes], ...]) -> None:
-        entries = [pb.Seal(chunk=c, digest=digest) for c, digest in here]
-        self.of(plan, orphans_found=pb.OrphansFound(here=entries))
+        self.orphans_found(plan, here)
 
     def held(self, plan: Plan, root: bytes, proven: bool) -> None:
-        self._keeper.held(plan, root, proven)
+        self._outer_loop.complete_reduce(plan, root, proven)

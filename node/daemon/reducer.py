@@ -11,7 +11,9 @@ import psutil
 from atoll.comm.allreduce.reduction import Reduction
 from atoll.comm.byte_view import Octets
 from atoll.comm.chunks import Chunks
-from atoll.comm.codecs.factory import make_codec
+from atoll.comm.codecs.factory import codec_of
+from atoll.comm.codecs.warm_up import warm_up
+from atoll.comm.cores import take_part
 from atoll.comm.errors import AtollError
 from atoll.comm.ids import Round
 from atoll.comm.invite import Invite
@@ -22,7 +24,7 @@ from atoll.node.control.reports import plan_of
 from atoll.node.daemon import control_socket
 from atoll.node.daemon.session import CoordinatorSession
 from atoll.node.daemon.state_dir import JoinOptions, claimed, on_signals
-from atoll.node.outer.method import sealing_of
+from atoll.node.outer.method import seal_format
 
 log = logging.getLogger("atoll.node")
 
@@ -41,7 +43,7 @@ class Reducer:
         self._member: CoordinatorSession
 
     async def run(self) -> None:
-        with claimed(self._options.state_dir):
+        with claimed(self._options.state_dir), take_part():
             await self._story()
 
     async def _story(self) -> None:
@@ -72,6 +74,7 @@ class Reducer:
             raise ended
 
     async def _watch(self) -> None:
+        await asyncio.to_thread(warm_up, codec_of(self._member.run), log.info)  # it is given no work before
         async for view in self._member.control.watch():
             if view.finished:
                 self._finished = True
@@ -88,10 +91,9 @@ class Reducer:
                     self._reduction.replan(plan)
                 return
             self._stop()
-            reduce = self._member.run.reduce
-            codec = make_codec(reduce.codec, reduce.block, reduce.scales)
-            chunks = Chunks(numel, reduce.chunk)
-            sealing = sealing_of(self._member.run)
+            run = self._member.run
+            codec, sealing = codec_of(run), seal_format(run)
+            chunks = Chunks(numel, run.reduce.chunk)
             self._reduction = Reduction(
                 self._member.plane.peers, self._member.me, None, codec, chunks, plan, self._member.reports, sealing
             )

@@ -7,7 +7,7 @@
     sealed      every sealed chunk, once the round is committed
     keep        with error feedback: what the wire has left out this time
 
-The daemon says when; nothing here decides.
+The outer loop says when; nothing here decides.
 """
 
 import asyncio
@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.comm.allreduce.delta_encoder import DeltaEncoder, EncodedVector, encoded_norm
-from atoll.comm.allreduce.reduction import ReduceListener, Reduction, SealedVector
+from atoll.comm.allreduce.listener import ReduceListener
+from atoll.comm.allreduce.reduction import Reduction, SealedVector
 from atoll.comm.allreduce.sealing import SealFormat
 from atoll.comm.byte_view import U8
 from atoll.comm.chunks import Chunks
@@ -32,7 +33,7 @@ from atoll.comm.transport.data_plane import DataPlane
 from atoll.node.checkpoint.snapshots import TensorShapes
 from atoll.node.outer.residual import Residual
 from atoll.node.outer.state import OuterState
-from atoll.node.state_machine import Work
+from atoll.node.state_machine.state import Work
 
 log = logging.getLogger("atoll.node")
 
@@ -134,11 +135,11 @@ class RoundParticipation:
 
     def _within(self, round_: int) -> slice:
         """Where the round's fragment lies in the flat vector, in elements."""
-        return self._outer.chunks.fragment_slice(self._outer.turns.fragment(round_))
+        return self._outer.chunks.fragment_slice(self._outer.fragment_schedule.fragment(round_))
 
     def _chunks(self, round_: int) -> Chunks:
         """The chunks of the round's fragment."""
-        return self._outer.chunks.fragment_chunks(self._outer.turns.fragment(round_))
+        return self._outer.chunks.fragment_chunks(self._outer.fragment_schedule.fragment(round_))
 
     async def _encode(self, encoder: DeltaEncoder, start: int) -> None:
         try:
@@ -207,7 +208,7 @@ class RoundParticipation:
         """This node's part in the reduce of a round, until it is committed or the node is out of it."""
         encoded, peers, chunks = self.encode(ready), self._plane.peers, self._chunks(reducing.round)
         try:
-            sealing = self._sealings[self._outer.turns.fragment(reducing.round)]
+            sealing = self._sealings[self._outer.fragment_schedule.fragment(reducing.round)]
             terms = self._codec, chunks, self._plan, self._outcome, sealing
             reducing.reduction = Reduction(peers, me, encoded, *terms, self.came)
             await reducing.reduction.run()
@@ -220,7 +221,7 @@ class RoundParticipation:
         """What the worker is to do, before the anchor moves or training starts anew, when the view tells of a
         committed round that has this node's bytes; None: nothing new."""
         residual, buffers = self._residual, self._round
-        if residual is None or view.counted <= residual.at:
+        if residual is None or view.counted <= residual.round:
             return None
         counted, lacking = view.counted, view.lacking
         encoded = buffers.encoded if buffers.encoded_for[0] == counted == view.committed else None
@@ -229,7 +230,7 @@ class RoundParticipation:
             if encoded is not None:
                 residual.commit(counted, encoded.chunks, lacking)
             else:
-                residual.heard(counted)
+                residual.reset_to(counted)
             residual.save()
 
         return work

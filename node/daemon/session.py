@@ -75,7 +75,7 @@ class CoordinatorSession:
         remember(self._memory, self._invite, self.control.session)
         reply = await self.control.join(self._identity, options.patience)
         self.run = from_json(reply.config)
-        self.plane.peers.squeeze.on = self.run.reduce.zstd
+        self.plane.peers.compressor.enabled = self.run.reduce.zstd
         self._admitted(reply)
         self._joined = True
         log.info(f"joined run {reply.run} as {self.me}; peers reach this node at {reply.address}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from atoll.comm.errors import ResourceError
 from atoll.comm.files import atomic_write, make_folder, write_all
 from atoll.comm.invite import Invite
-from atoll.comm.transport.certificates import own
+from atoll.comm.transport.certificates import load_or_make
 from atoll.comm.transport.tls import TlsContexts
 from atoll.node.daemon import control_socket
 from atoll.node.outer.shared_vectors import clear_stale
@@ -56,7 +56,7 @@ def claimed(state_dir: Path) -> Iterator[None]:
 
 def sessions(invite: Invite, options: JoinOptions) -> TlsContexts | None:
     """The data plane's TLS, with the certificate in the state directory; None where the run is not encrypted."""
-    return TlsContexts(own(options.state_dir)) if invite.pin else None
+    return TlsContexts(load_or_make(options.state_dir)) if invite.pin else None
 
 
 def remember(memory: Path, invite: Invite, session: str) -> None:
@@ -66,7 +66,7 @@ def remember(memory: Path, invite: Invite, session: str) -> None:
         return
     data = f"{invite.address} {invite.run}\n{session}\n".encode()
     try:
-        with atomic_write(memory, len(data), lambda _: len(data)) as file:
+        with atomic_write(memory, None) as file:
             write_all(file, [memoryview(data)], 0)
     except OSError as error:
         raise ResourceError(f"cannot write {memory}: {error.strerror or error}") from None

@@ -38,11 +38,11 @@ class StateServer:
 
     async def state(self, round: Round, chunk: int) -> Octets | None:
         outer = await self._at(round)
-        return None if outer is None else outer.state(round, chunk)
+        return None if outer is None else outer.final_chunk(round, chunk)
 
     async def digests(self, round: Round) -> Sequence[bytes] | None:
         outer = await self._at(round)
-        return None if outer is None else outer.digests(round)
+        return None if outer is None else outer.final_digests(round)
 
     async def _at(self, round: Round) -> OuterState | None:
         """The outer state; where it is about to be that of `round`, once it is."""
@@ -50,6 +50,6 @@ class StateServer:
         if outer is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(SOON):
-                    while outer.digests(round) is None and outer.newest in (round - 1, round):
+                    while outer.final_digests(round) is None and outer.newest in (round - 1, round):
                         await self._settled.wait()
         return outer

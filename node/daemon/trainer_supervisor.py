@@ -1,4 +1,4 @@
-"""Keeps a trainer alive: starts the launcher, takes its connection, starts it again when it dies.
+"""The trainer's supervisor: starts the launcher, takes its connection, starts it again when it dies.
 
 The trainer is a process of its own, so its death (CUDA error, out of memory, kill) costs the node its inner steps
 of the round at hand and nothing else.
@@ -19,9 +19,11 @@ import psutil
 
 from atoll.comm.errors import AtollError, ResourceError
 from atoll.node.config import TrainerSpec
+from atoll.node.daemon.trainer_log import TrainerLog
 from atoll.node.trainer_channel import DaemonEnd, Failed, Ready, ToDaemon, ToTrainer
 
 log = logging.getLogger("atoll.node")
+LOG_CHECK_SECONDS = 60.0  # between two looks at the size of the trainer's log
 
 
 class TrainerFailed(AtollError):
@@ -45,6 +47,7 @@ class TrainerSupervisor:
         self._end: DaemonEnd | None = None
         self._connected: asyncio.Queue[DaemonEnd] = asyncio.Queue()
         self._crashes = 0
+        self._log = TrainerLog(state_dir)
 
     def send(self, message: ToTrainer) -> None:
         """To the living trainer; one that is down learns it from the next view."""
@@ -75,7 +78,8 @@ class TrainerSupervisor:
 
     async def _live_once(self, spec_file: Path) -> None:
         command = [sys.executable, "-P", "-m", "atoll.node.trainer.launcher", "--spec", str(spec_file)]
-        with open(self._state_dir / "trainer.log", "ab") as out:
+        self._log.bound()
+        with self._log.open() as out:
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out
             )
@@ -83,15 +87,25 @@ class TrainerSupervisor:
             self._connected.get_nowait().close()
         connecting = asyncio.create_task(self._connected.get())
         exited = asyncio.create_task(process.wait())
+        bounding = asyncio.create_task(self._bound_log())
         try:
-            patience = self._spec.run.members.stall  # one that does not come up is ended and started again
-            await asyncio.wait([connecting, exited], timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            stall = self._spec.run.members.stall  # one that does not come up is ended and started again
+            await asyncio.wait([connecting, exited], timeout=stall, return_when=asyncio.FIRST_COMPLETED)
             if connecting.done():
                 await self._listen(connecting.result())
         finally:
             connecting.cancel()
+            bounding.cancel()
             await _kill(process)
-            await asyncio.gather(exited, return_exceptions=True)
+            await asyncio.gather(exited, bounding, return_exceptions=True)
+
+    async def _bound_log(self) -> None:
+        while True:
+            await asyncio.sleep(LOG_CHECK_SECONDS)
+            try:
+                await asyncio.to_thread(self._log.bound)
+            except ResourceError as error:
+                log.warning(str(error))  # the log may still be written: it is no reason to stop
 
     async def _listen(self, end: DaemonEnd) -> None:
         self._end = end
@@ -112,11 +126,11 @@ class TrainerSupervisor:
 
     async def _recover_from_crash(self) -> None:
         self._crashes += 1
-        tail = _tail(self._state_dir / "trainer.log")
+        last_line = self._log.last_line()
         if self._crashes > self._spec.node.max_restarts:
-            raise TrainerFailed(f"the trainer died {self._crashes} times without finishing a round: {tail}")
+            raise TrainerFailed(f"the trainer died {self._crashes} times without finishing a round: {last_line}")
         pause = min(0.5 * 2 ** (self._crashes - 1), 30.0)
-        log.warning(f"the trainer died ({tail}); it starts again from the anchor in {pause:g} s")
+        log.warning(f"the trainer died ({last_line}); it starts again from the anchor in {pause:g} s")
         await asyncio.sleep(pause)
 
 
@@ -137,13 +151,3 @@ async def _kill(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.kill()
     await process.wait()
-
-
-def _tail(path: Path) -> str:
-    """The last line of a log, where an exception says what it was."""
-    try:
-        lines = [line.strip() for line in path.read_bytes()[-4000:].decode(errors="replace").splitlines()]
-    except OSError as error:
-        raise ResourceError(f"cannot read {path}: {error}") from None
-    said = [line for line in lines if line]
-    return f"{said[-1]} (see {path})" if said else f"it said nothing (see {path})"

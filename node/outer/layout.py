@@ -1,25 +1,26 @@
 """In which order the parameters lie in the flat vector: by name, and where fragments take turns, fragment after
-fragment, so that each is one stretch of it. Trainer and daemon follow it alike. No torch.
+fragment, so that each is one interval of it. Trainer and daemon follow it alike. No torch.
 """
 
 from collections.abc import Sequence
 
 from atoll.comm.chunks import Chunks
 from atoll.comm.config.run import RunConfig
-from atoll.node.outer.method import fragments_of
+from atoll.node.outer.method import exchanged_fragments
 from atoll.outer_opt.fragments import Fragment, whole
 from atoll.outer_opt.tensors import Tensor, with_offsets
 
 Shapes = Sequence[tuple[str, tuple[int, ...]]]  # (name, shape) of each parameter
 
 
-def in_turns(config: RunConfig, shapes: Shapes) -> list[tuple[str, tuple[int, ...]]]:
-    """The parameters, given by name, in the order of the flat vector."""
+def flat_order(config: RunConfig, shapes: Shapes) -> list[tuple[str, tuple[int, ...]]]:
+    """The names and shapes of the parameters, given in any order, in the order of the flat vector."""
     return [(t.name, t.shape) for fragment in _fragments(config, shapes) for t in fragment.tensors]
 
 
-def stretches(config: RunConfig, shapes: Shapes) -> tuple[tuple[Fragment, ...], Chunks]:
-    """The fragments of a flat vector in that order, each one stretch of it, and its chunks."""
+def fragments_and_chunks(config: RunConfig, shapes: Shapes) -> tuple[tuple[Fragment, ...], Chunks]:
+    """The fragments of a flat vector whose parameters lie in the order of `flat_order`, each one interval of it;
+    and its chunks. Raises `ValueError` for another order."""
     rest, found = list(with_offsets(shapes)), list[Fragment]()
     fragments = _fragments(config, shapes)
     if len(fragments) == 1:
@@ -35,4 +36,4 @@ def stretches(config: RunConfig, shapes: Shapes) -> tuple[tuple[Fragment, ...], 
 
 
 def _fragments(config: RunConfig, shapes: Shapes) -> tuple[Fragment, ...]:
-    return fragments_of(config, with_offsets(sorted(shapes)))
+    return exchanged_fragments(config, with_offsets(sorted(shapes)))

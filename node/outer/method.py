@@ -1,8 +1,7 @@
 """From a run's config to the pieces of `outer_opt` that carry it out; the only place that knows both. No torch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import assert_never
 
 import numpy as np
@@ -29,13 +28,11 @@ from atoll.comm.config.outer import (
     OverlapConfig,
     PatternName,
     TakeName,
-    WeightName,
 )
 from atoll.comm.config.run import CodecName, RunConfig
-from atoll.outer_opt import weights
 from atoll.outer_opt.arrays import Array
 from atoll.outer_opt.feedback import ErrorFeedback
-from atoll.outer_opt.fragments import Fragment, balanced, first_due_steps, strided, whole
+from atoll.outer_opt.fragments import Fragment, balanced, strided, whole
 from atoll.outer_opt.merge import mean, radial
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.overlap import LEFT_OUT_MIX, Adopt, Mix, rebase, replace
@@ -43,38 +40,10 @@ from atoll.outer_opt.schedule import Constant, DataParallelStart, Ramp, Schedule
 from atoll.outer_opt.sgd import Sgd
 from atoll.outer_opt.tensors import Tensor, TensorKind
 
-Pieces = list[tuple[TensorKind, slice]]
-Weigh = Callable[[Sequence[float], Sequence[float]], list[float]]  # of tokens and inner steps of each member
+Pieces = list[tuple[TensorKind, slice]]  # what a chunk has of each tensor: its kind, elements of the chunk
 
 
-@dataclass(frozen=True)
-class Method:
-    schedule: Schedule
-    weigh: Weigh
-    merging: MergeName
-    feedback: ErrorFeedback | None
-    fragments: tuple[Fragment, ...]
-    due: tuple[int, ...]  # inner steps before each fragment's first exchange
-    adopt: Adopt
-    left_out: Adopt
-
-
-def method_of(config: RunConfig, tensors: Sequence[Tensor]) -> Method:
-    """The pieces for a model of these tensors."""
-    fragments = divided(config.fragments, tensors)
-    return Method(
-        schedule=schedule_of(config),
-        weigh=_weigh(config.outer.weights),
-        merging=config.outer.merge,
-        feedback=feedback_of(config.outer),
-        fragments=fragments,
-        due=first_due_steps(len(fragments), config.rounds.inner_steps, config.fragments.stagger),
-        adopt=adopt_of(config.overlap),
-        left_out=left_out_of(config.outer),
-    )
-
-
-def merge_parts(
+def merge_pieces(
     merging: MergeName,
     pieces: Pieces,
     deltas: Sequence[Array],
@@ -82,8 +51,9 @@ def merge_parts(
     out: Array,
     scratch: Array,
 ) -> None:
-    """Merge `deltas` (n,) into `out` (n,), piece by piece: the pieces are what a chunk has of each tensor. Radial
-    merges are of matrices only; embeddings, whose rows are hit by few tokens, and vectors get a plain mean."""
+    """Merge `deltas`, (n,) fp32 each, with the members' `shares` into `out` (n,), piece by piece. Radial merges
+    are of matrices only; embeddings, whose rows are hit by few tokens, and vectors get a plain mean. `scratch`:
+    (n,)."""
     match merging:
         case MergeName.MEAN:
             mean(deltas, shares, out, scratch)
@@ -95,7 +65,7 @@ def merge_parts(
             assert_never(merging)
 
 
-def schedule_of(config: RunConfig) -> Schedule:
+def outer_schedule(config: RunConfig) -> Schedule:
     """The outer rule of each round; of those at the start that have one inner step: the mean of the parameters."""
     outer, together = config.outer, config.rounds.data_parallel
     schedule: Schedule = Constant(Sgd(outer.lr))
@@ -105,12 +75,12 @@ def schedule_of(config: RunConfig) -> Schedule:
     return DataParallelStart(Sgd(1.0), together, schedule) if together else schedule
 
 
-def fragments_of(config: RunConfig, tensors: Sequence[Tensor]) -> tuple[Fragment, ...]:
-    """What nodes exchange in turns. Where all fragments are due at once, that is the whole model."""
-    return divided(config.fragments, tensors) if config.fragments.stagger else whole(tensors)
+def exchanged_fragments(config: RunConfig, tensors: Sequence[Tensor]) -> tuple[Fragment, ...]:
+    """The fragments that nodes exchange in turns. Where all are due at once, that is the whole model as one."""
+    return divide(config.fragments, tensors) if config.fragments.stagger else whole(tensors)
 
 
-def sealing_of(config: RunConfig, *fragments: Fragment) -> SealFormat:
+def seal_format(config: RunConfig, *fragments: Fragment) -> SealFormat:
     """How the contributions to a chunk of these fragments, that follow one another, become the bytes that are
     sealed. None given: for an owner that does not know the model, which is enough where deltas are not merged by
     tensors."""
@@ -119,7 +89,7 @@ def sealing_of(config: RunConfig, *fragments: Fragment) -> SealFormat:
     if config.outer.merge is MergeName.RADIAL:
         assert fragments, "radial merges are by tensors"
         merge = RadialMerge(
-            codec, [p for f in fragments for p in pieces_of(f, Chunks(f.numel, config.reduce.chunk))]
+            codec, [p for f in fragments for p in chunk_pieces(f, Chunks(f.numel, config.reduce.chunk))]
         )
     gathers = config.reduce.codec is CodecName.SPARSE
     sealing: SealFormat = GatheredSeal(codec, merge) if gathers else EncodedSeal(codec, merge)
@@ -142,10 +112,10 @@ class RadialMerge:
             except Malformed as error:
                 raise UnusableContribution(place, str(error)) from None
         shares = [share for _, _, share in terms]
-        merge_parts(MergeName.RADIAL, self.pieces[c], list(deltas), shares, out, np.empty_like(out))
+        merge_pieces(MergeName.RADIAL, self.pieces[c], list(deltas), shares, out, np.empty_like(out))
 
 
-def pieces_of(fragment: Fragment, chunks: Chunks) -> list[Pieces]:
+def chunk_pieces(fragment: Fragment, chunks: Chunks) -> list[Pieces]:
     """What each chunk of the fragment has of its tensors, in elements of the chunk."""
     found: list[Pieces] = [[] for _ in range(chunks.count)]
     start = 0
@@ -159,36 +129,26 @@ def pieces_of(fragment: Fragment, chunks: Chunks) -> list[Pieces]:
     return found
 
 
-def feedback_of(outer: OuterConfig) -> ErrorFeedback | None:
+def error_feedback(outer: OuterConfig) -> ErrorFeedback | None:
+    """The run's error feedback; None: what the wire leaves out is lost."""
     return ErrorFeedback(outer.feedback) if outer.feedback else None
 
 
-def _weigh(name: WeightName) -> Weigh:
-    match name:
-        case WeightName.TOKENS:
-            return weights.by_tokens
-        case WeightName.EQUAL:
-            return weights.equal
-        case WeightName.QUALITY:
-            return weights.by_quality
-        case _:
-            assert_never(name)
-
-
-def divided(config: FragmentsConfig, tensors: Sequence[Tensor]) -> tuple[Fragment, ...]:
+def divide(config: FragmentsConfig, tensors: Sequence[Tensor]) -> tuple[Fragment, ...]:
+    """The model's tensors divided into the config's fragments."""
     if config.count == 1:
         return whole(tensors)
-    divide = partial(balanced if config.pattern is PatternName.BALANCED else strided, tensors)
-    return divide(config.count)
+    pattern = balanced if config.pattern is PatternName.BALANCED else strided
+    return pattern(tensors, config.count)
 
 
-def adopt_of(overlap: OverlapConfig) -> Adopt:
+def anchor_adoption(overlap: OverlapConfig) -> Adopt:
     """How a node that was counted takes the new anchor."""
     if overlap.take is TakeName.MIX:
         return Mix(overlap.alpha)
     return rebase if overlap.delay else replace
 
 
-def left_out_of(outer: OuterConfig) -> Adopt:
+def left_out_adoption(outer: OuterConfig) -> Adopt:
     """How a node that a round left out takes its anchor."""
     return LEFT_OUT_MIX if outer.left_out is LeftOutName.MIX else rebase

@@ -8,11 +8,12 @@ in others (its owner died, say), keeps all that was offered. A round that has no
 the node keeps its progress, and the next delta holds this one. So what was sent in rounds that used it, and the
 residual, is at any time what was trained and is not in the local parameters any more (with a decay of 1).
 
-It is the node's own: peers do not know it, and who joins begins with none. `at` is the last committed round that
-has the node's bytes and that the residual knows of. The coordinator tells a node which round that is; so one that
-came back from the disk is used only if no later round has used it, and nothing is sent twice.
+The residual is the node's own: peers do not know it, and who joins begins with none. `round` is the last committed
+round that has the node's bytes and that the residual knows of. The coordinator tells a node which round that is;
+so one that came back from the disk is used only if no later round has used it, and nothing is sent twice.
 
-    magic 8 | run 16 | at i64 | elements u64 | digest of all the rest, 16 | residual, fp32         (little-endian)
+    magic 8 | run 16 | round i64 | elements u64 | digest of all the rest, 16 | residual, fp32
+    (little-endian)
 
 On disk it is one file, replaced after each such round.
 """
@@ -37,13 +38,13 @@ from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.outer_opt.feedback import ErrorFeedback
 
 log = logging.getLogger("atoll.node")
-MAGIC, NAME = b"atollrs1", "residual"
+MAGIC, FILE_NAME = b"atollrs1", "residual"
 _HEAD = struct.Struct(f"<8s16sqQ{DIGEST_SIZE}s")
 F32 = NDArray[np.float32]
 
 
 class Residual:
-    """Arithmetic is called from one worker thread at a time, but for `offer`."""
+    """The residual vector and its file. Arithmetic is called from one worker thread at a time, but for `offer`."""
 
     def __init__(
         self,
@@ -51,27 +52,27 @@ class Residual:
         vectors: SharedVectors,
         chunks: Chunks,
         codec: Codec,
-        place: tuple[Path, bytes] | None = None,
+        location: tuple[Path, bytes] | None = None,
     ) -> None:
-        """`place`: a folder, and what tells the run from others (16 bytes); None: nothing is written."""
-        self._place = place
+        """`location`: a folder, and what tells the run from others (16 bytes); None: nothing is written."""
+        self._location = location
         self._feedback, self._vectors, self._chunks, self._codec = feedback, vectors, chunks, codec
         self.vector: F32 = np.zeros(chunks.numel, np.float32)  # (numel,)
-        self.at = 0
+        self.round = 0  # the last that used this node's bytes, as far as is known here
         self._saving: Future[None] | None = None
         self._thread = ThreadPoolExecutor(1, "residual")
 
     def offer(self, span: slice, delta: F32) -> None:
-        """Turn the delta of these elements into what is to be encoded."""
+        """Add the residual of the elements `span` to their delta, (n,) fp32, in place: what is to be encoded."""
         offered = np.empty_like(delta)
         self._feedback.offer(self.vector[span], delta, offered)
         delta[...] = offered
 
     def commit(self, round_: int, encoded: Sequence[U8 | None], lacking: bytes) -> None:
         """Round `round_` is committed, and anchor and local vector are still what it was encoded from. `encoded`:
-        this node's chunks, of the round's fragment; `lacking`: a bitmap of those that the round has not, which may
-        have never been made."""
-        if round_ <= self.at:
+        this node's bytes of each chunk of the round's fragment; `lacking`: a bitmap of the chunks in which the
+        round has none of them, which may have never been made."""
+        if round_ <= self.round:
             return
         fragment = FragmentSchedule(self._chunks.fragment_count).fragment(round_)
         for i, c in enumerate(self._chunks.fragment_range(fragment)):
@@ -84,54 +85,56 @@ class Residual:
                 assert payload is not None, "the round has bytes of a chunk that was never made"
                 self._codec.decode(payload, sent)
             self._feedback.commit(self.vector[span], offered, sent)
-        self.at = round_
+        self.round = round_
 
-    def heard(self, round_: int) -> None:
-        """Round `round_` has this node's bytes, and it is not known any more what was offered then: nothing of the
-        residual is sure not to have been sent."""
-        if round_ > self.at:
+    def reset_to(self, round_: int) -> None:
+        """Begin anew with an empty residual: `round_` has this node's bytes, and it is not known any more what was
+        offered then, so nothing of the residual is sure not to have been sent. No effect if that is known."""
+        if round_ > self.round:
             if self.vector.any():
                 log.info(f"round {round_} has used what the wire had left out before; that begins anew")
             self.vector[:] = 0.0
-            self.at = round_
+            self.round = round_
 
     # On disk
 
     def save(self) -> None:
-        """Write it in a thread, unless that is still at the last one: then the disk has none that is of use."""
-        if self._place is not None and (self._saving is None or self._saving.done()):
-            self._saving = self._thread.submit(_write, *self._place, self.at, self.vector.copy())
+        """Write the residual in a thread, unless the thread is still at the last one: then the disk has none that
+        is of use."""
+        if self._location is not None and (self._saving is None or self._saving.done()):
+            self._saving = self._thread.submit(_write, *self._location, self.round, self.vector.copy())
 
     def close(self) -> None:
-        """What is being written is finished."""
+        """Finish what is being written."""
         self._thread.shutdown()
 
     def restore(self) -> None:
-        """What an earlier life left, if it is whole."""
-        if self._place is None:
+        """Take the residual that an earlier life of this node left on the disk, if it is whole."""
+        if self._location is None:
             return
-        folder, run = self._place
+        folder, run = self._location
         try:
-            data = (folder / NAME).read_bytes()
-            magic, whose, at, numel, sum_ = _HEAD.unpack(data[: _HEAD.size])
+            data = (folder / FILE_NAME).read_bytes()
+            magic, stored_run, round_, numel, stored_digest = _HEAD.unpack(data[: _HEAD.size])
         except (OSError, struct.error):
             return
         body = memoryview(data)[_HEAD.size :]
-        right = magic == MAGIC and whose == run and numel == self._chunks.numel and len(body) == 4 * numel
-        if right and _sum(run, at, body) == sum_:
+        if (magic, stored_run, numel) != (MAGIC, run, self._chunks.numel) or len(body) != 4 * numel:
+            return
+        if _digest(run, round_, body) == stored_digest:
             self.vector[:] = np.frombuffer(body, np.float32)
-            self.at = at
+            self.round = round_
 
 
-def _write(folder: Path, run: bytes, at: int, vector: F32) -> None:
+def _write(folder: Path, run: bytes, round_: int, vector: F32) -> None:
     body = vector.data.cast("B")
-    head = _HEAD.pack(MAGIC, run, at, vector.size, _sum(run, at, body))
+    head = _HEAD.pack(MAGIC, run, round_, vector.size, _digest(run, round_, body))
     try:
-        with atomic_write(folder / NAME, len(head) + len(body)) as file:
+        with atomic_write(folder / FILE_NAME, len(head) + len(body)) as file:
             write_all(file, [memoryview(head), body], 0)
     except OSError as error:
         log.warning(f"what the wire left out is not kept on disk: {error.strerror or error}")
 
 
-def _sum(run: bytes, at: int, body: memoryview) -> bytes:
-    return digest(run + struct.pack("<q", at), body)
+def _digest(run: bytes, round_: int, body: memoryview) -> bytes:
+    return digest(run + struct.pack("<q", round_), body)

@@ -2,7 +2,7 @@
 
 They live in /dev/shm where it has room, else in the state directory (a container's default /dev/shm has 64 MB).
 What a daemon that was killed has left, the next one in its state directory takes over, if it is of the same run
-and model: which chunks are of use, the outer state has noted beside them.
+and model: which chunks are of use, the outer state has in `counters` beside them.
 """
 
 import fcntl
@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from atoll.comm.errors import ResourceError
 
 SHM = Path("/dev/shm")
-NAMES = ("anchor", "momentum", "local")
-OWNER = "owner"  # a file with the state directory, and whose they are besides
+VECTOR_NAMES = ("anchor", "momentum", "local")
+OWNER_FILE = "owner"  # has the state directory and the owner that `create` was called with
+SPARE_SPACE = 1.05  # free space, by what the vectors take, that a file system must have
 
 
 @dataclass(frozen=True)
@@ -35,18 +36,18 @@ class SharedVectors:
     local: NDArray[np.float32]  # (numel,) the trainer's parameters at the end of its inner steps
 
     @classmethod
-    def create(cls, numel: int, state_dir: Path, shm: Path = SHM, whose: str = "") -> Self:
-        """Allocate zeroed vectors, or take over those that an earlier daemon left for `whose`, if that is not
-        empty; raise `ResourceError` if they fit nowhere."""
-        if whose and (left := cls._left(numel, state_dir, shm, whose)) is not None:
-            return left
-        need = numel * 4 * len(NAMES)
+    def create(cls, numel: int, state_dir: Path, shm: Path = SHM, owner: str = "") -> Self:
+        """Allocate zeroed vectors, or take over those that an earlier daemon left for the same `owner`, if that is
+        not empty: it tells run and model from others. Raises `ResourceError` if they fit nowhere."""
+        if owner and (inherited := cls._take_over(numel, state_dir, shm, owner)) is not None:
+            return inherited
+        need = numel * 4 * len(VECTOR_NAMES)
         for parent in (shm, state_dir / "vectors"):
             try:
                 parent.mkdir(parents=True, exist_ok=True)
-                if shutil.disk_usage(parent).free < need * 1.05:
+                if shutil.disk_usage(parent).free < need * SPARE_SPACE:
                     continue
-                return cls._fresh(numel, parent, _owner(state_dir, whose) if whose else "")
+                return cls._allocate_in(parent, numel, _owner_text(state_dir, owner) if owner else "")
             except OSError:
                 continue
         raise ResourceError(
@@ -54,7 +55,7 @@ class SharedVectors:
         )
 
     @classmethod
-    def _fresh(cls, numel: int, parent: Path, owner: str) -> Self:
+    def _allocate_in(cls, parent: Path, numel: int, owner_text: str) -> Self:
         """Raises `OSError`; then nothing is left of it: in shared memory that would be memory."""
         with ExitStack() as undo:
             folder = Path(tempfile.mkdtemp(prefix="atoll-", dir=parent))
@@ -62,39 +63,41 @@ class SharedVectors:
             lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
             undo.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            made = cls(folder, lock, *(_allocate(folder / f"{name}.f32", numel) for name in NAMES))
-            if owner:
-                (folder / OWNER).write_text(owner)
+            made = cls(folder, lock, *(_allocate(folder / f"{name}.f32", numel) for name in VECTOR_NAMES))
+            if owner_text:
+                (folder / OWNER_FILE).write_text(owner_text)
             undo.pop_all()
         return made
 
     @classmethod
-    def _left(cls, numel: int, state_dir: Path, shm: Path, whose: str) -> Self | None:
-        """What a dead daemon left; what is of no use of it goes."""
+    def _take_over(cls, numel: int, state_dir: Path, shm: Path, owner: str) -> Self | None:
+        """Vectors that a dead daemon left; those that are of no use are removed."""
         found = None
         for folder in _folders(state_dir, shm):
-            if not _is_of(folder, state_dir) or (lock := _claim(folder / "lock")) is None:
+            if not _belongs_to(folder, state_dir) or (lock := _claim(folder / "lock")) is None:
                 continue
-            paths = [folder / f"{name}.f32" for name in NAMES]
+            paths = [folder / f"{name}.f32" for name in VECTOR_NAMES]
             whole = all(path.is_file() and path.stat().st_size == 4 * numel for path in paths)
-            if found is None and whole and (folder / OWNER).read_text() == _owner(state_dir, whose):
+            if found is None and whole and (folder / OWNER_FILE).read_text() == _owner_text(state_dir, owner):
                 found = cls(folder, lock, *(_map(path, numel) for path in paths))
             else:
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(lock)
         return found
 
-    def notes(self, name: str, count: int) -> NDArray[np.int64]:
-        """So many zeros, or what was noted in them by an earlier daemon: they live as long as the vectors."""
+    def counters(self, name: str, count: int) -> NDArray[np.int64]:
+        """(count,) int64 that live as long as the vectors: zeros, or what an earlier daemon left in them."""
         path = self.folder / f"{name}.i64"
         if not path.is_file() or path.stat().st_size != 8 * count:
             path.write_bytes(bytes(8 * count))
         return np.memmap(path, dtype=np.int64, mode="r+", shape=(count,))
 
     def path(self, name: str) -> str:
+        """The file of the vector `name`, for the trainer to map."""
         return str(self.folder / f"{name}.f32")
 
     def close(self) -> None:
+        """Remove the files; who has mapped them keeps the memory."""
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self.lock)
 
@@ -102,7 +105,7 @@ class SharedVectors:
 def clear_stale(state_dir: Path, shm: Path = SHM) -> None:
     """Remove vectors of daemons that died without removing theirs, but those that `create` may take over."""
     for folder in _folders(state_dir, shm):
-        if not _is_of(folder, state_dir) and (lock := _claim(folder / "lock")) is not None:
+        if not _belongs_to(folder, state_dir) and (lock := _claim(folder / "lock")) is not None:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)
 
@@ -125,13 +128,13 @@ def _claim(lock: Path) -> int | None:
         return None
 
 
-def _owner(state_dir: Path, whose: str) -> str:
-    return f"{state_dir.resolve()}\n{whose}\n"
+def _owner_text(state_dir: Path, owner: str) -> str:
+    return f"{state_dir.resolve()}\n{owner}\n"
 
 
-def _is_of(folder: Path, state_dir: Path) -> bool:
+def _belongs_to(folder: Path, state_dir: Path) -> bool:
     try:
-        return (folder / OWNER).read_text().startswith(_owner(state_dir, "").rstrip("\n") + "\n")
+        return (folder / OWNER_FILE).read_text().startswith(_owner_text(state_dir, "").rstrip("\n") + "\n")
     except (OSError, UnicodeDecodeError):  # anybody may put a folder into /dev/shm
         return False
 

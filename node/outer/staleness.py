@@ -1,8 +1,8 @@
 """How far the anchor went under work that is still owed, for `outer.damping` (`atoll.outer_opt.damping`).
 
-The outer state tells how far each round moved each chunk, and at every commit whether the local vector has work
-that the round left out. Of a chunk that is fetched instead of stepped, what lies between counts as one round's.
-Where fragments take turns, a round moves one of them, and each has a gap of its own.
+The outer state (`atoll.node.outer.state`) tells how far each round moved each chunk, and at every commit whether
+the local vector has work that the round left out. Of a chunk that is fetched instead of stepped, what lies between
+counts as one round's. Where fragments take turns, a round moves one of them, and each has a staleness of its own.
 """
 
 import math
@@ -12,29 +12,31 @@ from atoll.outer_opt import damping
 
 
 class StalenessTracker:
-    def __init__(self, turns: FragmentSchedule) -> None:
-        self._turns = turns
-        self._gaps = [damping.AnchorGap() for _ in range(turns.fragments)]
-        # of each fragment's rounds since the state stood still: of its step's l2 norm
-        self._squares: list[dict[int, float]] = [{} for _ in self._gaps]
+    """The staleness of each fragment's local work, and what it makes the work count."""
+
+    def __init__(self, schedule: FragmentSchedule) -> None:
+        self._schedule = schedule
+        self._fragments = [damping.AnchorGap() for _ in range(schedule.fragments)]
+        # by fragment, for its rounds since the state was final: the squared l2 norm of the anchor's step
+        self._squares: list[dict[int, float]] = [{} for _ in self._fragments]
 
     def damping(self, round: int) -> float:
-        """What the work at hand counts in this round."""
-        return self._gaps[self._turns.fragment(round)].damping
+        """The share, 0 to 1, that the work at hand counts in this round."""
+        return self._fragments[self._schedule.fragment(round)].damping
 
-    def moved(self, fragment: int, round: int, norm: float) -> None:
-        """A chunk was brought to `round`, and moved so far."""
+    def record_move(self, fragment: int, round: int, norm: float) -> None:
+        """A chunk of the fragment was brought to `round`, which moved its anchor by this l2 norm."""
         squares = self._squares[fragment]
         squares[round] = squares.get(round, 0.0) + norm * norm
 
-    def settled(self, owed: bool) -> None:
-        """The state stands still; `owed`: the work at hand is of before."""
-        for gap, squares in zip(self._gaps, self._squares, strict=True):
+    def finalized(self, owed: bool) -> None:
+        """The state is final; `owed`: the work at hand was begun from an earlier anchor."""
+        for staleness, squares in zip(self._fragments, self._squares, strict=True):
             for round_ in sorted(squares):
-                gap.advance(math.sqrt(squares[round_]), owed)
+                staleness.advance(math.sqrt(squares[round_]), owed)
             squares.clear()
 
-    def begun(self) -> None:
-        """Training begins from the anchor: what was owed is gone."""
-        for gap in self._gaps:
-            gap.reset()
+    def restart(self) -> None:
+        """Training begins from the anchor: nothing is owed any more."""
+        for staleness in self._fragments:
+            staleness.reset()

@@ -2,9 +2,14 @@
 
 `state_k = apply(state_{k-1}, sealed_k)`, chunk by chunk, so a chunk that lags can be brought forward with sealed
 bytes alone. Where fragments take turns, a round changes the chunks of its fragment and leaves the others what they
-are (`pass_over`). The state may be read by peers whenever it stands still. Methods that do arithmetic are called
-from one worker thread at a time; another may `copy` chunks meanwhile, and neither waits for longer than a chunk
-takes.
+are (`advance_unchanged`).
+
+    moving (peers get nothing) --- finalize: its digests are known ---> final (peers may read it)
+        ^                                                                 |
+        +---- apply, replace_chunk, initialise, distrust, clear ----------+
+
+Methods that do arithmetic are called from one worker thread at a time; another may copy chunks meanwhile
+(`copy_chunk`), and neither waits for longer than a chunk takes.
 """
 
 import threading
@@ -19,205 +24,181 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.digest import digest, root
 from atoll.comm.fragment_schedule import FragmentSchedule
 from atoll.comm.ids import Round
+from atoll.node.outer.partial_chunks import PartialChunks
 from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.outer.staleness import StalenessTracker
 from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.overlap import Adopt, rebase
 from atoll.outer_opt.schedule import Schedule
 
-STEP = 1 << 16  # elements that are stepped at once: a rule works on each alone, and its scratch stays small
+STEP_ELEMENTS = 1 << 16  # that are stepped at once: a rule works on each alone, and its scratch stays small
 
 
 class CorruptChunk(Exception):
-    """A chunk is not what it was when the state was settled."""
+    """A chunk is not what it was when the state was finalized."""
 
 
 class OuterState:
+    """Anchor and momentum, (n_params,) fp32 each, of which every chunk stands at a round of its own while the
+    state moves, and all at one when it is final."""
+
     def __init__(
         self,
         vectors: SharedVectors,
         chunks: Chunks,
         sealing: SealFormat,
         schedule: Schedule,
-        gap: StalenessTracker | None = None,
-        left_out: Adopt = rebase,
+        staleness: StalenessTracker | None = None,
+        adopt_left_out: Adopt = rebase,
     ) -> None:
-        """`gap`: is told how far the anchor goes. `left_out`: how work that is set aside takes it."""
-        self.gap, self._left_out = gap, left_out
+        """`staleness` is told how far the anchor goes. `adopt_left_out`: how local work that is set aside takes a
+        new anchor."""
+        self.staleness, self._adopt_left_out = staleness, adopt_left_out
         self.vectors, self.chunks, self.sealing, self._schedule = vectors, chunks, sealing, schedule
-        self.turns = FragmentSchedule(chunks.fragment_count)
-        self.at: list[int] = [-1] * chunks.count  # the round each chunk of the state stands at; -1: nothing
+        self.fragment_schedule = FragmentSchedule(chunks.fragment_count)
+        self.chunk_rounds: list[int] = [-1] * chunks.count  # the round each chunk stands at; -1: nothing
         # (chunks,) the same and 1, for the next daemon; 0: nothing
-        self._noted = vectors.notes("notes", chunks.count)
-        # (chunks, 2) whose bytes of a chunk have come, and how many
-        self._landed = vectors.notes("landed", 2 * chunks.count).reshape(-1, 2)
-        self._digests: list[bytes] = [b""] * chunks.count  # when it was settled last
+        self._stored_rounds = vectors.counters("rounds", chunks.count)
+        self.partial_chunks = PartialChunks(vectors, chunks, lambda c: self.chunk_rounds[c] < 0)
+        self._digests: list[bytes] = [b""] * chunks.count  # when the state was final last
         self._changed = set(range(chunks.count))  # chunks of which that is not so any more
-        self._turn = threading.Lock()  # held while a chunk changes or is copied
+        self._lock = threading.Lock()  # held while a chunk changes or is copied
         self._delta = np.empty(chunks.largest, np.float32)
         self._scratch = np.empty(chunks.largest, np.float32)
-        self._still = False
-        self._aside = (
-            False  # the local vector has work in it; to be rebased, it holds the distance from the anchor
-        )
+        self._final = False
+        # The local vector has work in it that is to be kept; where it is rebased, its distance from the anchor.
+        self._work_aside = False
 
     @property
     def round(self) -> int:
         """The round the whole state stands at; -1 while its chunks differ or there is none."""
-        return self.at[0] if len(set(self.at)) == 1 else -1
+        return self.chunk_rounds[0] if len(set(self.chunk_rounds)) == 1 else -1
 
     @property
     def newest(self) -> int:
         """The newest round that a chunk stands at."""
-        return max(self.at)
+        return max(self.chunk_rounds)
 
-    def initialised(self, momentum: bool = False) -> None:
-        """The anchor was written, by the trainer or from a file: this is state_0. `momentum`: it was, too."""
-        with self._turn:
-            self._still = False
+    def initialise(self, with_momentum: bool = False) -> None:
+        """The anchor was written, by the trainer or from a file: this is state_0. `with_momentum`: the momentum
+        was, too; else it is zero."""
+        with self._lock:
+            self._final = False
             self._changed = set(range(self.chunks.count))
-            if not momentum:
+            if not with_momentum:
                 self.vectors.momentum[:] = 0.0
-            self._all_at(0)
-        self.settle()
+            self._set_all_rounds(0)
+        self.finalize()
 
-    def emptied(self) -> None:
+    def clear(self) -> None:
         """What the vectors hold is about to be replaced as a whole."""
-        with self._turn:
-            self._still = False
+        with self._lock:
+            self._final = False
             self._changed = set(range(self.chunks.count))
-            self._all_at(-1)
+            self._set_all_rounds(-1)
 
     def resume(self, after: int = -1) -> None:
         """Go on with the chunks of rounds after `after` that an earlier daemon left in the vectors, where there is
         nothing else: digests tell whether they are right."""
-        with self._turn:
-            left = (int(noted) - 1 for noted in self._noted)
-            self.at = [k if at < 0 and k > after else at for at, k in zip(self.at, left, strict=True)]
+        with self._lock:
+            stored = [int(k) - 1 for k in self._stored_rounds]
+            self.chunk_rounds = [
+                left if here < 0 and left > after else here
+                for here, left in zip(self.chunk_rounds, stored, strict=True)
+            ]
             self._changed = set(range(self.chunks.count))
 
     def apply(self, c: int, payload: Octets) -> None:
         """Bring chunk `c` forward with the sealed bytes of the next round of its fragment, to that round. Raises
         `Malformed`; then nothing changed."""
-        before = None if self.gap is None else self.vectors.anchor[self.chunks.span(c)].copy()
+        before = None if self.staleness is None else self.vectors.anchor[self.chunks.span(c)].copy()
         self._step(c, payload)
-        self._moved(c, before)
+        self._record_move(c, before)
 
     def _step(self, c: int, payload: Octets) -> None:
         span, size = self.chunks.span(c), self.chunks.size(c)
         delta = self._delta[:size]
         length = self.sealing.decode(c, payload, delta)
-        round_ = self.turns.next(self.chunks.place(c)[0], self.at[c])
-        rule = self._schedule.at(self.turns.turn(round_), length)
-        with self._turn:
-            self._changes(c)
+        round_ = self._next_round(c)
+        rule = self._schedule.at(self.fragment_schedule.turn(round_), length)
+        with self._lock:
+            self._begin_change(c)
             anchor, momentum = self.vectors.anchor[span], self.vectors.momentum[span]
-            for i in range(0, size, STEP):
-                part, scratch = slice(i, i + STEP), self._scratch[: min(STEP, size - i)]
+            for i in range(0, size, STEP_ELEMENTS):
+                part, scratch = slice(i, i + STEP_ELEMENTS), self._scratch[: min(STEP_ELEMENTS, size - i)]
                 rule.step(anchor[part], momentum[part], delta[part], scratch)
-            self.at[c] = round_
-            self._noted[c] = round_ + 1
+            self._set_round(c, round_)
 
-    def pass_over(self, round_: int, chunks: Iterable[int] | None = None) -> None:
+    def advance_unchanged(self, round_: int, chunks: Iterable[int] | None = None) -> None:
         """Of these chunks, or all: what no round up to `round_` changes any more is as it is in `round_`, too."""
-        with self._turn:
+        with self._lock:
             for c in range(self.chunks.count) if chunks is None else chunks:
-                if 0 <= self.at[c] < round_ < self.turns.next(self.chunks.place(c)[0], self.at[c]):
-                    self._still = False
-                    self.at[c] = round_
-                    self._noted[c] = round_ + 1
+                if 0 <= self.chunk_rounds[c] < round_ < self._next_round(c):
+                    self._final = False
+                    self._set_round(c, round_)
 
-    def take(self, fragment: int, adopt: Adopt) -> None:
+    def adopt_fragment(self, fragment: int, adopt: Adopt) -> None:
         """The local vector takes the new anchor of this fragment, as if nothing were trained since it was sent."""
         local, anchor = self.vectors.local, self.vectors.anchor
         for c in self.chunks.fragment_range(fragment):
             span, scratch = self.chunks.span(c), self._scratch[: self.chunks.size(c)]
             adopt(local[span], anchor[span], local[span].copy(), scratch)
 
-    def put(self, c: int, round_: int, data: bytes | bytearray) -> None:
-        """Take chunk `c` of state `round_` as a peer sent it: anchor, then momentum."""
-        unmoved = self.gap is None or self.at[c] < 0
+    def replace_chunk(self, c: int, round_: int, data: bytes | bytearray) -> None:
+        """Take chunk `c` of state `round_` from a peer or a snapshot: its anchor, then its momentum, fp32."""
+        unmoved = self.staleness is None or self.chunk_rounds[c] < 0
         before = None if unmoved else self.vectors.anchor[self.chunks.span(c)].copy()
         self._replace(c, round_, data)
-        self._moved(c, before)
+        self._record_move(c, before)
 
     def _replace(self, c: int, round_: int, data: bytes | bytearray) -> None:
         span, size = self.chunks.span(c), self.chunks.size(c)
         both = np.frombuffer(data, np.float32)
-        with self._turn:
-            self._changes(c)
+        with self._lock:
+            self._begin_change(c)
             self.vectors.anchor[span] = both[:size]
             self.vectors.momentum[span] = both[size:]
-            self.at[c] = round_
-            self._noted[c] = round_ + 1
-            self._landed[c] = 0  # not before: who is killed meanwhile has what came
+            self._set_round(c, round_)
+            self.partial_chunks.discard(c)  # not before: who is killed meanwhile has what came
 
-    # A chunk that comes in parts, in the place of one that is not here
+    def mark_missing(self, c: int) -> None:
+        """What is here as chunk `c` is not the run's."""
+        self.chunk_rounds[c] = -1
 
-    def land(self, c: int, sum_: bytes, at: int, part: bytes) -> None:
-        """Bytes of the chunk whose digest is `sum_`, from `at` on; an earlier daemon may have had those before."""
-        self._land(c, sum_, at, part)
-
-    def land_more(self, c: int, sum_: bytes, data: bytearray, end: int) -> None:
-        """What follows on it, up to `end`, came before."""
-        if 0 < (here := self._here(c, sum_)) < end:
-            self._land(c, sum_, here, bytes(data[here:end]))
-
-    def _land(self, c: int, sum_: bytes, at: int, part: bytes) -> None:
-        if self.at[c] >= 0 or self._here(c, sum_) != at:
-            return
-        span, half = self.chunks.span(c), 4 * self.chunks.size(c)
-        first = part[: max(half - at, 0)]
-        anchor, momentum = (v[span].view(np.uint8) for v in (self.vectors.anchor, self.vectors.momentum))
-        anchor[at : at + len(first)] = np.frombuffer(first, np.uint8)
-        rest = max(at - half, 0)
-        momentum[rest : rest + len(part) - len(first)] = np.frombuffer(part, np.uint8, offset=len(first))
-        self._landed[c] = int.from_bytes(sum_[:8], "little", signed=True), at + len(part)
-
-    def landed(self, c: int, sum_: bytes) -> bytearray:
-        """What is here of the chunk whose digest is `sum_`."""
-        if self.at[c] >= 0 or not (here := self._here(c, sum_)):
-            return bytearray()
+    def copy_chunk(self, c: int) -> tuple[int, NDArray[np.float32], bytes]:
+        """Round, anchor and then momentum, (2 size,) fp32, and digest of chunk `c` as it is now. Raises
+        `CorruptChunk`."""
         span = self.chunks.span(c)
-        return bytearray(self.vectors.anchor[span].tobytes() + self.vectors.momentum[span].tobytes())[:here]
-
-    def _here(self, c: int, sum_: bytes) -> int:
-        whose, size = self._landed[c]
-        return int(size) if whose == int.from_bytes(sum_[:8], "little", signed=True) else 0
-
-    def unland(self, c: int) -> None:
-        """What is here of it is wrong."""
-        self._landed[c] = 0
-
-    def copy(self, c: int) -> tuple[int, NDArray[np.float32], bytes]:
-        """Round, anchor and momentum (2, size) and digest of chunk `c` as it is now. Raises `CorruptChunk`."""
-        span = self.chunks.span(c)
-        with self._turn:
-            round_, both = self.at[c], np.concatenate([self.vectors.anchor[span], self.vectors.momentum[span]])
-            known = self._digests[c] if self._still else None
-        sum_ = digest(both)
-        if known is not None and sum_ != known:
+        with self._lock:
+            round_ = self.chunk_rounds[c]
+            both = np.concatenate([self.vectors.anchor[span], self.vectors.momentum[span]])
+            expected = self._digests[c] if self._final else None
+        found = digest(both)
+        if expected is not None and found != expected:
             raise CorruptChunk(f"chunk {c} of the state of round {round_} changed in memory by itself")
-        return round_, both, sum_
+        return round_, both, found
 
-    def sound(self, c: int) -> bool:
-        """Chunk `c` is what it was when the state was settled. If not, it is digested anew the next time."""
-        with self._turn:
-            if not self._still or self.chunk_digest(c) == self._digests[c]:
+    def is_intact(self, c: int) -> bool:
+        """Whether chunk `c` is what it was when the state was finalized. If not, the next `finalize` digests
+        it."""
+        with self._lock:
+            if not self._final or self.chunk_digest(c) == self._digests[c]:
                 return True
             self._changed.add(c)
             return False
 
-    def remake(self, c: int, round_: int, data: bytes, payloads: Sequence[Octets]) -> bool:
-        """Make chunk `c` of the settled state anew: as it was in `round_`, brought forward. False: that did not
-        give what it was when it was settled."""
-        at, p = self.at[c], self.chunks.place(c)[0]
-        assert len(payloads) == len(self.turns.rounds(p, round_, at)), "these are of other rounds"
+    def rebuild_chunk(self, c: int, round_: int, data: bytes, payloads: Sequence[Octets]) -> bool:
+        """Make chunk `c` of the final state anew: from its anchor and momentum in `round_` and the sealed bytes of
+        its fragment's rounds since. False: that did not give what it was when the state was finalized."""
+        target, fragment = self.chunk_rounds[c], self.chunks.place(c)[0]
+        missed = self.fragment_schedule.rounds(fragment, round_, target)
+        assert len(payloads) == len(missed), "these are of other rounds"
         self._replace(c, round_, data)
         for payload in payloads:
             self._step(c, payload)
-        with self._turn:
-            self.at[c], self._noted[c], self._still = at, at + 1, True
+        with self._lock:
+            self._set_round(c, target)
+            self._final = True
             right = self.chunk_digest(c) == self._digests[c]
             if right:
                 self._changed.discard(c)
@@ -225,74 +206,87 @@ class OuterState:
 
     def renumber(self, round_: int) -> None:
         """The same state is that of `round_`: the rounds in between are void."""
-        with self._turn:
-            self._all_at(round_)
+        with self._lock:
+            self._set_all_rounds(round_)
 
-    def _moved(self, c: int, before: NDArray[np.float32] | None) -> None:
-        if self.gap is not None and before is not None:
-            before -= self.vectors.anchor[self.chunks.span(c)]
-            self.gap.moved(self.chunks.place(c)[0], self.at[c], norm(before))
-
-    def _changes(self, c: int) -> None:
-        self._still = False
-        self._noted[c] = 0
-        self._changed.add(c)
-
-    def _all_at(self, round_: int) -> None:
-        self.at = [round_] * self.chunks.count
-        self._noted[:] = round_ + 1
-        self._landed[:] = 0
-
-    def set_aside(self) -> None:
-        """Before the anchor moves: what the local vector has beyond it is to be kept (until `settle`)."""
-        if not self._aside and self._left_out is rebase:
+    def set_work_aside(self) -> None:
+        """Before the anchor moves: what the local vector has beyond it is to be kept (until `finalize`)."""
+        if not self._work_aside and self._adopt_left_out is rebase:
             np.subtract(self.vectors.local, self.vectors.anchor, out=self.vectors.local)
-        self._aside = True
+        self._work_aside = True
 
     def distrust(self) -> None:
         """The state is not the run's: peers get nothing of it, and no work is beyond it. Digests tell which chunks
         differ."""
-        with self._turn:
-            self._still = False
+        with self._lock:
+            self._final = False
             self._changed = set(range(self.chunks.count))
-        self._aside = False
+        self._work_aside = False
 
-    def settle(self) -> bytes:
+    def finalize(self) -> bytes:
         """The state stands still until the next commit: digest what changed, open it to peers, return the root
         digest. Work that was set aside now takes the new anchor."""
-        if self.gap is not None:
-            self.gap.settled(owed=self._aside)
-        if self._aside:
-            self._take_aside()
-            self._aside = False
+        if self.staleness is not None:
+            self.staleness.finalized(owed=self._work_aside)
+        if self._work_aside:
+            self._adopt_work_aside()
+            self._work_aside = False
         digests = [self.chunk_digest(c) if c in self._changed else known for c, known in enumerate(self._digests)]
-        with self._turn:
-            self._digests, self._still = digests, True
+        with self._lock:
+            self._digests, self._final = digests, True
             self._changed.clear()
         return root(digests)
 
-    def _take_aside(self) -> None:
+    def _adopt_work_aside(self) -> None:
         vectors = self.vectors
-        if self._left_out is rebase:
+        if self._adopt_left_out is rebase:
             np.add(vectors.local, vectors.anchor, out=vectors.local)
             return
         for c in self._changed:  # the others have the anchor that the work was begun from
             span, scratch = self.chunks.span(c), self._scratch[: self.chunks.size(c)]
-            self._left_out(vectors.local[span], vectors.anchor[span], vectors.anchor[span], scratch)
+            self._adopt_left_out(vectors.local[span], vectors.anchor[span], vectors.anchor[span], scratch)
 
     def chunk_digest(self, c: int) -> bytes:
+        """Digest of chunk `c` as the vectors have it now."""
         span = self.chunks.span(c)
         return digest(self.vectors.anchor[span], self.vectors.momentum[span])
 
     # What peers may read (atoll.node.daemon.state_server)
 
-    def state(self, round: Round, chunk: int) -> bytes | None:
-        if not self._still or self.round != round or not 0 <= chunk < self.chunks.count:
+    def final_chunk(self, round: Round, c: int) -> bytes | None:
+        """Anchor, then momentum of chunk `c`, fp32, of the final state of `round`; None: there is no such."""
+        if not self._final or self.round != round or not 0 <= c < self.chunks.count:
             return None
-        span, settled = self.chunks.span(chunk), self._digests
+        span, digests = self.chunks.span(c), self._digests
         data = self.vectors.anchor[span].tobytes() + self.vectors.momentum[span].tobytes()
         # The worker may have gone on meanwhile: peers would take what is torn for a lie.
-        return data if self._still and self._digests is settled else None
+        return data if self._final and self._digests is digests else None
 
-    def digests(self, round: Round) -> Sequence[bytes] | None:
-        return self._digests if self._still and self.round == round else None
+    def final_digests(self, round: Round) -> Sequence[bytes] | None:
+        """The digests of the chunks of the final state of `round`; None: there is no such."""
+        return self._digests if self._final and self.round == round else None
+
+    # Rounds of chunks, here and for the next daemon
+
+    def _next_round(self, c: int) -> int:
+        """The round after its own that changes chunk `c`."""
+        return self.fragment_schedule.next(self.chunks.place(c)[0], self.chunk_rounds[c])
+
+    def _begin_change(self, c: int) -> None:
+        self._final = False
+        self._stored_rounds[c] = 0
+        self._changed.add(c)
+
+    def _set_round(self, c: int, round_: int) -> None:
+        self.chunk_rounds[c] = round_
+        self._stored_rounds[c] = round_ + 1
+
+    def _set_all_rounds(self, round_: int) -> None:
+        self.chunk_rounds = [round_] * self.chunks.count
+        self._stored_rounds[:] = round_ + 1
+        self.partial_chunks.discard_all()
+
+    def _record_move(self, c: int, before: NDArray[np.float32] | None) -> None:
+        if self.staleness is not None and before is not None:
+            before -= self.vectors.anchor[self.chunks.span(c)]
+            self.staleness.record_move(self.chunks.place(c)[0], self.chunk_rounds[c], norm(before))

@@ -9,54 +9,60 @@ from collections import deque
 
 
 class ChunkAssembly:
-    def __init__(self, size: int, part: int, here: bytearray | None = None, alone: bool = False) -> None:
-        """`size`: bytes of the chunk; `here`: its first ones, of an earlier life; `alone`: nobody is to help."""
+    """One chunk's bytes, and which of its parts each stream was asked for. A part is named by its first byte."""
+
+    def __init__(self, size: int, part: int, resumed: bytearray | None = None, single_donor: bool = False) -> None:
+        """`size`: bytes of the chunk; `part`: of each part; `resumed`: its first bytes, from an earlier life;
+        `single_donor`: no other donor's stream is to help."""
         self.data = bytearray(size)
-        self.front = len(here) if here is not None else 0  # so many bytes are here without a gap
-        self.data[: self.front] = here or b""
-        self.earlier, self.alone = self.front, alone
-        self.givers = 0  # streams that were asked for any of it
+        self.front = len(resumed) if resumed is not None else 0  # so many bytes are here without a gap
+        self.data[: self.front] = resumed or b""
+        self.resumed, self.single_donor = self.front, single_donor  # bytes of an earlier life
+        self.streams = 0  # that were asked for any of it
         self._size, self._part = size, part
-        self._lacking = dict.fromkeys(range(self.front, size, part))
-        self._open = deque(self._lacking)  # nobody was asked for
-        self._asked: dict[int, list[int]] = {}  # by stream, what did not come
+        self._missing = dict.fromkeys(range(self.front, size, part))
+        self._unrequested = deque(self._missing)
+        self._requested: dict[int, list[int]] = {}  # by stream: parts that did not come
 
     @property
     def complete(self) -> bool:
-        return not self._lacking
+        """Whether all bytes are here."""
+        return not self._missing
 
     @property
-    def open(self) -> int:
-        """Parts that somebody who helps may ask for."""
-        return 0 if self.alone else len(self._open)
+    def unrequested(self) -> int:
+        """Parts that a stream of another donor may ask for, and nobody was asked for."""
+        return 0 if self.single_donor else len(self._unrequested)
 
     def join(self) -> int:
-        """A stream that will ask for parts; returns its number."""
-        self.givers += 1
-        self._asked[self.givers] = []
-        return self.givers
+        """Add a stream that will ask for parts; returns its number."""
+        self.streams += 1
+        self._requested[self.streams] = []
+        return self.streams
 
     def leave(self, stream: int) -> None:
         """The stream asks for no more, and what it was asked for does not come any more."""
-        others = {at for k, asked in self._asked.items() if k != stream for at in asked}
-        again = [at for at in self._asked.pop(stream) if at in self._lacking and at not in others]
-        self._open.extendleft(reversed(again))
+        others = {at for k, requested in self._requested.items() if k != stream for at in requested}
+        orphaned = [at for at in self._requested.pop(stream) if at in self._missing and at not in others]
+        self._unrequested.extendleft(reversed(orphaned))
 
     def next(self, stream: int, late: bool) -> tuple[int, int] | None:
-        """What the stream asks for: from here to there; None: nothing. `late`: also what others were asked for."""
-        mine = self._asked[stream]
-        if self._open:
-            at = self._open.popleft() if min(self._asked) == stream else self._open.pop()
+        """The part that the stream asks for next, its first byte and the one behind its last; None: none. `late`:
+        also parts that others were asked for."""
+        requested = self._requested[stream]
+        if self._unrequested:
+            first = min(self._requested) == stream
+            at = self._unrequested.popleft() if first else self._unrequested.pop()
         else:
-            at = next((at for at in self._lacking if late and at not in mine), -1)
+            at = next((at for at in self._missing if late and at not in requested), -1)
         if at < 0:
             return None
-        mine.append(at)
+        requested.append(at)
         return at, min(at + self._part, self._size)
 
-    def came(self, stream: int, at: int, part: bytes) -> None:
-        """Bytes that the stream asked for are here."""
+    def add(self, stream: int, at: int, part: bytes) -> None:
+        """Store the part at byte `at`, which came over the stream that asked for it."""
         self.data[at : at + len(part)] = part
-        self._lacking.pop(at, None)
-        self._asked[stream].remove(at)
-        self.front = next(iter(self._lacking), self._size)
+        self._missing.pop(at, None)
+        self._requested[stream].remove(at)
+        self.front = next(iter(self._missing), self._size)

@@ -15,7 +15,7 @@ from atoll.comm.ids import NodeId
 
 @dataclass(eq=False, frozen=True, slots=True)
 class ChunkRequest:
-    """A stream fetches a chunk."""
+    """A stream to a donor fetches a chunk."""
 
     donor: NodeId
     chunk: int
@@ -23,78 +23,83 @@ class ChunkRequest:
     late: bool = False  # others were asked for all of it before
 
 
-LATE = 2.0  # seconds at least without anything of a chunk: a busy machine may be silent for so long
+LATE_AFTER = 2.0  # seconds at least without anything of a chunk: a busy machine may be silent for so long
 
 
 class ChunkScheduler:
+    """Chunks that are not here: waiting, or with the requests under way for each. Times are seconds of one
+    clock."""
+
     def __init__(self, chunks: Iterable[int]) -> None:
+        """`chunks` are fetched in this order."""
         self._waiting = deque(chunks)
         self._under_way: dict[int, list[ChunkRequest]] = {}  # by chunk
-        self._typical: dict[NodeId, float] = {}  # seconds that its last chunk took
-        self._moved: dict[int, float] = {}  # by chunk: seconds; when something of it came
+        self._durations: dict[NodeId, float] = {}  # seconds that a donor's last chunk took
+        self._last_progress: dict[int, float] = {}  # by chunk: when something of it came
 
     @property
     def left(self) -> int:
         """Chunks that are not here."""
         return len(self._waiting) + len(self._under_way)
 
-    def take(self, donor: NodeId, now: float, open_: Callable[[int], int]) -> ChunkRequest | None:
-        """What a free stream to this donor fetches; None: nothing now. `open_`: parts of a chunk under way that
-        nobody was asked for."""
+    def assign(self, donor: NodeId, now: float, unrequested: Callable[[int], int]) -> ChunkRequest | None:
+        """The chunk that a free stream to this donor fetches; None: none now. `unrequested(c)`: parts of a chunk
+        under way that nobody was asked for."""
         late = False
         if self._waiting:
             chunk = self._waiting.popleft()
-        elif (found := self._most(donor, open_)) is not None:
+        elif (found := self._most_open(donor, unrequested)) is not None:
             chunk = found
-        elif (found := self._latest(donor, now)) is not None:
+        elif (found := self._stalled(donor, now)) is not None:
             chunk, late = found, True
         else:
             return None
-        errand = ChunkRequest(donor, chunk, now, late)
-        self._moved[chunk] = now
-        self._under_way.setdefault(chunk, []).append(errand)
-        return errand
+        request = ChunkRequest(donor, chunk, now, late)
+        self._last_progress[chunk] = now
+        self._under_way.setdefault(chunk, []).append(request)
+        return request
 
-    def done(self, errand: ChunkRequest, now: float) -> list[ChunkRequest] | None:
-        """The chunk is here; returns the other errands for it, which are of no more use. None: this one was not
+    def complete(self, request: ChunkRequest, now: float) -> list[ChunkRequest] | None:
+        """The chunk is here; returns the other requests for it, which are of no more use. None: this one was not
         the first."""
-        if errand not in self._under_way.get(errand.chunk, ()):
+        if request not in self._under_way.get(request.chunk, ()):
             return None
-        if len(self._under_way[errand.chunk]) == 1:
-            self._typical[errand.donor] = now - errand.since
-        return [other for other in self._under_way.pop(errand.chunk) if other is not errand]
+        if len(self._under_way[request.chunk]) == 1:
+            self._durations[request.donor] = now - request.since
+        return [other for other in self._under_way.pop(request.chunk) if other is not request]
 
-    def moved(self, chunk: int, now: float) -> None:
+    def record_progress(self, chunk: int, now: float) -> None:
         """Something of the chunk came."""
-        self._moved[chunk] = now
+        self._last_progress[chunk] = now
 
-    def drop(self, errand: ChunkRequest) -> None:
-        """It came to nothing: the chunk is the next one, unless somebody else fetches it."""
-        others = self._under_way.get(errand.chunk, [])
-        if errand in others:
-            others.remove(errand)
+    def abandon(self, request: ChunkRequest) -> None:
+        """The request came to nothing: its chunk is the next one, unless somebody else fetches it. No effect on a
+        request that is complete."""
+        others = self._under_way.get(request.chunk, [])
+        if request in others:
+            others.remove(request)
             if not others:
-                del self._under_way[errand.chunk]
-                self._waiting.appendleft(errand.chunk)
+                del self._under_way[request.chunk]
+                self._waiting.appendleft(request.chunk)
 
-    def again(self, chunk: int) -> None:
-        """What was here turned out to be of no use."""
+    def requeue(self, chunk: int) -> None:
+        """What was fetched of the chunk turned out to be of no use: it is fetched again."""
         self._waiting.append(chunk)
 
-    def _most(self, donor: NodeId, open_: Callable[[int], int]) -> int | None:
+    def _most_open(self, donor: NodeId, unrequested: Callable[[int], int]) -> int | None:
         """The chunk that others fetch with the most parts to ask for."""
-        of_others = [c for c, errands in self._under_way.items() if all(e.donor != donor for e in errands)]
-        found = max(of_others, key=open_, default=None) if donor in self._typical else None
-        return found if found is not None and open_(found) else None
+        of_others = [c for c, requests in self._under_way.items() if all(e.donor != donor for e in requests)]
+        found = max(of_others, key=unrequested, default=None) if donor in self._durations else None
+        return found if found is not None and unrequested(found) else None
 
-    def _latest(self, donor: NodeId, now: float) -> int | None:
+    def _stalled(self, donor: NodeId, now: float) -> int | None:
         """The chunk of which longest nothing came, if this donor would have it sooner."""
-        mine = self._typical.get(donor)
-        if mine is None:
+        duration = self._durations.get(donor)
+        if duration is None:
             return None
-        worst, found = max(mine, LATE), None
-        for chunk, errands in self._under_way.items():
-            silent = now - self._moved[chunk]
-            if silent > worst and all(e.donor != donor for e in errands):
+        worst, found = max(duration, LATE_AFTER), None
+        for chunk, requests in self._under_way.items():
+            silent = now - self._last_progress[chunk]
+            if silent > worst and all(e.donor != donor for e in requests):
                 worst, found = silent, chunk
         return found

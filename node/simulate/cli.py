@@ -85,8 +85,8 @@ def simulate(
         click.echo(f"atoll: {no_picture}", err=True)
     from atoll.node.config import NodeConfig, check
     from atoll.node.data import open_source
-    from atoll.node.preflight import check_simulation
     from atoll.node.simulate import report
+    from atoll.node.simulate.memory import check_simulation
     from atoll.node.simulate.simulation import RunOutcome, data_parallel, local_updates
 
     node = NodeConfig(data=data, model=model, compile=compile, bf16=bf16)

@@ -15,7 +15,8 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import Codec
 from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import CodecName, RunConfig
-from atoll.node.outer.method import Method, merge_parts, pieces_of
+from atoll.node.outer.method import chunk_pieces, merge_pieces
+from atoll.node.simulate.method import Method
 from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.clip import clip_factors
 from atoll.outer_opt.fragments import Fragment
@@ -46,7 +47,7 @@ class ReplicatedState:
         self._gathers = config.reduce.codec is CodecName.SPARSE
         self._codec: Codec = make_codec(config.reduce.codec, config.reduce.block, config.reduce.scales)
         self._chunks = Chunks(fragment.numel, config.reduce.chunk)
-        self._pieces = pieces_of(fragment, self._chunks)
+        self._pieces = chunk_pieces(fragment, self._chunks)
 
     @property
     def encoded_size(self) -> int:
@@ -83,7 +84,7 @@ class ReplicatedState:
         for c in range(self._chunks.count):
             span = self._chunks.span(c)
             deltas = [contribution.decoded[span] for contribution in contributions]
-            merge_parts(self._method.merging, self._pieces[c], deltas, parts, merged[span], scratch[span])
+            merge_pieces(self._method.merging, self._pieces[c], deltas, parts, merged[span], scratch[span])
         sealed = merged if self._gathers else self.over_the_wire(merged)
         self.round += 1
         before = self.anchor.copy()

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from atoll.comm.codecs.codec import NonFinite
 from atoll.comm.config.run import RunConfig
-from atoll.node.outer.method import Method
 from atoll.node.simulate.conditions import Conditions
 from atoll.node.simulate.exchange import MemberDelta, ReplicatedState
 from atoll.node.simulate.learner import SimulatedTrainer
+from atoll.node.simulate.method import Method
 from atoll.node.simulate.state import (
     FleetEvent,
     FragmentRound,

@@ -18,7 +18,7 @@ from atoll.node.trainer.flat_vector import layout_of
 from atoll.node.trainer.inner_loop import RankGroup
 from atoll.node.trainer.lr_rewarm import Rewarming
 from atoll.node.trainer.model import blocks_of, build, build_custom, init_parameters
-from atoll.node.trainer.optimizer import make
+from atoll.node.trainer.optimizer import make_optimizer
 from atoll.outer_opt import tensors
 
 F32 = NDArray[np.float32]
@@ -40,7 +40,7 @@ class SimulatedTrainer:
         if node.compile:
             for block in blocks_of(model):
                 block.compile(dynamic=False)
-        self._model, optimizer = model, make(model, run.inner)
+        self._model, optimizer = model, make_optimizer(model, run.inner)
         trained = MixedPrecisionModel(model) if node.bf16 else model
         self._learner = inner_loop.LearnerState(
             run, RankGroup(0, 1), torch.device("cpu"), source, trained, optimizer
@@ -59,8 +59,10 @@ class SimulatedTrainer:
         `begin_without_moments`; returns its loss."""
         count = self._learner.run.inner.batch_size
         self._learner.model.train()
-        sequences = inner_loop.batch(self._learner, self._learner.source.train, range(first, first + count))
-        return inner_loop.finite(inner_loop.step(self._learner, sequences, rate * self.rewarming.share()))
+        sequences = inner_loop.load_batch(self._learner, self._learner.source.train, range(first, first + count))
+        return inner_loop.bounded_loss(
+            inner_loop.optimizer_step(self._learner, sequences, rate * self.rewarming.next_factor())
+        )
 
     @property
     def rewarming(self) -> Rewarming:
@@ -68,9 +70,8 @@ class SimulatedTrainer:
         return self._learner.rewarming
 
     def begin_without_moments(self, round_steps: int) -> None:
-        """Begin without the optimizer's moments, as a node that joins a run under way does, in rounds of so many
-        inner steps."""
-        self._learner.rewarming = Rewarming.of(self._learner.run.inner, round_steps)
+        """It joins a run that is under way, in rounds of so many inner steps."""
+        self._learner.rewarming = Rewarming.without_moments(self._learner.run.inner, round_steps)
 
     def validation_loss(self) -> float:
         """The mean loss on the validation batches, in nats a token."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from atoll.comm.config.run import RunConfig
 from atoll.node.config import NodeConfig
 from atoll.node.data import Source
-from atoll.node.outer.method import method_of
 from atoll.node.simulate.conditions import Conditions
 from atoll.node.simulate.fleet import SimulatedFleet
 from atoll.node.simulate.learner import SimulatedTrainer, with_batch
+from atoll.node.simulate.method import build_method
 from atoll.node.simulate.state import RoundRecord
 from atoll.node.trainer.lr_schedule import learning_rate
 
@@ -50,7 +50,7 @@ def fleet_of(
     """The fleet of a run, at its start."""
     start = SimulatedTrainer(run, node, source)
     start.initialise(run.seed)
-    method, evaluator = method_of(run, start.tensors()), evaluator_of(run, node, source)
+    method, evaluator = build_method(run, start.tensors()), evaluator_of(run, node, source)
     return SimulatedFleet(
         run, conditions, method, lambda: SimulatedTrainer(run, node, source), evaluator, start, on_record
     )

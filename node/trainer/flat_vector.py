@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from atoll.outer_opt.overlap import Adopt
 
-PIECE = 1 << 20  # elements that are worked on at once where there is need of memory besides
+BLOCK_ELEMENTS = 1 << 20  # elements that are worked on at once where there is need of memory besides
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,9 @@ def squared_distances(model: nn.Module, layout: FlatLayout, flat: Tensor) -> lis
     for i, interval, shard in _numbered_pieces(model, layout):
         square = torch.zeros((), dtype=torch.float64, device=shard.device)
         for mine, other in zip(
-            torch.split(shard.reshape(-1), PIECE), torch.split(flat[interval], PIECE), strict=True
+            torch.split(shard.reshape(-1), BLOCK_ELEMENTS),
+            torch.split(flat[interval], BLOCK_ELEMENTS),
+            strict=True,
         ):
             square += torch.linalg.vector_norm(mine - other.to(shard.device), dtype=torch.float64) ** 2
         squares[i] = float(square)

@@ -45,8 +45,8 @@ from atoll.node.trainer_channel import (
     Waits,
 )
 
-WORST_LOSS = 1e4  # nats a token
-REPORT_EVERY = 0.25  # seconds between two progress reports
+LOSS_LIMIT = 1e4  # nats a token; a worse loss, or one that is not finite, is told as this
+REPORT_INTERVAL = 0.25  # seconds between two progress reports
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class RankGroup:
         dist.all_reduce(tensor)
         return tensor.tolist()
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Return when every rank has called it."""
         self.total(0.0)
 
     def share(self, batch_size: int) -> int:
-        """Sequences of a batch that each rank takes."""
+        """Sequences of a batch that each rank takes. Raises `ConfigError` if they cannot be divided."""
         if batch_size % self.size:
             raise ConfigError(
                 f"inner.batch_size={batch_size} cannot be divided among ranks={self.size}: "
@@ -80,23 +80,24 @@ class RankGroup:
 
 @dataclass
 class LearnerState:
-    """What lives over rounds: the optimizer's moments; the parameters start from each round's anchor."""
+    """What a trainer has over rounds: the optimizer's moments live on, the parameters start from each round's
+    anchor."""
 
     run: RunConfig
-    team: RankGroup
+    ranks: RankGroup
     device: torch.device
     source: Source
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    rewarming: Rewarming = field(default_factory=Rewarming)  # over, unless the moments were lost
-    may_step: threading.Event = field(default_factory=threading.Event)  # the moments are not being copied
+    rewarming: Rewarming = field(default_factory=Rewarming)  # at its end, unless the moments were lost
+    may_step: threading.Event = field(default_factory=threading.Event)  # clear while the moments are copied
 
     def __post_init__(self) -> None:
         self.may_step.set()
 
 
 class ThroughputMeter:
-    """Turns steps into at most one report in `REPORT_EVERY` seconds."""
+    """Turns steps into at most one report in `REPORT_INTERVAL` seconds."""
 
     def __init__(self) -> None:
         self._at, self._tokens = time.monotonic(), 0
@@ -105,7 +106,7 @@ class ThroughputMeter:
         """Tokens a second since the last report, with `tokens` more; None when it is too early for one."""
         self._tokens += tokens
         passed = time.monotonic() - self._at
-        if passed < REPORT_EVERY:
+        if passed < REPORT_INTERVAL:
             return None
         rate = self._tokens / passed
         self._at, self._tokens = time.monotonic(), 0
@@ -114,18 +115,22 @@ class ThroughputMeter:
 
 @dataclass
 class TrainingCursor:
-    """Where a trainer stands on its way through an order's lease."""
+    """Where a trainer stands on its way through an order's lease.
+
+    `ahead` says which of two: it takes the order's steps, or has handed them over and goes on with the next
+    round's.
+    """
 
     run: RunConfig
     order: Train
     steps: int = 0  # since the last Ready, or since the order
-    behind: int = 0  # steps of the order before these: it is ahead of the order that it has
-    loss: float = 0.0  # summed over the steps
+    earlier_steps: int = 0  # of the order, before these: it is ahead of the order that it has
+    loss_sum: float = 0.0  # over `steps`
     ahead: bool = False  # the order's work is handed over
-    to_take: bool = False  # it was told where to put its steps since then, and has not done so
-    told: bool = False  # that it has reached the order's steps
-    closing: bool = False  # it was told to finish
-    waits: bool = False  # and has said so
+    state_due: bool = False  # the new order says where to put `steps`, and that was not done yet
+    target_reported: bool = False  # the daemon was told that the order's steps are taken
+    finishing: bool = False  # the daemon said to finish
+    stall_reported: bool = False  # the daemon was told that nothing is done until the next order
 
     @property
     def delay(self) -> int:
@@ -133,54 +138,56 @@ class TrainingCursor:
         return self.run.delay(self.order.round)
 
     @property
-    def left(self) -> int:
+    def steps_left(self) -> int:
         """Steps for which there are samples."""
-        return size(self.order.lease) // self.run.inner.batch_size - self.behind - self.steps
+        return size(self.order.lease) // self.run.inner.batch_size - self.earlier_steps - self.steps
 
     @property
-    def stands_still(self) -> bool:
+    def is_stalled(self) -> bool:
         """It is as far ahead as it may be."""
-        most = max(self.delay, self.order.ceiling)
-        return self.ahead and (self.steps >= most or self.left <= 0)
+        limit = max(self.delay, self.order.ceiling)
+        return self.ahead and (self.steps >= limit or self.steps_left <= 0)
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """The order's work is to be handed over."""
-        enough = self.steps >= (self.order.floor if self.closing else self.order.ceiling)
-        return not self.ahead and (enough or self.left <= 0)
+        enough = self.steps >= (self.order.floor if self.finishing else self.order.ceiling)
+        return not self.ahead and (enough or self.steps_left <= 0)
 
     @property
-    def takes(self) -> bool:
+    def takes_state(self) -> bool:
         """It is time to take the new state: not before `overlap.delay` steps, nor after handing over."""
-        return self.to_take and (self.complete or self.steps >= self.run.overlap.delay)
+        return self.state_due and (self.is_complete or self.steps >= self.run.overlap.delay)
 
     @property
     def next_samples(self) -> list[int]:
+        """Sample indices of the next step's batch."""
         batch_size = self.run.inner.batch_size
-        return samples(self.order.lease, (self.behind + self.steps) * batch_size, batch_size)
+        return samples(self.order.lease, (self.earlier_steps + self.steps) * batch_size, batch_size)
 
     @property
     def tokens(self) -> int:
-        """The clock of the learning rate, interpolated."""
+        """The clock of the learning rate: the run's committed tokens, interpolated within the round."""
         step_tokens = self.run.inner.batch_size * self.run.model.seq_len
-        return self.order.tokens + (self.behind + self.steps) * step_tokens * self.order.fleet
+        return self.order.tokens + (self.earlier_steps + self.steps) * step_tokens * self.order.fleet
 
     def hand_over(self) -> Ready:
         """What came of the order. From now on it is ahead, if there is overlap, and anything to train on."""
         ready = Ready(
             self.order.round,
             self.steps,
-            self.loss / max(self.steps, 1),
+            self.loss_sum / max(self.steps, 1),
             self.steps * self.run.inner.batch_size,
-            ahead=self.delay > 0 and self.steps > 0 and self.left > 0,
+            ahead=self.delay > 0 and self.steps > 0 and self.steps_left > 0,
         )
-        self.behind, self.steps, self.loss, self.ahead = self.behind + self.steps, 0, 0.0, True
+        self.earlier_steps, self.steps, self.loss_sum = self.earlier_steps + self.steps, 0, 0.0
+        self.ahead = True
         return ready
 
     def go_on(self, order: Train) -> None:
         """The steps since it handed over are the first of this order."""
-        self.order, self.behind, self.ahead, self.to_take = order, 0, False, True
-        self.told = self.closing = self.waits = False
+        self.order, self.earlier_steps, self.ahead, self.state_due = order, 0, False, True
+        self.target_reported = self.finishing = self.stall_reported = False
 
 
 class TrainerIO(Protocol):
@@ -192,80 +199,99 @@ class TrainerIO(Protocol):
     def hand_over(self, ready: Ready) -> None:
         """Write the local vector and say so."""
 
-    def take(self, order: Train) -> None:
+    def take_state(self, order: Train) -> None:
         """Put what was trained since `hand_over` on top of the anchor, or of the local vector."""
 
     def evaluate(self, round: int) -> None:
         """Measure the anchor; the parameters stay what they are."""
 
-    def next(self) -> ToTrainer:
-        """The daemon's next command."""
+    def next_command(self) -> ToTrainer:
+        """Wait for the daemon's next command."""
 
-    def waiting(self) -> bool:
+    def has_command(self) -> bool:
         """Whether there is one; only rank 0 knows."""
 
     def send(self, message: ToDaemon) -> None: ...
 
 
-def train(learner: LearnerState, order: Train, bench: TrainerIO) -> ToTrainer | None:
+def train(learner: LearnerState, order: Train, io: TrainerIO) -> ToTrainer | None:
     """Take steps, until told to finish or at the ceiling or the end of the lease, and hand over. With overlap go
     on from there, order after order, until another command comes: that one is returned."""
-    course, pace = TrainingCursor(learner.run, order), ThroughputMeter()
-    bench.load(order.resume)
+    cursor, throughput = TrainingCursor(learner.run, order), ThroughputMeter()
+    io.load(order.resume)
     learner.model.train()
     while True:
-        if course.takes:
-            course.to_take = False
-            bench.take(course.order)
-        if course.complete:
-            ready = course.hand_over()
-            bench.hand_over(ready)
-            if not ready.ahead:
-                return None
-        if course.stands_still:
-            if not course.waits:
-                course.waits = True
-                bench.send(Waits(course.order.round))
-            heard = True
+        if cursor.takes_state:
+            take_state(cursor, io)
+        if cursor.is_complete and not hand_over(cursor, io):
+            return None
+        if cursor.is_stalled:
+            report_stall(cursor, io)
+            has_command = True
         else:
-            heard = advance(learner, course, bench, pace)
-        if heard and (command := obey(course, bench, bench.next())) is not None:
+            has_command = advance(learner, cursor, io, throughput)
+        if has_command and (command := carry_out(cursor, io, io.next_command())) is not None:
             return command
-        if not (course.ahead or course.told) and course.steps >= course.order.steps:
-            course.told = True
-            bench.send(Reached(course.order.round))
+        report_target(cursor, io)
 
 
-def advance(learner: LearnerState, course: TrainingCursor, bench: TrainerIO, pace: ThroughputMeter) -> bool:
+def take_state(cursor: TrainingCursor, io: TrainerIO) -> None:
+    """Put the steps since the hand-over on top of the state that the new order begins with."""
+    cursor.state_due = False
+    io.take_state(cursor.order)
+
+
+def hand_over(cursor: TrainingCursor, io: TrainerIO) -> bool:
+    """Give the daemon the order's work; return whether there is more to do before the next order."""
+    ready = cursor.hand_over()
+    io.hand_over(ready)
+    return ready.ahead
+
+
+def report_stall(cursor: TrainingCursor, io: TrainerIO) -> None:
+    """Tell the daemon, once an order, that the trainer may not go further ahead."""
+    if not cursor.stall_reported:
+        cursor.stall_reported = True
+        io.send(Waits(cursor.order.round))
+
+
+def report_target(cursor: TrainingCursor, io: TrainerIO) -> None:
+    """Tell the daemon, once an order, that the order's steps are taken."""
+    if not (cursor.ahead or cursor.target_reported) and cursor.steps >= cursor.order.steps:
+        cursor.target_reported = True
+        io.send(Reached(cursor.order.round))
+
+
+def advance(learner: LearnerState, cursor: TrainingCursor, io: TrainerIO, throughput: ThroughputMeter) -> bool:
     """Take a step; return whether there is a command."""
     fault_point("trainer.step")
-    config, team = learner.run.inner, learner.team
-    sequences = batch(learner, learner.source.train, course.next_samples)
-    rate = learning_rate(config, course.tokens) * learner.rewarming.share()
-    loss = step(learner, sequences, rate)
-    mean_loss, heard = team.total(finite(loss) / team.size, float(bench.waiting()))
-    course.steps, course.loss = course.steps + 1, course.loss + mean_loss
-    if (speed := pace.tokens_per_s(config.batch_size * learner.run.model.seq_len)) is not None:
-        bench.send(Progress(course.order.round + course.ahead, course.steps, mean_loss, speed))
-    return heard > 0
+    config, ranks = learner.run.inner, learner.ranks
+    sequences = load_batch(learner, learner.source.train, cursor.next_samples)
+    rate = learning_rate(config, cursor.tokens) * learner.rewarming.next_factor()
+    loss = optimizer_step(learner, sequences, rate)
+    mean_loss, commands = ranks.total(bounded_loss(loss) / ranks.size, float(io.has_command()))
+    cursor.steps, cursor.loss_sum = cursor.steps + 1, cursor.loss_sum + mean_loss
+    if (speed := throughput.tokens_per_s(config.batch_size * learner.run.model.seq_len)) is not None:
+        io.send(Progress(cursor.order.round + cursor.ahead, cursor.steps, mean_loss, speed))
+    return commands > 0
 
 
-def obey(course: TrainingCursor, bench: TrainerIO, command: ToTrainer) -> ToTrainer | None:
+def carry_out(cursor: TrainingCursor, io: TrainerIO, command: ToTrainer) -> ToTrainer | None:
     """Carry out what can be between two steps; else return the command."""
     match command:
         case Finish(round=number):
-            if number == course.order.round and not course.ahead:  # else it had handed over when it came
-                course.closing = True
-        case Train(on=True) if course.ahead:
-            course.go_on(command)
+            if number == cursor.order.round and not cursor.ahead:  # else it had handed over when it came
+                cursor.finishing = True
+        case Train(on=True) if cursor.ahead:
+            cursor.go_on(command)
         case Evaluate(round=number):
-            bench.evaluate(number)
+            io.evaluate(number)
         case _:
             return command
     return None
 
 
-def step(learner: LearnerState, sequences: Tensor, rate: float) -> float:
+def optimizer_step(learner: LearnerState, sequences: Tensor, rate: float) -> float:
     """One optimizer step on this rank's sequences; return their mean loss."""
     for group in learner.optimizer.param_groups:
         group["lr"] = rate
@@ -279,9 +305,9 @@ def step(learner: LearnerState, sequences: Tensor, rate: float) -> float:
     return loss.item()
 
 
-def finite(loss: float) -> float:
-    """A loss that can be told and averaged; what is not finite counts as a very bad one."""
-    return min(loss, WORST_LOSS) if loss == loss else WORST_LOSS
+def bounded_loss(loss: float) -> float:
+    """A loss that can be told and averaged: `LOSS_LIMIT` at most, and for NaN."""
+    return min(loss, LOSS_LIMIT) if loss == loss else LOSS_LIMIT
 
 
 def clip_gradients(model: nn.Module, limit: float) -> bool:
@@ -294,21 +320,21 @@ def clip_gradients(model: nn.Module, limit: float) -> bool:
 @torch.no_grad()
 def evaluate(learner: LearnerState, round: int) -> Evaluated:
     """The mean loss over the run's `val_batches` validation batches, split over the ranks."""
-    config, team = learner.run, learner.team
+    config, ranks = learner.run, learner.ranks
     learner.model.eval()
     loss = 0.0
     for number in range(config.data.val_batches):
         first = number * config.inner.batch_size
-        sequences = batch(learner, learner.source.validation, range(first, first + config.inner.batch_size))
-        loss += finite(cross_entropy(learner.model, sequences).item())
-    (total,) = team.total(loss / team.size)
+        sequences = load_batch(learner, learner.source.validation, range(first, first + config.inner.batch_size))
+        loss += bounded_loss(cross_entropy(learner.model, sequences).item())
+    (total,) = ranks.total(loss / ranks.size)
     return Evaluated(round, total / config.data.val_batches)
 
 
-def batch(learner: LearnerState, sample: Callable[[int], Array], indices: Sequence[int]) -> Tensor:
+def load_batch(learner: LearnerState, sample: Callable[[int], Array], indices: Sequence[int]) -> Tensor:
     """This rank's sequences of the batch of the samples `indices`: (share, seq_len + 1) int64."""
-    share = learner.team.share(learner.run.inner.batch_size)
-    mine = learner.team.rank * share
+    share = learner.ranks.share(learner.run.inner.batch_size)
+    mine = learner.ranks.rank * share
     sequences: Sequence[Array] = [sample(index) for index in indices[mine : mine + share]]
     return torch.from_numpy(np.stack(sequences)).to(learner.device)
 

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from atoll.comm.child_process import LAUNCHER, die_with_parent
-from atoll.node.config import Device, TrainerSpec
+from atoll.node.config import Device, TrainerSpec, threads_of
 
 
 def main() -> int:
@@ -34,9 +34,10 @@ def main() -> int:
 
 def set_environment(spec: TrainerSpec) -> None:
     """Before torch is imported: it reads some of these once."""
-    threads = spec.node.threads or max(1, (os.cpu_count() or 1) // spec.node.ranks)
+    threads, _ = threads_of(spec.node)
     os.environ[LAUNCHER] = str(os.getpid())
     os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # who waits for another thread leaves it the core
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # it would listen on every interface
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "5"  # seconds from SIGTERM to SIGKILL
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -13,21 +13,22 @@ from atoll.comm.config.run import InnerConfig, OptimizerName
 
 @dataclass
 class Rewarming:
-    """Over 2 / (1 - beta2) inner steps (Ma and Yarats 2021, arXiv 1910.04209), but no more than a quarter of a
-    round's. SGD has no moments to lose."""
+    """A linear rise over 2 / (1 - beta2) inner steps (Ma and Yarats 2021, arXiv 1910.04209), but no more than a
+    quarter of a round's. SGD has no moments to lose."""
 
     steps: int = 0  # over which the rate rises; 0: none
-    taken: int = 0
+    steps_taken: int = 0
 
     @classmethod
-    def of(cls, inner: InnerConfig, round_steps: int) -> "Rewarming":
+    def without_moments(cls, inner: InnerConfig, round_steps: int) -> "Rewarming":
+        """The rise for an optimizer without moments, in rounds of so many inner steps."""
         if inner.optimizer is OptimizerName.SGD:
             return cls()
         return cls(min(math.ceil(2 / (1 - inner.beta2)), round_steps // 4))
 
-    def share(self) -> float:
-        """Of the scheduled learning rate, for the next inner step."""
-        if self.taken >= self.steps:
+    def next_factor(self) -> float:
+        """The share, 0 to 1, of the scheduled learning rate that the next inner step takes."""
+        if self.steps_taken >= self.steps:
             return 1.0
-        self.taken += 1
-        return self.taken / (self.steps + 1)
+        self.steps_taken += 1
+        return self.steps_taken / (self.steps + 1)

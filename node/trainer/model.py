@@ -144,11 +144,11 @@ def init_parameters(model: nn.Module, seed: int) -> None:
     for name, parameter in model.named_parameters():
         start, stop = local_interval(parameter)
         if stop > start:
-            full = initial(name, tuple(parameter.shape), depth, seed)
+            full = initial_value(name, tuple(parameter.shape), depth, seed)
             local_tensor(parameter).view(-1).copy_(full.view(-1)[start:stop])
 
 
-def initial(name: str, shape: tuple[int, ...], depth: int, seed: int) -> Tensor:
+def initial_value(name: str, shape: tuple[int, ...], depth: int, seed: int) -> Tensor:
     """The initial value of one parameter, by its name: norms 1, biases 0, the rest normal.
 
     What projects back onto the residual stream starts smaller, by 1/sqrt(2 * depth) as in GPT-2: the stream's

@@ -16,12 +16,12 @@ from atoll.node.trainer.flat_vector import local_interval, local_tensor
 from atoll.outer_opt.tensors import TensorKind, kind_of
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # of x, x^3, x^5: takes all of (0, 1] to about 0.7 ... 1.2
-ITERATIONS = 5
-SMALL = 1e-7
-TOGETHER = 1 << 24  # elements that are orthogonalised at once, at most
+NEWTON_SCHULZ_STEPS = 5
+NORM_FLOOR = 1e-7
+BATCH_ELEMENTS = 1 << 24  # elements that are orthogonalised at once, at most
 
 
-def make(model: nn.Module, config: InnerConfig) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, config: InnerConfig) -> torch.optim.Optimizer:
     """The run's inner optimizer over the model's parameters."""
     match config.optimizer:
         case OptimizerName.ADAMW:
@@ -65,11 +65,11 @@ class Muon(torch.optim.AdamW):
 
     def __init__(self, model: nn.Module, config: InnerConfig) -> None:
         matrices, embeddings, vectors = list[Tensor](), list[Tensor](), list[Tensor]()
-        of = {TensorKind.MATRIX: matrices, TensorKind.EMBEDDING: embeddings, TensorKind.VECTOR: vectors}
+        by_kind = {TensorKind.MATRIX: matrices, TensorKind.EMBEDDING: embeddings, TensorKind.VECTOR: vectors}
         looked_up = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}  # whatever their names are
         for name, parameter in model.named_parameters():
             other = parameter in looked_up or parameter.ndim > 2
-            of[TensorKind.EMBEDDING if other else kind_of(name, parameter.ndim)].append(parameter)
+            by_kind[TensorKind.EMBEDDING if other else kind_of(name, parameter.ndim)].append(parameter)
         groups = _groups(config, embeddings, vectors)
         if matrices:
             groups.append({"params": matrices, "weight_decay": config.weight_decay, "muon": config.muon_momentum})
@@ -80,16 +80,18 @@ class Muon(torch.optim.AdamW):
         assert closure is None
         for group in self.param_groups:
             if "muon" in group:
-                for some in together(p for p in group["params"] if p.grad is not None):
-                    self._orthogonal_step(some, group["muon"], group["lr"], group["weight_decay"])
+                for parameters in batches_by_shape(p for p in group["params"] if p.grad is not None):
+                    self._orthogonal_step(parameters, group["muon"], group["lr"], group["weight_decay"])
         super().step()
         return None
 
     def _orthogonal_step(self, parameters: Sequence[Tensor], momentum: float, lr: float, decay: float) -> None:
-        """Of parameters of one shape; AdamW then passes them over."""
+        """Step parameters of one shape; they then have no gradient, so that AdamW passes them over."""
         updates = torch.stack([self._update(parameter, momentum) for parameter in parameters])
         scale = 0.2 * math.sqrt(max(parameters[0].shape))
-        for parameter, whole in zip(parameters, orthogonalised(updates, precision(updates)), strict=True):
+        for parameter, whole in zip(
+            parameters, orthogonalised(updates, orthogonalisation_dtype(updates)), strict=True
+        ):
             start, stop = local_interval(parameter)
             if stop > start:
                 local = local_tensor(parameter)
@@ -110,13 +112,13 @@ class Muon(torch.optim.AdamW):
         return update.full_tensor() if isinstance(update, DTensor) else update
 
 
-def together(parameters: Iterator[Tensor]) -> Iterator[list[Tensor]]:
-    """Those of one shape, in batches of at most `TOGETHER` elements; every rank makes the same."""
+def batches_by_shape(parameters: Iterator[Tensor]) -> Iterator[list[Tensor]]:
+    """Parameters of one shape, in batches of at most `BATCH_ELEMENTS` elements; every rank makes the same."""
     batches: dict[torch.Size, list[Tensor]] = {}
     for parameter in parameters:
         batch = batches.setdefault(parameter.shape, [])
         batch.append(parameter)
-        if (len(batch) + 1) * parameter.numel() > TOGETHER:
+        if (len(batch) + 1) * parameter.numel() > BATCH_ELEMENTS:
             yield batches.pop(parameter.shape)
     yield from batches.values()
 
@@ -128,21 +130,22 @@ def orthogonalised(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tens
     x = matrices.to(dtype).reshape(-1, *matrices.shape[-2:])
     tall = x.shape[1] > x.shape[2]
     x = x.mT.contiguous() if tall else x
-    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=SMALL)
-    for _ in range(ITERATIONS):
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=NORM_FLOOR)
+    for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).reshape(matrices.shape).to(matrices.dtype)
 
 
-def precision(matrices: Tensor) -> torch.dtype:
-    """What they are orthogonalised in: bf16, as by the authors, where the device multiplies that fastest."""
+def orthogonalisation_dtype(matrices: Tensor) -> torch.dtype:
+    """The type that matrices are orthogonalised in: bf16, as by the authors, where the device multiplies that
+    fastest."""
     return torch.bfloat16 if matrices.is_cuda or multiplies_bf16() else torch.float32
 
 
 @cache
 def multiplies_bf16() -> bool:
-    """Whether this processor has instructions for it."""
+    """Whether this processor has instructions that multiply bf16 matrices."""
     has = torch.cpu.get_capabilities()
     return bool(has.get("amx_bf16") or has.get("avx512_bf16"))
 

@@ -1,4 +1,5 @@
-"""The trainer, the process of one local rank: `python -m atoll.node.trainer.process --spec FILE`, run by `launch`.
+"""The trainer, the process of one local rank: `python -m atoll.node.trainer.process --spec FILE`, started by
+`atoll.node.trainer.launcher`.
 
 Rank 0 holds the channel to the daemon and passes each command to the other ranks; all ranks carry it out
 together. A trainer lives as long as its daemon: a closed channel ends it in order, and the kernel ends it
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -33,10 +35,10 @@ from atoll.comm.errors import AtollError, ConfigError, ResourceError, Unreachabl
 from atoll.comm.fragment_schedule import FragmentSchedule
 from atoll.node import trainer_channel
 from atoll.node.checkpoint.disk_budget import DiskBudget
-from atoll.node.config import Device, NodeConfig, TrainerSpec
+from atoll.node.config import Device, NodeConfig, TrainerSpec, threads_of
 from atoll.node.data import Source, open_source
-from atoll.node.outer.layout import in_turns, stretches
-from atoll.node.outer.method import adopt_of
+from atoll.node.outer.layout import flat_order, fragments_and_chunks
+from atoll.node.outer.method import anchor_adoption
 from atoll.node.trainer.flat_vector import (
     FlatLayout,
     adopt_shards,
@@ -51,17 +53,17 @@ from atoll.node.trainer.flat_vector import (
 )
 from atoll.node.trainer.inner_loop import LearnerState, RankGroup, evaluate, train
 from atoll.node.trainer.model import blocks_of, build, build_custom, init_parameters
-from atoll.node.trainer.optimizer import make as make_optimizer
+from atoll.node.trainer.optimizer import make_optimizer
 from atoll.node.trainer.optimizer_checkpoint import OptimizerCheckpoint
 from atoll.node.trainer.optimizer_files import OptimizerFiles
 from atoll.node.trainer_channel import TrainerEnd
 from atoll.outer_opt.overlap import rebase
 
-PATIENCE = timedelta(days=10)  # ranks wait in a collective while the daemon has nothing for them to do
+COLLECTIVE_TIMEOUT = timedelta(days=10)  # ranks wait in one while the daemon has nothing for them to do
 
 
 class Diverged(AtollError):
-    """The parameters are of no use any more."""
+    """The parameters are not finite any more, and of no use."""
 
 
 class DaemonLink:
@@ -80,12 +82,12 @@ class DaemonLink:
             pass
         self._inbox.put(trainer_channel.Stop())
 
-    def next(self) -> trainer_channel.ToTrainer:
-        """The daemon's next command; `Stop` when it is gone."""
+    def next_command(self) -> trainer_channel.ToTrainer:
+        """Wait for the daemon's next command; `Stop` when it is gone."""
         return self._inbox.get()
 
-    def waiting(self) -> bool:
-        """Whether `next` would return at once."""
+    def has_command(self) -> bool:
+        """Whether `next_command` would return at once."""
         return not self._inbox.empty()
 
     def send(self, message: trainer_channel.ToDaemon) -> None:
@@ -99,13 +101,15 @@ class DaemonLink:
 class RankBroadcast:
     """The daemon's commands in the same order on every rank; answers go out from rank 0."""
 
-    def __init__(self, team: RankGroup, line: DaemonLink | None) -> None:
-        assert (team.rank == 0) == (line is not None)
-        self._team, self._line = team, line
+    def __init__(self, ranks: RankGroup, link: DaemonLink | None) -> None:
+        """`link`: rank 0's, None on the others."""
+        assert (ranks.rank == 0) == (link is not None)
+        self._ranks, self._link = ranks, link
 
-    def next(self) -> trainer_channel.ToTrainer:
-        message = self._line.next() if self._line else None
-        return message if self._team.size == 1 and message else self._broadcast(message)
+    def next_command(self) -> trainer_channel.ToTrainer:
+        """Wait for the daemon's next command; every rank must call it."""
+        message = self._link.next_command() if self._link else None
+        return message if self._ranks.size == 1 and message else self._broadcast(message)
 
     def _broadcast(self, message: trainer_channel.ToTrainer | None) -> trainer_channel.ToTrainer:
         data = list(msgspec.json.encode(message)) if message else []
@@ -119,13 +123,14 @@ class RankBroadcast:
         )
         return command
 
-    def waiting(self) -> bool:
+    def has_command(self) -> bool:
         """Whether there is one; on the other ranks there never seems to be."""
-        return self._line.waiting() if self._line else False
+        return self._link.has_command() if self._link else False
 
     def send(self, message: trainer_channel.ToDaemon) -> None:
-        if self._line:
-            self._line.send(message)
+        """Tell the daemon; of no effect on the other ranks."""
+        if self._link:
+            self._link.send(message)
 
 
 @dataclass(frozen=True)
@@ -142,21 +147,21 @@ def main(spec_path: str, group: str) -> None:
     for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(sign, signal.SIG_DFL)  # a forked rank inherits the launcher's
     spec = msgspec.json.decode(Path(spec_path).read_bytes(), type=TrainerSpec)
-    team = RankGroup(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    ranks = RankGroup(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
     try:
-        commands = RankBroadcast(team, DaemonLink(connect(spec.channel)) if team.rank == 0 else None)
-        with told_to_the_daemon(commands):
-            device = choose_device(spec.node, team)
-            with local_group(spec, team, device, group):
-                learner, layout = prepare(spec, team, device)
-                commands.send(trainer_channel.Hello(os.getpid(), team.size, layout.numel, shapes_of(layout)))
-                with kept_moments(spec, learner, layout, commands) as moments:
-                    serve(commands, learner, layout, moments)
+        commands = RankBroadcast(ranks, DaemonLink(connect(spec.channel)) if ranks.rank == 0 else None)
+        with report_failures(commands):
+            device = choose_device(spec.node, ranks)
+            with rank_process_group(ranks, device, group):
+                learner, layout = build_learner(spec, ranks, device)
+                commands.send(trainer_channel.Hello(os.getpid(), ranks.size, layout.numel, shapes_of(layout)))
+                with optimizer_checkpoint(spec, learner, layout, commands) as optimizer_state:
+                    serve(commands, learner, layout, optimizer_state, partial(share_cores, spec.node))
     except AtollError as error:
-        print(f"trainer rank {team.rank}: {error}", file=sys.stderr)
+        print(f"trainer rank {ranks.rank}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except Exception:  # a crash: here, because the launcher would print it with a prefix on each line
-        print(f"trainer rank {team.rank}: {traceback.format_exc()}", file=sys.stderr)
+        print(f"trainer rank {ranks.rank}: {traceback.format_exc()}", file=sys.stderr)
         sys.exit(1)
 
 
@@ -168,7 +173,7 @@ def connect(path: str) -> TrainerEnd:
 
 
 @contextmanager
-def told_to_the_daemon(commands: RankBroadcast) -> Iterator[None]:
+def report_failures(commands: RankBroadcast) -> Iterator[None]:
     """Tell the daemon what a restart would not cure, as `Failed`, and raise it as an `AtollError`."""
     try:
         yield
@@ -191,8 +196,8 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
-def choose_device(node: NodeConfig, team: RankGroup) -> torch.device:
-    """This rank's device: one GPU a rank, or the CPU."""
+def choose_device(node: NodeConfig, ranks: RankGroup) -> torch.device:
+    """This rank's device: one GPU a rank, or the CPU. Raises `ResourceError` if the machine lacks it."""
     if node.device is Device.CPU or (node.device is Device.AUTO and not torch.cuda.is_available()):
         return torch.device("cpu")
     count = torch.cuda.device_count()
@@ -200,23 +205,23 @@ def choose_device(node: NodeConfig, team: RankGroup) -> torch.device:
         raise ResourceError(
             "device=cuda but this machine has no CUDA device: set device=cpu, or install a CUDA build of torch"
         )
-    if team.size > count:
+    if ranks.size > count:
         devices = f"{count} CUDA device{'s' if count > 1 else ''}"
-        raise ResourceError(f"ranks={team.size} but this machine has {devices}: set ranks={count}")
-    torch.cuda.set_device(team.rank)
-    return torch.device("cuda", team.rank)
+        raise ResourceError(f"ranks={ranks.size} but this machine has {devices}: set ranks={count}")
+    torch.cuda.set_device(ranks.rank)
+    return torch.device("cuda", ranks.rank)
 
 
 @contextmanager
-def local_group(spec: TrainerSpec, team: RankGroup, device: torch.device, meeting: str) -> Iterator[None]:
-    """The process group of this node's ranks, and only these."""
+def rank_process_group(ranks: RankGroup, device: torch.device, meeting_file: str) -> Iterator[None]:
+    """The process group of this node's ranks, who meet in a file."""
     options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        init_method=f"file://{meeting}",
-        rank=team.rank,
-        world_size=team.size,
-        timeout=PATIENCE,
+        init_method=f"file://{meeting_file}",
+        rank=ranks.rank,
+        world_size=ranks.size,
+        timeout=COLLECTIVE_TIMEOUT,
         **options,
     )
     try:
@@ -225,26 +230,27 @@ def local_group(spec: TrainerSpec, team: RankGroup, device: torch.device, meetin
         dist.destroy_process_group()
 
 
-def prepare(spec: TrainerSpec, team: RankGroup, device: torch.device) -> tuple[LearnerState, FlatLayout]:
+def build_learner(spec: TrainerSpec, ranks: RankGroup, device: torch.device) -> tuple[LearnerState, FlatLayout]:
     """Data, model and optimizer; the parameters hold nothing yet."""
-    team.share(spec.run.inner.batch_size)
-    source = open_together(spec, team)
-    model = place(spec, team, device)
+    ranks.share(spec.run.inner.batch_size)
+    source = open_source_on_ranks(spec, ranks)
+    model = build_model(spec, ranks, device)
     layout = layout_of(model)
-    names = [name for name, _ in in_turns(spec.run, shapes_of(layout))]
-    learner = LearnerState(spec.run, team, device, source, model, make_optimizer(model, spec.run.inner))
+    names = [name for name, _ in flat_order(spec.run, shapes_of(layout))]
+    learner = LearnerState(spec.run, ranks, device, source, model, make_optimizer(model, spec.run.inner))
     return learner, layout_of(model, names)
 
 
-def open_together(spec: TrainerSpec, team: RankGroup) -> Source:
-    """Open the data; rank 0 first, since it may tokenise the text that the others then find in the cache."""
-    if team.rank == 0:
+def open_source_on_ranks(spec: TrainerSpec, ranks: RankGroup) -> Source:
+    """Open the data; rank 0 first, since it may tokenise the text that the others then find in the cache. Raises
+    `AtollError` as `open_source` does."""
+    if ranks.rank == 0:
         source = open_source(spec.run, spec.node, Path(spec.cache))
-    team.wait()
-    return source if team.rank == 0 else open_source(spec.run, spec.node, Path(spec.cache))
+    ranks.barrier()
+    return source if ranks.rank == 0 else open_source(spec.run, spec.node, Path(spec.cache))
 
 
-def place(spec: TrainerSpec, team: RankGroup, device: torch.device) -> nn.Module:
+def build_model(spec: TrainerSpec, ranks: RankGroup, device: torch.device) -> nn.Module:
     """The model on its device, without values; only the volunteer's own has those of its buffers."""
     if spec.node.model:
         model = build_custom(spec.node.model, spec.run.model)
@@ -255,61 +261,72 @@ def place(spec: TrainerSpec, team: RankGroup, device: torch.device) -> nn.Module
     if spec.node.compile:
         for block in blocks or [model]:
             block.compile()
-    shard(model, blocks, team, device, spec.node.bf16)
+    shard_model(model, blocks, ranks, device, spec.node.bf16)
     return model.to(device) if spec.node.model else model.to_empty(device=device)
 
 
-def shard(model: nn.Module, blocks: list[nn.Module], team: RankGroup, device: torch.device, bf16: bool) -> None:
+def shard_model(
+    model: nn.Module, blocks: list[nn.Module], ranks: RankGroup, device: torch.device, bf16: bool
+) -> None:
     """Shard block by block, then the rest: one block's parameters at a time are gathered."""
-    mesh = init_device_mesh(device.type, (team.size,), mesh_dim_names=("shard",))
+    mesh = init_device_mesh(device.type, (ranks.size,), mesh_dim_names=("shard",))
     policy = MixedPrecisionPolicy(torch.bfloat16 if bf16 else None, torch.float32 if bf16 else None)
     for module in (*blocks, model):  # the root last
         fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
 @contextmanager
-def kept_moments(
+def optimizer_checkpoint(
     spec: TrainerSpec, learner: LearnerState, layout: FlatLayout, commands: RankBroadcast
 ) -> Iterator[OptimizerCheckpoint]:
     """The inner optimizer's state on disk; what is being written when the trainer ends is finished."""
     limit = DiskBudget.of(spec.node.disk * 1e9, layout.numel, spec.run.inner.optimizer).inner
     files = OptimizerFiles(Path(spec.moments), limit) if spec.moments else None
-    fragments, _ = stretches(spec.run, shapes_of(layout))
+    fragments, _ = fragments_and_chunks(spec.run, shapes_of(layout))
     every = spec.run.checkpoint.every * len(fragments)
-    moments = OptimizerCheckpoint(learner, files, every, lambda said: commands.send(trainer_channel.Told(said)))
+    checkpoint = OptimizerCheckpoint(
+        learner, files, every, lambda sentence: commands.send(trainer_channel.Told(sentence))
+    )
     try:
-        yield moments
+        yield checkpoint
     finally:
-        moments.close()
+        checkpoint.close()
+
+
+def share_cores(node: NodeConfig) -> None:
+    """Compute with this node's share of the machine's cores: other nodes come and go."""
+    threads, _ = threads_of(node)
+    if threads != torch.get_num_threads():
+        torch.set_num_threads(threads)
 
 
 def serve(
-    commands: RankBroadcast, learner: LearnerState, layout: FlatLayout, moments: OptimizerCheckpoint
+    commands: RankBroadcast,
+    learner: LearnerState,
+    layout: FlatLayout,
+    optimizer_state: OptimizerCheckpoint,
+    before_round: Callable[[], None],
 ) -> None:
-    """Carry out the daemon's commands until it says stop or is gone."""
-    bench: SharedMemoryIO | None = None
-    command: trainer_channel.ToTrainer | None = None
+    """Carry out the daemon's commands until it says stop or is gone; `before_round` is called before each order
+    to train."""
+    io: SharedMemoryIO | None = None
+    unfinished: trainer_channel.ToTrainer | None = None  # a command that ended the training
     while True:
-        command, order = None, command or commands.next()
-        match order:
-            case trainer_channel.Attach(anchor=anchor, local=local, numel=numel):
-                if numel != layout.numel:
-                    raise ConfigError(
-                        f"the run's flat vector has {numel} parameters, this node's model {layout.numel}: "
-                        "model= must build the model that the run's other nodes train"
-                    )
-                vectors = MappedVectors(map_vector(anchor, numel), map_vector(local, numel))
-                bench = SharedMemoryIO(commands, learner, layout, vectors, moments)
+        command, unfinished = unfinished or commands.next_command(), None
+        match command:
+            case trainer_channel.Attach():
+                io = SharedMemoryIO(commands, learner, layout, attach(command, layout), optimizer_state)
             case trainer_channel.Initialise(seed=seed):
-                assert bench, "Initialise before Attach"
-                bench.initialise(seed)
+                assert io, "Initialise before Attach"
+                io.initialise(seed)
             case trainer_channel.Train():
-                assert bench, "Train before Attach"
-                moments.restore(order)
-                command = train(learner, order, bench)
+                assert io, "Train before Attach"
+                before_round()
+                optimizer_state.restore(command)
+                unfinished = train(learner, command, io)
             case trainer_channel.Evaluate(round=number):
-                assert bench, "Evaluate before Attach"
-                bench.evaluate(number)
+                assert io, "Evaluate before Attach"
+                io.evaluate(number)
             case trainer_channel.Finish():
                 pass  # its round was ready when it came
             case trainer_channel.Stop():
@@ -318,8 +335,18 @@ def serve(
                 assert_never(other)
 
 
+def attach(command: trainer_channel.Attach, layout: FlatLayout) -> MappedVectors:
+    """Map the vectors that the daemon shares. Raises `ConfigError` if they are of another model."""
+    if command.numel != layout.numel:
+        raise ConfigError(
+            f"the run's flat vector has {command.numel} parameters, this node's model {layout.numel}: "
+            "model= must build the model that the run's other nodes train"
+        )
+    return MappedVectors(map_vector(command.anchor, command.numel), map_vector(command.local, command.numel))
+
+
 class SharedMemoryIO:
-    """The model between its parameters and the vectors that the daemon shares (`inner_loop.Bench`)."""
+    """The model between its parameters and the vectors that the daemon shares (`inner_loop.TrainerIO`)."""
 
     def __init__(
         self,
@@ -327,22 +354,24 @@ class SharedMemoryIO:
         learner: LearnerState,
         layout: FlatLayout,
         vectors: MappedVectors,
-        moments: OptimizerCheckpoint,
+        optimizer_state: OptimizerCheckpoint,
     ) -> None:
-        self._commands, self._learner, self._layout, self._vectors = commands, learner, layout, vectors
-        self._moments = moments
-        self._adopt = adopt_of(learner.run.overlap)
+        self._learner, self._layout, self._vectors = learner, layout, vectors
+        self._optimizer_state = optimizer_state
+        self._adopt = anchor_adoption(learner.run.overlap)
         self._sent: list[Tensor] = []  # this rank's shards at the last hand-over from which it went ahead
-        self._handed = 0  # the round that it was of
-        fragments, _ = stretches(learner.run, shapes_of(layout))
-        self._turns = FragmentSchedule(len(fragments))
-        self._of = [p for p, fragment in enumerate(fragments) for _ in fragment.tensors]  # of each slot
-        self.next, self.waiting, self.send = commands.next, commands.waiting, commands.send
+        self._sent_round = 0  # of the last hand-over
+        fragments, _ = fragments_and_chunks(learner.run, shapes_of(layout))
+        self._fragment_schedule = FragmentSchedule(len(fragments))
+        self._slot_fragments = [p for p, fragment in enumerate(fragments) for _ in fragment.tensors]
+        self.next_command, self.has_command = commands.next_command, commands.has_command
+        self.send = commands.send
 
     def initialise(self, seed: int) -> None:
+        """Write the run's initial parameters into the anchor, and say so."""
         init_parameters(self._learner.model, seed)
         write_shards(self._learner.model, self._layout, self._vectors.anchor)
-        self._learner.team.wait()
+        self._learner.ranks.barrier()
         self.send(trainer_channel.Initialised())
 
     def load(self, resume: bool) -> None:
@@ -354,17 +383,17 @@ class SharedMemoryIO:
         write_shards(model, self._layout, vectors.local)
         if ready.ahead:
             self._sent = copy_shards(model, self._layout, into=self._sent)
-        self._handed = ready.round
+        self._sent_round = ready.round
         # What follows is also: every rank has written its shards.
-        norm = distance(self._learner, self._layout, vectors.anchor, self._exchanged(ready.round))
+        norm = distance_from_anchor(self._learner, self._layout, vectors.anchor, self._exchanged(ready.round))
         self.send(msgspec.structs.replace(ready, norm=norm))
-        self._moments.keep(ready.round)
+        self._optimizer_state.save_if_due(ready.round)
 
-    def take(self, order: trainer_channel.Train) -> None:
+    def take_state(self, order: trainer_channel.Train) -> None:
         """The daemon touches neither vector before the next hand-over. Of a committed round only its fragment has
         a new anchor; others have one if later rounds were missed."""
         model, layout, vectors, sent = self._learner.model, self._layout, self._vectors, self._sent
-        exchanged = self._exchanged(self._handed)
+        exchanged = self._exchanged(self._sent_round)
         if order.resume:
             adopt_shards(model, layout, vectors.local, sent, rebase)
         else:
@@ -374,23 +403,25 @@ class SharedMemoryIO:
 
     def _exchanged(self, round_: int) -> Callable[[int], bool]:
         """Whether a slot is of the round's fragment."""
-        fragment = self._turns.fragment(round_)
-        return lambda slot: self._of[slot] == fragment
+        fragment = self._fragment_schedule.fragment(round_)
+        return lambda slot: self._slot_fragments[slot] == fragment
 
     def evaluate(self, round: int) -> None:
         model = self._learner.model
-        own, training = copy_shards(model, self._layout), model.training
+        shards, training = copy_shards(model, self._layout), model.training
         read_shards(model, self._layout, self._vectors.anchor)
         evaluated = evaluate(self._learner, round)
-        restore_shards(model, self._layout, own)
+        restore_shards(model, self._layout, shards)
         model.train(training)
         self.send(evaluated)
 
 
-def distance(learner: LearnerState, layout: FlatLayout, anchor: Tensor, chosen: Callable[[int], bool]) -> float:
+def distance_from_anchor(
+    learner: LearnerState, layout: FlatLayout, anchor: Tensor, chosen: Callable[[int], bool]
+) -> float:
     """L2 norm of what the parameters of chosen slots, all ranks', are away from the anchor; `Diverged` if that of
     any slot is not finite."""
-    squares = learner.team.total(*squared_distances(learner.model, layout, anchor))
+    squares = learner.ranks.total(*squared_distances(learner.model, layout, anchor))
     for slot, square in zip(layout.slots, squares, strict=True):
         if not math.isfinite(square):
             raise Diverged(f"training diverged: {slot.name} holds NaN, infinity or values too large")

@@ -25,7 +25,7 @@ def test_a_model_that_does_not_fit_is_refused_by_what_its_wire_needs_too(
     codec: CodecName, each: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunConfig(reduce=ReduceConfig(codec=codec))
-    need = each * run.model.n_params + preflight.BASE
+    need = each * run.model.n_params + preflight.PROCESS_BYTES
     monkeypatch.setattr(preflight, "available", lambda: need + 200_000)
     check_memory(run, on_gpu=False)
     monkeypatch.setattr(preflight, "available", lambda: need - 200_000)

@@ -29,13 +29,13 @@ from atoll.comm.config.shipped import method_file
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node.config import NodeConfig
 from atoll.node.data import Source, open_source
-from atoll.node.outer.method import method_of
 from atoll.node.simulate import simulation
 from atoll.node.simulate.cli import simulate
 from atoll.node.simulate.conditions import Conditions
 from atoll.node.simulate.exchange import MemberDelta, ReplicatedState
 from atoll.node.simulate.fleet import SimulatedFleet
 from atoll.node.simulate.learner import SimulatedTrainer, with_batch
+from atoll.node.simulate.method import build_method
 from atoll.node.simulate.simulation import RunOutcome, data_parallel, fleet_of, local_updates
 from atoll.node.simulate.state import SimulatedNode
 from atoll.node.trainer.lr_schedule import learning_rate
@@ -115,7 +115,7 @@ def test_a_simulated_run_is_its_rounds_put_together_bit_for_bit(feedback: float,
         rounds=RoundsConfig(inner_steps=3),
     )
     trainees = [plain(run, source, 0) for _ in range(3)]
-    method, anchor = method_of(run, trainees[0].tensors()), trainees[0].flat.copy()
+    method, anchor = build_method(run, trainees[0].tensors()), trainees[0].flat.copy()
     wire = ReplicatedState(run, method, method.fragments[0], anchor).over_the_wire
     members = [RoundMember(t.flat, np.zeros_like(anchor), np.empty_like(anchor), 1 / 3) for t in trainees]
     momentum, room = np.zeros_like(anchor), (np.empty_like(anchor), np.empty_like(anchor), np.empty_like(anchor))
@@ -202,7 +202,7 @@ def test_what_was_sent_and_what_is_left_is_what_was_trained(overlap: OverlapConf
         data=DataConfig(eval_every=100),
     )
     conditions, start = Conditions(2, 100, drop=0.3, latency=0.5), plain(run, source, 0)
-    method = method_of(run, start.tensors())
+    method = build_method(run, start.tensors())
     found = SimulatedFleet(run, conditions, method, lambda: Measured(run, source), plain(run, source, 0), start)
     recorded = Recorded(run, method, method.fragments[0], start.flat)
     recorded.nodes, recorded.sent, found.states = found.nodes, {}, [recorded]

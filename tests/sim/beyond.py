@@ -5,7 +5,7 @@ of them, and its steps are in the deltas of all, each once (`invariants.no_fragm
 """
 
 from atoll.comm.fragment_schedule import FragmentSchedule
-from atoll.node import state_machine
+from atoll.node.state_machine import effects
 
 
 class Beyond:
@@ -25,14 +25,14 @@ class Beyond:
         """Behind the delta of this round."""
         return self._local[self._turns.fragment(round_)]
 
-    def train(self, effect: state_machine.Train) -> None:
+    def train(self, effect: effects.Train) -> None:
         """The trainer loads the anchor or the local vector, or takes what is new of them."""
         if effect.on and not effect.carried:
             self.vague = self.vague or self.applied < self._handed
             if effect.rebased:
                 self._trained = list(self._local)
             self._trained[self._turns.fragment(self._handed)] = ()
-        elif effect.carried or effect.kept:
+        elif effect.resume:
             self._trained = list(self._local)
         else:
             self._trained, self.vague = [()] * self._turns.fragments, False

@@ -11,7 +11,7 @@ from sim.engine import Call
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.state_machine import events as ev
-from atoll.node import state_machine
+from atoll.node.state_machine import events as node_ev
 
 if TYPE_CHECKING:
     from sim.node import Node
@@ -69,7 +69,7 @@ class Control:
         if first:
             self.node.trainer.start()
         else:
-            self.node.feed(state_machine.Rejoined())
+            self.node.feed(node_ev.Rejoined())
         self.watch()
         self._beat(self.session)
 
@@ -99,7 +99,7 @@ class Control:
         self._pause_watch = 0.25
         if (view.incarnation, view.version) >= self._seen:
             self._seen, self._behind_since = (view.incarnation, view.version), None
-        self.node.feed(state_machine.ViewArrived(view))
+        self.node.feed(node_ev.ViewArrived(view))
 
     def broke(self, number: int) -> None:
         if number == self.stream:

@@ -19,8 +19,13 @@ from sim.truth import Contribution, Life, digest, next_state, norm, root
 
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import NOBODY
+from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.state_machine import events as ev
-from atoll.node import state_machine
+from atoll.node import trainer_channel as channel
+from atoll.node.state_machine import effects as ef
+from atoll.node.state_machine import events as node_ev
+from atoll.node.state_machine.state import Ahead, Evaluating, State, Training, Work
+from atoll.node.state_machine.step import step
 
 if TYPE_CHECKING:
     from sim.world import World
@@ -54,7 +59,8 @@ class Node(Process):
     def __init__(self, world: "World", host: Host) -> None:
         super().__init__(world.engine, host.name)
         self.world, self.host = world, host
-        self.machine = state_machine.Node(in_turns=bool(world.fragments))
+        self.machine = State(stall=world.config.members.stall)
+        self.layout = pb.LayoutReported(numel=world.numel, digest=digest("layout"), fragments=world.fragments)
         self.control, self.trainer, self.plane = Control(self), Trainer(self), Plane(self)
         self.durable = Durable(self)
         self.state = -1, b""  # round and digest of what anchor and momentum hold
@@ -90,17 +96,20 @@ class Node(Process):
     @property
     def progress(self) -> tuple[str, int, int]:
         """For the heartbeat: phase, round, inner step."""
-        task = self.machine.task
-        return self.machine.phase, task.round if task is not None else 0, self.trainer.steps
+        match self.machine.trainer:
+            case Training(round_) | Ahead(round_) | Evaluating(round_):
+                return self.machine.phase, round_, self.trainer.steps
+            case _:
+                return self.machine.phase, 0, self.trainer.steps
 
     def say(self, sentence: str) -> None:
         if self.world.tracing:
             self.world.say(f"{self.place} {self.me}.{self.control.life} {sentence}")
 
-    def feed(self, event: state_machine.Event) -> None:
-        if isinstance(event, state_machine.ViewArrived):
+    def feed(self, event: node_ev.Event) -> None:
+        if isinstance(event, node_ev.ViewArrived):
             self.serve = [donor.node_id for donor in event.view.serve]
-        self.machine, effects = state_machine.step(self.machine, event)
+        self.machine, effects = step(self.machine, event)
         if self.world.tracing:
             self.say(f"{told(event)} -> {', '.join(map(told, effects)) or 'nothing'}")
         for effect in effects:
@@ -112,59 +121,64 @@ class Node(Process):
         self.world.truth.hear(said)
         self.control.report(said)
 
-    def _act(self, effect: state_machine.Effect) -> None:
+    def _act(self, effect: ef.Effect) -> None:
         match effect:
-            case state_machine.Initialise():
+            case ef.Initialise():
                 self.trainer.busy(0.1, self._initialised)
-            case state_machine.Train():
+            case ef.Train():
                 self._train(effect)
-            case state_machine.Evaluate(round_):
-                self.trainer.busy(0.1, lambda: self.feed(state_machine.TrainerEvaluated(round_, 2.0)))
-            case state_machine.FinishTraining(round_):
+            case ef.Evaluate(round_):
+                self.trainer.busy(0.1, lambda: self.feed(channel.Evaluated(round_, 2.0)))
+            case ef.FinishTraining(round_):
                 self.trainer.finish(round_)
-            case state_machine.StartReduce(plan):
+            case ef.EndTrainer():
+                self.say("ends its trainer, which made no progress")
+                self.trainer.die()
+            case ef.Encode(work):
+                self.later(self.world.encode_time, self._encoded, work, self.clock)
+            case ef.StartReduce(plan):
                 self.world.planned(plan)
                 behind = self.beyond.of(plan.round)
                 local, vague = tuple(self.local), self.beyond.vague
                 self.plane.begin(plan, Contribution(self.me, local, self.base, behind, vague))
-            case state_machine.Prove(view):
+            case ef.Prove(view):
                 self.plane.prove(view.plan.round, view.ledger)
-            case state_machine.StopReduce():
+            case ef.StopReduce():
                 self.plane.cancel()
-            case state_machine.Apply(view):
+            case ef.Apply(view):
                 if not self.plane.holds(view.sealed):
-                    self.later(0.0, self.feed, state_machine.MoveFailed(self.state[0]))
+                    self.later(0.0, self.feed, node_ev.MoveFailed(self.state[0]))
                     return
                 self.still = False
                 self.later(self.world.apply_time, self._apply, view.committed, self.plane.result())
                 self.plane.cancel()
-            case state_machine.Recover(_, differs, rebase):
+            case ef.Recover(_, differs, rebase):
                 self._recover(effect, differs, rebase)
-            case state_machine.FallBack():
+            case ef.FallBack():
                 self.later(self.world.apply_time, self._fall_back)
-            case state_machine.Renumber(round_):
+            case ef.Renumber(view):
                 self.still = False
-                self.later(self.world.apply_time, self._renumber, round_)
-            case state_machine.ReportLayout():
-                numel, sizes = self.world.numel, self.world.fragments
-                self.report(lambda n, life: ev.LayoutReported(n, life, numel, digest("layout"), sizes))
-            case state_machine.ReportState(round_, state):
+                self.later(self.world.apply_time, self._renumber, view.committed)
+            case ef.ReportLayout(layout):
+                sizes = tuple(layout.fragments)
+                self.report(lambda n, life: ev.LayoutReported(n, life, layout.numel, layout.digest, sizes))
+            case ef.ReportState(round_, state):
                 self.report(lambda n, life: ev.StateReported(n, life, round_, state))
-            case state_machine.ReportReached(round_):
+            case ef.ReportReached(round_):
                 self.report(lambda n, life: ev.StepsReached(n, life, round_))
-            case state_machine.ReportReady(work):
-                self.later(self.world.encode_time, self._report_when_written, work, self.clock)
-            case state_machine.ReportEvaluated(round_, loss):
+            case ef.ReportReady(round_, contribution):
+                self._report_ready(round_, contribution)
+            case ef.ReportEvaluated(round_, loss):
                 self.report(lambda n, life: ev.LossEvaluated(n, life, round_, loss))
-            case state_machine.RunFinished():
+            case ef.RunFinished():
                 self.world.over(self)
             case _:
                 assert_never(effect)
 
     # Training
 
-    def _train(self, effect: state_machine.Train) -> None:
-        order, carried, on = effect.order, effect.carried, effect.on
+    def _train(self, effect: ef.Train) -> None:
+        order, carried, on = effect.view.train, effect.carried, effect.on
         self.beyond.train(effect)
         lease = [s for r in order.lease for s in range(r.first, r.first + r.count)]
         if not carried:
@@ -197,20 +211,21 @@ class Node(Process):
         elif samples:
             self.world.dropped(self, samples, why)
 
-    def _report_when_written(self, work: state_machine.Work, since: float) -> None:
+    def _encoded(self, work: Work, since: float) -> None:
         if self.durable.busy(work.round - 1) and self.clock - since < PATIENCE:
-            self.later(0.05, self._report_when_written, work, since)
-        elif state_machine.still_ready(self.machine, work):
-            self._report_ready(work)
+            self.later(0.05, self._encoded, work, since)
+        else:
+            self.feed(node_ev.Encoded(work, work.norm, 1.0))
 
-    def _report_ready(self, work: state_machine.Work) -> None:
+    def _report_ready(self, round_: int, contribution: pb.ContributionReady) -> None:
         lies_about = self.host.lies_about
-        front = work.front + lies_about("front")
-        samples = work.samples + 1000 * lies_about("samples")
-        self.world.truth.contributed[self.session, work.round] = tuple(self.local)
+        front = contribution.front + lies_about("front")
+        samples = contribution.samples + 1000 * lies_about("samples")
+        steps, loss, fresh = contribution.steps, contribution.loss, contribution.fresh
+        self.world.truth.contributed[self.session, round_] = tuple(self.local)
         self.report(
             lambda n, life: ev.ContributionReady(
-                n, life, work.round, front, samples, work.steps, work.loss, norm(n, samples), fresh=work.fresh
+                n, life, round_, front, samples, steps, loss, norm(n, samples), fresh=fresh
             )
         )
 
@@ -222,16 +237,16 @@ class Node(Process):
             round_, state = self.host.disk.state()
             self.state, self.still, self.base = (round_, state), True, state
             self.world.restored(self, state)
-            self.feed(state_machine.StateMoved(round_, state))
+            self.feed(node_ev.StateMoved(round_, state))
 
     def _fall_back(self) -> None:
         if self.host.disk is None or not self.host.disk.snapshots:
-            self.feed(state_machine.MoveFailed(self.state[0]))
+            self.feed(node_ev.MoveFailed(self.state[0]))
             return
         round_, state = self.host.disk.state()
         self.state, self.still, self.base = (round_, state), True, state
         self.world.restored(self, state)
-        self.feed(state_machine.StateMoved(round_, state))
+        self.feed(node_ev.StateMoved(round_, state))
 
     def _initialised(self) -> None:
         self.drop_for_good()
@@ -252,7 +267,7 @@ class Node(Process):
         self.durable.committed(round_, sealed)
         self._settle(round_, next_state(self.state[1], sealed))
 
-    def _recover(self, order: state_machine.Recover, differs: bool, rebase: bool) -> None:
+    def _recover(self, order: ef.Recover, differs: bool, rebase: bool) -> None:
         self.still = False
         if differs:
             self.durable.doubt()
@@ -268,13 +283,13 @@ class Node(Process):
         self.local = []
         self.excused = True
 
-    def recovered(self, order: state_machine.Recover) -> None:
+    def recovered(self, order: ef.Recover) -> None:
         self._settle(order.view.committed, order.view.state_digest)
 
     def not_recovered(self) -> None:
         if self.world.rng.random() < 0.3:
             self.state = -1, b""  # some chunks are of another round now
-        self.feed(state_machine.MoveFailed(self.state[0]))
+        self.feed(node_ev.MoveFailed(self.state[0]))
 
     def _settle(self, round_: int, state: bytes, alone: bool = False, computed: bool = True) -> None:
         if self.flip and computed:
@@ -284,7 +299,7 @@ class Node(Process):
         self.state, self.still, self.base = (round_, state), True, state
         self.world.settled(self, round_)
         self.durable.settled(round_, state, alone)
-        self.feed(state_machine.StateMoved(round_, state))
+        self.feed(node_ev.StateMoved(round_, state))
 
     def state_of(self, round_: int) -> bytes:
         """What peers may fetch; empty if it does not have it."""
@@ -301,7 +316,7 @@ class Node(Process):
 def told(event: object) -> str:
     """An event or an effect on one line."""
     match event:
-        case state_machine.ViewArrived(view):
+        case node_ev.ViewArrived(view):
             parts = [f"{view.incarnation}.{view.version} epoch {view.epoch} {view.phase} {view.you}"]
             parts += [
                 f"committed {view.committed} digest {view.state_digest.hex()[:6]} sealed {view.sealed.hex()[:6]}"
@@ -316,16 +331,16 @@ def told(event: object) -> str:
             flags = "initialise evaluate ready reached closing has_state finished"
             parts += [flag for flag in flags.split() if getattr(view, flag)]
             return f"View({', '.join(parts)})"
-        case state_machine.Apply(view):
+        case ef.Apply(view):
             return f"Apply({view.committed})"
-        case state_machine.Recover(view, differs, rebase):
+        case ef.Recover(view, differs, rebase):
             donors = " ".join(d.node_id for d in view.donors)
             return f"Recover({view.committed}, {differs=}, {rebase=}, from {donors})"
-        case state_machine.Train(order, carried, on, kept, rebased):
-            return f"Train({order.round}, {carried=}, {on=}, {kept=}, {rebased=})"
-        case state_machine.Prove(view):
+        case ef.Train(view, carried, resume, on, rebased):
+            return f"Train({view.train.round}, {carried=}, {resume=}, {on=}, {rebased=})"
+        case ef.Prove(view):
             return f"Prove({view.plan.round}/{view.plan.attempt})"
-        case state_machine.StartReduce(plan):
+        case ef.StartReduce(plan):
             return f"StartReduce({plan.round}/{plan.attempt})"
         case _:
             return str(event)

@@ -32,25 +32,26 @@ from atoll.comm.plan import Fence, Plan
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.transport.frames import FrameKind
 from atoll.coordinator.state_machine import events as ev
-from atoll.node import state_machine
 from atoll.node.control.reports import plan_of
+from atoll.node.state_machine import effects
+from atoll.node.state_machine import events as node_ev
 
 if TYPE_CHECKING:
     from sim.node import Node
     from sim.world import World
 
-PATIENCE = 4.0  # seconds that a frame of a round, or attempt, to come is held
-ANSWER = 1.5  # seconds that a donor has to answer
+HOLD_TIME = 4.0  # seconds that a frame of a round, or attempt, to come is held
+DONOR_TIMEOUT = 1.5  # seconds that a donor has to answer
 TICK = 0.3  # seconds between two looks at the clock
-ASK = 0.8  # seconds of silence after which a peer is asked what it has
-SILENT = 2.0  # seconds of silence after which a peer is lost
-SLOW = 3.5  # seconds that the next chunk of a peer may take
-PULL = 1.2  # seconds without a chunk after which others are asked for it
-TURN = 0.5  # seconds after which the side that was not to dial does
+PING_AFTER = 0.8  # seconds of silence after which a peer is asked what it has
+LOST_AFTER = 2.0  # seconds of silence after which a peer is lost
+MAX_CHUNK_TIME = 3.5  # seconds that the next chunk of a peer may take
+PULL_AFTER = 1.2  # seconds without a chunk after which others are asked for it
+OTHER_SIDE_DIALS_AFTER = 0.5  # seconds after which the side that was not to dial does
 MALFORMED = (-1,)
 CHUNKS = (FrameKind.CONTRIBUTION, FrameKind.PARTIAL, FrameKind.SEALED)
 
-Waiting = tuple[FrameKind, int, int]  # kind, chunk, attempt
+QueuedFrame = tuple[FrameKind, int, int]  # kind, chunk, attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class Peer:
     address: str = ""
     leaf: bool = False  # it dials this node, or nobody does
     links: list[Link] = field(default_factory=list)
-    waiting: dict[Waiting, None] = field(default_factory=dict)  # to be sent
+    waiting: dict[QueuedFrame, None] = field(default_factory=dict)  # to be sent
     heard: float = 0.0  # seconds
     dialling: bool = False
 
@@ -175,7 +176,7 @@ class Plane:
             peer = self._peer(node)
             peer.address, peer.leaf = member.address, member.leaf
             first = self.node.host.leaf or plan.index(self.node.me) < order.index(node) + 1
-            self._tend(peer, self.world.rng.uniform(0, 0.02) + (0.0 if first else TURN))
+            self._tend(peer, self.world.rng.uniform(0, 0.02) + (0.0 if first else OTHER_SIDE_DIALS_AFTER))
         self._do(reduce, reduce.exchange.replan(plan))
         early, self._early = self._early, []
         for until, node, frame in early:
@@ -350,21 +351,21 @@ class Plane:
         told = digest("a lie", root) if self._lies(reduce, "held") else root
         fence, rates = reduce.plan.fence, (self.world.rng.choice([0.0, 1e6, 5e6]), 1e6)
         trips, inside, outside = self.world.measured(self.node, list(reduce.came), bool(reduce.plan.regions))
-        self.node.later(0.0, self.node.feed, state_machine.ReduceHeld((fence.round, fence.attempt), root))
+        self.node.later(0.0, self.node.feed, node_ev.ReduceHeld((fence.round, fence.attempt), root))
         rest = (*rates, trips, inside, outside, proven)
         self.node.report(lambda n, life: ev.ReduceComplete(n, life, fence, told, 1000, 1000, *rest))
 
     def lost(self, reduce: Reduce, node: NodeId, reason: str) -> None:
         now = self.node.clock
-        if node in reduce.came and now - reduce.reported.get(node, now - SILENT) >= SILENT:
+        if node in reduce.came and now - reduce.reported.get(node, now - LOST_AFTER) >= LOST_AFTER:
             reduce.reported[node] = now
             fence = reduce.plan.fence
             self.node.report(lambda n, life: ev.PeerUnreachable(n, life, node, fence, reason))
 
     # Frames
 
-    def _post(self, peer: Peer, waiting: Waiting) -> None:
-        peer.waiting[waiting] = None
+    def _post(self, peer: Peer, queued: QueuedFrame) -> None:
+        peer.waiting[queued] = None
         self._pump(peer)
 
     def _pump(self, peer: Peer) -> None:
@@ -401,7 +402,7 @@ class Plane:
         peer = self._peer(node)
         if link in peer.links:  # else this end is closed
             peer.heard = self.node.clock
-            self._take(node, frame, self.node.clock + PATIENCE)
+            self._take(node, frame, self.node.clock + HOLD_TIME)
 
     def _take(self, node: NodeId, frame: Frame, until: float) -> None:
         reduce, kind, c = self.reduce, frame.kind, frame.chunk
@@ -466,7 +467,7 @@ class Plane:
             return
         peer.dialling = True
         if peer.leaf:
-            self.node.later(PATIENCE, self._did_not_dial, peer, self.reduce)
+            self.node.later(HOLD_TIME, self._did_not_dial, peer, self.reduce)
         else:
             self.node.later(after, self._dial, peer)
 
@@ -529,26 +530,26 @@ class Plane:
             heard, came = max(peer.heard, reduce.began), max(reduce.came[node], reduce.began)
             if not peer.links:
                 self._tend(peer, 0.0)
-            elif now - heard > SILENT:
+            elif now - heard > LOST_AFTER:
                 self.lost(reduce, node, "it is silent")
-            elif now - peer.heard > ASK:
+            elif now - peer.heard > PING_AFTER:
                 self._post(peer, (FrameKind.RESYNC, 1, 0))
-            if peer.links and node in owing and now - came > SLOW:
+            if peer.links and node in owing and now - came > MAX_CHUNK_TIME:
                 self.lost(reduce, node, f"its {owed[node]} did not come")
-        if now - reduce.pulled > PULL:
+        if now - reduce.pulled > PULL_AFTER:
             reduce.pulled = now
-            late = {n for n, came in reduce.came.items() if now - came > PULL}
+            late = {n for n, came in reduce.came.items() if now - came > PULL_AFTER}
             for c in x.missing() if late else ():
                 if x.source(c) in late:
                     self._do(reduce, x.pull(c))
 
     # The state
 
-    def recover(self, order: state_machine.Recover) -> None:
+    def recover(self, order: effects.Recover) -> None:
         self.cancel()
         self._ask(order, 0)
 
-    def _ask(self, order: state_machine.Recover, i: int) -> None:
+    def _ask(self, order: effects.Recover, i: int) -> None:
         donors = order.view.donors
         self._asked += 1
         if i >= len(donors):
@@ -558,17 +559,17 @@ class Plane:
         if process is not None and process.alive and process.me == donors[i].node_id:
             call = process.plane.give
             self.world.network.send(self.node, process, call, self.node, self._asked, order, i)
-        self.node.later(ANSWER, self._next, self._asked, order, i)
+        self.node.later(DONOR_TIMEOUT, self._next, self._asked, order, i)
 
-    def _next(self, number: int, order: state_machine.Recover, i: int) -> None:
+    def _next(self, number: int, order: effects.Recover, i: int) -> None:
         if number == self._asked:
             self._ask(order, i + 1)
 
-    def give(self, to: "Node", number: int, order: state_machine.Recover, i: int) -> None:
+    def give(self, to: "Node", number: int, order: effects.Recover, i: int) -> None:
         state = self.node.passed_on(order.view.committed)
         self.world.network.send(self.node, to, to.plane.given, number, order, i, state)
 
-    def given(self, number: int, order: state_machine.Recover, i: int, state: bytes) -> None:
+    def given(self, number: int, order: effects.Recover, i: int, state: bytes) -> None:
         if number != self._asked:
             return
         if state != order.view.state_digest:

@@ -18,7 +18,7 @@ from sim.engine import Call, Process
 from atoll.comm.ids import NodeId
 from atoll.coordinator.service.journal import Journal, JournalFull
 from atoll.coordinator.service.journaled_machine import Batch, JournaledMachine
-from atoll.coordinator.service.view import CommonView, NodeView, encode, own, shared
+from atoll.coordinator.service.view import CommonView, NodeView, common_view, encode, node_view
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import members
 from atoll.coordinator.state_machine.state import State
@@ -67,7 +67,7 @@ class Service(Process):
         self._common: CommonView | None = None
         self._version = 0
         self._dispatch_due = False
-        self._clock = max(self.core.last, world.engine.now + world.rng.uniform(-20, 20)) - world.engine.now
+        self._clock = max(self.core.last_at, world.engine.now + world.rng.uniform(-20, 20)) - world.engine.now
         self._looked, self._patient_until = self.now, 0.0
 
     def start(self) -> None:
@@ -267,9 +267,9 @@ class Service(Process):
     def _dispatch(self) -> None:
         self._dispatch_due = False
         self._version += 1
-        self._common = common = shared(self.state, self._common)
+        self._common = common = common_view(self.state, self._common)
         for stream in list(self.streams.values()):
-            mine = own(self.state, common, stream.node)
+            mine = node_view(self.state, common, stream.node)
             train, plan = common.train if mine.lease else b"", common.plan if mine.planned else b""
             parts = common.head, train, plan, mine
             if stream.open and stream.parts != parts:

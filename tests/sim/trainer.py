@@ -6,7 +6,8 @@ from sim import invariants
 from sim.engine import Call
 
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.node import state_machine
+from atoll.node import trainer_channel as channel
+from atoll.node.state_machine import events as node_ev
 
 if TYPE_CHECKING:
     from sim.node import Node
@@ -52,7 +53,7 @@ class Trainer:
         if life == self._life and not self.up:
             self.up, self._hung = True, False
             self.node.restore()
-            self.node.feed(state_machine.TrainerUp())
+            self.node.feed(node_ev.TrainerUp(self.node.layout))
 
     def die(self) -> None:
         """A CUDA error, or out of memory; it is started again."""
@@ -64,7 +65,7 @@ class Trainer:
         training, self._order = self._order is not None and not self.ahead, None
         self.ahead = False
         self.node.trainer_died(training)
-        self.node.feed(state_machine.TrainerDown())
+        self.node.feed(node_ev.TrainerDown())
         self.start()
 
     def hang(self) -> None:
@@ -76,10 +77,8 @@ class Trainer:
         self._count()
         if self.node.host.sick:
             return
-        stall = self.node.world.config.members.stall
-        if self.up and self.node.machine.watched and self.node.clock - self._moved > 0.7 * stall:
-            self.node.say("ends its trainer, which made no progress")
-            self.die()
+        if self.up:
+            self.node.feed(node_ev.TrainerSilent(self.node.clock - self._moved))
 
     def busy(self, seconds: float, done: Call) -> None:
         """Initialise or evaluate; the latter in between steps, if it is at work."""
@@ -132,11 +131,9 @@ class Trainer:
         self._take_if_due()
         if not (self.ahead or self._reached) and self.steps >= order.steps:
             self._reached = True
-            self.node.feed(state_machine.TrainerReached(order.round))
+            self.node.feed(channel.Reached(order.round))
         if self.steps >= self._most:
-            return (
-                self.node.feed(state_machine.TrainerWaits(order.round)) if self.ahead else self._hand_over(order)
-            )
+            return self.node.feed(channel.Waits(order.round)) if self.ahead else self._hand_over(order)
         goals = [self._most] + [g for g in (order.steps, self._delay) if self.steps < g < self._most]
         goal = min(goals)
         due = self._began + goal * self.node.step_time - self.node.ran
@@ -162,7 +159,7 @@ class Trainer:
             self.node.later(0.0, self._goal, self._life)
         else:
             self._order = None
-        self.node.feed(state_machine.TrainerReady(order.round, steps, used, 2.0, 1.0, self.ahead))
+        self.node.feed(channel.Ready(order.round, steps, 2.0, used, 1.0, self.ahead))
 
     def _goal(self, life: int) -> None:
         if life == self._life and self._order is not None and self.up:

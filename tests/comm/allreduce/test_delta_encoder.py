@@ -105,8 +105,8 @@ def test_a_chunk_that_is_let_go_of_is_made_again_with_the_same_bytes_unless_nobo
         await encoder.run(asyncio.to_thread)
         encoded, before = encoder.encoded, [payload.tobytes() for payload in encoder.encoded.whole]
         for c in (0, 7, CHUNKS.count - 1):
-            assert (payload := encoded.let_go(c)) is not None and payload.tobytes() == before[c]
-            assert encoded.let_go(c) is None
+            assert (payload := encoded.release(c)) is not None and payload.tobytes() == before[c]
+            assert encoded.release(c) is None
             buffers.give(payload)
         assert len(buffers) == 3
         with pytest.raises(RuntimeError, match="not every"):
@@ -124,5 +124,5 @@ def test_a_chunk_that_is_let_go_of_is_made_again_with_the_same_bytes_unless_nobo
 def test_a_chunk_that_is_kept_or_not_there_yet_is_not_let_go_of() -> None:
     kept, begun = (DeltaEncoder(ANCHOR, LOCAL, INT8, CHUNKS, keep=keep) for keep in (True, False))
     asyncio.run(kept.run(asyncio.to_thread))
-    assert kept.encoded.let_go(0) is None and len(kept.encoded.whole) == CHUNKS.count
-    assert begun.encoded.let_go(0) is None
+    assert kept.encoded.release(0) is None and len(kept.encoded.whole) == CHUNKS.count
+    assert begun.encoded.release(0) is None

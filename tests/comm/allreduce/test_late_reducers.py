@@ -10,7 +10,9 @@ import pytest
 from encoders import at_once
 
 from atoll.comm.allreduce.delta_encoder import DeltaEncoder, EncodedVector
-from atoll.comm.allreduce.reduction import PONG, SILENT, SLOW, SPREADS, Reduction, SealReport, late_after
+from atoll.comm.allreduce.late_peers import LATE_SPREADS, LOST_AFTER, MIN_CHUNK_TIME, late_after
+from atoll.comm.allreduce.listener import SealReport
+from atoll.comm.allreduce.reduction import PONG, Reduction
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import CodecName
@@ -126,7 +128,7 @@ def test_a_peer_that_is_silent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
         async with fleet(2) as planes, member(planes[0], plan_for(planes, 0), encoded(0)) as (_, told):
             while not planes[0].peers.links():  # to a peer that takes no part
                 await asyncio.sleep(0)
-            later(SILENT - 1)
+            later(LOST_AFTER - 1)
             before = planes[0].bytes_up
             while planes[0].bytes_up == before:  # it is asked
                 await asyncio.sleep(0)
@@ -160,12 +162,12 @@ def test_a_contributor_that_answers_and_sends_nothing_is_named(monkeypatch: pyte
             async with member(planes[1], plan, encoded(1)) as (_, told):
                 passed = 0.0  # seconds
                 while not told.blamed:
-                    later(SILENT - 1.5)
-                    passed += SILENT - 1.5
+                    later(LOST_AFTER - 1.5)
+                    passed += LOST_AFTER - 1.5
                     before = planes[1].bytes_down
                     while planes[1].bytes_down == before and not told.blamed:  # it is asked, and answers
                         await asyncio.sleep(0)
-                assert passed > SLOW / 2  # the machine may have been busy for some of it
+                assert passed > MIN_CHUNK_TIME / 2  # the machine may have been busy for some of it
                 node, sentence = told.blamed[0]
                 assert node == planes[0].node and "its contributions did not come for 2" in sentence
             answers.cancel()
@@ -200,6 +202,6 @@ def test_chunks_of_a_late_owner_are_pulled_from_others_that_have_them() -> None:
 
 
 def test_a_chunk_is_late_a_multiple_of_the_spread_beyond_the_median() -> None:
-    assert late_after([0.1] * 7) == SILENT  # too little is known
+    assert late_after([0.1] * 7) == LOST_AFTER  # too little is known
     assert late_after([0.5] * 8) == 0.5
-    assert late_after([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 100.0, 1.5]) == 4.0 + SPREADS * 2.0
+    assert late_after([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 100.0, 1.5]) == 4.0 + LATE_SPREADS * 2.0

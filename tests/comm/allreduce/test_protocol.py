@@ -1116,7 +1116,10 @@ MUTATIONS = {
     "frames of members still unknown are discarded": (" or place >= len(self.plan.members)", ""),
     "a member that came back is in a sum twice": ("arrived -= routes.former", "arrived -= set()"),
     "a lost contribution is not sent again": ("elif not bit(here, c) or unheard:", "elif unheard:"),
-    "a lost result is not sent again": ("if lacks and chunk.state is", "if False and chunk.state is"),
+    "a lost result is not sent again": (
+        "if chunk.state is ChunkState.SERVED and (chunk.since > attempt",
+        "if False and (chunk.since > attempt",
+    ),
     "nobody is asked for a kept chunk that is lacking": (
         "[holder]\n                out.append(SendFrame(holder, FrameKind.WANT, c, since))",
         "[holder]",

@@ -19,9 +19,11 @@ import psutil
 import pytest
 from encoders import at_once
 
+from atoll.comm.allreduce import merge_executor as merge_module
 from atoll.comm.allreduce import reduction as reduce_module
 from atoll.comm.allreduce.delta_encoder import DeltaEncoder, EncodedVector, encoded_norm
-from atoll.comm.allreduce.reduction import Reduction, SealReport
+from atoll.comm.allreduce.listener import SealReport
+from atoll.comm.allreduce.reduction import Reduction
 from atoll.comm.allreduce.sealing import EncodedSeal, GatheredSeal, SealFormat, TimedSeal, WeightedMean
 from atoll.comm.buffers import BufferPool
 from atoll.comm.byte_view import U8
@@ -34,7 +36,7 @@ from atoll.comm.digest import digest, root
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
 from atoll.comm.plan import InvalidPlan, Plan, PlanMember
 from atoll.comm.transport import frames
-from atoll.comm.transport.certificates import own
+from atoll.comm.transport.certificates import load_or_make
 from atoll.comm.transport.connection import Link, LinkBroken
 from atoll.comm.transport.data_plane import DataPlane
 from atoll.comm.transport.frames import FrameKind, Header
@@ -259,7 +261,7 @@ def test_a_reduce_equals_the_reference_bit_for_bit_on_every_member(n: int, codec
 
 def test_over_encrypted_links_it_is_the_same(tmp_path: Path) -> None:
     async def body() -> None:
-        async with fleet(3, streams=2, tls=TlsContexts(own(tmp_path))) as planes:
+        async with fleet(3, streams=2, tls=TlsContexts(load_or_make(tmp_path))) as planes:
             plan = plan_for(planes)
             members = [Member(p, ENCODED[i], plan) for i, p in enumerate(planes)]
             async with reducing(*members):
@@ -388,7 +390,7 @@ def test_sparse_deltas_are_gathered_and_everybody_merges_them_alike() -> None:
             members = [Member(p, given[i], plan, FEW, GATHERED) for i, p in enumerate(planes)]
             async with reducing(*members):
                 for plane in planes:
-                    plane.peers._known[0]._before = 1000.0  # where other sealed chunks would be packed
+                    plane.peers.estimator._up._before = 1000.0  # where other sealed chunks would be packed
                 expected = [gathered(c, range(3), weights[:3]) for c in range(CHUNKS.count)]
                 for member in members[:3]:
                     assert await member.holds_all() == expected
@@ -486,7 +488,7 @@ def test_what_an_owner_holds_of_others_is_bounded_and_freed() -> None:
                     await member.heard.until(lambda heard: len(heard.seals) >= 3)
                     others = len(members) - 1
                     assert member.reduction._exchange.window * others <= CHUNKS.count / 2
-                    assert not member.reduction._inbox
+                    assert not len(member.reduction._executor)
 
     run(body())
 
@@ -536,9 +538,9 @@ def test_members_may_learn_of_the_plan_one_after_another() -> None:
 @pytest.mark.parametrize("late", ["round", "plan"])
 def test_what_was_held_in_vain_comes_again(late: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator died that had told only some of a plan, and was away for longer than their frames are held."""
-    monkeypatch.setattr("atoll.comm.transport.peer_links.PATIENCE", 0)
-    monkeypatch.setattr("atoll.comm.transport.peer_links.AGAIN", (0.001,))
-    monkeypatch.setattr(reduce_module, "SLOW", 0)
+    monkeypatch.setattr("atoll.comm.transport.peer_links.ROUND_BEGINS_WITHIN", 0)
+    monkeypatch.setattr("atoll.comm.transport.peer_links.REDIAL_INTERVALS", (0.001,))
+    monkeypatch.setattr(reduce_module, "PLAN_WITHIN", 0)
 
     async def given_up(plane: DataPlane) -> None:
         while not (links := plane.peers.links()):
@@ -578,7 +580,7 @@ def test_a_frame_that_waits_for_a_plan_holds_its_link_up_no_longer_than_the_redu
             await member.stop()
             assert await waiting is None
 
-    run(body(), reduce_module.SLOW / 2)
+    run(body(), reduce_module.PLAN_WITHIN / 2)
 
 
 def mean_of(terms: Sequence[tuple[bytes | F32, float]], c: int, codec: Codec = CODEC) -> bytes:
@@ -841,7 +843,7 @@ def test_orphans_are_told_and_come_from_whoever_holds_them() -> None:
 def test_links_that_break_in_mid_reduce_cost_nothing_but_time(
     seed: int, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atoll.comm.transport.peer_links.AGAIN", (0.001,))
+    monkeypatch.setattr("atoll.comm.transport.peer_links.REDIAL_INTERVALS", (0.001,))
 
     async def body() -> None:
         random = Random(seed)
@@ -855,7 +857,7 @@ def test_links_that_break_in_mid_reduce_cost_nothing_but_time(
                         await asyncio.sleep(0)
                     for plane in planes:
                         for peer in plane.peers._peers.values():
-                            peer.piece = piece
+                            peer.queue.piece_size = piece
                     if links := random.choice(planes).peers.links():
                         random.choice(links)[1].close()
                 for member in members:
@@ -1026,7 +1028,7 @@ def test_what_was_spoiled_on_its_way_comes_again_over_another_link(monkeypatch: 
     async def body() -> None:
         async with fleet(2) as planes:
             plan = plan_for(planes, owners=[0] * 10)
-            planes[1].peers._known[0]._before = 1000.0
+            planes[1].peers.estimator._up._before = 1000.0
             codec = make_codec(CodecName.FP32, 1)
             encoded = [encode(np.zeros(CHUNKS.numel, np.float32), codec) for _ in planes]
             members = [Member(p, encoded[i], plan, codec) for i, p in enumerate(planes)]
@@ -1048,7 +1050,7 @@ def test_packed_frames_carry_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> 
             encoded = [encode(x, make_codec(CodecName.FP32, 1)) for x in compressible]
             codec = make_codec(CodecName.FP32, 1)
             for plane in planes:
-                plane.peers._known[0]._before = 1000.0
+                plane.peers.estimator._up._before = 1000.0
             members = [Member(p, encoded[i], plan, codec) for i, p in enumerate(planes)]
             async with reducing(*members):
                 held = [await member.holds_all() for member in members]
@@ -1096,7 +1098,7 @@ def test_a_fault_of_this_node_in_a_merge_ends_its_reduce(monkeypatch: pytest.Mon
     def broken(*_: object) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(reduce_module, "merge", broken)
+    monkeypatch.setattr(merge_module, "seal_chunk", broken)
 
     async def body() -> None:
         async with fleet(1) as planes:
@@ -1159,14 +1161,14 @@ def test_a_plan_that_comes_before_a_merge_has_begun_makes_it_void() -> None:
 def test_what_a_void_merge_still_reads_is_not_used_again_before_it_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    begun, may_end, merge = threading.Event(), threading.Event(), reduce_module.merge
+    begun, may_end, merge = threading.Event(), threading.Event(), merge_module.seal_chunk
 
     def slowly(*work: Any) -> bytes:
         begun.set()
         assert may_end.wait(20)
         return merge(*work)
 
-    monkeypatch.setattr(reduce_module, "merge", slowly)
+    monkeypatch.setattr(merge_module, "seal_chunk", slowly)
 
     async def body() -> None:
         async with fleet(2) as planes:

@@ -254,7 +254,7 @@ MUTATIONS = [
     ("to_int8", "part[i] * LIFT", "part[i]"),
     ("to_int8", "range(scales.size)", "range(scales.size - 1)"),
     ("to_int8", "range(part.size)", "range(part.size - 1)"),
-    ("from_int8", "* scale", "* scales[0]"),
+    ("from_int8", "(part[i]) * scale", "(part[i]) * scales[0]"),
     ("from_int8", "range(scales.size)", "range(scales.size - 1)"),
     ("from_int8_far", "scales[b], out, i", "scales[0], out, i"),
     ("from_int8_far", "range(whole)", "range(whole - 1)"),

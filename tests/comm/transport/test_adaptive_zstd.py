@@ -10,7 +10,13 @@ from atoll.comm.byte_view import U8
 from atoll.comm.codecs import zstd
 from atoll.comm.codecs.codec import ByteShuffle
 from atoll.comm.transport import adaptive_zstd as module
-from atoll.comm.transport.adaptive_zstd import KEPT, SMALLEST, TRIES, TRY_AGAIN, AdaptiveZstd
+from atoll.comm.transport.adaptive_zstd import (
+    CHUNKS_BETWEEN_TRIES,
+    KNOWN_COSTS,
+    MAX_SHARED_FRAMES,
+    MIN_PACKED_BYTES,
+    AdaptiveZstd,
+)
 from atoll.comm.transport.frames import FrameKind
 
 ZEROS: U8 = np.zeros(1 << 16, np.uint8)
@@ -66,8 +72,8 @@ def test_what_would_not_get_smaller_goes_as_it_is() -> None:
 
 def test_small_payloads_and_links_of_unknown_rate_are_left_alone(packed: list[int]) -> None:
     async def body() -> None:
-        assert await of(SLOW).pack(FrameKind.CONTRIBUTION, 0, 1, ZEROS[: SMALLEST - 1]) is None
-        for c in range(2 * TRY_AGAIN):
+        assert await of(SLOW).pack(FrameKind.CONTRIBUTION, 0, 1, ZEROS[: MIN_PACKED_BYTES - 1]) is None
+        for c in range(2 * CHUNKS_BETWEEN_TRIES):
             assert await of(0.0).pack(FrameKind.CONTRIBUTION, c, 1, ZEROS) is None
         assert not packed
 
@@ -77,7 +83,7 @@ def test_small_payloads_and_links_of_unknown_rate_are_left_alone(packed: list[in
 def test_on_a_fast_link_only_every_so_many_chunks_are_tried(packed: list[int]) -> None:
     async def body() -> None:
         squeeze = of(FAST)
-        for c in range(10 * TRY_AGAIN):
+        for c in range(10 * CHUNKS_BETWEEN_TRIES):
             await squeeze.pack(FrameKind.CONTRIBUTION, c, 1, NOISE)
         assert 8 <= len(packed) <= 10 and not squeeze.pays
 
@@ -91,7 +97,7 @@ def test_it_is_given_up_when_it_saves_nothing_and_taken_up_when_it_does(packed: 
         for c in range(100):
             await squeeze.pack(FrameKind.CONTRIBUTION, c, 1, NOISE)
         assert not squeeze.pays and len(packed) < 50
-        for c in range(20 * TRY_AGAIN):
+        for c in range(20 * CHUNKS_BETWEEN_TRIES):
             await squeeze.pack(FrameKind.CONTRIBUTION, c, 1, ZEROS)
         assert squeeze.pays
 
@@ -140,9 +146,9 @@ def test_a_chunk_is_never_sent_for_one_that_took_its_place_or_is_of_a_later_roun
 def test_few_packed_chunks_are_kept() -> None:
     async def body() -> None:
         squeeze = of(SLOW)
-        for c in range(3 * KEPT):
+        for c in range(3 * MAX_SHARED_FRAMES):
             await squeeze.pack(FrameKind.SEALED, c, 1, ZEROS)
-        assert len(squeeze._kept) == KEPT
+        assert len(squeeze._shared) == MAX_SHARED_FRAMES
 
     run(body())
 
@@ -150,7 +156,7 @@ def test_few_packed_chunks_are_kept() -> None:
 def test_a_run_may_do_without(packed: list[int]) -> None:
     async def body() -> None:
         squeeze = of(SLOW)
-        squeeze.on = False
+        squeeze.enabled = False
         assert await squeeze.pack(FrameKind.CONTRIBUTION, 0, 1, ZEROS) is None
         assert not packed
 
@@ -160,7 +166,7 @@ def test_a_run_may_do_without(packed: list[int]) -> None:
 def test_chunks_that_cost_much_because_memory_was_new_do_not_end_it(packed: list[int], costs: list[float]) -> None:
     async def body() -> None:
         squeeze = of(1e7)
-        costs.extend([50e-9] * (TRIES - 2))
+        costs.extend([50e-9] * (KNOWN_COSTS - 2))
         for c in range(50):
             await squeeze.pack(FrameKind.CONTRIBUTION, c, 1, HALF)
         assert squeeze.pays and len(packed) == 50
@@ -173,10 +179,10 @@ def test_it_is_given_up_where_it_costs_more_than_it_saves_and_taken_up_again(
 ) -> None:
     async def body() -> None:
         squeeze = of(1e7)
-        costs.extend([500e-9] * TRIES)
-        for c in range(TRIES + TRY_AGAIN):
+        costs.extend([500e-9] * KNOWN_COSTS)
+        for c in range(KNOWN_COSTS + CHUNKS_BETWEEN_TRIES):
             await squeeze.pack(FrameKind.CONTRIBUTION, c, 1, HALF)
-        assert not squeeze.pays and len(packed) == TRIES
+        assert not squeeze.pays and len(packed) == KNOWN_COSTS
         await squeeze.pack(FrameKind.CONTRIBUTION, 0, 1, HALF)
         assert squeeze.pays
 

@@ -1,7 +1,13 @@
 import pytest
 
 from atoll.comm.ids import NodeId
-from atoll.comm.transport.bandwidth import KEPT, MOST, LinkEstimate, PeakRate, sample_round_trips
+from atoll.comm.transport.bandwidth import (
+    DECAY_PER_REDUCE,
+    MAX_ROUND_TRIPS,
+    LinkEstimate,
+    PeakRate,
+    sample_round_trips,
+)
 
 
 def peak(totals: list[tuple[float, int]]) -> float:
@@ -50,14 +56,14 @@ def test_what_is_known_of_a_link_rises_at_once_and_falls_little_by_little() -> N
     assert seen == [pytest.approx(1000), pytest.approx(1000), pytest.approx(2000)]
     for _ in range(3):
         known.begin()
-    assert known.rate == pytest.approx(2000 * KEPT**2)
+    assert known.rate == pytest.approx(2000 * DECAY_PER_REDUCE**2)
 
 
 def test_of_many_round_trips_the_shortest_are_told_and_some_of_all_others() -> None:
     trips = {NodeId(f"n{i}"): 0.001 * i for i in range(1, 1001)}
     told = sample_round_trips(trips)
-    assert len(told) <= MOST and all(told[node] == trips[node] for node in told)
-    assert set(list(trips)[: MOST // 2]) <= told.keys()
+    assert len(told) <= MAX_ROUND_TRIPS and all(told[node] == trips[node] for node in told)
+    assert set(list(trips)[: MAX_ROUND_TRIPS // 2]) <= told.keys()
     assert max(told.values()) > 0.9
     assert sample_round_trips({NodeId("a"): 0.1}) == {NodeId("a"): 0.1} and sample_round_trips({}) == {}
 

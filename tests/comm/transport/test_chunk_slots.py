@@ -14,7 +14,7 @@ from atoll.comm.transport.data_plane import DataPlane
 from atoll.comm.transport.frames import FrameKind
 
 A, B, NOW = NodeId("a"), NodeId("b"), Round(7)
-SIZE = 3 * fetch_client.PART
+SIZE = 3 * fetch_client.PART_BYTES
 
 
 def chunk(number: int) -> bytes:
@@ -53,7 +53,7 @@ async def a_donor(
     places: int, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[DataPlane, Counter, DataPlane]]:
     """And who asks it."""
-    monkeypatch.setattr(data_plane, "PLACES", places)
+    monkeypatch.setattr(data_plane, "MAX_CHUNKS", places)
     shelf = Counter()
     a = await DataPlane.start("127.0.0.1:0", RunId("run"), A, b"k" * 32, shelf)
     b = await DataPlane.start("127.0.0.1:0", RunId("run"), B, b"k" * 32, Counter())
@@ -67,7 +67,7 @@ async def a_donor(
 async def begin(a: DataPlane, b: DataPlane, number: int) -> Link:
     """Ask for the first part of a chunk."""
     link = await b.dial(A, a.address)
-    await frames.send(link, frames.part(FrameKind.GET_STATE, NOW, number, 0, fetch_client.PART))
+    await frames.send(link, frames.part(FrameKind.GET_STATE, NOW, number, 0, fetch_client.PART_BYTES))
     return link
 
 
@@ -100,7 +100,7 @@ def test_all_who_join_at_once_are_served_by_a_donor_that_keeps_few_chunks_in_mem
                     served |= {waiting.pop(task): task.result() for task in done}
                 for number, first in served.items():
                     await frames.send(
-                        links[number], frames.part(FrameKind.GET_STATE, NOW, number, fetch_client.PART, SIZE)
+                        links[number], frames.part(FrameKind.GET_STATE, NOW, number, fetch_client.PART_BYTES, SIZE)
                     )
                     assert first + await answer(links[number]) == chunk(number)
             assert (shelf.found, shelf.most) == (12, 3)
@@ -120,13 +120,13 @@ def test_who_comes_when_all_places_are_taken_waits_until_one_has_its_chunk(
                 if number < 2:
                     await answer(links[number])
             late = asyncio.create_task(answer(links[2]))
-            await frames.send(links[0], frames.part(FrameKind.GET_STATE, NOW, 0, fetch_client.PART, SIZE))
-            assert await answer(links[0]) == chunk(0)[fetch_client.PART :]
-            assert await late == chunk(2)[: fetch_client.PART]
+            await frames.send(links[0], frames.part(FrameKind.GET_STATE, NOW, 0, fetch_client.PART_BYTES, SIZE))
+            assert await answer(links[0]) == chunk(0)[fetch_client.PART_BYTES :]
+            assert await late == chunk(2)[: fetch_client.PART_BYTES]
             links[1].close()  # which gives its place up, too
             links.append(await begin(a, b, 3))
             opened.callback(links[3].close)
-            assert await answer(links[3]) == chunk(3)[: fetch_client.PART]
+            assert await answer(links[3]) == chunk(3)[: fetch_client.PART_BYTES]
             assert (shelf.found, shelf.most) == (4, 2)
 
     run(body())
@@ -138,11 +138,11 @@ def test_who_dawdles_loses_its_place_and_goes_on_where_it_was(limit: str, monkey
         async with a_donor(1, monkeypatch) as (a, shelf, b):
             monkeypatch.setattr(chunk_slots, limit, 0.0)
             first = await begin(a, b, 1)
-            assert await answer(first) == chunk(1)[: fetch_client.PART]
+            assert await answer(first) == chunk(1)[: fetch_client.PART_BYTES]
             second = await begin(a, b, 2)
-            assert await answer(second) == chunk(2)[: fetch_client.PART]
-            await frames.send(first, frames.part(FrameKind.GET_STATE, NOW, 1, fetch_client.PART, SIZE))
-            assert await answer(first) == chunk(1)[fetch_client.PART :]
+            assert await answer(second) == chunk(2)[: fetch_client.PART_BYTES]
+            await frames.send(first, frames.part(FrameKind.GET_STATE, NOW, 1, fetch_client.PART_BYTES, SIZE))
+            assert await answer(first) == chunk(1)[fetch_client.PART_BYTES :]
             assert shelf.found == 3
             first.close()
             second.close()

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from atoll.comm.transport import connection as module
-from atoll.comm.transport.connection import PIECE, ByteCounter, Link, LinkBroken, LinkClosed, RateLimiter, tcp_info
+from atoll.comm.transport.connection import (
+    CAPPED_PIECE_BYTES,
+    ByteCounter,
+    Link,
+    LinkBroken,
+    LinkClosed,
+    RateLimiter,
+    tcp_info,
+)
 
 Talk = Callable[[Link, Link], Awaitable[None]]
 NOISE = bytes(range(256)) * 8192  # 2 MiB: more than a socket takes at once
@@ -191,7 +199,7 @@ def test_a_capped_link_asks_for_every_byte_once_and_in_pieces(pair: Any, side: s
         sending = asyncio.create_task(source.write(b"head", NOISE))
         assert await sink.read(4 + len(NOISE)) == b"head" + NOISE
         await sending
-        assert max(asked) <= PIECE and sum(asked) == 4 + len(NOISE)
+        assert max(asked) <= CAPPED_PIECE_BYTES and sum(asked) == 4 + len(NOISE)
 
     caps = {side: Counting(1.0)}
     between(talk, pair, up=caps.get("up"), down=caps.get("down"))
@@ -247,7 +255,7 @@ def test_closing_tells_whoever_waits_and_whoever_comes_later() -> None:
 
 
 def test_waits_end_at_their_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STALL", 0.02)
+    monkeypatch.setattr(module, "STALL_TIMEOUT", 0.02)
 
     async def talk(here: Link, there: Link) -> None:
         with pytest.raises(LinkBroken, match="it sent nothing for 0.01 s"):

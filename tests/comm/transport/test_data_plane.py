@@ -111,11 +111,11 @@ def test_state_is_packed_only_when_that_is_smaller() -> None:
 def test_state_is_packed_for_slow_paths_and_where_the_run_packs_at_all(
     fast: float, on: bool, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_plane, "FAST", fast)
+    monkeypatch.setattr(data_plane, "FAST_PATH_RATE", fast)
 
     async def body() -> None:
         async with two_planes(up=10e6) as (a, b), FetchClient(b, A, a.address) as fetcher:
-            a.peers.squeeze.on = on
+            a.peers.compressor.enabled = on
             before = b.bytes_down
             assert await fetcher.fetch(FetchItem.STATE, NEW, 1, len(ZEROS)) == ZEROS
             assert (b.bytes_down - before < 200 + frames.GREETING.size) == packed
@@ -385,7 +385,7 @@ def test_more_connections_than_a_node_can_serve_are_closed(monkeypatch: pytest.M
 
 
 def test_a_stranger_that_trickles_is_put_out_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "HANDSHAKE", 0.1)
+    monkeypatch.setattr(frames, "HANDSHAKE_TIMEOUT", 0.1)
 
     async def body() -> None:
         async with two_planes() as (a, _):
@@ -410,7 +410,7 @@ def test_a_stranger_that_trickles_is_put_out_at_the_deadline(monkeypatch: pytest
 
 
 def test_what_listens_at_a_peers_address_and_trickles_costs_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "HANDSHAKE", 0.1)
+    monkeypatch.setattr(frames, "HANDSHAKE_TIMEOUT", 0.1)
 
     async def trickle(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
@@ -538,12 +538,12 @@ def test_ipv6_literals_work_as_addresses_or_are_refused_with_a_sentence() -> Non
 @asynccontextmanager
 async def offered(to: DataPlane, by: DataPlane) -> AsyncIterator[None]:
     """`by`, which nobody dials, answers what is asked at `to`."""
-    by.offering.to([(to.node, to.address, NO_PIN)])
+    by.offering.offer_to([(to.node, to.address, NO_PIN)])
     async with asyncio.timeout(5):
-        while len(to.offers._free) < leaf_relay.CONNECTIONS:
+        while len(to.offers._free) < leaf_relay.LINKS_PER_TARGET:
             await asyncio.sleep(0)
     yield
-    by.offering.to([])
+    by.offering.offer_to([])
 
 
 def test_what_a_leaf_offers_is_fetched_where_it_dialled() -> None:
@@ -554,7 +554,7 @@ def test_what_a_leaf_offers_is_fetched_where_it_dialled() -> None:
                 with pytest.raises(NotAvailable):
                     await fetcher.fetch(FetchItem.STATE, OLD, 0, len(NOISE))
                 assert await fetcher.fetch(FetchItem.DIGESTS, NEW, 0, 32) == digest(NOISE) + digest(ZEROS)
-            assert len(b.offers._free) == leaf_relay.CONNECTIONS  # it was given back
+            assert len(b.offers._free) == leaf_relay.LINKS_PER_TARGET  # it was given back
 
     run(body())
 
@@ -601,10 +601,10 @@ def test_of_one_leafs_connections_the_latest_are_kept() -> None:
             self.closed = True
 
     async def body() -> None:
-        kept, links = leaf_relay.OfferPool(), [Closes() for _ in range(leaf_relay.MOST + 1)]
+        kept, links = leaf_relay.OfferPool(), [Closes() for _ in range(leaf_relay.MAX_LINKS_PER_LEAF + 1)]
         keeping = [asyncio.create_task(kept.keep(A, cast(Link, link))) for link in links]
         await asyncio.sleep(0)
-        assert [link.closed for link in links] == [True] + [False] * leaf_relay.MOST
+        assert [link.closed for link in links] == [True] + [False] * leaf_relay.MAX_LINKS_PER_LEAF
         for task in keeping:
             task.cancel()
         await asyncio.wait(keeping)

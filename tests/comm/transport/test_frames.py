@@ -209,7 +209,7 @@ def test_a_silent_peer_ends_a_wait_at_its_deadline() -> None:
 
 
 def test_a_peer_that_takes_nothing_ends_a_send_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "STALL", 0.05)
+    monkeypatch.setattr(connection, "STALL_TIMEOUT", 0.05)
 
     async def talk(here: Link, there: Link) -> None:
         with pytest.raises(LinkBroken, match="took no byte for 0.05 s"):

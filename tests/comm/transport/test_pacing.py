@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from atoll.comm.transport.bandwidth import LinkEstimate
-from atoll.comm.transport.pacing import LEAST, MORE, QUEUE, LinkPacer, PeerPacer
+from atoll.comm.transport.pacing import MIN_PACE_SHARE, MIN_QUEUE_DELAY, SHARE_MARGIN, LinkPacer, PeerPacer
 
 LOOK = 0.05  # seconds
 
@@ -66,7 +66,7 @@ def test_what_tcp_does_not_let_through_is_not_taken_for_what_the_link_carries() 
 def test_queues_at_all_peers_do_not_make_a_node_slower_than_its_link_is_known_to_be() -> None:
     sender = Sender(10e6, 0.05, elsewhere=0.2)
     sender.run(2.0, known=10e6)
-    assert sender.run(4.0, known=10e6) > 0.99 * LEAST * 10e6
+    assert sender.run(4.0, known=10e6) > 0.99 * MIN_PACE_SHARE * 10e6
 
 
 def test_the_longer_the_queue_the_slower_and_never_much_slower_than_the_link() -> None:
@@ -78,7 +78,7 @@ def test_the_longer_the_queue_the_slower_and_never_much_slower_than_the_link() -
             pace.look(now, moved, moved, 0.05, queue, known=10e6)
         rates.append(pace.rate)
     assert rates == sorted(rates, reverse=True) and rates[0] > 10e6 > rates[2] > 9.4e6
-    assert rates[-1] == pytest.approx(LEAST * 10e6)
+    assert rates[-1] == pytest.approx(MIN_PACE_SHARE * 10e6)
 
 
 def test_one_hiccup_costs_little() -> None:
@@ -97,25 +97,27 @@ def test_a_node_without_a_far_link_has_no_pace() -> None:
 
 def test_a_slow_peer_is_sent_this_nodes_part_of_its_link_and_all_of_it_while_others_leave_it_unused() -> None:
     part = PeerPacer(3e6, 1 / 3)
-    assert part.rate == pytest.approx(MORE * 1e6)
+    assert part.rate == pytest.approx(SHARE_MARGIN * 1e6)
     rates = [part.look(0.05, 0.0) for _ in range(20)]
     assert rates == sorted(rates) and rates[-1] == 3e6
-    assert part.look(0.05, 0.05) == pytest.approx(MORE * 1e6)  # the others are back
+    assert part.look(0.05, 0.05) == pytest.approx(SHARE_MARGIN * 1e6)  # the others are back
 
 
 def test_a_burst_of_ones_own_is_no_queue_of_others() -> None:
     slow, fast = PeerPacer(2.4e6, 1 / 3), PeerPacer(24e6, 1 / 3)
-    assert slow.look(0.05, 2 * QUEUE) > MORE * 0.8e6
-    assert fast.look(0.05, 2 * QUEUE) == pytest.approx(MORE * 8e6)
+    assert slow.look(0.05, 2 * MIN_QUEUE_DELAY) > SHARE_MARGIN * 0.8e6
+    assert fast.look(0.05, 2 * MIN_QUEUE_DELAY) == pytest.approx(SHARE_MARGIN * 8e6)
     assert PeerPacer(1e5, 1.0).look(0.05, 0.1) == 1e5
-    assert PeerPacer(1e5, 0.5).look(0.05, 0.1) == pytest.approx(MORE * 5e4), "nor does a queue grow for ever"
+    assert PeerPacer(1e5, 0.5).look(0.05, 0.1) == pytest.approx(SHARE_MARGIN * 5e4), (
+        "nor does a queue grow for ever"
+    )
 
 
 def test_whoever_has_had_nothing_for_a_slow_peer_begins_with_its_part_of_the_link() -> None:
     part = PeerPacer(3e6, 1 / 3)
     for _ in range(20):
         part.look(0.05, 0.0)
-    assert part.rest() == pytest.approx(MORE * 1e6) == part.rate
+    assert part.rest() == pytest.approx(SHARE_MARGIN * 1e6) == part.rate
 
 
 def test_who_alone_sends_to_a_slow_peer_sends_no_more_than_its_link_carries() -> None:

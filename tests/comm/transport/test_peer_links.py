@@ -18,7 +18,10 @@ from atoll.comm.transport.connection import ByteCounter, Link, LinkBroken
 from atoll.comm.transport.data_plane import DataPlane
 from atoll.comm.transport.fetch_client import FetchItem
 from atoll.comm.transport.frames import FrameKind, Header
-from atoll.comm.transport.peer_links import Peer, PeerLinks, Waiting
+from atoll.comm.transport.peer import Peer
+from atoll.comm.transport.peer_links import PeerLinks
+from atoll.comm.transport.reassembly import MAX_FORMS
+from atoll.comm.transport.send_queue import QueuedFrame, SendQueue
 
 A, B = NodeId("a"), NodeId("b")
 LARGE = bytes(range(256)) * (1 << 15)  # 8 MiB: more than the buffers of a connection hold
@@ -53,8 +56,8 @@ class Notes:
         self.came.append((header.kind, header.chunk, payload.tobytes()))
         self.changed.set()
 
-    async def frame(self, node: NodeId, waiting: Waiting) -> tuple[Header, memoryview] | None:
-        kind, c, since = waiting
+    async def frame(self, node: NodeId, queued: QueuedFrame) -> tuple[Header, memoryview] | None:
+        kind, c, since = queued
         fence = Fence(Incarnation(1), Epoch(1), self.round, since)
         payload = self.payloads.get(c)
         if payload is None:
@@ -127,7 +130,7 @@ def part(a: DataPlane, b: DataPlane, to_a: Notes, to_b: Notes) -> None:
 
 def post(plane: DataPlane, to: NodeId, *chunks: int, kind: FrameKind = FrameKind.SEALED) -> None:
     for c in chunks:
-        plane.peers.peer(to).post((kind, c, 1))
+        plane.peers.peer(to).queue.post((kind, c, 1))
 
 
 def test_what_is_posted_goes_over_all_links_to_the_peer() -> None:
@@ -162,12 +165,12 @@ def test_what_is_posted_twice_before_its_turn_is_sent_once() -> None:
 
 def test_the_urgent_goes_first_and_contributions_before_results() -> None:
     async def body() -> None:
-        peer = Peer(B)
+        queue = SendQueue()
         order = [FrameKind.SEALED, FrameKind.CONTRIBUTION, FrameKind.MERGED, FrameKind.SEALED, FrameKind.WANT]
         for c, kind in enumerate(order):
-            peer.post((kind, c, 1))
-        peer.give_back((FrameKind.SEALED, 3, 1))
-        taken = [await peer.next() for _ in order]
+            queue.post((kind, c, 1))
+        queue.put_back((FrameKind.SEALED, 3, 1))
+        taken = [await queue.next() for _ in order]
         assert [w[1] for w in taken if isinstance(w, tuple)] == [2, 4, 1, 3, 0]
 
     run(body())
@@ -175,10 +178,10 @@ def test_the_urgent_goes_first_and_contributions_before_results() -> None:
 
 def test_a_link_that_is_cancelled_while_it_waits_leaves_its_turn_to_another() -> None:
     async def body() -> None:
-        peer = Peer(B)
-        first, second = (asyncio.create_task(peer.next()) for _ in range(2))
+        queue = SendQueue()
+        first, second = (asyncio.create_task(queue.next()) for _ in range(2))
         await asyncio.sleep(0)
-        peer.post((FrameKind.SEALED, 0, 1))
+        queue.post((FrameKind.SEALED, 0, 1))
         first.cancel()
         assert await second == (FrameKind.SEALED, 0, 1)
 
@@ -253,7 +256,7 @@ def test_what_a_link_could_not_send_of_an_old_round_is_not_sent_of_the_next() ->
 
 
 def test_the_other_side_dials_when_nothing_comes_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TURN", 0.02)
+    monkeypatch.setattr(module, "OTHER_SIDE_DIALS_AFTER", 0.02)
 
     async def body() -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -272,7 +275,7 @@ def test_the_other_side_dials_when_nothing_comes_of_the_first(monkeypatch: pytes
 
 
 def test_nobody_dials_a_leaf_and_one_that_does_not_come_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.02)
+    monkeypatch.setattr(module, "LEAF_DIALS_WITHIN", 0.02)
 
     async def body() -> None:
         async with pair() as (a, b):
@@ -348,7 +351,7 @@ def test_a_link_that_was_dialled_when_the_dial_of_another_is_given_up_is_closed(
                 await asyncio.Event().wait()
             return links.pop()
 
-        link, peers, talk = links[0], PeerLinks(dial, ByteCounter(), streams=2), Notes()
+        link, peers, talk = links[0], PeerLinks(dial, ByteCounter(), fixed_streams=2), Notes()
         peers.begin(talk)
         peers.expect([PlanMember(B, "there:7", 1.0)], lambda _: True)
         await until(lambda: not links)
@@ -403,8 +406,8 @@ def test_a_frame_of_a_round_to_come_waits_until_it_begins() -> None:
 def test_a_frame_of_a_round_that_does_not_begin_in_time_breaks_its_link_and_the_sender_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.02)
-    monkeypatch.setattr(module, "AGAIN", (0.001,))
+    monkeypatch.setattr(module, "ROUND_BEGINS_WITHIN", 0.02)
+    monkeypatch.setattr(module, "REDIAL_INTERVALS", (0.001,))
 
     async def body() -> None:
         async with pair() as (a, b):
@@ -511,7 +514,7 @@ def test_it_is_known_when_bytes_last_came_and_how_far_a_peer_is() -> None:
 def in_pieces(planes: Sequence[DataPlane], size: int) -> None:
     for plane in planes:
         for peer in plane.peers._peers.values():
-            peer.piece = size
+            peer.queue.piece_size = size
 
 
 def test_a_payload_in_pieces_travels_over_all_links_and_arrives_whole() -> None:
@@ -547,7 +550,7 @@ def test_pieces_that_were_lost_with_a_link_come_again_even_if_they_are_cut_other
             in_pieces([a, b], then)
             while not there.came:
                 post(a, B, 0)
-                await until(lambda: not a.peers.peer(B)._then)
+                await until(lambda: a.peers.peer(B).queue.empty)
                 await asyncio.sleep(0.001)
             assert all(data == LARGE for _, _, data in there.came)
 
@@ -568,7 +571,7 @@ def test_nobody_makes_a_node_take_memory_by_first_pieces_of_ever_other_lengths()
                     await frames.send(link, header, NOISE)
                 await link.read(1, 5.0)
             await until(lambda: not b.peers.links())
-            assert len(b.peers._coming) == module.FORMS
+            assert len(b.peers._reassembly) == MAX_FORMS
             link.close()
             b.peers.end(there)
 
@@ -600,7 +603,7 @@ def test_a_piece_that_none_would_cut_is_refused(kind: FrameKind, length: int, of
                 await link.write(Header(kind, fence, 7, length, offset=offset, whole=whole).pack() + bytes(length))
             with pytest.raises(LinkBroken):
                 await link.read(1, 5.0)
-            assert not there.seen and not b.peers._coming
+            assert not there.seen and not b.peers._reassembly
             await until(lambda: not b.peers.links())
             link.close()
             b.peers.end(there)
@@ -614,7 +617,7 @@ class Full(Empty):
 
 
 def test_a_fetch_gives_way_to_a_reduce_and_goes_on_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAST_SPARE", 1000.0)  # bytes a second: hours
+    monkeypatch.setattr(module, "MIN_SPARE_RATE", 1000.0)  # bytes a second: hours
 
     async def body() -> None:
         start = partial(DataPlane.start, "127.0.0.1:0", RunId("run"))

@@ -14,7 +14,7 @@ import pytest
 from atoll.comm.ids import NO_PIN, NodeId, Round, RunId
 from atoll.comm.plan import PlanMember
 from atoll.comm.transport import frames
-from atoll.comm.transport.certificates import own
+from atoll.comm.transport.certificates import load_or_make
 from atoll.comm.transport.connection import ByteCounter, Link, LinkBroken
 from atoll.comm.transport.data_plane import DataPlane
 from atoll.comm.transport.fetch_client import DonorLost, FetchClient, FetchItem
@@ -47,7 +47,7 @@ def run(body: Coroutine[Any, Any, None]) -> None:
 
 def sessions(folder: Path, name: str) -> TlsContexts:
     (folder / name).mkdir(exist_ok=True)
-    return TlsContexts(own(folder / name))
+    return TlsContexts(load_or_make(folder / name))
 
 
 @asynccontextmanager
@@ -258,7 +258,7 @@ def test_a_stranger_whose_session_breaks_costs_nobody_else_anything(garbage: byt
 def test_a_stranger_that_trickles_is_put_out_at_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frames, "HANDSHAKE", 0.1)
+    monkeypatch.setattr(frames, "HANDSHAKE_TIMEOUT", 0.1)
 
     async def body() -> None:
         async with planes(tmp_path) as (a, _):

@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.console import Console
 
-from atoll.coordinator.monitor.terminal import COLORS, members_table, summary, worth_a_look
+from atoll.coordinator.monitor.terminal import COLORS, by_urgency, members_table, summary
 
 
 def member(number: int, state: str, **fields: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def test_the_summary_says_how_many_are_what_and_whom_the_round_waits_for() -> No
 
 
 def test_members_in_trouble_come_first_and_the_others_by_age() -> None:
-    assert [m["node_id"] for m in worth_a_look(RUN["members"])] == ["n3", "n5", "n4", "n2", "n10", "n1"]
+    assert [m["node_id"] for m in by_urgency(RUN["members"])] == ["n3", "n5", "n4", "n2", "n10", "n1"]
 
 
 def test_every_state_of_a_member_has_a_row() -> None:

@@ -22,7 +22,7 @@ from atoll.comm.digest import root
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as pb_grpc
-from atoll.comm.transport.certificates import NAME, Certificate, own, pin_of
+from atoll.comm.transport.certificates import NAME, Certificate, load_or_make, pin_of
 from atoll.comm.transport.frames import PROTOCOL
 from atoll.coordinator.monitor import http
 from atoll.coordinator.monitor.http import app, snapshot
@@ -122,7 +122,7 @@ class Node:
 class Coordinator:
     def __init__(self, plane: ControlPlane, journal: Journal, address: str, tls: Certificate | None) -> None:
         self.plane, self.journal, self.address = plane, journal, address
-        self.kernel = plane.kernel
+        self.kernel = plane.event_loop
         self.channel = grpc.aio.insecure_channel(address) if tls is None else trusting(address, tls)
         self.token = journal.issue_token("test", 100, math.inf)
 
@@ -150,11 +150,11 @@ async def coordinator(
 ) -> AsyncIterator[Coordinator]:
     journal = Journal(folder)
     plane = ControlPlane(config, journal, lambda effect: None, tls)
-    port, lives = plane.listen("127.0.0.1:0"), plane.kernel.state.incarnation
+    port, lives = plane.listen("127.0.0.1:0"), plane.event_loop.state.incarnation
     running = asyncio.create_task(plane.run())
     here = Coordinator(plane, journal, f"127.0.0.1:{port}", tls)
     try:
-        await until(lambda: plane.kernel.state.incarnation > lives)
+        await until(lambda: plane.event_loop.state.incarnation > lives)
         yield here
     finally:
         await here.channel.close()
@@ -204,12 +204,12 @@ async def get(coordinator: Coordinator, path: str) -> tuple[int, bytes]:
 def test_health_and_reflection_answer_as_any_grpc_service(tmp_path: Path) -> None:
     async def story() -> None:
         async with coordinator(tmp_path) as c:
-            assert await healthy(c) and await healthy(c, rpc.NAME)
+            assert await healthy(c) and await healthy(c, rpc.SERVICE_NAME)
             stub: Any = reflection_pb2_grpc.ServerReflectionStub(c.channel)  # type: ignore[arg-type]
             request = reflection_pb2.ServerReflectionRequest(list_services="")
             async for answer in stub.ServerReflectionInfo(iter([request])):
                 names = [found.name for found in answer.list_services_response.service]
-            assert rpc.NAME in names and "grpc.health.v1.Health" in names
+            assert rpc.SERVICE_NAME in names and "grpc.health.v1.Health" in names
 
     asyncio.run(story())
 
@@ -267,10 +267,10 @@ def test_records_are_answered_in_pages_of_bounded_length(tmp_path: Path, monkeyp
             few = await pages("&limit=1000&fields=round,val_loss,fragment")
             assert list(chain(*few)) == [{"round": r.round, "val_loss": 2.0, "fragment": 0} for r in records]
 
-            monkeypatch.setattr(http, "ANSWER_BYTES", 10_000)
+            monkeypatch.setattr(http, "MAX_ANSWER_BYTES", 10_000)
             short = await pages("&limit=1000")
             assert list(chain(*short)) == whole and 1 < len(short[0]) < 50
-            monkeypatch.setattr(http, "ANSWER_BYTES", 1)
+            monkeypatch.setattr(http, "MAX_ANSWER_BYTES", 1)
             assert await get(c, "/api/rounds?since=7&fields=round") == (200, b'[{"round":8}]')
 
     asyncio.run(story())
@@ -386,8 +386,8 @@ def test_only_the_latest_life_of_a_session_is_a_members(tmp_path: Path) -> None:
 
 def test_who_calls_too_often_is_told_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        monkeypatch.setattr(rpc, "HEARTBEATS", RateLimit(1e-3, 5))
-        monkeypatch.setattr(rpc, "STRANGERS", RateLimit(1e-3, 3))
+        monkeypatch.setattr(rpc, "HEARTBEAT_LIMIT", RateLimit(1e-3, 5))
+        monkeypatch.setattr(rpc, "STRANGER_LIMIT", RateLimit(1e-3, 3))
         async with coordinator(tmp_path) as c:
             ada, bo = c.node(), c.node()
             await ada.join()
@@ -486,7 +486,7 @@ def test_on_a_full_disk_nothing_leaves_until_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
-        monkeypatch.setattr(event_loop, "RETRY", 0.02)
+        monkeypatch.setattr(event_loop, "RETRY_INTERVAL", 0.02)
         async with coordinator(tmp_path) as c:
             ada = c.node()
             await ada.join()
@@ -518,7 +518,7 @@ def test_a_call_without_a_deadline_is_not_kept_waiting_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
-        monkeypatch.setattr(rpc, "LONGEST", 0.1)
+        monkeypatch.setattr(rpc, "CALL_TIMEOUT", 0.1)
         async with coordinator(tmp_path) as c:
             ada = c.node()
             await ada.join()
@@ -579,7 +579,7 @@ def test_an_encrypted_run_passes_pins_on_and_asks_for_them(tmp_path: Path) -> No
     pins = {name: pin_of(name.encode()) for name in ("ada", "bo")}
 
     async def story() -> None:
-        async with coordinator(tmp_path, tls=own(tmp_path)) as c:
+        async with coordinator(tmp_path, tls=load_or_make(tmp_path)) as c:
             old = await refused(c.node().join(), Code.INVALID_ARGUMENT)
             assert "this run is encrypted" in old and "update atoll" in old
             ada, bo = c.node(), c.node()
@@ -607,7 +607,7 @@ def test_an_encrypted_run_passes_pins_on_and_asks_for_them(tmp_path: Path) -> No
 
 def test_an_encrypted_control_plane_answers_only_who_trusts_its_certificate(tmp_path: Path) -> None:
     (tmp_path / "another").mkdir()
-    certificate, another = own(tmp_path), own(tmp_path / "another")
+    certificate, another = load_or_make(tmp_path), load_or_make(tmp_path / "another")
 
     async def story() -> None:
         async with coordinator(tmp_path, tls=certificate) as c:

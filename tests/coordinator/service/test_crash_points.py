@@ -6,7 +6,7 @@ from scenario import CONFIG
 
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Fence
-from atoll.coordinator.service.crash_points import milestones
+from atoll.coordinator.service.crash_points import crash_points
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.events import CommitRecord
 from atoll.coordinator.state_machine.ledger import Ledger, Seal
@@ -33,15 +33,15 @@ NEXT = replace(at(Phase.INNER, 2, Ledger(), committed=1), pending=RECORD)
 
 
 def test_every_step_of_a_round_has_its_point() -> None:
-    assert milestones(WAITING, INNER, []) == ["round-start"]
-    assert milestones(INNER, COLLECTING, []) == ["closing"]
-    assert milestones(COLLECTING, REDUCING, []) == ["plan"]
-    assert milestones(REDUCING, SEALED, []) == ["sealed-all"]
-    assert set(milestones(REDUCING, AGAIN, [])) == {"plan", "retry"}
-    assert milestones(REDUCING, COLLECTING, []) == ["retry"]
-    assert set(milestones(SEALED, NEXT, [])) == {"commit", "round-start"}
-    assert milestones(NEXT, replace(NEXT, pending=None), []) == ["published"]
-    assert milestones(INNER, INNER, []) == []
+    assert crash_points(WAITING, INNER, []) == ["round-start"]
+    assert crash_points(INNER, COLLECTING, []) == ["closing"]
+    assert crash_points(COLLECTING, REDUCING, []) == ["plan"]
+    assert crash_points(REDUCING, SEALED, []) == ["sealed-all"]
+    assert set(crash_points(REDUCING, AGAIN, [])) == {"plan", "retry"}
+    assert crash_points(REDUCING, COLLECTING, []) == ["retry"]
+    assert set(crash_points(SEALED, NEXT, [])) == {"commit", "round-start"}
+    assert crash_points(NEXT, replace(NEXT, pending=None), []) == ["published"]
+    assert crash_points(INNER, INNER, []) == []
 
 
 def test_what_members_said_has_its_point() -> None:
@@ -54,4 +54,4 @@ def test_what_members_said_has_its_point() -> None:
         ev.ReduceComplete(ADA, 1, FENCE, b"d", 0, 0),
         ev.Tick(),
     ]
-    assert set(milestones(INNER, INNER, said)) == {"join", "state", "reached", "ready", "seal", "complete"}
+    assert set(crash_points(INNER, INNER, said)) == {"join", "state", "reached", "ready", "seal", "complete"}

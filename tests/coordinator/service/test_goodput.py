@@ -10,59 +10,59 @@ A, B = NodeId("n1"), NodeId("n2")
 
 def test_inner_time_counts_once_a_commit_used_it() -> None:
     meter = GoodputMeter()
-    meter.phase(A, "starting", 0)
-    meter.phase(A, "inner", 10)
-    meter.phase(A, "sync", 30)
-    meter.committed([A], 32)
-    meter.phase(A, "inner", 32)
+    meter.record_phase(A, "starting", 0)
+    meter.record_phase(A, "inner", 10)
+    meter.record_phase(A, "sync", 30)
+    meter.record_commit([A], 32)
+    meter.record_phase(A, "inner", 32)
     expected = {"recovering": 10.0, "inner": 24.0, "sync": 2.0, "waiting": 0.0, "down": 0.0, "lost": 0.0}
     assert meter.seconds(36) == expected
 
 
 def test_a_death_turns_open_inner_time_into_lost_and_then_the_node_is_down() -> None:
     meter = GoodputMeter()
-    meter.phase(A, "inner", 0)
-    meter.committed([A], 10)
-    meter.gone(A, left=False, now=14)
+    meter.record_phase(A, "inner", 0)
+    meter.record_commit([A], 10)
+    meter.record_departure(A, left=False, now=14)
     seconds = meter.seconds(20)
     assert (seconds["inner"], seconds["lost"], seconds["down"]) == (10, 4, 6)
-    meter.returned(A, 25)
+    meter.record_return(A, 25)
     assert meter.seconds(30)["down"] == 11 and meter.seconds(30)["recovering"] == 5
 
 
 def test_who_left_is_not_counted_as_down() -> None:
     meter = GoodputMeter()
-    meter.phase(A, "inner", 0)
-    meter.gone(A, left=True, now=5)
+    meter.record_phase(A, "inner", 0)
+    meter.record_departure(A, left=True, now=5)
     assert sum(meter.seconds(100).values()) == 5
 
 
 def test_work_that_a_commit_left_out_counts_in_a_later_one() -> None:
     meter = GoodputMeter()
-    meter.phase(A, "inner", 0)
-    meter.phase(B, "inner", 0)
-    meter.committed([A], 10)
-    meter.committed([A, B], 20)
-    meter.gone(B, left=False, now=24)
+    meter.record_phase(A, "inner", 0)
+    meter.record_phase(B, "inner", 0)
+    meter.record_commit([A], 10)
+    meter.record_commit([A, B], 20)
+    meter.record_departure(B, left=False, now=24)
     seconds = meter.seconds(24)
     assert (seconds["inner"], seconds["lost"]) == (24 + 20, 4)
 
 
 def test_work_that_was_left_out_is_lost_when_the_state_turns_out_to_differ() -> None:
     meter = GoodputMeter()
-    meter.phase(A, "inner", 0)
-    meter.phase(B, "inner", 0)
-    meter.committed([A], 10)
-    meter.diverged(B, 12)
+    meter.record_phase(A, "inner", 0)
+    meter.record_phase(B, "inner", 0)
+    meter.record_commit([A], 10)
+    meter.record_divergence(B, 12)
     seconds = meter.seconds(12)
     assert (seconds["inner"], seconds["lost"]) == (12, 12)
 
 
 def test_a_forgotten_nodes_seconds_stay() -> None:
     meter = GoodputMeter()
-    meter.phase(A, "inner", 0)
-    meter.committed([A], 10)
-    meter.gone(A, left=False, now=14)
+    meter.record_phase(A, "inner", 0)
+    meter.record_commit([A], 10)
+    meter.record_departure(A, left=False, now=14)
     meter.forget(A, 20)
     assert not meter.accounts
     assert meter.seconds(100) == {"inner": 10, "lost": 4, "down": 6, "sync": 0, "recovering": 0, "waiting": 0}
@@ -70,19 +70,19 @@ def test_a_forgotten_nodes_seconds_stay() -> None:
 
 def test_whatever_happens_the_buckets_add_up_to_the_wall_time() -> None:
     rng, meter, now = random.Random(0), GoodputMeter(), 0.0
-    meter.phase(A, "starting", 0)
+    meter.record_phase(A, "starting", 0)
     for _ in range(500):
         now += rng.random()
         match rng.randrange(5):
             case 0:
-                meter.phase(A, rng.choice(["inner", "sync", "waiting", "recovering", "starting"]), now)
+                meter.record_phase(A, rng.choice(["inner", "sync", "waiting", "recovering", "starting"]), now)
             case 1:
-                meter.committed([A], now)
+                meter.record_commit([A], now)
             case 2:
-                meter.gone(A, False, now)
+                meter.record_departure(A, False, now)
             case 3:
-                meter.diverged(A, now)
+                meter.record_divergence(A, now)
             case _:
-                meter.returned(A, now)
+                meter.record_return(A, now)
         assert abs(sum(meter.seconds(now).values()) - now) < 1e-6
     assert abs(sum(shares(meter.seconds(now)).values()) - 1) < 1e-9

@@ -22,9 +22,9 @@ from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError, ConfigError, Refused, ResourceError
 from atoll.comm.ids import NodeId
 from atoll.coordinator.service.journal import (
-    FORMAT,
-    KINDS,
-    NOTES_KEPT,
+    EVENT_TYPES,
+    FORMAT_VERSION,
+    MAX_NOTES,
     Journal,
     JournalFull,
     JournalSnapshot,
@@ -74,7 +74,7 @@ Contents = tuple[
 
 
 def contents(journal: Journal) -> Contents:
-    return journal.restore(), list(journal.events()), journal.rounds(), journal.notes(NOTES_KEPT)
+    return journal.restore(), list(journal.events()), journal.rounds(), journal.notes(MAX_NOTES)
 
 
 def reopened(directory: Path) -> Contents:
@@ -92,7 +92,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 
 def test_every_kind_of_event_is_read_back_as_it_was(tmp_path: Path) -> None:
-    entries = [(i / 7, sample(kind)) for i, kind in enumerate(KINDS.values())]
+    entries = [(i / 7, sample(kind)) for i, kind in enumerate(EVENT_TYPES.values())]
     with closing(Journal(tmp_path)) as journal:
         journal.append(entries, [])
         assert journal.events_since_snapshot == len(entries)
@@ -119,7 +119,7 @@ def test_commit_records_are_read_while_a_transaction_is_open(journal: Journal) -
 def test_a_write_does_not_wait_for_who_reads_commit_records_slowly(journal: Journal) -> None:
     records = [record(k) for k in (1, 2, 3)]
     journal.append([], records)
-    slowly = journal.each_round()
+    slowly = journal.iter_rounds()
     assert next(slowly) == records[0]
     with ThreadPoolExecutor(1) as others:
         others.submit(journal.append, [], [record(4)]).result(SOON)
@@ -130,13 +130,13 @@ def test_a_write_does_not_wait_for_who_reads_commit_records_slowly(journal: Jour
 def test_notes_are_read_back_oldest_first_and_the_latest_are_kept(journal: Journal) -> None:
     journal.append([], [], [note(1), (2.0, ev.Note("of a node", NodeId("n1")))])
     assert journal.notes() == [note(1), (2.0, ev.Note("of a node", NodeId("n1")))]
-    journal.append([], [], [note(k) for k in range(NOTES_KEPT + 500)])
-    latest = [note(k) for k in range(500, NOTES_KEPT + 500)]
+    journal.append([], [], [note(k) for k in range(MAX_NOTES + 500)])
+    latest = [note(k) for k in range(500, MAX_NOTES + 500)]
     assert journal.notes(3) == latest[-3:] and len(journal.notes()) == 200
     assert journal.notes(10**6) == latest
     journal.snapshot(0.0, b"")  # old notes leave the file here
     assert journal.notes(10**6) == latest
-    assert journal._rows("select count(*) from notes") == [(NOTES_KEPT,)]
+    assert journal._rows("select count(*) from notes") == [(MAX_NOTES,)]
 
 
 def test_a_snapshot_stands_for_the_events_before_it(tmp_path: Path) -> None:
@@ -423,8 +423,8 @@ def format_99(path: Path) -> None:
         (text, "is not a coordinator's journal .*not a database.*: move it away"),
         (foreign, "is not a coordinator's journal .a database of another program.: move it away"),
         (foreign_with_a_log, "is not a coordinator's journal .a database of another program.: move it away"),
-        (format_1, f"has format 1, this version of atoll reads {FORMAT}: start the version"),
-        (format_99, f"has format 99, this version of atoll reads {FORMAT}: start the version"),
+        (format_1, f"has format 1, this version of atoll reads {FORMAT_VERSION}: start the version"),
+        (format_99, f"has format 99, this version of atoll reads {FORMAT_VERSION}: start the version"),
     ],
 )
 def test_a_file_that_is_not_ours_is_refused_and_left_as_it_is(

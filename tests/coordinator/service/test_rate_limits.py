@@ -18,11 +18,11 @@ def test_looking_does_not_count() -> None:
 
 
 def test_buckets_that_are_full_again_are_not_kept() -> None:
-    buckets = TokenBuckets(RateLimit(1.0, 1), most=3)
+    buckets = TokenBuckets(RateLimit(1.0, 1), max_buckets=3)
     for second, caller in enumerate("abcdefgh"):
         assert buckets.take(caller, 2.0 * second)
         assert len(buckets._left) <= 3
-    crowd = TokenBuckets(RateLimit(1e-6, 2), most=3)
+    crowd = TokenBuckets(RateLimit(1e-6, 2), max_buckets=3)
     for caller in "abcdefgh":
         assert crowd.take(caller, 0.0)
         assert len(crowd._left) <= 3

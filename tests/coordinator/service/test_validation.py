@@ -118,8 +118,8 @@ def test_numbers_of_a_heartbeat_are_finite_and_its_words_printable() -> None:
     beat = pb.HeartbeatRequest(phase="in\nner" + "x" * 99, tokens_per_s=math.nan, loss=math.inf, bytes_up=3)
     assert validation.vitals(beat).tokens_per_s == validation.vitals(beat).loss == 0.0
     assert (
-        validation.heard(ADA, 1, beat).phase.startswith("innerx")
-        and len(validation.heard(ADA, 1, beat).phase) < 21
+        validation.heartbeat(ADA, 1, beat).phase.startswith("innerx")
+        and len(validation.heartbeat(ADA, 1, beat).phase) < 21
     )
 
 

@@ -25,15 +25,15 @@ ADA = NodeId("n1")
 
 def test_a_slow_reader_gets_the_latest_view_and_none_of_those_in_between() -> None:
     async def story() -> list[int]:
-        common, stream = view.shared(State(CONFIG)), ViewStream(ADA, 1)
-        mine = view.own(State(CONFIG), common, ADA)
+        common, stream = view.common_view(State(CONFIG)), ViewStream(ADA, 1)
+        mine = view.node_view(State(CONFIG), common, ADA)
         views = stream.views()
         versions = []
         for latest in (3, 7):
             for version in range(latest - 2, latest + 1):
-                stream.show(common, mine, version)
+                stream.set_view(common, mine, version)
             versions.append(pb.View.FromString(await anext(views)).version)
-        stream.show(common, mine, 9)
+        stream.set_view(common, mine, 9)
         stream.end()
         return [*versions, *[pb.View.FromString(raw).version async for raw in views]]
 
@@ -86,17 +86,17 @@ def play(seed: int) -> int:
     for node in nodes:
         for event in (ev.Joined(node, 1, str(node), f"{node}:1", f"session of {node}"), ev.Connected(node, 1)):
             state, _ = step(state, event, now)
-    common = view.shared(state)
-    own = {node: view.own(state, common, node) for node in nodes}
+    common = view.common_view(state)
+    own = {node: view.node_view(state, common, node) for node in nodes}
     for _ in range(400):
         now += rng.choice((0.0, 0.1, 1.0))
         before, old, was = state, common, own
         for _ in range(rng.randrange(1, 4)):
             state, _ = step(state, draw(rng, state, rng.choice(nodes)), now)
-        common = view.shared(state, old)
-        assert parts(common) == parts(view.shared(state))
-        own = {node: view.own(state, common, node) for node in nodes}
-        touched = view.touched(before, state)
+        common = view.common_view(state, old)
+        assert parts(common) == parts(view.common_view(state))
+        own = {node: view.node_view(state, common, node) for node in nodes}
+        touched = view.affected_nodes(before, state)
         if touched is not None and parts(common) == parts(old):
             assert {node for node in nodes if own[node] != was[node]} <= touched
     return state.committed

@@ -18,11 +18,12 @@ from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import CodecName
 from atoll.comm.digest import digest
 from atoll.comm.ids import Round
-from atoll.node.checkpoint import checkpointer, snapshots
-from atoll.node.checkpoint.checkpointer import Checkpointer, CheckpointLocation
+from atoll.node.checkpoint import checkpoint_files, log_writer, snapshots
+from atoll.node.checkpoint.checkpoint_files import CheckpointLocation
+from atoll.node.checkpoint.checkpointer import Checkpointer
 from atoll.node.checkpoint.sealed_log import SealedLog
-from atoll.node.checkpoint.snapshots import TornSnapshot
-from atoll.node.outer.repair import mend
+from atoll.node.checkpoint.snapshots import Snapshot, TornSnapshot
+from atoll.node.outer.repair import ChunkCondition, repair_chunk
 from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.outer.state import OuterState
 from atoll.outer_opt.nesterov import Nesterov
@@ -34,7 +35,7 @@ CODEC = make_codec(CodecName.INT8, 256)
 RUN = b"r" * 16
 PLENTY = 1 << 40
 RULE = Ramp(Nesterov(0.7, 0.9), warmup=4)  # what comes back must take each round's own step
-WHOLE = snapshots.size_of(RUN, LAYOUT, CHUNKS)
+WHOLE = snapshots.snapshot_size(RUN, LAYOUT, CHUNKS)
 
 
 def sealed(round_: int) -> tuple[list[U8], list[bytes]]:
@@ -58,26 +59,47 @@ class Node:
         given: dict[str, Any] = {"every": 3, "layout": LAYOUT, "run": RUN, "room": lambda _: PLENTY} | place
         self.disk = Checkpointer(self.outer, self.given.append, CheckpointLocation(self.folder, **given))
 
+    @property
+    def snapshots(self) -> list[Snapshot]:
+        files = self.disk._files
+        return [] if files is None else files.snapshots.newest_first
+
+    @property
+    def logged(self) -> tuple[int, ...]:
+        return self.disk._log_writer.logged
+
+    @property
+    def queued(self) -> tuple[int, ...]:
+        return self.disk._log_writer.queued
+
+    @property
+    def writing(self) -> "asyncio.Task[None] | None":
+        return self.disk._log_writer.task
+
+    @property
+    def taking(self) -> "asyncio.Task[None] | None":
+        return self.disk._snapshot_writer.task if self.disk._snapshot_writer is not None else None
+
     def begin(self) -> None:
         self.outer.vectors.anchor[:] = np.random.default_rng(0).standard_normal(NUMEL, dtype=np.float32)
-        self.outer.initialised()
-        self.disk.settled(0, 0, alone=True)
+        self.outer.initialise()
+        self.disk.finalized(0, 0, sole_copy=True)
 
     async def initialise(self) -> None:
         self.begin()
-        await self.disk.quiet()
+        await self.disk.wait_idle()
 
     def apply(self, round_: int) -> None:
         for c, payload in enumerate(sealed(round_)[0]):
             self.outer.apply(c, payload)
-        self.disk.committed(round_, *sealed(round_))
+        self.disk.record_round(round_, *sealed(round_))
 
     async def commit(self, *rounds: int) -> None:
         for round_ in rounds:
             self.apply(round_)
-            self.outer.settle()
-            self.disk.settled(round_, 10 * round_)
-            await self.disk.quiet()
+            self.outer.finalize()
+            self.disk.finalized(round_, 10 * round_)
+            await self.disk.wait_idle()
 
     def state(self) -> bytes:
         return self.outer.vectors.anchor.tobytes() + self.outer.vectors.momentum.tobytes()
@@ -97,10 +119,10 @@ def test_a_state_comes_back_from_snapshot_and_log_bit_for_bit(tmp_path: Path) ->
         await node.initialise()
         await node.commit(*range(1, 6))
         again = Node(tmp_path)
-        assert again.disk.proven == 5 and again.disk.restore() == 5
-        assert again.state() == node.state() and again.outer.settle() == node.outer.settle()
-        assert [s.first for s in again.disk._snapshots] == [3, 0], "one every three rounds, the last two survive"
-        assert again.disk._snapshots[0].tokens == 30
+        assert again.disk.durable_round == 5 and again.disk.restore() == 5
+        assert again.state() == node.state() and again.outer.finalize() == node.outer.finalize()
+        assert [s.first for s in again.snapshots] == [3, 0], "one every three rounds, the last two survive"
+        assert again.snapshots[0].tokens == 30
 
     run(body())
 
@@ -113,8 +135,8 @@ def test_buffers_are_given_back_when_the_file_is_there_and_peers_are_served_from
         payloads = sealed(1)[0]
         assert not node.given
         assert bytes(await node.disk.sealed(Round(1), 2) or b"") == payloads[2].tobytes()
-        await node.disk.quiet()
-        assert len(node.given) == CHUNKS.count and not node.disk._memory
+        await node.disk.wait_idle()
+        assert len(node.given) == CHUNKS.count and not node.queued
         assert bytes(await node.disk.sealed(Round(1), 2) or b"") == payloads[2].tobytes()
         assert await node.disk.sealed(Round(2), 2) is None
         assert await node.disk.sealed(Round(1), CHUNKS.count) is None
@@ -125,7 +147,7 @@ def test_buffers_are_given_back_when_the_file_is_there_and_peers_are_served_from
 def test_a_snapshot_during_which_the_next_round_is_applied_is_brought_forward_by_the_log(tmp_path: Path) -> None:
     async def body() -> None:
         node = Node(tmp_path)
-        copy, seen = node.outer.copy, list[int]()
+        copy, seen = node.outer.copy_chunk, list[int]()
 
         def copying(c: int) -> Any:
             if c == 2 and seen.count(2) == 0:
@@ -134,13 +156,13 @@ def test_a_snapshot_during_which_the_next_round_is_applied_is_brought_forward_by
             return copy(c)
 
         node.outer.vectors.anchor[:] = 1.0
-        node.outer.initialised()
+        node.outer.initialise()
         loop = asyncio.get_running_loop()
-        node.outer.copy = lambda c: asyncio.run_coroutine_threadsafe(in_loop(copying, c), loop).result()  # type: ignore[method-assign]
-        node.disk.settled(0, 0)
-        await node.disk.quiet()
-        await node.disk.quiet()
-        assert {node.disk._snapshots[0].first, node.disk._snapshots[0].last} == {0, 1}
+        node.outer.copy_chunk = lambda c: asyncio.run_coroutine_threadsafe(in_loop(copying, c), loop).result()  # type: ignore[method-assign]
+        node.disk.finalized(0, 0)
+        await node.disk.wait_idle()
+        await node.disk.wait_idle()
+        assert {node.snapshots[0].first, node.snapshots[0].last} == {0, 1}
         again = Node(tmp_path)
         assert again.disk.restore() == 1 and again.state() == node.state()
 
@@ -160,12 +182,12 @@ def test_a_snapshot_whose_last_round_did_not_reach_the_disk_hides_no_state_befor
             if c == 2:
                 for i, payload in enumerate(sealed(3)[0]):
                     node.outer.apply(i, payload)
-            return node.outer.copy(c)
+            return node.outer.copy_chunk(c)
 
         torn_ = snapshots.write(node.folder, RUN, LAYOUT, CHUNKS, 20, copying, lambda _: PLENTY)
         assert (torn_.first, torn_.last) == (2, 3)
         again = Node(tmp_path)
-        assert again.disk.proven == 2
+        assert again.disk.durable_round == 2
         assert again.disk.restore() == 2 and again.state() == before
 
     run(body())
@@ -181,14 +203,14 @@ def test_a_damaged_snapshot_is_made_up_for_by_the_one_before(tmp_path: Path, pla
         node = Node(tmp_path)
         await node.initialise()
         await node.commit(*range(1, 5))
-        flip(damaged := node.disk._snapshots[0].path, place)
+        flip(damaged := node.snapshots[0].path, place)
         again = Node(tmp_path)
         assert again.disk.restore() == 4 and again.state() == node.state()
-        assert again.disk.spoiled() == [damaged.name] and not again.disk.spoiled()
-        again.disk.settled(4, 0)  # before it is due
-        await again.disk.quiet()
+        assert again.disk.newly_damaged() == [damaged.name] and not again.disk.newly_damaged()
+        again.disk.finalized(4, 0)  # before it is due
+        await again.disk.wait_idle()
         third = Node(tmp_path)
-        assert len(third.disk._snapshots) == 2 and third.disk.restore() == 4 and not third.disk.spoiled()
+        assert len(third.snapshots) == 2 and third.disk.restore() == 4 and not third.disk.newly_damaged()
 
     run(body())
 
@@ -202,13 +224,13 @@ def test_a_damaged_round_ends_the_tail_there(tmp_path: Path) -> None:
         await node.commit(3)
         flip(node.folder / "sealed-000000000003", -1)
         again = Node(tmp_path)
-        assert again.disk.proven == 3
+        assert again.disk.durable_round == 3
         assert again.disk.restore() == 2 and again.state() == before
-        assert again.disk.spoiled() == ["sealed-000000000003"] and again.disk.proven == 2
+        assert again.disk.newly_damaged() == ["sealed-000000000003"] and again.disk.durable_round == 2
         flip(node.folder / "sealed-000000000001", 60)
         third = Node(tmp_path)
         assert third.disk.restore() == 0, "its table is damaged: the file is none"
-        assert third.disk.spoiled() == ["sealed-000000000001"]
+        assert third.disk.newly_damaged() == ["sealed-000000000001"]
 
     run(body())
 
@@ -218,16 +240,16 @@ def test_a_sound_snapshot_outlives_a_damaged_one_where_there_is_no_room_for_both
         node = Node(tmp_path)
         await node.initialise()
         await node.commit(*range(1, 5))
-        flip(node.disk._snapshots[0].path, -3)
+        flip(node.snapshots[0].path, -3)
         again = Node(tmp_path, limit=2.9 * WHOLE)
-        assert again.disk.restore() == 4 and again.disk.spoiled()
+        assert again.disk.restore() == 4 and again.disk.newly_damaged()
 
         def power_fails(c: int) -> Any:
             raise TornSnapshot("as if in the middle of it")
 
-        again.outer.copy = power_fails  # type: ignore[method-assign]
-        again.disk.settled(4, 0)
-        await again.disk.quiet()
+        again.outer.copy_chunk = power_fails  # type: ignore[method-assign]
+        again.disk.finalized(4, 0)
+        await again.disk.wait_idle()
         third = Node(tmp_path)
         assert third.disk.restore() == 4 and third.state() == node.state()
 
@@ -239,7 +261,7 @@ def test_a_snapshot_of_which_the_header_is_damaged_makes_room_for_the_next(tmp_p
         node = Node(tmp_path)
         await node.initialise()
         await node.commit(*range(1, 5))
-        flip(node.disk._snapshots[0].path, 40)
+        flip(node.snapshots[0].path, 40)
         size = sum(path.stat().st_size for path in node.folder.iterdir())
 
         def room(folder: Path) -> int:
@@ -247,9 +269,9 @@ def test_a_snapshot_of_which_the_header_is_damaged_makes_room_for_the_next(tmp_p
 
         again = Node(tmp_path, room=room)
         assert again.disk.restore() == 4
-        again.disk.settled(4, 0)
-        await again.disk.quiet()
-        assert not again.disk.trouble and [s.first for s in again.disk._snapshots] == [4, 0]
+        again.disk.finalized(4, 0)
+        await again.disk.wait_idle()
+        assert not again.disk.trouble and [s.first for s in again.snapshots] == [4, 0]
 
     run(body())
 
@@ -267,7 +289,7 @@ def test_files_of_another_run_or_model_and_unfinished_ones_are_not_taken(tmp_pat
         await node.commit(1)
         (node.folder / "snapshot-000000000007.safetensors.new").write_bytes(b"half")
         other = Node(tmp_path, layout=(("a", (60, 50)), ("b", (2000,))))
-        assert not other.disk._snapshots and not list(node.folder.glob("*.new"))
+        assert not other.snapshots and not list(node.folder.glob("*.new"))
         assert Node(tmp_path, run=b"s" * 16).disk.restore() == -1
 
     run(body())
@@ -284,7 +306,7 @@ def test_a_round_that_was_being_written_again_when_the_node_was_killed_is_still_
         (node.folder / "sealed-000000000003.new").write_bytes(unfinished.read_bytes())
         again = Node(tmp_path)
         assert again.disk.restore() == 2 and again.state() == node.state()
-        assert not again.disk.spoiled() and not list(node.folder.glob("*.new"))
+        assert not again.disk.newly_damaged() and not list(node.folder.glob("*.new"))
 
     run(body())
 
@@ -302,7 +324,7 @@ def test_what_cannot_be_removed_does_not_hide_the_state_beside_it(tmp_path: Path
         assert again.disk.restore() == 1 and again.state() == node.state()
         assert name in again.disk.trouble
         await again.commit(2)
-        assert again.disk.proven == 2
+        assert again.disk.durable_round == 2
 
     run(body())
 
@@ -319,9 +341,9 @@ def test_a_round_that_is_of_no_use_and_cannot_be_removed_is_said(tmp_path: Path)
             (path := again.folder / f"sealed-{round_:012d}").unlink()
             path.mkdir()  # it cannot be read, and even root unlinks no folder
         assert again.disk.restore() == 1 and again.state() == before
-        assert again.disk.trouble.startswith(checkpointer.OF_NO_USE) and again.disk.proven == 1
-        again.disk.renumbered(1)
-        assert again.disk._log is not None and again.disk._log.rounds == (1,)
+        assert again.disk.trouble.startswith(checkpoint_files.CANNOT_REMOVE) and again.disk.durable_round == 1
+        again.disk.drop_rounds_after(1)
+        assert again.logged == (1,)
 
     run(body())
 
@@ -335,12 +357,12 @@ def test_a_full_disk_is_said_and_costs_nothing_else(tmp_path: Path, caplog: pyte
         have[0] = 100
         await node.commit(2, 3, 4)
         assert "MB for it" in node.disk.trouble and caplog.text.count("not kept on disk") == 1
-        assert len(node.disk._memory) <= checkpointer.WAITING and node.disk.proven == 1
-        node.disk.make_room()
-        assert not node.disk._memory and len(node.given) == 4 * CHUNKS.count
+        assert len(node.queued) <= log_writer.QUEUED_ROUNDS_LIMIT and node.disk.durable_round == 1
+        node.disk.release_buffers()
+        assert not node.queued and len(node.given) == 4 * CHUNKS.count
         have[0] = PLENTY
         await node.commit(5)
-        assert not node.disk.trouble and node.disk.proven == 5, "a snapshot closes the gap"
+        assert not node.disk.trouble and node.disk.durable_round == 5, "a snapshot closes the gap"
         again = Node(tmp_path)
         assert again.disk.restore() == 5 and again.state() == node.state()
 
@@ -355,8 +377,8 @@ def test_a_node_without_a_disk_keeps_the_last_round_until_the_next_reduce(tmp_pa
         await node.commit(1, 2)
         assert await node.disk.sealed(Round(1), 0) is None
         assert await node.disk.sealed(Round(2), 0) is not None
-        await node.disk.caught_up(2)  # at once: nothing is being written
-        node.disk.make_room()
+        await node.disk.wait_durable(2)  # at once: nothing is being written
+        node.disk.release_buffers()
         assert len(node.given) == 2 * CHUNKS.count and node.disk.restore() == -1
 
     run(body())
@@ -399,9 +421,9 @@ def test_the_files_stay_within_the_limit(tmp_path: Path) -> None:
         await node.initialise()
         for round_ in range(1, 30):
             await node.commit(round_)
-            assert node.disk.size <= 2.6 * WHOLE
-            assert sum(p.stat().st_size for p in node.folder.iterdir()) == node.disk.size
-            assert node.disk.proven == round_
+            assert node.disk.disk_bytes <= 2.6 * WHOLE
+            assert sum(p.stat().st_size for p in node.folder.iterdir()) == node.disk.disk_bytes
+            assert node.disk.durable_round == round_
         again = Node(tmp_path)
         assert again.disk.restore() == 29 and again.state() == node.state()
 
@@ -426,8 +448,8 @@ def test_without_a_limit_the_log_is_no_larger_than_a_snapshot_and_what_snapshots
         node = Node(tmp_path)
         await node.initialise()
         await node.commit(*range(1, 40))
-        assert node.disk.size < 3.2 * WHOLE
-        assert node.disk._log is not None and len(node.disk._log.rounds) >= 7
+        assert node.disk.disk_bytes < 3.2 * WHOLE
+        assert len(node.logged) >= 7
 
     run(body())
 
@@ -435,11 +457,11 @@ def test_without_a_limit_the_log_is_no_larger_than_a_snapshot_and_what_snapshots
 def test_a_node_that_does_not_keep_copies_takes_no_snapshot(tmp_path: Path) -> None:
     async def body() -> None:
         node = Node(tmp_path)
-        node.disk.keeps = False
+        node.disk.take_snapshots(False)
         await node.initialise()
         await node.commit(1, 2)
-        await node.disk.caught_up(2)
-        assert not node.disk._snapshots
+        await node.disk.wait_durable(2)
+        assert not node.snapshots
         assert await node.disk.sealed(Round(1), 0) is not None
 
     run(body())
@@ -449,11 +471,11 @@ def test_a_contribution_waits_for_the_disk_to_have_the_last_round(tmp_path: Path
     async def body() -> None:
         node = Node(tmp_path, every=100)
         node.begin()
-        await node.disk.caught_up(0)
-        assert node.disk.proven == 0
+        await node.disk.wait_durable(0)
+        assert node.disk.durable_round == 0
         node.apply(1)
-        await node.disk.caught_up(1)
-        assert node.disk.proven == 1
+        await node.disk.wait_durable(1)
+        assert node.disk.durable_round == 1
 
     run(body())
 
@@ -466,14 +488,14 @@ def test_a_contribution_waits_for_the_disk_to_have_a_state_that_was_fetched(tmp_
         await other.initialise()
         await other.commit(1, 2)
         for c in range(CHUNKS.count):
-            node.outer.put(c, 2, other.outer.copy(c)[1].tobytes())
-        node.outer.settle()
-        node.disk.settled(2, 20)
-        await node.disk.caught_up(2)
-        assert node.disk.proven == 2
+            node.outer.replace_chunk(c, 2, other.outer.copy_chunk(c)[1].tobytes())
+        node.outer.finalize()
+        node.disk.finalized(2, 20)
+        await node.disk.wait_durable(2)
+        assert node.disk.durable_round == 2
         again = Node(tmp_path)
         assert again.disk.restore() == 2 and again.state() == other.state()
-        await other.disk.quiet()
+        await other.disk.wait_idle()
 
     run(body())
 
@@ -486,11 +508,11 @@ def test_rounds_whose_sealed_bytes_were_fetched_need_no_snapshot(tmp_path: Path)
         fetched = [np.frombuffer(payload.tobytes(), np.uint8) for payload in payloads]
         for c, payload in enumerate(payloads):
             node.outer.apply(c, payload)
-        node.disk.committed(1, fetched, digests)
-        node.outer.settle()
-        node.disk.settled(1, 10)
-        await node.disk.caught_up(1)
-        assert node.disk.proven == 1 and [s.first for s in node.disk._snapshots] == [0]
+        node.disk.record_round(1, fetched, digests)
+        node.outer.finalize()
+        node.disk.finalized(1, 10)
+        await node.disk.wait_durable(1)
+        assert node.disk.durable_round == 1 and [s.first for s in node.snapshots] == [0]
         assert not node.given, "what is nobody's buffer is not used for another chunk"
 
     run(body())
@@ -501,10 +523,10 @@ def test_a_state_that_was_not_the_runs_goes_when_a_better_one_is_there(tmp_path:
         node = Node(tmp_path)
         await node.initialise()
         await node.commit(1)
-        node.disk.doubt()
-        assert node.disk._snapshots
+        node.disk.distrust()
+        assert node.snapshots
         await node.commit(2)
-        assert [s.first for s in node.disk._snapshots] == [2]
+        assert [s.first for s in node.snapshots] == [2]
 
     run(body())
 
@@ -513,23 +535,23 @@ def test_a_doubt_that_comes_while_a_better_state_is_written_is_kept(tmp_path: Pa
     async def body() -> None:
         node = Node(tmp_path)
         await node.initialise()
-        begun, may_end, copy = threading.Event(), threading.Event(), node.outer.copy
+        begun, may_end, copy = threading.Event(), threading.Event(), node.outer.copy_chunk
 
         def slowly(c: int) -> Any:
             begun.set()
             assert may_end.wait(20)
             return copy(c)
 
-        node.outer.copy = slowly  # type: ignore[method-assign]
-        node.disk.doubt()
-        node.disk.settled(0, 0)
+        node.outer.copy_chunk = slowly  # type: ignore[method-assign]
+        node.disk.distrust()
+        node.disk.finalized(0, 0)
         await asyncio.to_thread(begun.wait, 20)
-        node.disk.doubt()
+        node.disk.distrust()
         may_end.set()
         for taken in (True, False):
-            await node.disk.quiet()
-            node.disk.settled(0, 0)
-            assert (node.disk._snapping is not None) == taken
+            await node.disk.wait_idle()
+            node.disk.finalized(0, 0)
+            assert (node.taking is not None) == taken
 
     run(body())
 
@@ -540,10 +562,10 @@ def test_after_void_rounds_the_same_state_has_another_number(tmp_path: Path) -> 
         await node.initialise()
         await node.commit(1)
         node.outer.renumber(4)
-        node.disk.renumbered(1)
-        node.outer.settle()
-        node.disk.settled(4, 10, alone=True)
-        await node.disk.caught_up(4)
+        node.disk.drop_rounds_after(1)
+        node.outer.finalize()
+        node.disk.finalized(4, 10, sole_copy=True)
+        await node.disk.wait_durable(4)
         await node.commit(5)
         again = Node(tmp_path)
         assert again.disk.restore() == 5 and again.state() == node.state()
@@ -558,14 +580,16 @@ def test_a_flipped_bit_in_memory_is_mended_from_snapshot_and_log(tmp_path: Path,
         await node.initialise()
         await node.commit(1, 2)
         node.apply(3)  # its bytes wait for the disk
-        node.outer.settle()
+        node.outer.finalize()
         right = node.state()
         getattr(node.outer.vectors, vector).view(np.uint32)[1500] ^= 1 << 30
-        assert [mend(node.outer, node.disk, c) for c in range(CHUNKS.count)].count(True) == 1
+        assert [repair_chunk(node.outer, node.disk, c) for c in range(CHUNKS.count)].count(
+            ChunkCondition.REPAIRED
+        ) == 1
         assert node.state() == right and node.outer.round == 3
-        assert node.outer.digests(Round(3)) is not None, "peers are served again"
-        assert mend(node.outer, node.disk, 1) is None
-        await node.disk.quiet()
+        assert node.outer.final_digests(Round(3)) is not None, "peers are served again"
+        assert repair_chunk(node.outer, node.disk, 1) is ChunkCondition.INTACT
+        await node.disk.wait_idle()
 
     run(body())
 
@@ -575,12 +599,12 @@ def test_what_the_disk_cannot_mend_is_left_for_the_runs_digests_to_find(tmp_path
         node = Node(tmp_path)
         await node.initialise()
         await node.commit(1)
-        flip(node.disk._snapshots[0].path, -4 * NUMEL)
-        right = node.outer.settle()
-        damaged = [c for c in range(CHUNKS.count) if node.disk.chunk(c, 1) is None]
+        flip(node.snapshots[0].path, -4 * NUMEL)
+        right = node.outer.finalize()
+        damaged = [c for c in range(CHUNKS.count) if node.disk.chunk_history(c, 1) is None]
         node.outer.vectors.anchor[CHUNKS.span(damaged[0])] += 1
-        assert mend(node.outer, node.disk, damaged[0]) is False
-        assert node.outer.round == 1 and node.outer.settle() != right
+        assert repair_chunk(node.outer, node.disk, damaged[0]) is ChunkCondition.DAMAGED
+        assert node.outer.round == 1 and node.outer.finalize() != right
 
     run(body())
 
@@ -592,12 +616,12 @@ def test_sealed_bytes_that_changed_in_memory_mend_nothing(tmp_path: Path) -> Non
         payloads, sums = sealed(1)
         for c, payload in enumerate(payloads):
             node.outer.apply(c, payload)
-        node.disk.committed(1, payloads, sums)  # they wait for the disk
-        node.outer.settle()
+        node.disk.record_round(1, payloads, sums)  # they wait for the disk
+        node.outer.finalize()
         payloads[1][:64] = 0xFF
         node.outer.vectors.anchor[CHUNKS.span(1)] += 1
-        assert mend(node.outer, node.disk, 1) is False and node.outer.round == 1
-        await node.disk.quiet()
+        assert repair_chunk(node.outer, node.disk, 1) is ChunkCondition.DAMAGED and node.outer.round == 1
+        await node.disk.wait_idle()
 
     run(body())
 
@@ -608,10 +632,10 @@ def test_a_flipped_bit_in_memory_is_not_written(tmp_path: Path) -> None:
         await node.initialise()
         await node.commit(1)
         node.outer.vectors.anchor[1500] += 1
-        node.disk.doubt()
-        node.disk.settled(1, 0)
-        await node.disk.quiet()
-        assert "chunk 1" in node.disk.trouble and len(node.disk._snapshots) == 1
+        node.disk.distrust()
+        node.disk.finalized(1, 0)
+        await node.disk.wait_idle()
+        assert "chunk 1" in node.disk.trouble and len(node.snapshots) == 1
 
     run(body())
 
@@ -629,7 +653,7 @@ def test_a_snapshot_is_given_up_when_the_node_stops(tmp_path: Path) -> None:
 def test_a_state_that_nobody_else_has_follows_the_snapshot_that_is_being_taken(tmp_path: Path) -> None:
     async def body() -> None:
         node = Node(tmp_path)
-        copied, go, copy = threading.Event(), threading.Event(), node.outer.copy
+        copied, go, copy = threading.Event(), threading.Event(), node.outer.copy_chunk
 
         def slowly(c: int) -> tuple[int, NDArray[np.float32], bytes]:
             if c == 1:
@@ -637,15 +661,15 @@ def test_a_state_that_nobody_else_has_follows_the_snapshot_that_is_being_taken(t
                 assert go.wait(30)
             return copy(c)
 
-        node.outer.copy = slowly  # type: ignore[method-assign]
+        node.outer.copy_chunk = slowly  # type: ignore[method-assign]
         node.begin()
         assert await asyncio.to_thread(copied.wait, 30)
         node.outer.renumber(5)
-        node.outer.settle()
-        node.disk.settled(5, 10, alone=True)
-        assert node.disk.behind(5)
+        node.outer.finalize()
+        node.disk.finalized(5, 10, sole_copy=True)
+        assert node.disk.is_pending(5)
         go.set()
-        await node.disk.quiet()
+        await node.disk.wait_idle()
         again = Node(tmp_path)
         assert again.disk.restore() == 5 and again.state() == node.state()
 
@@ -660,7 +684,7 @@ def test_a_state_that_was_fetched_while_a_snapshot_was_being_taken_follows_it(tm
         await other.initialise()
         await other.commit(*range(1, 9))
         await node.commit(1, 2)
-        copied, go, copy = threading.Event(), threading.Event(), node.outer.copy
+        copied, go, copy = threading.Event(), threading.Event(), node.outer.copy_chunk
 
         def slowly(c: int) -> tuple[int, NDArray[np.float32], bytes]:
             if c == 1:
@@ -668,23 +692,23 @@ def test_a_state_that_was_fetched_while_a_snapshot_was_being_taken_follows_it(tm
                 assert go.wait(30)
             return copy(c)
 
-        node.outer.copy = slowly  # type: ignore[method-assign]
+        node.outer.copy_chunk = slowly  # type: ignore[method-assign]
         node.apply(3)
-        assert (writing := node.disk._writing) is not None
-        node.outer.settle()
-        node.disk.settled(3, 30)
+        assert (writing := node.writing) is not None
+        node.outer.finalize()
+        node.disk.finalized(3, 30)
         assert await asyncio.to_thread(copied.wait, 30)
         await writing
         for c in range(CHUNKS.count):
-            node.outer.put(c, 8, other.outer.copy(c)[1].tobytes())
-        node.outer.settle()
-        node.disk.settled(8, 80)
-        assert node.disk.behind(8), "a contribution to the next round waits for it"
+            node.outer.replace_chunk(c, 8, other.outer.copy_chunk(c)[1].tobytes())
+        node.outer.finalize()
+        node.disk.finalized(8, 80)
+        assert node.disk.is_pending(8), "a contribution to the next round waits for it"
         go.set()
-        await node.disk.quiet()
+        await node.disk.wait_idle()
         again = Node(tmp_path)
         assert again.disk.restore() == 8 and again.state() == other.state()
-        assert again.disk._snapshots[0].tokens == 80
+        assert again.snapshots[0].tokens == 80
 
     run(body())
 
@@ -693,8 +717,8 @@ def test_what_takes_the_place_of_a_wrong_state_follows_the_snapshot_of_that(tmp_
     async def body() -> None:
         node = Node(tmp_path)
         await node.initialise()
-        right = node.outer.copy(0)[1].tobytes()
-        copied, go, copy = threading.Event(), threading.Event(), node.outer.copy
+        right = node.outer.copy_chunk(0)[1].tobytes()
+        copied, go, copy = threading.Event(), threading.Event(), node.outer.copy_chunk
 
         def slowly(c: int) -> tuple[int, NDArray[np.float32], bytes]:
             if c == 1:
@@ -702,16 +726,16 @@ def test_what_takes_the_place_of_a_wrong_state_follows_the_snapshot_of_that(tmp_
                 assert go.wait(30)
             return copy(c)
 
-        node.outer.put(0, 0, bytes(len(right)))  # which the run's digests tell
-        node.outer.copy = slowly  # type: ignore[method-assign]
-        node.disk.settled(0, 0, alone=True)
+        node.outer.replace_chunk(0, 0, bytes(len(right)))  # which the run's digests tell
+        node.outer.copy_chunk = slowly  # type: ignore[method-assign]
+        node.disk.finalized(0, 0, sole_copy=True)
         assert await asyncio.to_thread(copied.wait, 30)
-        node.disk.doubt()
-        node.outer.put(0, 0, right)
-        node.outer.settle()
-        node.disk.settled(0, 0)
+        node.disk.distrust()
+        node.outer.replace_chunk(0, 0, right)
+        node.outer.finalize()
+        node.disk.finalized(0, 0)
         go.set()
-        await node.disk.quiet()
+        await node.disk.wait_idle()
         again = Node(tmp_path)
         assert again.disk.restore() == 0 and again.state() == node.state()
 
@@ -722,20 +746,20 @@ def test_a_machine_without_memory_for_a_snapshot_says_so_and_takes_it_later(tmp_
     async def body() -> None:
         node = Node(tmp_path)
         await node.initialise()
-        copy = node.outer.copy
+        copy = node.outer.copy_chunk
 
         def fails(c: int) -> Any:
             raise MemoryError("Unable to allocate 16 MiB")
 
-        node.outer.copy = fails  # type: ignore[method-assign]
-        node.disk.doubt()
-        node.disk.settled(0, 0)
-        await node.disk.quiet()
+        node.outer.copy_chunk = fails  # type: ignore[method-assign]
+        node.disk.distrust()
+        node.disk.finalized(0, 0)
+        await node.disk.wait_idle()
         assert "Unable to allocate" in node.disk.trouble
-        node.outer.copy = copy  # type: ignore[method-assign]
-        node.disk.settled(0, 7)
-        await node.disk.quiet()
-        assert not node.disk.trouble and [s.tokens for s in node.disk._snapshots] == [7]
+        node.outer.copy_chunk = copy  # type: ignore[method-assign]
+        node.disk.finalized(0, 7)
+        await node.disk.wait_idle()
+        assert not node.disk.trouble and [s.tokens for s in node.snapshots] == [7]
 
     run(body())
 
@@ -747,7 +771,7 @@ def test_a_snapshot_loads_with_safetensors_alone(tmp_path: Path) -> None:
         node = Node(tmp_path)
         await node.initialise()
         await node.commit(1, 2, 3)
-        loaded = load_file(node.disk._snapshots[0].path)
+        loaded = load_file(node.snapshots[0].path)
         vectors = node.outer.vectors
         assert np.array_equal(loaded["anchor.a"], vectors.anchor[:3000].reshape(50, 60))
         assert np.array_equal(loaded["momentum.b"], vectors.momentum[3000:])
@@ -780,15 +804,15 @@ def test_who_is_killed_while_it_fetches_a_newer_state_keeps_what_has_come_or_goe
         await node.commit(1, 2)
         old = node.state()
         for c in range(2):
-            node.outer.put(c, 5, donor.outer.copy(c)[1].tobytes())
+            node.outer.replace_chunk(c, 5, donor.outer.copy_chunk(c)[1].tobytes())
         again = Node(tmp_path / "node", node.outer.vectors)
-        assert again.disk.restore(whole=False) == -1
-        assert again.outer.at[:2] == [5, 5] and set(again.outer.at[2:]) == {2}
+        assert again.disk.restore(keep_newer=True) == -1
+        assert again.outer.chunk_rounds[:2] == [5, 5] and set(again.outer.chunk_rounds[2:]) == {2}
         for c in range(2, CHUNKS.count):
-            again.outer.put(c, 5, donor.outer.copy(c)[1].tobytes())
+            again.outer.replace_chunk(c, 5, donor.outer.copy_chunk(c)[1].tobytes())
         assert again.outer.round == 5 and again.state() == donor.state()
         third = Node(tmp_path / "node", node.outer.vectors)
-        assert third.disk.restore(whole=False) == 5 and third.state() == donor.state()
+        assert third.disk.restore(keep_newer=True) == 5 and third.state() == donor.state()
         assert third.disk.restore() == 2 and third.state() == old, "nobody has the newer one any more"
 
     run(body())

@@ -65,7 +65,7 @@ def test_the_newest_state_is_written_bit_for_bit_and_the_state_directory_stays_a
         said = file.metadata()
     assert {k: said[k] for k in ("format", "run", "round")} == {"format": "pt", "run": "tiny", "round": "5"}
     assert (said["tokens"], said["tokens_round"]) == ("30", "3")
-    assert bytes.fromhex(said["state_digest"]) == node.outer.settle(), "as the commit record has it"
+    assert bytes.fromhex(said["state_digest"]) == node.outer.finalize(), "as the commit record has it"
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["round"] == "5" and ModelConfig(**config["model"]) == TINY
 
@@ -108,7 +108,7 @@ def test_files_that_the_daemon_replaces_meanwhile_are_looked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = filled(tmp_path / "node", 5)
-    look, looked = exporting.look, list[Any]()
+    look, looked = exporting.open_run, list[Any]()
 
     def looking(folder: Path) -> Any:
         looked.append(look(folder))
@@ -226,11 +226,11 @@ def test_transformers_loads_the_llama_layout_and_computes_the_same_logits(
     node, folder = Node(tmp_path / "node", RunManifest(replace(RUN, model=model))), tmp_path / "llama"
     parts = [parameter.detach().flatten() * 5 for _, parameter in sorted(ours.named_parameters())]
     node.outer.vectors.anchor[:] = torch.cat(parts).numpy()  # five times: attention is then far from uniform
-    node.outer.initialised()
+    node.outer.initialise()
 
     async def keep() -> None:
-        node.disk.settled(0, 0)
-        await node.disk.quiet()
+        node.disk.finalized(0, 0)
+        await node.disk.wait_idle()
 
     asyncio.run(keep())
     assert call(node.state_dir, folder / "model.safetensors", "--layout", "llama").exit_code == 0

@@ -25,8 +25,8 @@ from atoll.node.checkpoint.remote_store import (
     MANIFEST,
     MOMENTUM,
     CheckpointFacts,
-    ManifestPiece,
     RemoteStore,
+    StatePiece,
     folder_of,
 )
 from atoll.node.checkpoint.run_manifest import RunManifest
@@ -46,11 +46,11 @@ def loaded(url: str, momentum: bool = True, model: ModelConfig = TINY) -> tuple[
 
 def stored(node: Node, store: str, round_: int) -> Path:
     """The state of a round as a checkpoint; its folder."""
-    kept = export.look(node.folder)
+    kept = export.open_run(node.folder)
     assert kept is not None
     there = RemoteStore(folder_of(store, RUN.name, MARK.hex()))
     facts = CheckpointFacts(RUN.name, kept.mark, round_, 0, round_, kept.chunks, kept.layout)
-    there.write(facts, (ManifestPiece(*found[1:]) for found in export.states(kept, round_)), lambda _: None)
+    there.write(facts, (StatePiece(*found[1:]) for found in export.replay_state(kept, round_)), lambda _: None)
     return Path(there.path, f"round-{round_:012d}")
 
 

@@ -25,8 +25,8 @@ from atoll.node.checkpoint.remote_store import (
     MANIFEST,
     MOMENTUM,
     CheckpointFacts,
-    ManifestPiece,
     RemoteStore,
+    StatePiece,
     folder_of,
     state_digest,
 )
@@ -66,13 +66,13 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
             return f"s3://{bucket}/runs"
 
 
-def state(node: Node) -> tuple[CheckpointFacts, Callable[[], Iterator[ManifestPiece]]]:
+def state(node: Node) -> tuple[CheckpointFacts, Callable[[], Iterator[StatePiece]]]:
     """The newest state of a node's disk, to be written."""
-    kept = export.look(node.folder)
+    kept = export.open_run(node.folder)
     assert kept is not None
     round_ = kept.rounds[0]
     facts = CheckpointFacts(RUN.name, kept.mark, round_, 10 * round_, round_, kept.chunks, kept.layout)
-    return facts, lambda: (ManifestPiece(*found[1:]) for found in export.states(kept, round_))
+    return facts, lambda: (StatePiece(*found[1:]) for found in export.replay_state(kept, round_))
 
 
 def test_a_checkpoint_is_the_state_and_loads_without_atoll(url: str, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_the_newest_checkpoints_stay_and_what_was_not_finished_goes(url: str, tm
     facts, pieces = state(filled(tmp_path / "node", 1))
     store = RemoteStore(folder_of(url, "run", MARK.hex()))
 
-    def breaks() -> Iterator[ManifestPiece]:
+    def breaks() -> Iterator[StatePiece]:
         yield next(pieces())
         raise ConnectionError("the line is dead")
 
@@ -223,7 +223,7 @@ def test_who_is_first_sends_a_checkpoint_when_it_is_due_and_the_next_where_the_f
         task.cancel()
 
     asyncio.run(story())
-    assert not (node.folder / uploader.HELD).exists()
+    assert not (node.folder / uploader.LINKS_FOLDER).exists()
 
 
 def test_a_store_that_fails_is_a_sentence_and_is_tried_again(
@@ -268,7 +268,7 @@ def test_a_state_that_is_not_the_runs_is_no_checkpoint(tmp_path: Path, monkeypat
         sending.taken()
         await sending.idle()
         assert "the state of round 2 on its disk is not the run's" in sending.trouble and store.rounds() == []
-        sending.told(2, node.outer.settle())
+        sending.told(2, node.outer.finalize())
         async with asyncio.timeout(DEADLINE):
             while sending.newest < 2 or sending.trouble:
                 await asyncio.sleep(0.01)

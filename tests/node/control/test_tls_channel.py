@@ -12,7 +12,7 @@ import pytest
 from atoll.comm.errors import Refused, Unreachable
 from atoll.comm.ids import NO_PIN, Pin
 from atoll.comm.invite import Invite
-from atoll.comm.transport.certificates import own, pin_of
+from atoll.comm.transport.certificates import load_or_make, pin_of
 from atoll.node.control import tls_channel
 
 
@@ -31,7 +31,7 @@ async def listening(answer: bytes | None, folder: Path | None = None) -> AsyncIt
     context = None
     if folder is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(own(folder).path)
+        context.load_cert_chain(load_or_make(folder).path)
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if answer is None:
@@ -54,7 +54,7 @@ def to(address: str, pin: Pin = NO_PIN) -> Invite:
 def test_the_certificate_of_the_url_is_trusted_and_another_is_not(tmp_path: Path) -> None:
     async def body() -> None:
         async with listening(b"", tmp_path) as address:
-            channel = await tls_channel.channel(to(address, own(tmp_path).pin), [])
+            channel = await tls_channel.channel(to(address, load_or_make(tmp_path).pin), [])
             await channel.close()
             with pytest.raises(Refused, match="another certificate than the join URL's.*new join URL"):
                 await tls_channel.channel(to(address, pin_of(b"another")), [])

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 from atoll.comm.config.run import RunConfig
 from atoll.comm.invite import Invite
-from atoll.node import state_machine
 from atoll.node.config import NodeConfig
 from atoll.node.daemon.daemon import Daemon
 from atoll.node.daemon.state_dir import JoinOptions
+from atoll.node.state_machine import effects
 
 
 def test_a_trainer_that_dies_while_state_0_is_read_has_it_read_no_second_time() -> None:
@@ -22,11 +22,11 @@ def test_a_trainer_that_dies_while_state_0_is_read_has_it_read_no_second_time() 
             begun += 1
             await read.wait()
 
-        daemon._member = cast(Any, SimpleNamespace(run=RunConfig(init_from="s3://a-slow-one")))
-        daemon._kept = cast(Any, SimpleNamespace(begin=begin))
+        daemon._member = cast(Any, SimpleNamespace(run=RunConfig(init_from="s3://a-slow-one"), reports=None))
+        daemon._loop = cast(Any, SimpleNamespace(load_initial=begin))
         async with asyncio.TaskGroup() as daemon._tasks:
             for _ in range(2):  # the second time for a trainer that was started again
-                daemon._act(state_machine.Initialise())
+                daemon._act(effects.Initialise())
                 await asyncio.sleep(0)
             assert begun == 1
             read.set()

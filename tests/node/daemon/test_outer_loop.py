@@ -9,32 +9,37 @@ import pytest
 from states import MARK, RUN, TINY, filled, layout_for
 
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.node import state_machine
 from atoll.node.config import NodeConfig
-from atoll.node.daemon import outer_loop as keeper_
+from atoll.node.daemon import outer_loop as module
 from atoll.node.daemon.outer_loop import OuterLoop
 from atoll.node.daemon.state_dir import JoinOptions
 from atoll.node.daemon.state_server import StateServer
-from atoll.node.recovery.recovery import DonorsSilent, RecoveryProgress, RoundMovedOn
+from atoll.node.recovery.recovery import DonorsSilent, RecoveryStats, RoundMovedOn
+from atoll.node.state_machine import effects, events
 from atoll.node.trainer_channel import Hello
 
 
 def test_a_recovery_that_nobody_answers_is_tried_less_and_less_often_and_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    keeper = cast(Any, SimpleNamespace(stranded="", _pause=keeper_.SOON))
+    outer_loop = cast(Any, SimpleNamespace(stranded="", _pause=module.SHORTEST_PAUSE))
     caplog.set_level("INFO", "atoll.node")
-    pauses = [OuterLoop._again(keeper, DonorsSilent("nobody gives it the state: n1: refused")) for _ in range(6)]
-    assert pauses[0] < pauses[1] < pauses[2] < pauses[-1] == keeper_.SELDOM and len(caplog.messages) == 1
-    assert "n1: refused" in keeper.stranded
-    assert OuterLoop._again(keeper, RoundMovedOn("the round is over")) == keeper_.SOON and not keeper.stranded
+    pauses = [
+        OuterLoop._again(outer_loop, DonorsSilent("nobody gives it the state: n1: refused")) for _ in range(6)
+    ]
+    assert pauses[0] < pauses[1] < pauses[2] < pauses[-1] == module.LONGEST_PAUSE and len(caplog.messages) == 1
+    assert "n1: refused" in outer_loop.stranded
+    assert (
+        OuterLoop._again(outer_loop, RoundMovedOn("the round is over")) == module.SHORTEST_PAUSE
+        and not outer_loop.stranded
+    )
 
 
 def test_a_snapshot_of_a_fetched_state_tells_the_tokens_of_its_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    donor, told = filled(tmp_path / "donor", 3), list[state_machine.Event]()
-    view = pb.View(committed=3, tokens=30, state_digest=donor.outer.settle())
+    donor, told = filled(tmp_path / "donor", 3), list[events.Event]()
+    view = pb.View(committed=3, tokens=30, state_digest=donor.outer.finalize())
     peers = SimpleNamespace(buffers=SimpleNamespace(give=lambda _: None))
     member = SimpleNamespace(
         run=RUN,
@@ -45,26 +50,27 @@ def test_a_snapshot_of_a_fetched_state_tells_the_tokens_of_its_round(
         mark=MARK,
     )
 
-    async def recover(_: Any, outer: Any, *__: Any) -> RecoveryProgress:
+    async def recover(outer: Any, *_: Any) -> RecoveryStats:
         for c in range(outer.chunks.count):
-            outer.put(c, 3, donor.outer.copy(c)[1].tobytes())
+            outer.replace_chunk(c, 3, donor.outer.copy_chunk(c)[1].tobytes())
         member.reports.view = pb.View(committed=5, tokens=50)  # the others did not wait
-        return RecoveryProgress(outer.chunks.count)
+        return RecoveryStats(outer.chunks.count, outer.chunks.count, 0.0, {}, {})
 
     async def story() -> None:
         hello = Hello(1, 1, donor.chunks.numel, tuple(layout_for(TINY)))
-        keeper = OuterLoop(cast(Any, member), hello, StateServer(), told.append, asyncio.create_task)
-        monkeypatch.setattr(keeper_, "recover", recover)
-        keeper.stranded = "nobody gives it the state"
-        await keeper.recover(state_machine.Recover(view, differs=False, rebase=False))
-        assert not keeper.stranded
-        await keeper.durable.quiet()
-        assert told == [state_machine.StateMoved(3, view.state_digest)]
-        assert [(s.first, s.tokens) for s in keeper.durable._snapshots] == [(3, 30)]
+        outer_loop = OuterLoop(cast(Any, member), hello, StateServer(), told.append, asyncio.create_task)
+        monkeypatch.setattr(module, "recover", recover)
+        outer_loop.stranded = "nobody gives it the state"
+        await outer_loop.recover(effects.Recover(view, differs=False, rebase=False))
+        assert not outer_loop.stranded
+        await outer_loop.durable.wait_idle()
+        assert told == [events.StateMoved(3, view.state_digest)]
+        assert (files := outer_loop.durable._files) is not None
+        assert [(s.first, s.tokens) for s in files.snapshots.newest_first] == [(3, 30)]
         heard = list[Any]()
-        keeper.uploads = cast(Any, SimpleNamespace(told=lambda *what: heard.append(what)))
-        keeper.told(view)
+        outer_loop.uploads = cast(Any, SimpleNamespace(told=lambda *what: heard.append(what)))
+        outer_loop.follow(view)
         assert heard == [(3, view.state_digest)], "what is sent to a store is compared with it"
-        await keeper.close()
+        await outer_loop.close()
 
     asyncio.run(asyncio.wait_for(story(), 20))

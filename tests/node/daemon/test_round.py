@@ -22,7 +22,7 @@ from atoll.node.daemon.round import RoundParticipation
 from atoll.node.outer.residual import Residual
 from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.outer.state import OuterState
-from atoll.node.state_machine import Work
+from atoll.node.state_machine.state import Work
 from atoll.outer_opt.feedback import ErrorFeedback
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.schedule import Constant
@@ -123,7 +123,7 @@ def test_the_norm_is_looked_for_once_however_often_it_is_asked_for(outer: OuterS
         first, second = (asyncio.create_task(part.norm(work)) for _ in range(2))
         norm = await first
         for c in range(CHUNKS.count):
-            encoded.let_go(c)
+            encoded.release(c)
         assert await second == norm == await part.norm(work) == pytest.approx(CHUNKS.numel**0.5)
         assert calls == 1
 
@@ -145,7 +145,7 @@ def test_what_a_round_has_of_a_delta_that_was_not_encoded_to_its_end_is_kept(out
         keep = part.keep(pb.View(counted=1, committed=1, lacking=lacking))
         assert keep is not None
         keep()
-        assert residual.at == 1
+        assert residual.round == 1
         assert not residual.vector[: CHUNKS.size(0)].any() and (residual.vector[CHUNKS.size(0) :] == -1).all()
         residual.close()
 

@@ -11,10 +11,10 @@ from states import MARK, RUN, Node, filled, layout_for
 from atoll.comm.config.outer import FragmentsConfig, PatternName
 from atoll.node.checkpoint import export
 from atoll.node.checkpoint.initial_state import InitialStateLoader
-from atoll.node.checkpoint.remote_store import CheckpointFacts, ManifestPiece, RemoteStore, folder_of, state_digest
+from atoll.node.checkpoint.remote_store import CheckpointFacts, RemoteStore, StatePiece, folder_of, state_digest
 from atoll.node.checkpoint.run_manifest import RunManifest
 from atoll.node.checkpoint.snapshots import TensorShapes
-from atoll.node.outer.repair import mend
+from atoll.node.outer.repair import ChunkCondition, repair_chunk
 
 STRIDED = replace(RUN, fragments=FragmentsConfig(3, PatternName.STRIDED))
 BALANCED = replace(RUN, fragments=FragmentsConfig(3))
@@ -31,7 +31,7 @@ def test_the_disk_brings_all_fragments_back(rounds: int, tmp_path: Path) -> None
 
     async def again() -> None:
         back = Node(tmp_path, RunManifest(STRIDED))
-        assert (back.disk.proven, back.disk.restore()) == (rounds, rounds)
+        assert (back.disk.durable_round, back.disk.restore()) == (rounds, rounds)
         assert bits(back) == bits(node)
         await back.commit(rounds + 1)
         await node.commit(rounds + 1)
@@ -44,21 +44,23 @@ def test_a_chunk_that_changed_in_memory_is_mended_with_the_rounds_of_its_fragmen
     node = filled(tmp_path, 8, about=RunManifest(STRIDED))
     right = bits(node)
     for c in range(node.chunks.count):
-        assert mend(node.outer, node.disk, c) is None
+        assert repair_chunk(node.outer, node.disk, c) is ChunkCondition.INTACT
         node.outer.vectors.momentum[node.chunks.span(c)] *= np.float32(1.5)
-        assert mend(node.outer, node.disk, c) is True
+        assert repair_chunk(node.outer, node.disk, c) is ChunkCondition.REPAIRED
     assert bits(node) == right and node.outer.round == 8
 
 
 def test_a_checkpoint_begins_runs_in_the_same_and_in_other_fragments(tmp_path: Path) -> None:
     node = filled(tmp_path / "node", 5, about=RunManifest(BALANCED))
-    kept = export.look(node.folder)
+    kept = export.open_run(node.folder)
     assert kept is not None and kept.chunks == node.chunks
     assert kept.chunks.fragment_count == 3
     store = RemoteStore(folder_of(f"file://{tmp_path}/remote", "tiny", MARK.hex()))
     facts = CheckpointFacts("tiny", kept.mark, 5, 0, 5, kept.chunks, kept.layout)
-    manifest = store.write(facts, (ManifestPiece(*found[1:]) for found in export.states(kept, 5)), lambda _: None)
-    assert manifest.state_digest == node.outer.settle().hex()
+    manifest = store.write(
+        facts, (StatePiece(*found[1:]) for found in export.replay_state(kept, 5)), lambda _: None
+    )
+    assert manifest.state_digest == node.outer.finalize().hex()
     assert manifest.state_digest == state_digest(
         node.outer.vectors.anchor, node.outer.vectors.momentum, node.chunks
     )

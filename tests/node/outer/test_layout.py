@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from atoll.comm.config.outer import FragmentsConfig, PatternName
 from atoll.comm.config.run import ReduceConfig, RunConfig
 from atoll.comm.errors import ConfigError
-from atoll.node.outer.layout import in_turns, stretches
-from atoll.node.outer.method import method_of
+from atoll.node.outer.layout import flat_order, fragments_and_chunks
+from atoll.node.simulate.method import build_method
 from atoll.outer_opt.tensors import with_offsets
 
 SHAPES = [(f"blocks.{n}.{name}", shape) for n in range(4) for name, shape in (("a", (3, 5)), ("b", (7,)))]
@@ -24,11 +24,11 @@ def run(**settings: object) -> RunConfig:
 @pytest.mark.parametrize("pattern", PatternName)
 def test_each_fragment_is_one_stretch_of_the_tensors_that_a_simulation_exchanges(pattern: PatternName) -> None:
     config = run(count=3, pattern=pattern)
-    order = in_turns(config, SHAPES)
+    order = flat_order(config, SHAPES)
     assert order != sorted(SHAPES) == sorted(order)
-    assert order == in_turns(config, order[::-1]), "whatever order the parameters were told in"
-    fragments, chunks = stretches(config, order)
-    simulated = method_of(config, with_offsets(sorted(SHAPES))).fragments
+    assert order == flat_order(config, order[::-1]), "whatever order the parameters were told in"
+    fragments, chunks = fragments_and_chunks(config, order)
+    simulated = build_method(config, with_offsets(sorted(SHAPES))).fragments
     assert [[t.name for t in f.tensors] for f in fragments] == [[t.name for t in f.tensors] for f in simulated]
     assert [f.spans for f in fragments] == [(chunks.fragment_slice(p),) for p in range(chunks.fragment_count)]
     assert chunks.fragments == tuple(f.numel for f in simulated)
@@ -37,15 +37,15 @@ def test_each_fragment_is_one_stretch_of_the_tensors_that_a_simulation_exchanges
 @pytest.mark.parametrize("settings", [{"count": 1}, {"count": 3, "stagger": False}])
 def test_what_does_not_take_turns_is_one_vector_in_the_order_of_names(settings: dict[str, object]) -> None:
     config = run(**settings)
-    assert in_turns(config, SHAPES) == sorted(SHAPES)
-    (model,), chunks = stretches(config, SHAPES)
+    assert flat_order(config, SHAPES) == sorted(SHAPES)
+    (model,), chunks = fragments_and_chunks(config, SHAPES)
     assert [t.name for t in model.tensors] == [name for name, _ in SHAPES]
     assert (chunks.fragment_count, chunks.fragments, chunks.numel) == (1, (), model.numel)
 
 
 def test_a_vector_in_another_order_is_refused() -> None:
     with pytest.raises(ValueError, match="fragment after fragment"):
-        stretches(run(count=3), sorted(SHAPES))
+        fragments_and_chunks(run(count=3), sorted(SHAPES))
 
 
 @st.composite
@@ -65,12 +65,12 @@ def test_of_any_model_each_parameter_lies_in_one_fragment_and_one_place(
     assume(count <= len(shapes))
     config = run(count=count, pattern=pattern, stagger=stagger)
     try:
-        order = in_turns(config, shapes)
+        order = flat_order(config, shapes)
     except ConfigError as error:
         assert "fragment" in str(error)  # one of them would be empty
         return
     assert sorted(order) == shapes
-    fragments, chunks = stretches(config, order)
+    fragments, chunks = fragments_and_chunks(config, order)
     assert [t.name for f in fragments for t in f.tensors] == [name for name, _ in order]
     assert sum((f.spans for f in fragments), ()) == tuple(
         chunks.fragment_slice(p) for p in range(chunks.fragment_count)

@@ -5,7 +5,7 @@ import pytest
 
 from atoll.comm.config.outer import MergeName, OuterConfig
 from atoll.comm.config.run import RoundsConfig, RunConfig
-from atoll.node.outer.method import merge_parts, schedule_of
+from atoll.node.outer.method import merge_pieces, outer_schedule
 from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.nesterov import Nesterov
 from atoll.outer_opt.schedule import for_length
@@ -19,16 +19,16 @@ def test_radial_merges_are_of_matrices_and_embeddings_and_vectors_get_the_plain_
     parts = np.kron(np.ones((1, 3), np.float32), np.eye(4, dtype=np.float32) * np.float32(2))  # (members, 3 x 4)
     pieces = [(kind, slice(4 * i, 4 * i + 4)) for i, kind in enumerate(KINDS)]
     out, scratch = np.empty(12, np.float32), np.empty(12, np.float32)
-    merge_parts(MergeName.RADIAL, pieces, list(parts), [0.25] * 4, out, scratch)
+    merge_pieces(MergeName.RADIAL, pieces, list(parts), [0.25] * 4, out, scratch)
     assert [norm(out[span]) for _, span in pieces] == pytest.approx([2.0, 1.0, 1.0])
     np.testing.assert_allclose(out, [1.0] * 4 + [0.5] * 8, rtol=1e-6)
-    merge_parts(MergeName.MEAN, pieces, list(parts), [0.25] * 4, out, scratch)
+    merge_pieces(MergeName.MEAN, pieces, list(parts), [0.25] * 4, out, scratch)
     np.testing.assert_array_equal(out, [0.5] * 12)
 
 
 def test_after_a_data_parallel_start_the_ramp_begins_and_keeps_its_decay_a_token() -> None:
     outer = OuterConfig(lr=0.7, momentum=0.9, momentum_warmup=4, per_token=True)
-    schedule = schedule_of(RunConfig(outer=outer, rounds=RoundsConfig(inner_steps=10, data_parallel=5)))
+    schedule = outer_schedule(RunConfig(outer=outer, rounds=RoundsConfig(inner_steps=10, data_parallel=5)))
     assert [schedule.at(k, 0.1) for k in range(1, 6)] == [Sgd(1.0)] * 5
     warming = [Nesterov(0.7, 0.9 * k / 4) for k in range(4)]
     assert [schedule.at(k) for k in range(6, 10)] == warming

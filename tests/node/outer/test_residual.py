@@ -14,7 +14,7 @@ from atoll.comm.bitmap import bitmap
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import CodecName
-from atoll.node.outer.residual import NAME, Residual
+from atoll.node.outer.residual import FILE_NAME, Residual
 from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.outer.state import OuterState
 from atoll.outer_opt.feedback import ErrorFeedback
@@ -32,7 +32,7 @@ class Node:
     def __init__(self, folder: Path, decay: float = 1.0) -> None:
         self.vectors = SharedVectors.create(CHUNKS.numel, folder)
         self.outer = OuterState(self.vectors, CHUNKS, mean_of(INT4), Constant(Nesterov(0.7, 0.9)))
-        self.outer.initialised()
+        self.outer.initialise()
         self.residual = Residual(ErrorFeedback(decay), self.vectors, CHUNKS, INT4, (folder, RUN))
 
     def encode(self) -> EncodedVector:
@@ -93,13 +93,13 @@ def test_in_fifty_rounds_of_which_many_fail_nothing_is_lost_nor_sent_twice(node:
             mean[span] = (mean[span] + mine[span]) / 2
             sent_in_all[span] += mine[span]
         if fate == "left out":
-            outer.set_aside()
+            outer.set_work_aside()
         else:
             residual.commit(k, encoded.whole, bitmap(lacks, CHUNKS.count))
             residual.commit(k, encoded.whole, b"")  # once a round
         for c, payload in enumerate(sealed(mean)):
             outer.apply(c, payload)
-        outer.settle()
+        outer.finalize()
         if fate != "left out":
             vectors.local[:] = vectors.anchor
     assert len(fates) == 4
@@ -139,14 +139,14 @@ def test_it_comes_back_from_the_disk_unless_a_later_round_has_used_it(node: Node
         return residual
 
     same, others, used = back(), back(b"s" * 16), back()
-    same.heard(3)
+    same.reset_to(3)
     assert same.vector.tobytes() == node.residual.vector.tobytes()
     assert not others.vector.any()
-    used.heard(4)
-    assert not used.vector.any() and used.at == 4
-    damaged = bytearray((tmp_path / NAME).read_bytes())
+    used.reset_to(4)
+    assert not used.vector.any() and used.round == 4
+    damaged = bytearray((tmp_path / FILE_NAME).read_bytes())
     damaged[-1] ^= 1
-    (tmp_path / NAME).write_bytes(damaged)
+    (tmp_path / FILE_NAME).write_bytes(damaged)
     assert not back().vector.any()
-    (tmp_path / NAME).write_bytes(b"short")
+    (tmp_path / FILE_NAME).write_bytes(b"short")
     assert not back().vector.any()

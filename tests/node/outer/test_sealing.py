@@ -11,11 +11,12 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.outer import FragmentsConfig, MergeName, OuterConfig, PatternName, WeightName
 from atoll.comm.config.run import CodecName, ReduceConfig, RunConfig
-from atoll.node.outer.layout import in_turns, stretches
-from atoll.node.outer.method import method_of, pieces_of, schedule_of, sealing_of
+from atoll.node.outer.layout import flat_order, fragments_and_chunks
+from atoll.node.outer.method import chunk_pieces, outer_schedule, seal_format
 from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.outer.state import OuterState
 from atoll.node.simulate.exchange import MemberDelta, ReplicatedState
+from atoll.node.simulate.method import build_method
 from atoll.outer_opt.arrays import norm
 from atoll.outer_opt.clip import clip_factors
 from atoll.outer_opt.fragments import whole
@@ -40,10 +41,10 @@ def drawn(members: int) -> list[F32]:
 def test_nodes_do_what_the_simulator_does(merge: MergeName, codec: CodecName, weights: WeightName) -> None:
     outer = OuterConfig(merge=merge, weights=weights, clip=True, per_token=True)
     run = RunConfig(outer=outer, reduce=ReduceConfig(codec=codec, chunk=1024))
-    method, chunks = method_of(run, TENSORS), Chunks(MODEL.numel, 1024)
+    method, chunks = build_method(run, TENSORS), Chunks(MODEL.numel, 1024)
     start = np.random.default_rng(9).standard_normal(MODEL.numel).astype(np.float32)
     simulated = ReplicatedState(run, method, MODEL, start)
-    sealing, wire = sealing_of(run, MODEL), make_codec(codec, run.reduce.block, run.reduce.scales)
+    sealing, wire = seal_format(run, MODEL), make_codec(codec, run.reduce.block, run.reduce.scales)
     anchor, momentum = start.copy(), np.zeros_like(start)
     for round_ in (1, 2, 3):
         deltas, steps = drawn(round_ + 1), [40 * (i + 1) * round_ for i in range(round_ + 1)]
@@ -78,21 +79,21 @@ def test_fragments_that_take_turns_are_what_the_simulator_makes_of_each(
     outer = OuterConfig(merge=merge, momentum_warmup=3, per_token=True)
     reduce = ReduceConfig(codec=CodecName.INT4, chunk=1024)
     run = RunConfig(outer=outer, reduce=reduce, fragments=FragmentsConfig(3, pattern))
-    method, rng = method_of(run, TENSORS), np.random.default_rng(9)
+    method, rng = build_method(run, TENSORS), np.random.default_rng(9)
     start = rng.standard_normal(MODEL.numel).astype(np.float32)
     simulated = [ReplicatedState(run, method, fragment, start) for fragment in method.fragments]
-    fragments, chunks = stretches(run, in_turns(run, [(t.name, t.shape) for t in TENSORS]))
+    fragments, chunks = fragments_and_chunks(run, flat_order(run, [(t.name, t.shape) for t in TENSORS]))
     vectors, wire = (
         SharedVectors.create(MODEL.numel, tmp_path),
         make_codec(CodecName.INT4, reduce.block, reduce.scales),
     )
     for p, fragment in enumerate(method.fragments):
         fragment.gather(start, vectors.anchor[chunks.fragment_slice(p)])
-    state = OuterState(vectors, chunks, sealing_of(run, *fragments), schedule_of(run))
-    state.initialised()
+    state = OuterState(vectors, chunks, seal_format(run, *fragments), outer_schedule(run))
+    state.initialise()
     for round_ in range(1, 8):
         p = (round_ - 1) % chunks.fragment_count
-        alone, sealing, steps = chunks.fragment_chunks(p), sealing_of(run, fragments[p]), [20, 30 * round_]
+        alone, sealing, steps = chunks.fragment_chunks(p), seal_format(run, fragments[p]), [20, 30 * round_]
         deltas = [delta[: alone.numel] for delta in drawn(2)]
         decoded = [simulated[p].over_the_wire(delta) for delta in deltas]
         simulated[p].commit([MemberDelta(x, 64 * n, n) for x, n in zip(decoded, steps, strict=True)])
@@ -106,8 +107,8 @@ def test_fragments_that_take_turns_are_what_the_simulator_makes_of_each(
             sealed = np.empty(sealing.size(alone.size(i), 2), np.uint8)
             sealing.seal(i, terms, sum(steps) / 2 / run.rounds.inner_steps, alone.size(i), sealed)
             state.apply(c, sealed)
-        state.pass_over(round_)
-        state.settle()
+        state.advance_unchanged(round_)
+        state.finalize()
         assert state.round == round_
         for q, replica in enumerate(simulated):
             assert vectors.anchor[chunks.fragment_slice(q)].tobytes() == replica.anchor.tobytes()
@@ -116,7 +117,7 @@ def test_fragments_that_take_turns_are_what_the_simulator_makes_of_each(
 
 
 def test_chunks_know_what_they_have_of_each_tensor() -> None:
-    pieces = pieces_of(MODEL, Chunks(MODEL.numel, 2000))
+    pieces = chunk_pieces(MODEL, Chunks(MODEL.numel, 2000))
     assert pieces[0] == [(TensorKind.MATRIX, slice(0, 2000))]
     assert pieces[1] == [(TensorKind.MATRIX, slice(0, 560)), (TensorKind.EMBEDDING, slice(560, 2000))]
     assert pieces[-1] == [(TensorKind.MATRIX, slice(0, 1000))]
@@ -125,7 +126,7 @@ def test_chunks_know_what_they_have_of_each_tensor() -> None:
 
 def test_a_malformed_contribution_is_refused_by_its_place() -> None:
     run = RunConfig(outer=OuterConfig(merge=MergeName.RADIAL), reduce=ReduceConfig(chunk=1024))
-    sealing = sealing_of(run, MODEL)
+    sealing = seal_format(run, MODEL)
     good = np.zeros(sealing.size(1024, 1), np.uint8)
     terms = [(3, good, 0.5), (7, good[:-1], 0.5)]
     with pytest.raises(UnusableContribution) as refused:

@@ -72,11 +72,11 @@ def test_only_what_a_dead_daemon_left_is_cleared(tmp_path: Path) -> None:
 def test_what_a_killed_daemon_left_is_taken_over_by_the_next_one_of_the_same_run_and_model(tmp_path: Path) -> None:
     places = tmp_path / "state", tmp_path / "shm"
     dead = SharedVectors.create(10, *places, "this run")
-    dead.momentum[3], dead.notes("notes", 2)[1] = 7.0, 5
+    dead.momentum[3], dead.counters("rounds", 2)[1] = 7.0, 5
     os.close(dead.lock)
     clear_stale(*places)
     taken = SharedVectors.create(10, *places, "this run")
-    assert taken.folder == dead.folder and taken.momentum[3] == 7.0 and list(taken.notes("notes", 2)) == [0, 5]
+    assert taken.folder == dead.folder and taken.momentum[3] == 7.0 and list(taken.counters("rounds", 2)) == [0, 5]
     second = SharedVectors.create(10, *places, "this run")
     assert second.folder != taken.folder, "those are in use"
     for vectors in (taken, second):

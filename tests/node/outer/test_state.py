@@ -41,20 +41,20 @@ def test_a_chunk_that_changes_while_it_is_copied_for_a_peer_is_not_given(tmp_pat
     anchor = vectors.anchor.view(Copied)
     outer = OuterState(replace(vectors, anchor=anchor), CHUNKS, mean_of(CODEC), Constant(Nesterov(0.7, 0.9)))
     anchor.told = lambda: None
-    outer.initialised()
-    digests = outer.digests(Round(0))
-    before = outer.state(Round(0), 0)
+    outer.initialise()
+    digests = outer.final_digests(Round(0))
+    before = outer.final_chunk(Round(0), 0)
     assert digests is not None and before is not None and digest(before) == digests[0]
 
     def commit() -> None:
         anchor.told = lambda: None
         for c in range(CHUNKS.count):
             outer.apply(c, np.ones(CHUNKS.size(c), np.float32).tobytes())
-        outer.settle()
+        outer.finalize()
 
     anchor.told = commit
-    assert outer.state(Round(0), 0) is None, "the anchor of one round and the momentum of another"
-    assert outer.state(Round(1), 0) is not None
+    assert outer.final_chunk(Round(0), 0) is None, "the anchor of one round and the momentum of another"
+    assert outer.final_chunk(Round(1), 0) is not None
     vectors.close()
 
 
@@ -76,32 +76,32 @@ def test_who_is_killed_while_it_takes_a_chunk_that_came_in_parts_has_it_still(tm
         OuterState(v, CHUNKS, mean_of(CODEC), Constant(Nesterov(0.7, 0.9))) for v in (vectors, deadly, vectors)
     )
     data = np.random.default_rng(0).standard_normal(2 * CHUNKS.size(0), np.float32).tobytes()
-    first.land(0, digest(data), 0, data)
+    first.partial_chunks.append(0, digest(data), 0, data)
     with pytest.raises(Killed):
-        dying.put(0, 1, data)
+        dying.replace_chunk(0, 1, data)
     next_.resume()
-    assert next_.at[0] == -1 and next_.landed(0, digest(data)) == data
-    next_.put(0, 1, data)
-    assert next_.at[0] == 1 and not next_.landed(0, digest(data))
+    assert next_.chunk_rounds[0] == -1 and next_.partial_chunks.read(0, digest(data)) == data
+    next_.replace_chunk(0, 1, data)
+    assert next_.chunk_rounds[0] == 1 and not next_.partial_chunks.read(0, digest(data))
     vectors.close()
 
 
 @pytest.mark.parametrize("take", [rebase, LEFT_OUT_MIX], ids=["rebase", "halfway"])
 def test_work_that_is_set_aside_takes_the_anchor_as_the_method_says(take: Adopt, tmp_path: Path) -> None:
     vectors, rng = SharedVectors.create(CHUNKS.numel, tmp_path, tmp_path / "shm"), np.random.default_rng(0)
-    outer = OuterState(vectors, CHUNKS, mean_of(CODEC), Constant(Nesterov(0.7, 0.9)), left_out=take)
+    outer = OuterState(vectors, CHUNKS, mean_of(CODEC), Constant(Nesterov(0.7, 0.9)), adopt_left_out=take)
     vectors.anchor[:] = rng.standard_normal(CHUNKS.numel, np.float32)
-    outer.initialised()
+    outer.initialise()
     vectors.local[:] = rng.standard_normal(CHUNKS.numel, np.float32)
     old, expected = vectors.anchor.copy(), vectors.local.copy()
-    outer.set_aside()
+    outer.set_work_aside()
     for c in range(CHUNKS.count):
         outer.apply(c, rng.standard_normal(CHUNKS.size(c), np.float32).tobytes())
-    outer.settle()
+    outer.finalize()
     assert vectors.anchor.tobytes() != old.tobytes()
     take(expected, vectors.anchor, old, np.empty_like(old))
     assert vectors.local.tobytes() == expected.tobytes()
-    outer.settle()
+    outer.finalize()
     assert vectors.local.tobytes() == expected.tobytes(), "once"
     vectors.close()
 
@@ -109,16 +109,16 @@ def test_work_that_is_set_aside_takes_the_anchor_as_the_method_says(take: Adopt,
 def test_work_in_fragments_whose_anchor_did_not_move_is_left_alone(tmp_path: Path) -> None:
     chunks, rng = Chunks(3000, 512, (1000, 2000)), np.random.default_rng(0)
     vectors = SharedVectors.create(chunks.numel, tmp_path, tmp_path / "shm")
-    outer = OuterState(vectors, chunks, mean_of(CODEC), Constant(Nesterov(0.7, 0.9)), left_out=LEFT_OUT_MIX)
-    outer.initialised()
+    outer = OuterState(vectors, chunks, mean_of(CODEC), Constant(Nesterov(0.7, 0.9)), adopt_left_out=LEFT_OUT_MIX)
+    outer.initialise()
     vectors.local[:] = rng.standard_normal(chunks.numel, np.float32)
     before = vectors.local.copy()
-    outer.set_aside()
-    fragment = outer.turns.fragment(2)
+    outer.set_work_aside()
+    fragment = outer.fragment_schedule.fragment(2)
     for c in chunks.fragment_range(fragment):
         outer.apply(c, rng.standard_normal(chunks.size(c), np.float32).tobytes())
-    outer.pass_over(2)
-    outer.settle()
+    outer.advance_unchanged(2)
+    outer.finalize()
     moved = chunks.fragment_slice(fragment)
     assert np.array_equal(vectors.local[moved], 0.5 * before[moved] + 0.5 * vectors.anchor[moved])
     assert np.array_equal(np.delete(vectors.local, moved), np.delete(before, moved))

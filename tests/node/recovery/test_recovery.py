@@ -22,24 +22,26 @@ from atoll.comm.ids import NodeId, Round, RunId
 from atoll.comm.transport import frames
 from atoll.comm.transport.data_plane import DataPlane
 from atoll.comm.transport.fetch_client import DonorLost
-from atoll.node.checkpoint.checkpointer import Checkpointer, CheckpointLocation
+from atoll.node.checkpoint.checkpoint_files import CheckpointLocation
+from atoll.node.checkpoint.checkpointer import Checkpointer
 from atoll.node.daemon import state_server
 from atoll.node.daemon.outer_loop import how_far
 from atoll.node.daemon.state_server import StateServer
 from atoll.node.outer.shared_vectors import SharedVectors, clear_stale
 from atoll.node.outer.state import OuterState
-from atoll.node.recovery import chunk_scheduler as errands_module
+from atoll.node.recovery import chunk_scheduler
 from atoll.node.recovery import recovery as recover_
 from atoll.node.recovery.chunk_assembly import ChunkAssembly
 from atoll.node.recovery.chunk_scheduler import ChunkRequest, ChunkScheduler
 from atoll.node.recovery.recovery import (
-    LEAST,
+    MIN_STREAMS,
     Donor,
     DonorsSilent,
     RecoveryProgress,
+    RecoveryStats,
     RoundMovedOn,
     Target,
-    _Recovery,
+    _RecoveryRun,
     recover,
 )
 from atoll.outer_opt.nesterov import Nesterov
@@ -79,22 +81,22 @@ class Peer(StateServer):
         self.outer.vectors.anchor[:] = np.random.default_rng(0).standard_normal(
             self.chunks.numel, dtype=np.float32
         )
-        self.outer.initialised()
-        return self.outer.settle()
+        self.outer.initialise()
+        return self.outer.finalize()
 
     async def commit(self, round_: int) -> bytes:
         """Apply the sealed bytes of a round: the same for everybody that commits it."""
         delta = np.random.default_rng(round_).standard_normal(self.chunks.numel, dtype=np.float32)
         payloads = []
-        for c in self.chunks.fragment_range(self.outer.turns.fragment(round_)):
+        for c in self.chunks.fragment_range(self.outer.fragment_schedule.fragment(round_)):
             out = np.empty(self.codec.size(self.chunks.size(c)), np.uint8)
             self.codec.encode(delta[self.chunks.span(c)], out)
             payloads.append(out)
             self.outer.apply(c, payloads[-1])
-        self.outer.pass_over(round_)
-        self.disk.committed(round_, payloads, [digest(payload) for payload in payloads])
-        await self.disk.quiet()
-        root = self.outer.settle()
+        self.outer.advance_unchanged(round_)
+        self.disk.record_round(round_, payloads, [digest(payload) for payload in payloads])
+        await self.disk.wait_idle()
+        root = self.outer.finalize()
         self.settled()
         return root
 
@@ -129,10 +131,10 @@ async def bring(
     digest: bytes,
     *donors: Peer,
     on_progress: Callable[[RecoveryProgress], None] = lambda _: None,
-) -> RecoveryProgress:
+) -> RecoveryStats:
     target = Target(Round(round_), digest, tuple(d.donor for d in donors))
     with ThreadPoolExecutor(1) as worker:
-        return await recover(joiner.plane, joiner.outer, target, worker, on_progress)
+        return await recover(joiner.outer, target, joiner.plane, worker, on_progress)
 
 
 def test_a_joiner_gets_anchor_and_momentum_bit_for_bit(tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ def test_a_joiner_gets_anchor_and_momentum_bit_for_bit(tmp_path: Path) -> None:
         a.initialise()
         sum_ = await a.commit(1)
         await bring(b, 1, sum_, a)
-        assert b.outer.round == 1 and b.outer.settle() == sum_
+        assert b.outer.round == 1 and b.outer.finalize() == sum_
         assert b.bits() == a.bits()
 
 
@@ -167,11 +169,11 @@ def test_the_sealed_bytes_of_a_few_missed_rounds_are_there_for_the_log(tmp_path:
         for k in range(1, 4):
             sum_ = await a.commit(k)
         took = await bring(c, 3, sum_, a)
-        assert list(took.sealed) == [2, 3]
-        for k, sealed in took.sealed.items():
+        assert list(took.sealed_rounds) == [2, 3]
+        for k, sealed in took.sealed_rounds.items():
             for chunk, one in enumerate(sealed):
                 assert one.payload == await a.sealed(k, chunk) and one.digest == digest(one.payload)
-        assert not (await bring(b, 3, sum_, a)).sealed, "it missed more than memory is for"
+        assert not (await bring(b, 3, sum_, a)).sealed_rounds, "it missed more than memory is for"
 
 
 @pytest.mark.parametrize("missed", [1, 2, 3, 7])
@@ -188,9 +190,11 @@ def test_of_fragments_that_take_turns_the_rounds_that_were_missed_are_fetched(mi
                 await b.commit(k)
         before = a.plane.bytes_up
         await bring(b, 3 + missed, sums[-1], a)
-        assert b.outer.at == [3 + missed] * chunks.count and b.outer.settle() == sums[-1]
+        assert b.outer.chunk_rounds == [3 + missed] * chunks.count and b.outer.finalize() == sums[-1]
         assert b.bits() == a.bits()
-        sealed = sum(chunks.fragment_chunks(a.outer.turns.fragment(k)).numel for k in range(4, 4 + missed))
+        sealed = sum(
+            chunks.fragment_chunks(a.outer.fragment_schedule.fragment(k)).numel for k in range(4, 4 + missed)
+        )
         assert a.plane.bytes_up - before < 1.1 * sealed + 3000
 
 
@@ -204,8 +208,8 @@ def test_the_sealed_bytes_of_missed_rounds_of_fragments_are_there_for_the_log(tm
             if k <= 2:
                 await b.commit(k)
         took = await bring(b, 4, sum_, a)
-        assert [(k, len(sealed)) for k, sealed in took.sealed.items()] == [(3, 6), (4, 3)]
-        for k, sealed in took.sealed.items():
+        assert [(k, len(sealed)) for k, sealed in took.sealed_rounds.items()] == [(3, 6), (4, 3)]
+        for k, sealed in took.sealed_rounds.items():
             for chunk, one in enumerate(sealed):
                 assert one.payload == await a.sealed(k, chunk) and one.digest == digest(one.payload)
 
@@ -217,7 +221,7 @@ def test_a_joiner_gets_fragments_of_different_turns(tmp_path: Path) -> None:
         for k in range(1, 6):
             sum_ = await a.commit(k)
         await bring(b, 5, sum_, a)
-        assert b.outer.round == 5 and b.outer.settle() == sum_
+        assert b.outer.round == 5 and b.outer.finalize() == sum_
         for k in (6, 7):
             assert await a.commit(k) == await b.commit(k)
         assert b.bits() == a.bits()
@@ -261,10 +265,10 @@ def test_missed_rounds_whose_sealed_bytes_differ_in_size_are_brought_forward(tmp
             payloads = [sealed(c, members) for c in range(CHUNKS.count)]
             for c, payload in enumerate(payloads):
                 a.outer.apply(c, payload)
-            a.disk.committed(round_, payloads, [digest(payload) for payload in payloads])
-            await a.disk.quiet()
+            a.disk.record_round(round_, payloads, [digest(payload) for payload in payloads])
+            await a.disk.wait_idle()
         before = a.plane.bytes_up
-        await bring(b, 3, a.outer.settle(), a)
+        await bring(b, 3, a.outer.finalize(), a)
         assert b.bits() == a.bits()
         assert a.plane.bytes_up - before < NUMEL, "the state is 8 bytes a parameter"
 
@@ -288,12 +292,12 @@ def test_chunks_from_before_the_donor_moved_on_are_brought_forward(tmp_path: Pat
         a.initialise()
         first = await a.commit(1)
         await bring(b, 1, first, a)
-        b.outer.at[2] = -1  # as if this chunk had not arrived when a moved on
+        b.outer.chunk_rounds[2] = -1  # as if this chunk had not arrived when a moved on
         with pytest.raises(RoundMovedOn):
             await bring(b, 1, await a.commit(2), a)
         sum_ = await a.commit(3)
         await bring(b, 3, sum_, a)
-        assert b.outer.at == [3] * CHUNKS.count
+        assert b.outer.chunk_rounds == [3] * CHUNKS.count
         assert b.bits() == a.bits()
 
 
@@ -303,7 +307,7 @@ def test_a_donor_whose_state_is_not_the_runs_is_passed_over(tmp_path: Path) -> N
         sum_ = a.initialise()
         liar.initialise()
         liar.outer.vectors.anchor[7] += 1
-        liar.outer.settle()
+        liar.outer.finalize()
         await bring(b, 0, sum_, liar, a)
         assert b.bits() == a.bits()
 
@@ -331,10 +335,10 @@ def test_a_node_whose_state_is_not_the_runs_fetches_what_differs(tmp_path: Path,
         sum_, wrong = await a.commit(2), await b.commit(2)
         assert wrong != sum_
         b.outer.distrust()
-        assert b.outer.digests(Round(2)) is None, "nobody is served from it"
+        assert b.outer.final_digests(Round(2)) is None, "nobody is served from it"
         asked = served(a)
         await bring(b, 2, sum_, a)
-        assert asked == [1] and b.outer.settle() == sum_ and b.bits() == a.bits()
+        assert asked == [1] and b.outer.finalize() == sum_ and b.bits() == a.bits()
 
 
 def test_a_donor_that_has_not_applied_the_round_yet_answers_when_it_has(
@@ -384,7 +388,7 @@ def test_that_no_donor_answers_is_told_with_the_reasons_and_not_as_if_the_round_
             for round_ in (1, 2):
                 target = Target(Round(round_), b"d" * 16, donors)
                 with pytest.raises(DonorsSilent, match="b: no connection to 127.0.0.1:1: .*refused") as failed:
-                    await recover(joiner.plane, joiner.outer, target, worker, lambda _: None)
+                    await recover(joiner.outer, target, joiner.plane, worker, lambda _: None)
                 assert "c: " in str(failed.value) and "round" not in str(failed.value)
         a.initialise()
         await a.commit(1)
@@ -410,13 +414,13 @@ def test_work_that_a_round_left_out_starts_from_the_new_anchor(tmp_path: Path) -
         vectors.local[:] = vectors.anchor + steps
         await a.commit(1)
         sum_ = await a.commit(2)
-        b.outer.set_aside()
-        b.outer.set_aside()  # a second try after one that failed
+        b.outer.set_work_aside()
+        b.outer.set_work_aside()  # a second try after one that failed
         await bring(b, 2, sum_, a)
-        assert b.outer.settle() == sum_
+        assert b.outer.finalize() == sum_
         assert np.abs(vectors.local - (vectors.anchor + steps)).max() < 1e-5
         before = vectors.local.copy()
-        b.outer.settle()
+        b.outer.finalize()
         assert np.array_equal(vectors.local, before)  # rebased once
 
 
@@ -510,7 +514,7 @@ def test_a_donor_that_dies_half_way_costs_a_chunk_for_each_stream(tmp_path: Path
         dying.state = die  # type: ignore[method-assign]
         await bring(joiner, 0, sum_, dying, a)
         assert dead and joiner.bits() == a.bits()
-        assert len(asked) + len(given) <= CHUNKS.count + LEAST
+        assert len(asked) + len(given) <= CHUNKS.count + MIN_STREAMS
 
 
 def test_a_donor_that_is_silent_at_first_delays_nothing(tmp_path: Path) -> None:
@@ -520,9 +524,9 @@ def test_a_donor_that_is_silent_at_first_delays_nothing(tmp_path: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as stopped:  # as the kernel answers for a stopped process
             silent = Donor(NodeId("silent"), f"127.0.0.1:{stopped.getsockname()[1]}")
             target = Target(Round(0), sum_, (silent, a.donor))
-            async with asyncio.timeout(frames.HANDSHAKE / 2):
+            async with asyncio.timeout(frames.HANDSHAKE_TIMEOUT / 2):
                 with ThreadPoolExecutor(1) as worker:
-                    await recover(joiner.plane, joiner.outer, target, worker, lambda _: None)
+                    await recover(joiner.outer, target, joiner.plane, worker, lambda _: None)
         assert joiner.bits() == a.bits()
 
 
@@ -555,7 +559,7 @@ def test_a_joiner_that_is_killed_half_way_fetches_the_rest(tmp_path: Path) -> No
         asked, half = served(a), asyncio.Event()
 
         def look(standing: RecoveryProgress) -> None:
-            if standing.done >= chunks.count // 2:
+            if standing.present >= chunks.count // 2:
                 half.set()
 
         task = asyncio.create_task(bring(joiner, 1, sum_, a, on_progress=look))
@@ -564,16 +568,16 @@ def test_a_joiner_that_is_killed_half_way_fetches_the_rest(tmp_path: Path) -> No
         await asyncio.gather(task, return_exceptions=True)
         await joiner.plane.close()
         os.close(joiner.outer.vectors.lock)  # as the system does for a killed process
-        here = [c for c in range(chunks.count) if joiner.outer.at[c] == 1]
+        here = [c for c in range(chunks.count) if joiner.outer.chunk_rounds[c] == 1]
         clear_stale(tmp_path / "joiner", tmp_path / "joiner" / "shm")
         again = Peer(tmp_path / "joiner", "joiner", chunks)
         await again.up()
         assert again.disk.restore() < 0
         again.outer.resume()
-        assert again.outer.at == [1 if c in here else -1 for c in range(chunks.count)]
+        assert again.outer.chunk_rounds == [1 if c in here else -1 for c in range(chunks.count)]
         await bring(again, 1, sum_, a)
         assert chunks.count // 2 <= len(here) < chunks.count <= len(asked) <= 1.02 * chunks.count
-        assert again.outer.settle() == sum_ and again.bits() == a.bits()
+        assert again.outer.finalize() == sum_ and again.bits() == a.bits()
         await again.down()
 
 
@@ -587,36 +591,36 @@ def test_of_a_chunk_that_was_coming_when_the_joiner_was_killed_the_rest_is_fetch
     async def _(a: Peer) -> None:
         a.outer.vectors.momentum[:] = 0.1
         a.outer.vectors.anchor[:] = np.random.default_rng(0).standard_normal(chunks.numel, dtype=np.float32)
-        a.outer.initialised(momentum=True)
-        sum_ = a.outer.settle()
+        a.outer.initialise(with_momentum=True)
+        sum_ = a.outer.finalize()
         joiner = Peer(tmp_path / "joiner", "joiner", chunks)
         await joiner.up()
-        land, came = joiner.outer.land, asyncio.Event()
+        append, came = joiner.outer.partial_chunks.append, asyncio.Event()
 
-        def landing(c: int, sum_: bytes, at: int, part: bytes) -> None:
-            land(c, sum_, at, part)
+        def appending(c: int, digest: bytes, at: int, part: bytes) -> None:
+            append(c, digest, at, part)
             if c == 1 and at:
                 came.set()
 
-        joiner.outer.land = landing  # type: ignore[method-assign]
+        joiner.outer.partial_chunks.append = appending  # type: ignore[method-assign]
         task = asyncio.create_task(bring(joiner, 0, sum_, a))
         await came.wait()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await joiner.plane.close()
         os.close(joiner.outer.vectors.lock)  # as the system does for a killed process
-        lacking = [c for c in range(chunks.count) if joiner.outer.at[c] < 0]
-        sums = a.outer.digests(Round(0)) or ()
-        here = sum(len(joiner.outer.landed(c, sums[c])) for c in lacking)
+        lacking = [c for c in range(chunks.count) if joiner.outer.chunk_rounds[c] < 0]
+        sums = a.outer.final_digests(Round(0)) or ()
+        here = sum(len(joiner.outer.partial_chunks.read(c, sums[c])) for c in lacking)
         if damaged:
             joiner.outer.vectors.anchor[chunks.span(1)] += 1
         again = Peer(tmp_path / "joiner", "joiner", chunks)
         await again.up()
         again.outer.resume()
-        assert [c for c in range(chunks.count) if again.outer.at[c] < 0] == lacking and 1 in lacking
+        assert [c for c in range(chunks.count) if again.outer.chunk_rounds[c] < 0] == lacking and 1 in lacking
         before = a.plane.bytes_up
         await bring(again, 0, sum_, a)
-        assert again.outer.settle() == sum_ and again.bits() == a.bits()
+        assert again.outer.finalize() == sum_ and again.bits() == a.bits()
         fetched = a.plane.bytes_up - before
         assert here >= 1 << 19
         if not damaged:
@@ -628,13 +632,13 @@ def test_who_gives_late_parts_of_what_another_gives_alone_is_not_taken_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is known then who gave what: the one who lies is left out, not the one who is slow."""
-    monkeypatch.setattr(recover_, "PART", 1024)
+    monkeypatch.setattr(recover_, "PART_BYTES", 1024)
 
     @with_peers(tmp_path, "a", "joiner")
     async def _(a: Peer, joiner: Peer) -> None:
         a.initialise()
-        wanted, alone, may_end = list(a.outer.digests(Round(0)) or ()), asyncio.Event(), asyncio.Event()
-        right = a.outer.state(Round(0), 0) or b""
+        wanted, alone, may_end = list(a.outer.final_digests(Round(0)) or ()), asyncio.Event(), asyncio.Event()
+        right = a.outer.final_chunk(Round(0), 0) or b""
 
         class Giver:
             def __init__(self, name: str, data: bytes) -> None:
@@ -642,26 +646,26 @@ def test_who_gives_late_parts_of_what_another_gives_alone_is_not_taken_for_it(
 
             async def fetch_state(self, round: Round, c: int, following: Any, take: Any, deadline: float) -> None:
                 while (part := following()) is not None:
-                    if self.node == "slow" and not may_end.is_set() and recovery._parts[0].alone:
+                    if self.node == "slow" and not may_end.is_set() and recovery._assemblies[0].single_donor:
                         alone.set()
                         await may_end.wait()
                     take(part[0], self.data[slice(*part)])
 
         slow, liar = Giver("slow", right), Giver("liar", bytes(len(right)))
         with ThreadPoolExecutor(1) as worker:
-            recovery = _Recovery(joiner.plane, joiner.outer, Round(0), wanted, [], {}, worker, lambda _: None)
-            recovery._errands = ChunkScheduler([0])
-            recovery._parts[0] = ChunkAssembly(
+            recovery = _RecoveryRun(joiner.plane, joiner.outer, Round(0), wanted, [], {}, worker, lambda _: None)
+            recovery._requests = ChunkScheduler([0])
+            recovery._assemblies[0] = ChunkAssembly(
                 len(right), 1024, bytearray(1024)
             )  # damaged, so that it is fetched alone
-            fetching = asyncio.create_task(recovery._fetch(cast(Any, slow), ChunkRequest(slow.node, 0, 0.0)))
+            fetching = asyncio.create_task(recovery._fetch_whole(cast(Any, slow), ChunkRequest(slow.node, 0, 0.0)))
             await alone.wait()
             with pytest.raises(DonorLost, match="liar"):
-                await recovery._fetch(cast(Any, liar), ChunkRequest(liar.node, 0, 0.0, late=True))
+                await recovery._fetch_whole(cast(Any, liar), ChunkRequest(liar.node, 0, 0.0, late=True))
             may_end.set()
             assert (work := await fetching) is not None
             work()
-        assert joiner.outer.copy(0)[1].tobytes() == right
+        assert joiner.outer.copy_chunk(0)[1].tobytes() == right
 
 
 # Which chunk next
@@ -673,44 +677,44 @@ def whole(_: int) -> int:
 
 
 def test_a_stream_takes_what_nobody_has_and_then_what_is_late() -> None:
-    errands, a, b = ChunkScheduler(range(3)), NodeId("a"), NodeId("b")
-    first = errands.take(a, 0.0, whole)
-    late = errands.take(b, 0.0, whole)
+    requests, a, b = ChunkScheduler(range(3)), NodeId("a"), NodeId("b")
+    first = requests.assign(a, 0.0, whole)
+    late = requests.assign(b, 0.0, whole)
     assert first is not None and first.chunk == 0 and late is not None and late.chunk == 1
-    assert errands.done(first, 3.0) == []  # a takes three seconds for a chunk
-    third = errands.take(a, 3.0, whole)
+    assert requests.complete(first, 3.0) == []  # a takes three seconds for a chunk
+    third = requests.assign(a, 3.0, whole)
     assert third is not None and third.chunk == 2
-    errands.moved(1, 2.0)
-    assert errands.done(third, 4.0) == []
-    assert errands.take(a, 4.0, whole) is None, "b may be done before a would be"
-    assert errands.take(a, 3.9, whole) is None, "a busy machine may be silent for two seconds"
-    stolen = errands.take(a, 4.1, whole)
+    requests.record_progress(1, 2.0)
+    assert requests.complete(third, 4.0) == []
+    assert requests.assign(a, 4.0, whole) is None, "b may be done before a would be"
+    assert requests.assign(a, 3.9, whole) is None, "a busy machine may be silent for two seconds"
+    stolen = requests.assign(a, 4.1, whole)
     assert stolen is not None and stolen.chunk == 1 and stolen.late
-    assert errands.done(stolen, 5.0) == [late] and errands.done(late, 5.0) is None
-    assert errands.left == 0
+    assert requests.complete(stolen, 5.0) == [late] and requests.complete(late, 5.0) is None
+    assert requests.left == 0
 
 
 def test_a_stream_without_work_helps_with_the_chunk_of_which_the_most_parts_were_asked_of_nobody() -> None:
-    errands, a, b = ChunkScheduler(range(4)), NodeId("a"), NodeId("b")
+    requests, a, b = ChunkScheduler(range(4)), NodeId("a"), NodeId("b")
     open_ = {0: 0, 1: 3, 2: 5, 3: 9}
-    first = errands.take(a, 0.0, open_.__getitem__)
-    others = [errands.take(b, 0.0, open_.__getitem__) for _ in range(2)]
-    assert first is not None and errands.take(NodeId("c"), 0.0, open_.__getitem__) is not None
-    assert errands.take(b, 0.1, open_.__getitem__) is None, "how fast b is is not known yet"
-    assert errands.done(first, 0.2) == []
-    helping = errands.take(a, 0.2, open_.__getitem__)
+    first = requests.assign(a, 0.0, open_.__getitem__)
+    others = [requests.assign(b, 0.0, open_.__getitem__) for _ in range(2)]
+    assert first is not None and requests.assign(NodeId("c"), 0.0, open_.__getitem__) is not None
+    assert requests.assign(b, 0.1, open_.__getitem__) is None, "how fast b is is not known yet"
+    assert requests.complete(first, 0.2) == []
+    helping = requests.assign(a, 0.2, open_.__getitem__)
     assert helping is not None and helping.chunk == 3 and not helping.late
-    again = errands.take(a, 0.2, open_.__getitem__)
+    again = requests.assign(a, 0.2, open_.__getitem__)
     assert again is not None and again.chunk == 2, "a has a stream at 3"
-    assert others[1] is not None and errands.done(again, 0.3) == [others[1]]
+    assert others[1] is not None and requests.complete(again, 0.3) == [others[1]]
 
 
 def test_an_errand_that_came_to_nothing_is_another_donors() -> None:
-    errands, a, b = ChunkScheduler(range(1)), NodeId("a"), NodeId("b")
-    errand = errands.take(a, 0.0, whole)
-    assert errand is not None and errands.take(b, 0.0, whole) is None
-    errands.drop(errand)
-    again = errands.take(b, 0.0, whole)
+    requests, a, b = ChunkScheduler(range(1)), NodeId("a"), NodeId("b")
+    request = requests.assign(a, 0.0, whole)
+    assert request is not None and requests.assign(b, 0.0, whole) is None
+    requests.abandon(request)
+    again = requests.assign(b, 0.0, whole)
     assert again is not None and again.chunk == 0
 
 
@@ -726,39 +730,39 @@ def test_two_streams_meet_in_the_middle_and_nothing_comes_twice() -> None:
         parts.next(first, False),
         parts.next(second, False),
     ]
-    assert asked == [(0, 2), (8, 10), (2, 4), (6, 8)] and parts.open == 1
-    parts.came(second, 8, chunk[8:10])
+    assert asked == [(0, 2), (8, 10), (2, 4), (6, 8)] and parts.unrequested == 1
+    parts.add(second, 8, chunk[8:10])
     assert parts.front == 0
-    parts.came(first, 0, chunk[:2])
+    parts.add(first, 0, chunk[:2])
     assert parts.front == 2 and parts.next(first, False) == (4, 6)
     assert parts.next(first, False) is None and parts.next(second, False) is None
-    parts.came(second, 6, chunk[6:8])
-    parts.came(first, 2, chunk[2:4])
+    parts.add(second, 6, chunk[6:8])
+    parts.add(first, 2, chunk[2:4])
     assert parts.front == 4 and not parts.complete
-    parts.came(first, 4, chunk[4:6])
+    parts.add(first, 4, chunk[4:6])
     assert parts.front == 10 and parts.complete and parts.data == chunk
 
 
 def test_what_one_was_asked_for_that_is_gone_others_are() -> None:
-    parts = ChunkAssembly(10, 2, here=bytearray(b"ab"))
+    parts = ChunkAssembly(10, 2, resumed=bytearray(b"ab"))
     first, second = parts.join(), parts.join()
     assert [parts.next(first, False) for _ in range(3)] == [(2, 4), (4, 6), (6, 8)]
     assert parts.next(second, False) == (8, 10)
     assert parts.next(second, True) == (2, 4), "it is late"
-    parts.came(first, 2, b"cd")
+    parts.add(first, 2, b"cd")
     parts.leave(first)
-    assert parts.open == 2 and [parts.next(second, False) for _ in range(3)] == [(4, 6), (6, 8), None]
+    assert parts.unrequested == 2 and [parts.next(second, False) for _ in range(3)] == [(4, 6), (6, 8), None]
 
 
 def test_nobody_helps_where_it_must_be_known_who_gave_what() -> None:
-    parts = ChunkAssembly(10, 2, alone=True)
-    assert parts.open == 0 and parts.next(parts.join(), False) == (0, 2)
+    parts = ChunkAssembly(10, 2, single_donor=True)
+    assert parts.unrequested == 0 and parts.next(parts.join(), False) == (0, 2)
 
 
 def test_donors_share_the_last_chunks_and_no_byte_comes_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(errands_module, "LATE", 60.0)  # so busy may the machine be
+    monkeypatch.setattr(chunk_scheduler, "LATE_AFTER", 60.0)  # so busy may the machine be
     chunks = Chunks(3 << 18, 1 << 18)  # 2 MiB each, in parts of a quarter
 
     @with_peers(tmp_path, "a", "b", chunks=chunks)
@@ -766,11 +770,11 @@ def test_donors_share_the_last_chunks_and_no_byte_comes_twice(
         for donor in (a, b):
             donor.outer.vectors.momentum[:] = 0.1
             donor.outer.vectors.anchor[:] = np.random.default_rng(0).standard_normal(chunks.numel, np.float32)
-            donor.outer.initialised(momentum=True)
-            sum_ = donor.outer.settle()
+            donor.outer.initialise(with_momentum=True)
+            sum_ = donor.outer.finalize()
         joiner = Peer(tmp_path / "joiner", "joiner", chunks)
         await joiner.up()
         standing = await bring(joiner, 0, sum_, a, b)
-        assert joiner.outer.settle() == sum_ and joiner.bits() == a.bits()
-        assert sum(standing.donors.values()) == 8 * chunks.numel
+        assert joiner.outer.finalize() == sum_ and joiner.bits() == a.bits()
+        assert sum(standing.bytes_from.values()) == 8 * chunks.numel
         await joiner.down()

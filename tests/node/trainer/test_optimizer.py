@@ -8,7 +8,7 @@ import torch
 
 from atoll.comm.config.run import InnerConfig, ModelConfig, OptimizerName
 from atoll.node.trainer.model import build, init_parameters
-from atoll.node.trainer.optimizer import Muon, make, orthogonalised, precision
+from atoll.node.trainer.optimizer import Muon, make_optimizer, orthogonalisation_dtype, orthogonalised
 
 CONFIG = InnerConfig(optimizer=OptimizerName.MUON, lr=1e-2)
 MODEL = ModelConfig(dim=32, layers=2, heads=2, kv_heads=1, ffn_dim=48, seq_len=32, tied_head=False)
@@ -36,7 +36,7 @@ def test_muon_is_the_equation_in_its_docstring() -> None:
         muon.step()
         buffer = 0.95 * buffer + 0.05 * gradient
         update = (0.05 * gradient + 0.95 * buffer).float()
-        whole = orthogonalised(update, precision(update)).double()
+        whole = orthogonalised(update, orthogonalisation_dtype(update)).double()
         theta = (1 - rate * CONFIG.weight_decay) * theta - rate * 0.2 * math.sqrt(30) * whole
         assert (module.weight - theta).abs().max() < 1e-6
 
@@ -61,7 +61,10 @@ def test_what_is_no_hidden_matrix_goes_through_adamw() -> None:
     one, other = build(MODEL), build(MODEL)
     init_parameters(one, 0)
     init_parameters(other, 0)
-    muon, adamw = make(one, CONFIG), make(other, InnerConfig(optimizer=OptimizerName.ADAMW, lr=1e-2))
+    muon, adamw = (
+        make_optimizer(one, CONFIG),
+        make_optimizer(other, InnerConfig(optimizer=OptimizerName.ADAMW, lr=1e-2)),
+    )
     generator = torch.Generator().manual_seed(3)
     for (_, p), (_, q) in zip(one.named_parameters(), other.named_parameters(), strict=True):
         p.grad = torch.randn(p.shape, generator=generator)
@@ -76,7 +79,7 @@ def test_what_is_no_hidden_matrix_goes_through_adamw() -> None:
 
 def test_plain_sgd_is_plain() -> None:
     module = torch.nn.Linear(3, 2)
-    sgd = make(module, InnerConfig(optimizer=OptimizerName.SGD, lr=0.5, weight_decay=0.0))
+    sgd = make_optimizer(module, InnerConfig(optimizer=OptimizerName.SGD, lr=0.5, weight_decay=0.0))
     before = module.weight.detach().clone()
     for _ in range(2):
         module.weight.grad = torch.ones(2, 3)

@@ -95,14 +95,14 @@ def test_what_a_killed_trainer_had_not_finished_or_the_disk_damaged_is_not_used_
                 two = await trained(node, 2)
                 await trained(node, 3)
                 await asyncio.wait_for(node.process.wait(), DEADLINE)
-        assert files.rounds == [1] and files.unfinished(3).exists()
+        assert files.rounds == [1] and files.unfinished_path(3).exists()
         async with launched(tmp_path / "back", run, moments=str(folder)) as node:
             await node.attach()
             node.anchor[:] = anchor
             assert far(await trained(node, 2), two) < 1e-6
             await trained(node, 3, files)
             assert node.told == ["goes on with the inner optimizer's moments of round 1"]
-        assert files.rounds == [3, 1] and not files.unfinished(3).exists()
+        assert files.rounds == [3, 1] and not files.unfinished_path(3).exists()
         flip(next(files.path(3).glob("*.distcp")))
         (files.path(1) / MANIFEST).write_bytes(b"{}")
         async with launched(tmp_path / "again", run, moments=str(folder), disk=1e-6) as node:
@@ -159,9 +159,9 @@ def test_moments_of_another_model_or_optimizer_are_refused(
     optimizer: str, shapes: dict[str, tuple[int, ...]], why: str, tmp_path: Path
 ) -> None:
     files = kept(tmp_path, 3)
-    assert files.check(3, "adamw", SHAPES) == files.path(3)
+    assert files.verify(3, "adamw", SHAPES) == files.path(3)
     with pytest.raises(UnusableMoments, match=why):
-        files.check(3, optimizer, shapes)
+        files.verify(3, optimizer, shapes)
 
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", MANIFEST])
@@ -169,17 +169,17 @@ def test_a_flipped_bit_or_a_missing_file_is_found(name: str, tmp_path: Path) -> 
     files = kept(tmp_path, 3)
     flip(files.path(3) / name)
     with pytest.raises(UnusableMoments, match=f"{name}"):
-        files.check(3, "adamw", SHAPES)
+        files.verify(3, "adamw", SHAPES)
     (files.path(3) / name).unlink()
     with pytest.raises(UnusableMoments, match=f"{name} cannot be read"):
-        files.check(3, "adamw", SHAPES)
+        files.verify(3, "adamw", SHAPES)
 
 
 def test_the_learning_rate_rises_over_the_steps_that_beta2_asks_for_but_a_quarter_of_a_round() -> None:
-    assert Rewarming.of(InnerConfig(beta2=0.95), 1000).steps == 40
-    rewarming = Rewarming.of(InnerConfig(beta2=0.999), 12)
-    assert [rewarming.share() for _ in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
-    assert Rewarming().share() == 1.0
+    assert Rewarming.without_moments(InnerConfig(beta2=0.95), 1000).steps == 40
+    rewarming = Rewarming.without_moments(InnerConfig(beta2=0.999), 12)
+    assert [rewarming.next_factor() for _ in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert Rewarming().next_factor() == 1.0
 
 
 def test_the_outer_state_has_the_disk_first() -> None:

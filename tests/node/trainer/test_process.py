@@ -20,7 +20,7 @@ from atoll.comm.errors import ResourceError
 from atoll.comm.leases import remaining, samples
 from atoll.node import trainer_channel
 from atoll.node.config import Device, NodeConfig
-from atoll.node.outer.layout import stretches
+from atoll.node.outer.layout import fragments_and_chunks
 from atoll.node.trainer.inner_loop import RankGroup, TrainingCursor
 from atoll.node.trainer.process import choose_device
 
@@ -264,11 +264,11 @@ def test_with_overlap_work_that_was_left_out_is_kept_with_what_followed_it(tmp_p
 def test_a_trainer_goes_on_until_it_is_told_of_the_commit_or_has_a_rounds_steps() -> None:
     rounds = RoundsConfig(inner_steps=4, data_parallel=1)
     run = small(inner=InnerConfig(batch_size=4), overlap=OverlapConfig(delay=2), rounds=rounds)
-    course = TrainingCursor(run, trainer_channel.Train(2, 4, 1, 6, 0, 1, ((0, 400),)), steps=4)
-    assert course.hand_over().ahead
-    assert [course.stands_still for course.steps in range(8)] == [False] * 6 + [True] * 2
-    course.go_on(trainer_channel.Train(3, 4, 1, 6, 0, 1, ((16, 400),)))
-    assert [course.takes for course.steps in range(4)] == [False, False, True, True]
+    cursor = TrainingCursor(run, trainer_channel.Train(2, 4, 1, 6, 0, 1, ((0, 400),)), steps=4)
+    assert cursor.hand_over().ahead
+    assert [cursor.is_stalled for cursor.steps in range(8)] == [False] * 6 + [True] * 2
+    cursor.go_on(trainer_channel.Train(3, 4, 1, 6, 0, 1, ((16, 400),)))
+    assert [cursor.takes_state for cursor.steps in range(4)] == [False, False, True, True]
     alone = TrainingCursor(run, trainer_channel.Train(1, 1, 1, 1, 0, 1, ((0, 400),)), steps=1)
     assert not alone.hand_over().ahead, "at the start of the run its rounds have one step, and nobody goes ahead"
 
@@ -282,7 +282,7 @@ def test_of_fragments_that_take_turns_only_the_one_that_was_exchanged_takes_the_
         run = small(inner=inner, overlap=overlap, fragments=FragmentsConfig(3))
         async with launched(tmp_path / "node", run) as node:
             hello = await node.attach()
-            fragments, chunks = stretches(run, hello.layout)
+            fragments, chunks = fragments_and_chunks(run, hello.layout)
             assert [chunks.fragment_slice(p) for p in range(3)] == [span for f in fragments for span in f.spans]
             await node.ask(trainer_channel.Initialise(0), trainer_channel.Initialised)
             ready = await node.ask(

@@ -74,6 +74,9 @@ def _measure(
         if cases.CODEC in keys:
             rows += bench.codec(say)
             bar.advance(task)
+        if cases.FLEET in keys:
+            rows += bench.fleet(say)
+            bar.advance(task)
         rows.sort(key=lambda row: row.key)
         plan: report.Plan = {}
         if cases.PLAN in keys:

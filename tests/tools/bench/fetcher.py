@@ -18,7 +18,7 @@ from atoll.comm.invite import parse
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.transport.data_plane import DataPlane
 from atoll.node.control.client import ControlClient, NodeIdentity
-from atoll.node.outer.method import schedule_of, sealing_of
+from atoll.node.outer.method import outer_schedule, seal_format
 from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.outer.state import OuterState
 from atoll.node.recovery.recovery import Donor, RoundMovedOn, Target, recover
@@ -67,7 +67,7 @@ class Joiner:
     async def fetch(self, numel: int, folder: Path) -> None:
         vectors = SharedVectors.create(numel, folder)
         chunks = Chunks(numel, self.run.reduce.chunk)
-        outer = OuterState(vectors, chunks, sealing_of(self.run), schedule_of(self.run))
+        outer = OuterState(vectors, chunks, seal_format(self.run), outer_schedule(self.run))
         try:
             with ThreadPoolExecutor(1) as worker:
                 while True:
@@ -77,9 +77,9 @@ class Joiner:
                         continue
                     donors = tuple(Donor(NodeId(d.node_id), d.address, Pin(d.pin)) for d in view.donors)
                     target = Target(Round(view.committed), view.state_digest, donors)
-                    outer.emptied()
+                    outer.clear()
                     try:
-                        await recover(self.plane, outer, target, worker, lambda _: None)
+                        await recover(outer, target, self.plane, worker, lambda _: None)
                     except RoundMovedOn:
                         await asyncio.sleep(0.05)
         finally:

@@ -6,11 +6,26 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench import gloo, tcp
-from bench.cases import CODEC, HOME, PLAN, REGIONS, TIMES, WAN, Case, Failed, Measured, Outcome, Row, outcome
+from bench.cases import (
+    CODEC,
+    FLEET,
+    HOME,
+    PLAN,
+    REGIONS,
+    TIMES,
+    WAN,
+    Case,
+    Failed,
+    Measured,
+    Outcome,
+    Row,
+    outcome,
+)
 from bench.command import ATOLL, ask, shown
 from bench.wan import Wan, WanError, unavailable
 
 LEARNT = 3  # rounds after which nodes know what they can send to other regions
+ENOUGH_MEMBERS = 1000  # for the bars of a coordinator
 START_UP = 120.0  # seconds for all processes of a run
 SLOWEST = 10  # times the links' limit: an iteration that takes longer is given up
 LOOPBACK_PATIENCE = 60.0  # seconds of an iteration without limited links
@@ -25,9 +40,11 @@ class Size:
     in_turn: int = 2  # iterations in a turn
     share: float = 1.0  # of the vector
     seconds: float = 8.0  # of plain TCP
+    members: int = 1000  # of the coordinator
+    period: float = 56.0  # seconds of their inner steps: with the reports, a round a minute
 
 
-QUICK = Size(times=2, in_turn=1, share=0.08, seconds=3.0)
+QUICK = Size(times=2, in_turn=1, share=0.08, seconds=3.0, members=50, period=2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +144,26 @@ class Bench:
             for title, key, unit, must, aim in bars
         ]
 
+    def fleet(self, say: Say) -> list[Row]:
+        """What a coordinator needs for many members, on one core of this machine beside them."""
+        members, period = self.size.members, self.size.period
+        words = ["bench", "coordinator", f"--members={members}", f"--period={period:g}", "--rounds=2", "--json"]
+        bars = (
+            (f"control time of {members:,} members, p99", "control_ms_p99", "ms", 1.0, 250.0),
+            (f"coordinator of {members:,} members, of a core", "cpu_share", "%", 100.0, 30.0),
+            (f"coordinator of {members:,} members, memory", "rss_mb", "MB", 1.0, 130.0),
+        )
+        say(f"{FLEET}: coordinator, {members:,} members")
+        try:
+            told = fleet_figures(ask(words, 300 + 3 * period, self.atoll))
+        except Failed as error:
+            return [Row(FLEET, bars[0][0], "ms", command=shown(words), failure=str(error))]
+        with_bars = members >= ENOUGH_MEMBERS
+        return [
+            Row(FLEET, title, unit, (scale * told[key],), must if with_bars else None, command=shown(words))
+            for title, key, unit, scale, must in bars
+        ]
+
     def plan(self, say: Say) -> tuple[list[Row], dict[str, list[dict[str, Any]]]]:
         """Predicted seconds for many members; nothing if this atoll does not predict."""
         words = ["bench", "plan", "--json"]
@@ -181,6 +218,14 @@ def codec_figures(told: dict[str, Any], name: str) -> dict[str, float]:
         return ns | {key: 100 * float(row[field]) for key, field in errors.items()}
     except (KeyError, TypeError, ValueError) as error:
         raise Failed(f"its JSON tells nothing of {name}: {error!r}") from None
+
+
+def fleet_figures(told: dict[str, Any]) -> dict[str, float]:
+    """Control time in ms, share of a core, and MB of a coordinator."""
+    try:
+        return {key: float(told[key]) for key in ("control_ms_p99", "cpu_share", "rss_mb")}
+    except (KeyError, TypeError, ValueError) as error:
+        raise Failed(f"its JSON is not as documented: {error!r}") from None
 
 
 def plan_rows(told: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:

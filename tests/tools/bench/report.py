@@ -75,6 +75,8 @@ def page(machine: Machine, rows: Sequence[Row], plan: Plan, picture: str) -> str
         "- m: memory at a peer's peak, without its vectors and what its process has before the first round.",
         "- k: the same members and links with flat plans, and with what the planner chooses, after three rounds",
         "  in which nodes learn their links; a note says in how many levels each iteration went.",
+        "- n: two rounds of members that other processes of this machine simulate, without a data plane",
+        "  (`atoll bench coordinator --help`); the control time is what a member waits for it in a round.",
         "- g: the bars are c's median + 35 % + 1 s, and + 22 % + 0.3 s; 22 % is what the dead peer's part costs.",
         "- The seconds of others are published figures for links of the same numbers, not measured in this run.",
         "",

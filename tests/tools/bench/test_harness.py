@@ -12,7 +12,7 @@ from bench import gloo, overlap_page, picture, report
 from bench.__main__ import main
 from bench.cases import CASES, Failed, Measured, Outcome, Row, Verdict, bytes_over, outcome, rows, spread
 from bench.command import ask
-from bench.measure import codec_figures, plan_rows
+from bench.measure import QUICK, Bench, Size, codec_figures, plan_rows
 from bench.overlap import Found
 from bench.report import this_machine
 from bench.wan import parse_stat, shape_words
@@ -139,6 +139,22 @@ def test_what_other_commands_print_is_checked() -> None:
         codec_figures(told, "int4")
     with pytest.raises(Failed, match="documented"):
         plan_rows({"rows": [{"n": 4}]})
+
+
+FIGURES = {"members": 1000, "control_ms_p99": 190.0, "cpu_share": 0.25, "rss_mb": 140.0}
+
+
+def test_a_coordinator_with_a_thousand_members_has_bars(tmp_path: Path) -> None:
+    def fleet(size: Size, **told: Any) -> list[Row]:
+        script = tmp_path / "fleet.py"
+        script.write_text(f"print({json.dumps(told)!r})")
+        return Bench(size, [sys.executable, "-P", str(script)]).fleet(lambda _: None)
+
+    rows = fleet(Size(), **FIGURES)
+    shown = [(row.measured, row.unit, row.verdict) for row in rows]
+    assert shown == [(190.0, "ms", Verdict.MUST), (25.0, "%", Verdict.MUST), (140.0, "MB", Verdict.MISSED)]
+    assert {row.verdict for row in fleet(QUICK, **FIGURES)} == {Verdict.TOLD}, "a few members have no bars"
+    assert [row.verdict for row in fleet(Size(), members=1000)] == [Verdict.FAILED]
 
 
 def test_the_emulators_words_are_understood() -> None:

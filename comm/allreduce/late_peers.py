@@ -1,0 +1,111 @@
+"""Which peers are late in a reduce, by the times at which their chunks come. Pure: it is told the time, and
+answers what to do.
+
+A peer that says nothing is asked whether it is there, and then lost. One that speaks, and brings no contribution
+although its window has room, is lost when its next chunk takes several times longer than chunks take here. A
+sealed chunk that is late in that sense is asked of others, which costs little if it was on its way.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from statistics import median
+
+from atoll.comm.ids import NodeId
+
+PING_AFTER = 1.5  # seconds of silence after which a peer is asked what it has
+LOST_AFTER = 5.0  # seconds of silence after which a peer is lost
+MIN_CHUNK_TIME = 20.0  # seconds that the next chunk of a peer may take at least
+LATE_SPREADS = 8  # median absolute deviations beyond the median after which a chunk is late
+LATE_TIMES = 3  # of what is late for a chunk: as long may a contribution take
+MIN_PULL_TIME = 3.0  # seconds; a machine that is busy with other things may be silent for so long
+KNOWN_INTERVALS = 64  # times from chunk to chunk that are known, the latest
+MIN_INTERVALS = 8  # of those, for a median
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Ask a peer that has been silent for a moment whether it is there."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Tell the coordinator that a peer is lost."""
+
+    node: NodeId
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class PullFrom:
+    """Ask others for the sealed chunks of these owners, from which nothing has come for too long."""
+
+    owners: frozenset[NodeId]
+
+
+class LatePeers:
+    """The clock of one reduction. All times are seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._chunk_at: dict[NodeId, float] = {}  # when a peer's last chunk came, or it came into the plan
+        self._intervals = deque[float]((), KNOWN_INTERVALS)  # from one chunk of a peer to its next
+        self._planned_at = self._pulled_at = 0.0
+        self._reported_at: dict[NodeId, float] = {}  # when a peer was said to be lost
+
+    def replan(self, now: float, peers: Sequence[NodeId]) -> None:
+        """There is another plan, with these peers: what was said of who is lost may be said again."""
+        self._planned_at = now
+        self._chunk_at = {node: self._chunk_at.get(node, now) for node in peers}
+        self._reported_at.clear()
+
+    def chunk_came(self, now: float, node: NodeId) -> None:
+        """A contribution, a region's sum or a sealed chunk of `node` is here, of use or not."""
+        if node in self._chunk_at:
+            self._intervals.append(now - self._chunk_at[node])
+            self._chunk_at[node] = now
+
+    def may_report(self, now: float, node: NodeId) -> bool:
+        """Whether it is to be said now that `node` is lost: it is in the plan, and that was not said just now."""
+        due = now - self._reported_at.get(node, -LOST_AFTER) >= LOST_AFTER and node in self._chunk_at
+        if due:
+            self._reported_at[node] = now
+        return due
+
+    def look(
+        self,
+        now: float,
+        dues: Mapping[NodeId, str],
+        contributors: Set[NodeId],
+        heard: Callable[[NodeId], float | None],
+    ) -> list[Ping | Lost | PullFrom]:
+        """See who is late. `dues`: what each peer that is waited for is to bring; `contributors`: those of them
+        whose window has room; `heard`: when bytes last came from a peer, None if there is no link."""
+        found: list[Ping | Lost | PullFrom] = []
+        late = late_after(self._intervals)
+        for node in dues.keys() & self._chunk_at.keys():
+            if (heard_at := heard(node)) is None:
+                continue  # whoever dials it says so
+            silence = now - max(heard_at, self._planned_at)  # before, nobody had anything to say
+            if silence > LOST_AFTER:
+                found.append(Lost(node, f"it has been silent for {silence:.0f} s"))
+            elif silence > PING_AFTER:
+                found.append(Ping(node))
+            waited = now - max(self._chunk_at[node], self._planned_at)
+            if node in contributors and waited > max(MIN_CHUNK_TIME, LATE_TIMES * late):
+                found.append(Lost(node, f"its {dues[node]} did not come for {waited:.0f} s"))
+        if now - self._pulled_at > (interval := max(late, MIN_PULL_TIME)):
+            self._pulled_at = now
+            owners = frozenset(node for node, at in self._chunk_at.items() if at < now - interval)
+            found += [PullFrom(owners)] if owners else []
+        return found
+
+
+def late_after(intervals: Sequence[float]) -> float:
+    """Seconds after which the next chunk of a peer is late, by those that others took: the median and some median
+    absolute deviations; `LOST_AFTER` where too few are known."""
+    if len(intervals) < MIN_INTERVALS:
+        return LOST_AFTER
+    middle = median(intervals)
+    return middle + LATE_SPREADS * median(abs(interval - middle) for interval in intervals)

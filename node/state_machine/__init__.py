@@ -1,0 +1,1 @@
+"""The node as a pure state machine: `step(state, event) -> (state, effects)`."""

@@ -1,0 +1,169 @@
+"""What the node's machine asks for. Each effect has all that is needed to carry it out."""
+
+from dataclasses import dataclass
+
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.node.state_machine.state import Work
+
+# To the trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Initialise:
+    """Make state 0; answered by `StateMoved`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Take the inner steps that the view orders, on what its lease has behind the first `carried` samples."""
+
+    view: pb.View
+    carried: int  # samples from the front of the lease that the local vector has
+    resume: bool  # start from the local vector, for it has work; else from the anchor
+    on: bool  # the trainer has begun: its steps since it handed over go on top of the one or the other
+    rebased: bool  # of a trainer that goes on: what it has of other fragments is to be rebased
+    owed: bool  # these steps go on top of some that are to count yet, if only in other fragments
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Measure the validation loss of the state of `round`; answered by `Evaluated`."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinishTraining:
+    """Stop after the inner step at hand; answered by `Ready`."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndTrainer:
+    """End a trainer that made no progress for `seconds`, though it owes an answer; another is started."""
+
+    seconds: float
+
+
+# The reduce
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """Encode the work's delta; `Encoded` when it can be reported, which the disk or the norm may delay."""
+
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class StartReduce:
+    """Take part in a round's reduce with this work, or go on with it under this plan."""
+
+    plan: pb.Plan
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Prove:
+    """Hold the sealed chunks that have the digests of this view, and say so: others were found here."""
+
+    view: pb.View
+
+
+@dataclass(frozen=True, slots=True)
+class StopReduce:
+    """The round's reduce is over for this node."""
+
+
+# The outer state
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Step to the view's committed round with the sealed bytes that the reduce left here; `MoveFailed` if these
+    are not the ones that it names, as some were given up under a later plan."""
+
+    view: pb.View
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """Bring the state to the view's committed round with the peers' help. `differs`: it is of that round, and not
+    the run's. With `rebase` what was trained comes along, as `outer.left_out` says."""
+
+    view: pb.View
+    differs: bool
+    rebase: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FallBack:
+    """Take the state that the disk brings back, in the place of parts of a newer one that nobody has any more;
+    `MoveFailed` if it brings back none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renumber:
+    """The state is that of the view's committed round, too: the rounds in between are void."""
+
+    view: pb.View
+
+
+# Reports
+
+
+@dataclass(frozen=True, slots=True)
+class ReportLayout:
+    layout: pb.LayoutReported
+
+
+@dataclass(frozen=True, slots=True)
+class ReportState:
+    round: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReportReached:
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportReady:
+    round: int
+    contribution: pb.ContributionReady
+
+
+@dataclass(frozen=True, slots=True)
+class ReportEvaluated:
+    round: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished:
+    """The node is to leave."""
+
+
+Effect = (
+    Initialise
+    | Train
+    | Evaluate
+    | FinishTraining
+    | EndTrainer
+    | Encode
+    | StartReduce
+    | Prove
+    | StopReduce
+    | Apply
+    | Recover
+    | FallBack
+    | Renumber
+    | ReportLayout
+    | ReportState
+    | ReportReached
+    | ReportReady
+    | ReportEvaluated
+    | RunFinished
+)

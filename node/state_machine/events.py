@@ -1,0 +1,88 @@
+"""What the node's machine hears: views, its trainer's words (`atoll.node.trainer_channel`), and what came of its
+effects."""
+
+from dataclasses import dataclass
+
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.node.state_machine.state import Attempt, Work
+from atoll.node.trainer_channel import Evaluated, Reached, Ready, Waits
+
+
+@dataclass(frozen=True, slots=True)
+class ViewArrived:
+    """The coordinator's latest word; an older one changes nothing."""
+
+    view: pb.View
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerUp:
+    """The trainer said hello and has its vectors."""
+
+    layout: pb.LayoutReported  # of its model
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerDown:
+    """The trainer is gone; another is started."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSilent:
+    """The trainer has made no progress for so long, nor been given an order."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The outcome of `Encode`: the delta of this work is encoded, or is being, and the disk has caught up."""
+
+    work: Work
+    norm: float  # l2, of the delta
+    damping: float  # what the work counts: 1 unless the anchor moved under it
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceHeld:
+    """Every sealed chunk of the attempt is here."""
+
+    attempt: Attempt
+    root: bytes  # over the sealed chunks' digests
+
+
+@dataclass(frozen=True, slots=True)
+class StateMoved:
+    """The outer state stands still at `round`."""
+
+    round: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MoveFailed:
+    """The outer state could not be moved; `round` is where it stands, -1: nowhere."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejoined:
+    """A new session with the coordinator: it knows nothing of this node yet."""
+
+
+Event = (
+    ViewArrived
+    | TrainerUp
+    | TrainerDown
+    | TrainerSilent
+    | Reached
+    | Ready
+    | Waits
+    | Evaluated
+    | Encoded
+    | ReduceHeld
+    | StateMoved
+    | MoveFailed
+    | Rejoined
+)

@@ -1,0 +1,415 @@
+"""What the node does next: `step(state, event) -> (state, effects)`. Pure; the daemon calls it, and nobody else
+changes the state.
+
+It compares the coordinator's latest view with what the node has and does, and asks for what is missing. Views
+are whole and idempotent, so nothing depends on having seen every one of them.
+
+    trainer:  Down -> Idle -> Training | Evaluating -> Idle
+    outer:    NoState -> Moving (initialise or recover) -> At round k -> Moving (apply) -> At round k+1 ...
+    work:     trained -> Ready -> committed with the others, or left out: Carried, and trained on
+    reduce:   none -> Reducing (attempt 1, 2, ...) -> Reduced -> none
+
+With overlap a trainer that handed its work over does not stop: it goes `Ahead`, on the samples that follow, and
+takes the new state when it is told to `Train` on. While it is ahead, and only then, the state moves under a
+trainer at work: it reads neither anchor nor local vector until it is told, and from then on both stand still until
+it hands over again.
+
+Where fragments take turns, a round commits the steps of one fragment only. What the local vector has of the others
+stays (`FragmentTurns`): the next steps start from it, though no sample of it is to be committed any more.
+"""
+
+from dataclasses import replace
+from typing import assert_never
+
+from atoll.comm.leases import remaining
+from atoll.comm.leases import samples as samples_of
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.node import trainer_channel as trainer
+from atoll.node.state_machine.effects import (
+    Apply,
+    Effect,
+    Encode,
+    EndTrainer,
+    Evaluate,
+    FallBack,
+    FinishTraining,
+    Initialise,
+    Prove,
+    Recover,
+    Renumber,
+    ReportEvaluated,
+    ReportLayout,
+    ReportReached,
+    ReportReady,
+    ReportState,
+    RunFinished,
+    StartReduce,
+    StopReduce,
+    Train,
+)
+from atoll.node.state_machine.events import (
+    Encoded,
+    Event,
+    MoveFailed,
+    ReduceHeld,
+    Rejoined,
+    StateMoved,
+    TrainerDown,
+    TrainerSilent,
+    TrainerUp,
+    ViewArrived,
+)
+from atoll.node.state_machine.state import (
+    Ahead,
+    At,
+    Attempt,
+    Carried,
+    Down,
+    Evaluating,
+    FragmentTurns,
+    Idle,
+    Move,
+    Moving,
+    NoState,
+    Ready,
+    Reduced,
+    Reducing,
+    State,
+    Training,
+    Work,
+)
+
+STALL_SHARE = 0.7  # of `members.stall`: a trainer that hangs is ended before the coordinator gives its node up
+
+
+def step(state: State, event: Event) -> tuple[State, list[Effect]]:
+    effects: list[Effect] = []
+    state = _take(state, event, effects)
+    while True:
+        after = _decide(state, effects)
+        if after == state:
+            break
+        state = after
+    if isinstance(event, ViewArrived) and state.view is event.view and event.view.ledger:
+        effects.append(Prove(event.view))
+    return state, effects
+
+
+def _take(state: State, event: Event, out: list[Effect]) -> State:
+    match event:
+        case ViewArrived(view):
+            if state.view is not None and _order(view) <= _order(state.view):
+                return state
+            _repeat(state, view, out)
+            return replace(state, view=view)
+        case TrainerUp(layout):
+            if isinstance(state.trainer, Down):
+                out.append(ReportLayout(layout))
+            turns = state.turns or (FragmentTurns() if len(layout.fragments) > 1 else None)
+            return replace(state, trainer=Idle(), layout=layout, turns=turns)
+        case TrainerDown():
+            return _without_trainer(state)
+        case TrainerSilent(seconds):
+            if state.owes_answer and seconds > STALL_SHARE * state.stall:
+                out.append(EndTrainer(seconds))
+            return state
+        case trainer.Reached(round_):
+            if not isinstance(state.trainer, Training) or state.trainer.round != round_:
+                return state
+            out.append(ReportReached(round_))
+            return replace(state, reached=round_)
+        case trainer.Ready():
+            if not isinstance(state.trainer, Training) or state.trainer.round != event.round:
+                return state
+            return _handed_over(state, state.trainer, event, out)
+        case trainer.Waits(round_):
+            if not isinstance(state.trainer, Ahead) or state.trainer.round != round_:
+                return state
+            return replace(state, trainer=replace(state.trainer, waits=True))
+        case trainer.Evaluated(round_, loss):
+            out.append(ReportEvaluated(round_, loss))
+            return replace(_evaluated(state), evaluated=round_)
+        case Encoded(work, norm, damping):
+            # A report of what the node has dropped since, or begun anew, would have other steps weighed with these
+            # tokens.
+            if state.ready == work:
+                out.append(ReportReady(work.round, _contribution(work, norm, damping)))
+            return state
+        case ReduceHeld(attempt, root):
+            if attempt not in _attempts(state):
+                return state
+            return replace(state, reduce=Reduced(attempt, root))
+        case StateMoved(round_, digest):
+            out.append(ReportState(round_, digest))
+            if isinstance(state.work, Ready):
+                state = replace(state, work=Carried(state.work.work))
+            return replace(state, outer=At(round_, digest))
+        case MoveFailed(round_):
+            return _not_moved(state, round_)
+        case Rejoined():
+            return _in_new_session(state, out)
+        case _:
+            assert_never(event)
+
+
+def _without_trainer(state: State) -> State:
+    if isinstance(state.outer, Moving) and state.outer.by is Move.INITIALISE:
+        state = replace(state, outer=state.outer.before)
+    if isinstance(state.trainer, Training):  # it may have died while it wrote the local vector
+        turns = state.turns and replace(state.turns, from_local=False)
+        state = replace(state, work=state.work if isinstance(state.work, Ready) else None, turns=turns)
+    return replace(state, trainer=Down())
+
+
+def _evaluated(state: State) -> State:
+    match state.trainer:
+        case Evaluating():
+            return replace(state, trainer=Idle())
+        case Training() | Ahead():
+            return replace(state, trainer=replace(state.trainer, evaluating=False))
+        case _:
+            return state
+
+
+def _not_moved(state: State, round_: int) -> State:
+    by = state.outer.by if isinstance(state.outer, Moving) else None
+    if by is Move.APPLY and state.turns is not None:  # what of the local vector is committed cannot be told
+        state = _drop_steps(state)
+    if round_ < 0:
+        return replace(state, outer=NoState(disk_tried=by is Move.FALL_BACK))
+    before = state.outer.before if isinstance(state.outer, Moving) else state.outer
+    return replace(state, outer=At(round_, before.digest if isinstance(before, At) else b""))
+
+
+def _in_new_session(state: State, out: list[Effect]) -> State:
+    if isinstance(state.outer, At):
+        out.append(ReportState(state.outer.round, state.outer.digest))  # before the layout: then it has said all
+    if state.layout is not None and not isinstance(state.trainer, Down):
+        out.append(ReportLayout(state.layout))
+    reduced = state.reduced
+    if state.reduce is not None and reduced is None:
+        out.append(StopReduce())  # the run goes on without what this node had entered
+    # What it holds may be committed, and nobody else have it.
+    reduced = reduced and replace(reduced, in_session=False)
+    return replace(state, view=None, reduce=reduced)
+
+
+def _repeat(state: State, view: pb.View, out: list[Effect]) -> None:
+    """Say again what the coordinator should know by now and does not."""
+    counted = view.you == "active" and view.phase in ("inner", "collecting") and view.HasField("train")
+    if counted and state.ready is not None and not view.ready and _is_for(state.ready, view.train):
+        out.append(Encode(state.ready))
+    if counted and state.reached == view.train.round and not view.reached:
+        out.append(ReportReached(view.train.round))
+    at = state.outer
+    if view.you == "recovering" and isinstance(at, At) and at.round == view.committed:
+        known = view.state_digest != b"" and at.digest == view.state_digest
+        if known or view.initialise:  # it may have state_0 that it is to make: everybody was away
+            out.append(ReportState(at.round, at.digest))
+
+
+def _handed_over(state: State, task: Training, ready: trainer.Ready, out: list[Effect]) -> State:
+    """The trainer's steps on top of what was carried over."""
+    state = replace(state, turns=state.turns and replace(state.turns, rebased=False))
+    base = state.carried or Work(task.round, task.front, 0, fresh=task.fresh)
+    total = base.samples + ready.samples
+    at_rest = Evaluating(task.round) if task.evaluating else Idle()
+    if not total:
+        return replace(state, trainer=at_rest, work=None)
+    mean = (base.loss * base.samples + ready.loss * ready.samples) / total
+    work = Work(task.round, task.front, total, ready.steps, mean, ready.norm, base.fresh, task.lease)
+    # Else its state may yet be found to be another; a later view asks for the work, if it can be used.
+    if state.view is not None and state.view.you == "active" and state.round == task.round - 1:
+        out.append(Encode(work))
+    rest = remaining(task.lease, total) if ready.ahead else ()
+    following = Ahead(task.round, rest[0][0], evaluating=task.evaluating) if rest else at_rest
+    return replace(state, trainer=following, work=Ready(work))
+
+
+def _decide(state: State, out: list[Effect]) -> State:
+    """The next thing to do, if any."""
+    view = state.view
+    if view is None:
+        return state
+    if view.finished:
+        if isinstance(state.reduce, Reducing):
+            out.append(StopReduce())
+        out.append(RunFinished())
+        return replace(state, view=None, reduce=state.reduced)
+    if isinstance(state.outer, Moving):
+        return state
+    if isinstance(state.reduce, Reducing) and state.reduce.attempt[0] <= view.committed:
+        if not _holds(state, view):
+            out.append(StopReduce())
+        return replace(state, reduce=state.reduced)
+    if not isinstance(state.outer, At) or state.outer.round != view.committed or _differs(state.outer, view):
+        return _move(state, state.outer, view, out)
+    if view.HasField("plan") and (reducing := _reduce(state, view.plan, out)) is not None:
+        return reducing
+    return _occupy_trainer(state, state.outer, view, out)
+
+
+def _differs(at: At, view: pb.View) -> bool:
+    return view.you == "recovering" and view.state_digest != b"" and at.digest != view.state_digest
+
+
+def _move(state: State, before: NoState | At, view: pb.View, out: list[Effect]) -> State:
+    """Get to the committed state; what was trained and not committed comes along."""
+    if state.evaluating:
+        return state
+    if isinstance(state.trainer, Training):  # first the steps at hand are written down, on the state they started
+        return _finish(state, state.trainer, out)  # from
+    if view.initialise:
+        return _initialise(state, before, out)
+    if isinstance(before, At) and before.round < view.committed and before.digest == view.state_digest:
+        out.append(Renumber(view))
+        return replace(_forget_reduced(state), outer=Moving(Move.RENUMBER, before))
+    if isinstance(before, At) and before.round == view.committed:  # and differs
+        out.append(Recover(view, differs=True, rebase=False))
+        state = replace(_drop_steps(_forget_reduced(state)), work=None)
+        return replace(state, outer=Moving(Move.REPLACE, before))
+    if isinstance(before, At) and before.round == view.committed - 1 and _holds(state, view):
+        out.append(Apply(view))
+        turns = state.turns and replace(state.turns, from_local=True, applied=state.ready)
+        return replace(_forget_reduced(state), outer=Moving(Move.APPLY, before), work=None, turns=turns)
+    up = not isinstance(state.trainer, Down)
+    if view.lost and isinstance(before, NoState) and up and not before.disk_tried:
+        out.append(FallBack())
+        return replace(state, outer=Moving(Move.FALL_BACK, before))
+    if not view.has_state or not view.state_digest or not view.donors or not up:
+        return state  # nobody has it yet, the others are still applying; or the vectors are not there yet
+    rebase = state.work is not None or (state.turns is not None and state.turns.from_local)
+    out.append(Recover(view, differs=False, rebase=rebase))
+    turns = state.turns and replace(state.turns, rebased=state.turns.rebased or rebase)
+    return replace(_forget_reduced(state), outer=Moving(Move.RECOVER, before), turns=turns)
+
+
+def _holds(state: State, view: pb.View) -> bool:
+    """It has what was committed, if only from an attempt before the last."""
+    reduced = state.reduced
+    return reduced is not None and reduced.attempt[0] == view.committed and reduced.root == view.sealed
+
+
+def _initialise(state: State, before: NoState | At, out: list[Effect]) -> State:
+    if isinstance(state.trainer, Down):
+        return state
+    out.append(Initialise())
+    turns = state.turns and replace(state.turns, from_local=False)
+    return replace(state, trainer=Idle(), outer=Moving(Move.INITIALISE, before), work=None, turns=turns)
+
+
+def _forget_reduced(state: State) -> State:
+    reduce = replace(state.reduce, before=None) if isinstance(state.reduce, Reducing) else None
+    return replace(state, reduce=reduce)
+
+
+def _drop_steps(state: State) -> State:
+    """Neither from the local vector nor from what a trainer took ahead is to be gone on."""
+    state = replace(state, turns=state.turns and replace(state.turns, from_local=False))
+    if isinstance(state.trainer, Ahead):
+        state = replace(state, trainer=replace(state.trainer, front=None, waits=True))
+    return state
+
+
+def _attempts(state: State) -> list[Attempt]:
+    """The one under way, and the last one that came to its end."""
+    return [r.attempt for r in (state.reduce, state.reduced) if r is not None]
+
+
+def _reduce(state: State, plan: pb.Plan, out: list[Effect]) -> State | None:
+    attempt = plan.round, plan.attempt
+    work, reduced = state.ready, state.reduced
+    if attempt in _attempts(state) or work is None or work.round != plan.round:
+        return None
+    if reduced is not None and not (reduced.in_session and reduced.attempt[0] == plan.round):
+        out.append(StopReduce())
+        reduced = None
+    out.append(StartReduce(plan, work))
+    return replace(state, reduce=Reducing(attempt, reduced))
+
+
+def _occupy_trainer(state: State, at: At, view: pb.View, out: list[Effect]) -> State:
+    match state.trainer:
+        case Down() | Evaluating():
+            return state
+        case Training():
+            return _hurry(state, state.trainer, view, out)
+    if view.evaluate and state.evaluated != view.committed and not state.evaluating:
+        out.append(Evaluate(view.committed))
+        if isinstance(state.trainer, Ahead):
+            return replace(state, trainer=replace(state.trainer, evaluating=True))
+        return replace(state, trainer=Evaluating(view.committed))
+    if not view.HasField("train") or view.train.round != at.round + 1 or view.HasField("plan"):
+        return state
+    if state.ready is not None and _is_for(state.ready, view.train):
+        return state
+    return _train(state, state.trainer, view, out)
+
+
+def _train(state: State, task: Idle | Ahead, view: pb.View, out: list[Effect]) -> State:
+    """Begin the round's steps; a trainer that is ahead has, if its samples are the next ones of the lease."""
+    order, turns = view.train, state.turns
+    lease = tuple((r.first, r.count) for r in order.lease)
+    front = lease[0][0]
+    base = state.carried if state.carried is not None and state.carried.front == front else None
+    carried = base.samples if base is not None else 0
+    rest = remaining(lease, carried)
+    on = isinstance(task, Ahead) and bool(rest) and rest[0][0] == task.front
+    if state.reduce is not None:
+        out.append(StopReduce())  # what is encoded is of other steps
+    # Work that is not the lease's front is of no use; or it is committed, and what follows it goes on. What came
+    # when all chunks were sealed is to be committed yet: it is trained anew, so no fragment may keep it.
+    dropped = state.ready is not None or (state.carried is not None and base is None)
+    local = turns is not None and turns.from_local and not dropped and not _in(front, turns.applied)
+    resume, rebased = bool(carried) or (local and not on), turns is not None and on and turns.rebased
+    out.append(Train(view, carried, resume, on, rebased, owed=resume or (on and turns is not None)))
+    old = state.ready or state.carried  # that its steps are committed may be by an earlier life of this node
+    fresh = old is not None and old.fresh if on else not local
+    evaluating = isinstance(task, Ahead) and task.evaluating
+    return replace(
+        state,
+        trainer=Training(order.round, lease, fresh, evaluating=evaluating),
+        work=None if base is None else Carried(base),
+        reduce=None,
+        reached=None,
+        turns=turns and replace(turns, from_local=local or on),
+    )
+
+
+def _in(sample: int, work: Work | None) -> bool:
+    return work is not None and sample in samples_of(work.lease, 0, work.samples)
+
+
+def _hurry(state: State, task: Training, view: pb.View, out: list[Effect]) -> State:
+    """End inner steps that the run no longer waits for, or waits for longer than it should."""
+    order = view.train
+    wanted = view.HasField("train") and task.round == order.round and task.front == order.lease[0].first
+    return state if wanted and not view.closing else _finish(state, task, out)
+
+
+def _finish(state: State, task: Training, out: list[Effect]) -> State:
+    """Have the trainer stop after the step at hand."""
+    if task.finishing:
+        return state
+    out.append(FinishTraining(task.round))
+    return replace(state, trainer=replace(task, finishing=True))
+
+
+def _contribution(work: Work, norm: float, damping: float) -> pb.ContributionReady:
+    return pb.ContributionReady(
+        steps=work.steps,
+        samples=work.samples,
+        loss=work.loss,
+        delta_norm=norm,
+        front=work.front,
+        damping=damping,
+        fresh=work.fresh,
+    )
+
+
+def _is_for(work: Work, order: pb.Train) -> bool:
+    return work.round == order.round and work.front == order.lease[0].first
+
+
+def _order(view: pb.View) -> tuple[int, int]:
+    return view.incarnation, view.version

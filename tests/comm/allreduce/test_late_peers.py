@@ -1,0 +1,76 @@
+"""Who is late, by the clock alone: `LatePeers` is told the times."""
+
+import pytest
+
+from atoll.comm.allreduce.late_peers import (
+    LOST_AFTER,
+    MIN_CHUNK_TIME,
+    MIN_PULL_TIME,
+    PING_AFTER,
+    LatePeers,
+    Lost,
+    Ping,
+    PullFrom,
+)
+from atoll.comm.ids import NodeId
+
+A, B = NodeId("a"), NodeId("b")
+START = 1000.0  # seconds
+
+
+def begun() -> LatePeers:
+    late = LatePeers()
+    late.replan(START, [A, B])
+    late.look(START, {}, set(), lambda node: None)  # nothing is asked of others for a moment
+    return late
+
+
+@pytest.mark.parametrize(
+    ("silence", "found"),
+    [
+        (PING_AFTER, []),
+        (PING_AFTER + 0.1, [Ping(A)]),
+        (LOST_AFTER, [Ping(A)]),
+        (LOST_AFTER + 0.1, [Lost(A, "it has been silent for 5 s")]),
+    ],
+)
+def test_a_silent_peer_is_pinged_and_then_lost(silence: float, found: list[object]) -> None:
+    said = begun().look(START + silence, {A: "contributions"}, set(), lambda node: START)
+    assert [order for order in said if not isinstance(order, PullFrom)] == found
+
+
+def test_a_peer_without_a_link_is_its_diallers_to_report() -> None:
+    said = begun().look(START + LOST_AFTER + 1, {A: "contributions"}, {A}, lambda node: None)
+    assert not [order for order in said if not isinstance(order, PullFrom)]
+
+
+def test_nobody_is_late_with_what_the_plan_has_just_begun_to_ask() -> None:
+    late = begun()
+    late.replan(START + 100, [A, B])
+    said = late.look(START + 100 + PING_AFTER, {A: "contributions"}, {A}, lambda node: START)
+    assert not [order for order in said if not isinstance(order, PullFrom)]
+
+
+@pytest.mark.parametrize("contributes", [True, False])
+def test_who_speaks_and_brings_no_contribution_is_lost(contributes: bool) -> None:
+    late, now = begun(), START + MIN_CHUNK_TIME + 1
+    said = late.look(now, {A: "contributions"}, {A} if contributes else set(), lambda node: now)
+    lost = [Lost(A, "its contributions did not come for 21 s")] if contributes else []
+    assert [order for order in said if isinstance(order, Lost)] == lost
+
+
+def test_late_chunks_are_asked_of_others_again_and_again_but_not_at_each_look() -> None:
+    late, wait = begun(), LOST_AFTER + 0.1  # so long while too little is known
+    assert wait > MIN_PULL_TIME
+    late.chunk_came(START + wait - 1, B)
+    assert late.look(START + wait, {}, set(), lambda node: None) == [PullFrom(frozenset({A}))]
+    assert late.look(START + wait + 0.3, {}, set(), lambda node: None) == []
+    assert late.look(START + 2 * wait, {}, set(), lambda node: None) == [PullFrom(frozenset({A, B}))]
+
+
+def test_that_a_peer_is_lost_is_said_once_in_a_while_and_anew_under_each_plan() -> None:
+    late = begun()
+    assert [late.may_report(START + t, A) for t in (0, LOST_AFTER - 1, LOST_AFTER)] == [True, False, True]
+    late.replan(START + LOST_AFTER + 1, [A])
+    assert late.may_report(START + LOST_AFTER + 1, A)
+    assert not late.may_report(START + LOST_AFTER + 1, B), "it is not in the plan"
