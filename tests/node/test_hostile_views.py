@@ -12,18 +12,11 @@ from hypothesis import strategies as st
 from atoll.comm.bitmap import bitmap
 from atoll.comm.plan import NOBODY, InvalidPlan
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.node import state_machine
 from atoll.node.control.reports import plan_of
-from atoll.node.state_machine import (
-    Event,
-    MoveFailed,
-    Node,
-    Rejoined,
-    StateMoved,
-    TrainerDown,
-    TrainerUp,
-    ViewArrived,
-)
+from atoll.node.state_machine import events as ev
+from atoll.node.state_machine.state import FragmentTurns, State
+from atoll.node.state_machine.step import step
+from atoll.node.trainer_channel import Evaluated, Reached, Ready, Waits
 
 PHASES = st.sampled_from(["inner", "collecting", "reducing", "waiting", "finished", ""])
 STATES = st.sampled_from(["active", "synced", "recovering", "evicted", ""])
@@ -44,21 +37,22 @@ def plausible(draw: st.DrawFn) -> pb.View:
     return view
 
 
-HAPPENINGS: list[Event] = [
-    *(TrainerUp(), TrainerDown(), Rejoined(), StateMoved(0, b"state"), StateMoved(1, b"other"), MoveFailed(-1)),
-    *(state_machine.TrainerReached(1), state_machine.TrainerReady(1, 3, 12, 2.0, 1.0, True)),
-    *(state_machine.TrainerWaits(1), state_machine.TrainerEvaluated(1, 2.0)),
+LAYOUT = pb.LayoutReported(numel=10, digest=b"layout")
+HAPPENINGS: list[ev.Event] = [
+    *(ev.TrainerUp(LAYOUT), ev.TrainerDown(), ev.TrainerSilent(99.0), ev.Rejoined()),
+    *(ev.StateMoved(0, b"state"), ev.StateMoved(1, b"other"), ev.MoveFailed(-1)),
+    *(Reached(1), Ready(1, 3, 2.0, 12, 1.0, True), Waits(1), Evaluated(1, 2.0)),
 ]
-VIEWS = st.one_of(messages(pb.View), plausible()).map(ViewArrived)
+VIEWS = st.one_of(messages(pb.View), plausible()).map(ev.ViewArrived)
 
 
 @given(st.booleans(), st.lists(st.one_of(VIEWS, st.sampled_from(HAPPENINGS)), max_size=8))
-def test_any_views_between_any_events_are_taken(in_turns: bool, events: list[Event]) -> None:
-    node = Node(in_turns=in_turns)
+def test_any_views_between_any_events_are_taken(in_turns: bool, events: list[ev.Event]) -> None:
+    state = State(turns=FragmentTurns() if in_turns else None)
     for happened in events:
-        node, effects = state_machine.step(node, happened)
+        state, effects = step(state, happened)
         assert len(effects) < 12
-        assert node.phase
+        assert state.phase
 
 
 @given(nearly(pb.View(version=1, plan=pb.Plan(owners=[0, 1], kept=b"\x01")).SerializeToString()))
@@ -67,7 +61,8 @@ def test_bytes_that_are_no_view_are_noticed_as_such(data: bytes) -> None:
         view = pb.View.FromString(data)
     except DecodeError:
         return
-    state_machine.step(Node(trainer_up=True), ViewArrived(view))
+    state, _ = step(State(), ev.TrainerUp(LAYOUT))
+    step(state, ev.ViewArrived(view))
 
 
 CHANGES = ["gone", "owner", "relay", "kept", "region", "weight", "name"]
