@@ -34,6 +34,8 @@ FEISTEL_ROUNDS = 4  # of the Feistel network
 
 
 class Source(Protocol):
+    """Samples of the run's text, by index."""
+
     def train(self, index: int) -> Array:
         """Training sample `index`: (seq_len + 1,) tokens."""
 
@@ -46,7 +48,8 @@ class Tokens(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, start: int, stop: int) -> Array: ...
+    def read(self, start: int, stop: int) -> Array:
+        """Tokens [start, stop), (stop - start,) int64. Raises `ResourceError` if a file cannot be read."""
 
 
 class FileTokens:
@@ -166,11 +169,13 @@ def open_source(run: RunConfig, node: NodeConfig, cache: Path) -> Source:
 
 
 def byte_source(run: RunConfig, node: NodeConfig, files: Sequence[Path]) -> Source:
+    """Samples whose tokens are the files' bytes. Raises `ResourceError` if the text is too short."""
     train, validation = split_files(files, run.data.val_every)
     return source_of(run, node, FileTokens(train), FileTokens(validation))
 
 
 def text_source(run: RunConfig, node: NodeConfig, files: Sequence[Path], cache: Path) -> Source:
+    """Samples of the files' text in the run's tokens, which the folder `cache` keeps. Raises `AtollError`."""
     train, validation = split_files(files, run.data.val_every)
     return source_of(run, node, tokenise_files(run, train, cache), tokenise_files(run, validation, cache))
 
@@ -199,10 +204,12 @@ def split_files(files: Sequence[Path], val_every: int) -> tuple[list[Path], list
 
 
 def data_location(run: RunConfig, node: NodeConfig) -> str:
+    """The folder of the run's text on this node, for a sentence."""
     return library_folder() if run.data.kind is DataKind.STDLIB else node.data
 
 
 def library_folder() -> str:
+    """Where this Python's own library lies."""
     return sysconfig.get_path("stdlib")
 
 
@@ -226,6 +233,7 @@ def files_of(run: RunConfig, node: NodeConfig) -> list[Path]:
 
 
 def data_folder(run: RunConfig, node: NodeConfig) -> Path:
+    """The folder that the node's config names. Raises `ConfigError` if there is none."""
     if not node.data:
         raise ConfigError(
             f"this run trains on your own text, data.kind={run.data.kind}: give its folder, data=FOLDER"
@@ -246,6 +254,7 @@ def list_files(folder: Path, suffixes: tuple[str, ...], skip: set[str]) -> list[
 
 
 def read_bytes(file: Path, start: int, count: int) -> bytes:
+    """`count` bytes of the file from byte `start` on. Raises `ResourceError` if it has fewer."""
     try:
         with file.open("rb", buffering=0) as stream:
             stream.seek(start)
@@ -294,6 +303,7 @@ def tokenise_files(run: RunConfig, files: Sequence[Path], cache: Path) -> Tokens
 
 
 def content_key(run: RunConfig, files: Sequence[Path]) -> str:
+    """A digest, hexadecimal, of the tokenizer and the contents of the files in this order."""
     digest = hashlib.blake2b(digest_size=16)
     for file in (Path(run.data.tokenizer).expanduser(), *files):
         digest.update(f"{file.suffix}:{file.stat().st_size}:".encode())
@@ -325,6 +335,7 @@ def texts(file: Path) -> Iterator[str]:
 
 
 def json_text(file: Path, number: int, line: str) -> str:
+    """The "text" of one line of a .jsonl file. Raises `ConfigError` if it has none."""
     try:
         text = json.loads(line)["text"]
     except (ValueError, KeyError, TypeError):

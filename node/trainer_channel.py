@@ -8,7 +8,10 @@ restarts the trainer.
     Hello(layout)        ------->
                          <-------    Attach(vectors)
                          <-------    Initialise | Train | Evaluate | Finish | Stop   (one at a time)
-    Initialised | Progress... Reached... Ready | Evaluated | Told | Failed   ------->
+    Initialised | Progress... Reached... Ready | Evaluated | LogLine | Failed   ------->
+
+`Reached`, `Ready`, `Waits` and `Evaluated` are events of the node's machine (`atoll.node.state_machine`) as they
+are.
 
 With overlap a trainer goes ahead after `Ready`, says `Waits` when it may not go further, and then, or before, is
 told to `Train` on. It may be told to `Evaluate` in between.
@@ -78,10 +81,12 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
 
 
 class Initialised(msgspec.Struct, tag=True, frozen=True):
-    pass
+    """The anchor is written."""
 
 
 class Progress(msgspec.Struct, tag=True, frozen=True):
+    """Inner steps were taken; said every second or so."""
+
     round: int
     step: int  # inner steps taken in this round
     loss: float  # of the last step
@@ -112,11 +117,13 @@ class Waits(msgspec.Struct, tag=True, frozen=True):
 
 
 class Evaluated(msgspec.Struct, tag=True, frozen=True):
+    """The mean validation loss of the state of `round`."""
+
     round: int
     loss: float  # nats a token
 
 
-class Told(msgspec.Struct, tag=True, frozen=True):
+class LogLine(msgspec.Struct, tag=True, frozen=True):
     """A sentence for the daemon's log."""
 
     sentence: str
@@ -129,7 +136,7 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
 
 
 ToTrainer = Attach | Initialise | Train | Evaluate | Finish | Stop
-ToDaemon = Hello | Initialised | Progress | Reached | Ready | Waits | Evaluated | Told | Failed
+ToDaemon = Hello | Initialised | Progress | Reached | Ready | Waits | Evaluated | LogLine | Failed
 
 _decode_to_trainer = msgspec.json.Decoder(ToTrainer)
 _decode_to_daemon = msgspec.json.Decoder(ToDaemon)

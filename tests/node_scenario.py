@@ -150,7 +150,7 @@ class Run:
             case "held":
                 attempt = self.round, 1 if number is None else number
                 word = words[-1] if words and not words[-1].isdigit() else ""
-                self.feed(ev.ReduceHeld(attempt, root(f"{self.round} {word}".strip())))
+                self.feed(ev.ReduceComplete(attempt, root(f"{self.round} {word}".strip())))
             case "still":
                 self.feed(ev.TrainerSilent(float(words[0])))
             case "rejoined":
@@ -233,7 +233,7 @@ def shown(effect: ef.Effect) -> str:
             return f"encode {shown_work(work)}"
         case ef.StartReduce(plan):
             return f"reduce round {plan.round}, attempt {plan.attempt}"
-        case ef.Prove(view):
+        case ef.VerifySeals(view):
             return f"compare the sealed chunks of round {view.plan.round} with the ledger"
         case ef.StopReduce():
             return "stop the reduce"

@@ -55,7 +55,7 @@ class Node:
             match message:
                 case trainer_channel.Progress():
                     self.progress.append(message)
-                case trainer_channel.Told(sentence):
+                case trainer_channel.LogLine(sentence):
                     self.told.append(sentence)
                 case _:
                     assert isinstance(message, trainer_channel.Reached), message
@@ -68,7 +68,7 @@ class Node:
         """Have it end in order, with all that it has yet to write."""
         self.end.send(trainer_channel.Stop())
         while (message := await asyncio.wait_for(self.end.receive(), DEADLINE)) is not None:
-            assert isinstance(message, trainer_channel.Told), message
+            assert isinstance(message, trainer_channel.LogLine), message
             self.told.append(message.sentence)
         assert await asyncio.wait_for(self.process.wait(), DEADLINE) == 0
 

@@ -308,7 +308,7 @@ class BenchPeer(Daemon):
     async def _input_ready(self, round_: int) -> None:
         await self._pauses.inspected.wait()
         self._mean.begin(self._outer_loop.codec, self._outer_loop.outer.chunks)
-        self._outer_loop.participation.came = self._mean.put
+        self._outer_loop.participation.on_sealed = self._mean.put
         up, down = self._member.plane.bytes_up, self._member.plane.bytes_down
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self._report(PeerReady(round_, self._payload(), up, down, peak, self._beyond(peak)))

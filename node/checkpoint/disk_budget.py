@@ -4,35 +4,30 @@ from dataclasses import dataclass
 
 from atoll.comm.config.run import OptimizerName
 
-OUTER_BYTES_PER_PARAMETER = (
-    30  # bytes a parameter of two snapshots, a third that is being written, and the rounds since
-)
-MOMENT_BYTES_PER_PARAMETER = {
-    OptimizerName.ADAMW: 8,
-    OptimizerName.MUON: 8,
-    OptimizerName.SGD: 0,
-}  # of one copy of the moments, at most
+OUTER_BYTES = 30  # a parameter: two snapshots, a third that is being written, and the rounds since
+# a parameter, at most, of one copy of the moments
+MOMENT_BYTES = {OptimizerName.ADAMW: 8, OptimizerName.MUON: 8, OptimizerName.SGD: 0}
 MOMENT_COPIES = 3.2  # two, a third that is being written, and what DCP puts around them
 NO_ROOM = 1.0  # byte: no limit would be 0
 
 
 @dataclass(frozen=True, slots=True)
 class DiskBudget:
-    """Bytes; 0: no limit."""
+    """Bytes that the outer state and the inner optimizer's moments may take; 0: no limit."""
 
     outer: float
     inner: float
 
     @classmethod
     def of(cls, disk: float, n_params: int, optimizer: OptimizerName) -> "DiskBudget":
-        """Of `disk` bytes; 0: no limit."""
+        """Divide `disk` bytes; 0: no limit."""
         if not disk:
             return cls(0.0, 0.0)
         inner = max(
             0.0,
             min(
-                disk - OUTER_BYTES_PER_PARAMETER * n_params,
-                MOMENT_COPIES * MOMENT_BYTES_PER_PARAMETER[optimizer] * n_params,
+                disk - OUTER_BYTES * n_params,
+                MOMENT_COPIES * MOMENT_BYTES[optimizer] * n_params,
             ),
         )
         return cls(disk - inner, inner or NO_ROOM)

@@ -41,8 +41,8 @@ class TensorNaming(StrEnum):
 class SavedRun:
     """What the disk has of one run."""
 
-    about: RunManifest
-    mark: str  # of the run, hexadecimal
+    manifest: RunManifest
+    run_id: str  # hexadecimal
     layout: TensorShapes
     chunks: Chunks
     snapshots: tuple[Snapshot, ...]  # the newest first
@@ -50,11 +50,12 @@ class SavedRun:
 
     @property
     def files(self) -> tuple[Path, ...]:
+        """Of the snapshots."""
         return tuple(s.path for s in self.snapshots)
 
     @property
     def rounds(self) -> list[int]:
-        """Those whose state it should have, the newest first."""
+        """The rounds whose state the files should bring back, the newest first."""
         found, logged = set[int](), set(self.log.rounds)
         for snapshot in self.snapshots:
             reach = snapshot.first
@@ -92,15 +93,15 @@ def export(
     Raises `ConfigError`, `ResourceError`."""
     _check_out(out, naming, overwrite)
     while True:
-        kept = choose_run(state_dir, run)
-        tensors = _tensors(kept, naming)
+        saved = choose_run(state_dir, run)
+        tensors = _tensors(saved, naming)
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
-            return _newest(kept, out, tensors, naming, room)
+            return _newest(saved, out, tensors, naming, room)
         except StateMissing as lacking:
-            if choose_run(state_dir, run).files == kept.files:
+            if choose_run(state_dir, run).files == saved.files:
                 raise ResourceError(
-                    f"no state of run {kept.about.run.name} in {state_dir} is whole ({lacking}): export from "
+                    f"no state of run {saved.manifest.run.name} in {state_dir} is whole ({lacking}): export from "
                     "another node, or start this one, which then fetches what it lacks from its peers"
                 ) from None
             # else the daemon has replaced them meanwhile: once more
@@ -109,7 +110,8 @@ def export(
 
 
 def choose_run(state_dir: Path, run: str = "") -> SavedRun:
-    """What a node's state directory has, of the run that is asked for if it has several."""
+    """What a node's state directory has of the run that is asked for if it has several. Raises `ConfigError`,
+    `ResourceError`."""
     if not state_dir.is_dir():
         raise ConfigError(f"there is no state directory {state_dir}: give a node's, such as ~/.atoll/node")
     if (state_dir / "journal.sqlite").exists():
@@ -122,24 +124,31 @@ def choose_run(state_dir: Path, run: str = "") -> SavedRun:
             f"there is no snapshot in {state_dir} yet: a node takes its first when it has the run's state, and "
             "none if it is a reducer, has durable=false, or checkpoint.copies leaves them to others"
         )
-    everything = [kept for folder in folders if (kept := open_run(folder)) is not None]
+    everything = [saved for folder in folders if (saved := open_run(folder)) is not None]
     if not everything:
         raise ResourceError(
             f"no snapshot in {state_dir} can be read (damaged, another user's, or without the .json beside its "
             "folder, which a node writes when it starts): start this node, or export from another"
         )
-    found = [k for k in everything if run in ("", k.about.run.name) or (len(run) >= 4 and k.mark.startswith(run))]
+    found = [
+        k for k in everything if run in ("", k.manifest.run.name) or (len(run) >= 4 and k.run_id.startswith(run))
+    ]
     if len(found) != 1:
         known = ", ".join(
-            f"{k.about.run.name} ({k.mark[:8]}, round {max(k.rounds, default=0)})" for k in everything
+            f"{k.manifest.run.name} ({k.run_id[:8]}, round {max(k.rounds, default=0)})" for k in everything
         )
         wrong = f"{len(found)} of them are {run!r}" if run else "say which with --run"
         raise ConfigError(f"{state_dir} has the runs {known}: {wrong}; a name will do, or what is in brackets")
     return found[0]
 
 
+def _is_named(saved: SavedRun, run: str) -> bool:
+    """Whether `run` is the run's name, or four digits or more that its id begins with, or empty."""
+    return run in ("", saved.manifest.run.name) or (len(run) >= 4 and saved.run_id.startswith(run))
+
+
 def open_run(folder: Path) -> SavedRun | None:
-    """What a run's folder has; None: nothing that can be read."""
+    """What the folder of a run has; None: nothing that can be read."""
     known = run_manifest.read(folder)
     for path in sorted(folder.glob(f"{snapshots.PREFIX}*{snapshots.SUFFIX}"), reverse=True):
         if known is None or (described := snapshots.describe(path)) is None:
@@ -152,13 +161,13 @@ def open_run(folder: Path) -> SavedRun | None:
 
 
 def replay_state(
-    kept: SavedRun, round_: int
+    saved: SavedRun, round_: int
 ) -> Iterator[tuple[slice, NDArray[np.float32], NDArray[np.float32], bytes]]:
     """The state of a round, chunk by chunk: where it lies in the flat vector, its anchor, its momentum, the digest
     of both. Raises `StateMissing`."""
-    config, chunks = kept.about.run, kept.chunks
-    fragments, _ = fragments_and_chunks(config, kept.layout)
-    sealing, schedule, turns = (
+    config, chunks = saved.manifest.run, saved.chunks
+    fragments, _ = fragments_and_chunks(config, saved.layout)
+    sealing, schedule, fragment_schedule = (
         seal_format(config, *fragments),
         outer_schedule(config),
         FragmentSchedule(chunks.fragment_count),
@@ -166,80 +175,80 @@ def replay_state(
     deltas, scratches = np.empty((2, chunks.largest), np.float32)
     for c in range(chunks.count):
         size = chunks.size(c)
-        at, both = _stored(kept, c, round_)
+        at, both = _stored(saved, c, round_)
         anchor, momentum, delta, scratch = both[:size], both[size:], deltas[:size], scratches[:size]
         fragment, i = chunks.place(c)
-        for k in turns.rounds(fragment, at, round_):
-            payload = kept.log.read(k, i)
+        for k in fragment_schedule.rounds(fragment, at, round_):
+            payload = saved.log.read(k, i)
             if payload is None:
                 raise StateMissing(k, f"chunk {c} of sealed round {k} is damaged or gone")
             try:
                 length = sealing.decode(c, payload, delta)
             except Malformed as error:
                 raise StateMissing(k, f"chunk {c} of sealed round {k}: {error}") from None
-            schedule.at(turns.turn(k), length).step(anchor, momentum, delta, scratch)
+            schedule.at(fragment_schedule.turn(k), length).step(anchor, momentum, delta, scratch)
         yield chunks.span(c), anchor, momentum, digest(both)
 
 
-def _stored(kept: SavedRun, c: int, most: int) -> tuple[int, NDArray[np.float32]]:
-    """The newest round, `most` at most, of which a snapshot has chunk `c`; and anchor, momentum then."""
-    for snapshot in kept.snapshots:
-        if snapshot.at[c] <= most and (data := snapshot.chunk(c, kept.chunks)) is not None:
+def _stored(saved: SavedRun, c: int, newest: int) -> tuple[int, NDArray[np.float32]]:
+    """The newest round, up to `newest`, of which a snapshot has chunk `c`; and anchor, momentum then."""
+    for snapshot in saved.snapshots:
+        if snapshot.at[c] <= newest and (data := snapshot.chunk(c, saved.chunks)) is not None:
             return snapshot.at[c], np.frombuffer(bytearray(data), np.float32)
-    raise StateMissing(most, f"chunk {c} of {kept.snapshots[0].path.name} is damaged or gone")
+    raise StateMissing(newest, f"chunk {c} of {saved.snapshots[0].path.name} is damaged or gone")
 
 
-def _newest(kept: SavedRun, out: Path, tensors: TensorShapes, naming: TensorNaming, room: Room) -> ExportResult:
+def _newest(saved: SavedRun, out: Path, tensors: TensorShapes, naming: TensorNaming, room: Room) -> ExportResult:
     """Write the newest state that is whole."""
-    lacking = StateMissing(1 << 62, f"{kept.snapshots[0].path.name} needs rounds that the log lacks")
-    for round_ in kept.rounds:
+    lacking = StateMissing(1 << 62, f"{saved.snapshots[0].path.name} needs rounds that the log lacks")
+    for round_ in saved.rounds:
         if round_ < lacking.round:
             try:
-                return _write(kept, round_, out, tensors, naming, room)
+                return _write(saved, round_, out, tensors, naming, room)
             except StateMissing as error:
                 lacking = error
     raise lacking
 
 
 def _write(
-    kept: SavedRun, round_: int, out: Path, tensors: TensorShapes, naming: TensorNaming, room: Room
+    saved: SavedRun, round_: int, out: Path, tensors: TensorShapes, naming: TensorNaming, room: Room
 ) -> ExportResult:
-    newest = next(s for s in kept.snapshots if s.first <= round_)
-    config = kept.about.run
+    newest = next(s for s in saved.snapshots if s.first <= round_)
+    config = saved.manifest.run
     facts = {
         "run": config.name,
-        "run_id": kept.mark,
+        "run_id": saved.run_id,
         "round": str(round_),
         "tokens": str(newest.tokens),
         "tokens_round": str(newest.first),  # after which so many tokens were committed
         "state_digest": "0" * 32,
     }
     start = len(safetensors_header({"format": "pt", **facts}, tensors))
-    with atomic_write(out, start + 4 * kept.chunks.numel, room, PUBLIC_MODE) as file:
-        sums = []
-        for span, anchor, _, sum_ in replay_state(kept, round_):
+    with atomic_write(out, start + 4 * saved.chunks.numel, room, PUBLIC_MODE) as file:
+        digests = []
+        for span, anchor, _, chunk_digest in replay_state(saved, round_):
             write_all(file, [anchor.data.cast("B")], start + 4 * span.start)
-            sums.append(sum_)
-        facts["state_digest"] = root(sums).hex()
+            digests.append(chunk_digest)
+        facts["state_digest"] = root(digests).hex()
         write_all(file, [memoryview(safetensors_header({"format": "pt", **facts}, tensors))], 0)
-        own = {**facts, "build": kept.about.model, "model": asdict(config.model)}
-        said = hf_llama.config(config.model) if naming is TensorNaming.LLAMA else own
-        text = json.dumps(said, indent=2).encode() + b"\n"
+        plain = {**facts, "build": saved.manifest.model, "model": asdict(config.model)}
+        model_config = hf_llama.config(config.model) if naming is TensorNaming.LLAMA else plain
+        text = json.dumps(model_config, indent=2).encode() + b"\n"
         with atomic_write(out.with_name(CONFIG), len(text), room, PUBLIC_MODE) as beside:
             write_all(beside, [memoryview(text)], 0)
-    return ExportResult(config.name, round_, kept.chunks.numel, facts["state_digest"])
+    return ExportResult(config.name, round_, saved.chunks.numel, facts["state_digest"])
 
 
-def _tensors(kept: SavedRun, naming: TensorNaming) -> TensorShapes:
+def _tensors(saved: SavedRun, naming: TensorNaming) -> TensorShapes:
     """What the file calls the parameters, in the order of the flat vector."""
     if naming is TensorNaming.NAMES:
-        return kept.layout
-    if kept.about.model:
+        return saved.layout
+    if saved.manifest.model:
         raise ConfigError(
-            f"this node trains a model of its own (model={kept.about.model}), the llama layout is of the run's "
-            "built-in one: export it with --layout names"
+            f"this node trains a model of its own (model={saved.manifest.model}), the llama layout is of the "
+            "run's built-in one: export it with --layout names"
         )
-    return hf_llama.to_llama_names(kept.layout, kept.about.run.model)
+    return hf_llama.to_llama_names(saved.layout, saved.manifest.run.model)
 
 
 def _check_out(out: Path, naming: TensorNaming, overwrite: bool) -> None:

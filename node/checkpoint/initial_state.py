@@ -49,7 +49,7 @@ F32 = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
-    """What the vectors hold now."""
+    """What was read into the vectors."""
 
     what: str  # for people
     momentum: bool  # it was there, and wanted
@@ -61,7 +61,7 @@ class _Unusable(Exception):
 
 @dataclass
 class InitialStateLoader:
-    """The flat vectors to fill, and what they are of."""
+    """Fills the flat vectors of a model."""
 
     layout: TensorShapes
     model: ModelConfig | None  # the run's own, whose Hugging Face names are known; None: the volunteer's
@@ -71,7 +71,8 @@ class InitialStateLoader:
     files: bool = True  # they may be this machine's own
 
     def load(self, url: str, with_momentum: bool) -> InitialState:
-        """Raises `ConfigError` if this is not the model's, or damaged; `ResourceError` if it cannot be read."""
+        """Read what `url` has. Raises `ConfigError` if this is not the model's, or damaged; `ResourceError` if it
+        cannot be read."""
         try:
             return self._load(url, with_momentum)
         except _Unusable as error:
@@ -87,8 +88,10 @@ class InitialStateLoader:
     def _load(self, url: str, with_momentum: bool) -> InitialState:
         store = RemoteStore(url, self.files)
         if url.endswith(".safetensors"):
-            if store.fs.protocol in ("file", ("file", "local")) and (told := snapshots.describe(Path(store.path))):
-                return self._snapshot(Path(store.path), told, with_momentum)
+            if store.fs.protocol in ("file", ("file", "local")) and (
+                described := snapshots.describe(Path(store.path))
+            ):
+                return self._snapshot(Path(store.path), described, with_momentum)
             return self._weights(store, store.path)
         folder = checkpoint_in(store)
         if folder is None:
@@ -115,12 +118,12 @@ class InitialStateLoader:
 
     def _compare(self, manifest: CheckpointManifest, order: list[str]) -> None:
         """`order`: of the parameters in its files."""
-        if manifest.chunk < 1:
-            raise _Unusable(f"{MANIFEST} has chunks of {manifest.chunk} elements")
+        if manifest.chunk_elements < 1:
+            raise _Unusable(f"{MANIFEST} has chunks of {manifest.chunk_elements} elements")
         if order != [name for name, _ in self.layout]:
             return  # it is of other fragments; the files' digests were right
         try:
-            chunks = Chunks(self.anchor.size, manifest.chunk, manifest.fragments)
+            chunks = Chunks(self.anchor.size, manifest.chunk_elements, manifest.fragment_elements)
         except ValueError as error:
             raise _Unusable(f"{MANIFEST}: {error}") from None
         found = state_digest(self.anchor, self.momentum, chunks)
@@ -131,9 +134,11 @@ class InitialStateLoader:
         self._read(store, path, self.anchor, None)
         return InitialState(f"the weights in {path}", False)
 
-    def _snapshot(self, path: Path, told: Any, with_momentum: bool) -> InitialState:
+    def _snapshot(
+        self, path: Path, described: tuple[bytes, TensorShapes, Chunks], with_momentum: bool
+    ) -> InitialState:
         """A file of a node's disk."""
-        run, layout, chunks = told
+        run, layout, chunks = described
         self._compare_tensors(dict(layout), dict(self.layout))
         snapshot = snapshots.read(path, run, layout, chunks)
         if snapshot is None:
@@ -289,6 +294,7 @@ def tensors_of(path: str, text: bytes, size: int) -> dict[str, tuple[str, tuple[
 
 
 def as_fp32(data: bytes, kind: str) -> F32:
+    """Little-endian elements of a safetensors kind (`ELEMENT_SIZES`) as fp32."""
     match kind:
         case "F32":
             return np.frombuffer(data, "<f4")
@@ -299,7 +305,7 @@ def as_fp32(data: bytes, kind: str) -> F32:
 
 
 def list_briefly(names: list[str]) -> str:
-    """A few of them, for a sentence."""
+    """The first three names and how many more there are, for a sentence."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 

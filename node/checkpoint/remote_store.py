@@ -28,7 +28,7 @@ from atoll.comm.errors import ResourceError
 from atoll.comm.files import atomic_write, sync, write_all
 from atoll.node.checkpoint.snapshots import TensorShapes, safetensors_header
 
-FORMAT = "atoll checkpoint 1"
+FORMAT = "atoll checkpoint 2"
 MANIFEST, ANCHOR, MOMENTUM = "checkpoint.json", "model.safetensors", "momentum.safetensors"
 PREFIX = "round-"
 PUBLIC_MODE = 0o666  # within the umask: a checkpoint is made to be read by others
@@ -39,21 +39,25 @@ F32 = NDArray[np.float32]
 
 
 class WrittenFile(msgspec.Struct, frozen=True):
+    """A file of a checkpoint, as it was written."""
+
     size: int  # bytes
     digest: str  # hexadecimal digits
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True):
+    """`checkpoint.json`."""
+
     format: str
     run: str
     run_id: str
     round: int
-    tokens: int  # that the run had committed after round `tokens_round`
+    tokens: int  # that the run had committed after round `tokens_round`, the newest that is known
     tokens_round: int
-    chunk: int  # elements, of the flat vector, that the state's digest is made of
+    chunk_elements: int  # of each chunk of the flat vector that the state's digest is made of
     state_digest: str  # as the round's commit record has it
     files: dict[str, WrittenFile]
-    fragments: tuple[int, ...] = ()  # elements of each, if there is more than one
+    fragment_elements: tuple[int, ...] = ()  # of each fragment, if there is more than one
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,8 @@ class CheckpointFacts:
 
 
 class StatePiece(NamedTuple):
+    """One chunk of the state, (n,) fp32 each."""
+
     anchor: F32
     momentum: F32
     digest: bytes  # of both
@@ -102,7 +108,7 @@ class RemoteStore:
         self.url, self.path = url, str(path).rstrip("/")
 
     def rounds(self) -> list[int]:
-        """Of which there are whole checkpoints, the newest first. Raises what the store does."""
+        """The rounds of which there are whole checkpoints, the newest first. Raises what the store does."""
         self.fs.invalidate_cache()  # others write there, too
         found = (re.search(rf"{PREFIX}(\d+)/{MANIFEST}$", path) for path in self.fs.glob(self._at("*", MANIFEST)))
         whole = (int(match[1]) for match in found if match and self._has_end(match[0]))
@@ -120,22 +126,23 @@ class RemoteStore:
     def write(
         self, facts: CheckpointFacts, pieces: Iterable[StatePiece], allow: Callable[[int], None]
     ) -> CheckpointManifest:
-        """A checkpoint; `allow(size)` returns when so many bytes may be sent. Raises what the store does, or
-        `pieces`: then no checkpoint is there, but files may be."""
+        """Write a checkpoint of the state, whose chunks `pieces` gives in their order; `allow(size)` returns when
+        so many bytes may be sent. Raises what the store does, or `pieces`: then no checkpoint is there, but files
+        may be."""
         folder = f"{PREFIX}{facts.round:012d}"
         self.fs.makedirs(self._at(folder), exist_ok=True)
-        said = {"format": "pt", "run": facts.run, "run_id": facts.run_id, "round": str(facts.round)}
-        header = safetensors_header(said, facts.layout)
+        metadata = {"format": "pt", "run": facts.run, "run_id": facts.run_id, "round": str(facts.round)}
+        header = safetensors_header(metadata, facts.layout)
         with ExitStack() as opened:
             size = len(header) + 4 * facts.chunks.numel
             files = {name: _File(self.fs, self._at(folder, name), size, opened) for name in (ANCHOR, MOMENTUM)}
             for file in files.values():
                 file.write(header, allow)
-            sums = []
+            digests = []
             for piece in pieces:
                 files[ANCHOR].write(piece.anchor.data.cast("B"), allow)
                 files[MOMENTUM].write(piece.momentum.data.cast("B"), allow)
-                sums.append(piece.digest)
+                digests.append(piece.digest)
             for file in files.values():
                 file.finish()
         for name, file in files.items():
@@ -151,8 +158,8 @@ class RemoteStore:
             facts.tokens,
             facts.tokens_round,
             facts.chunks.chunk,
-            root(sums).hex(),
-            {name: WrittenFile(file.size, file.sum) for name, file in files.items()},
+            root(digests).hex(),
+            {name: WrittenFile(file.size, file.digest) for name, file in files.items()},
             facts.chunks.fragments,
         )
         self._end(folder, msgspec.json.format(msgspec.json.encode(manifest)))
@@ -184,7 +191,8 @@ class RemoteStore:
         return going
 
     def manifest(self, folder: str = "") -> CheckpointManifest | None:
-        """None: there is none. Raises what the store does, and `ValueError` for one that is damaged."""
+        """The manifest of the checkpoint in `folder`; None: there is none. Raises what the store does, and
+        `ValueError` for one that is damaged."""
         path = self._at(folder, MANIFEST) if folder else self._at(MANIFEST)
         if not self.fs.exists(path):
             return None
@@ -220,7 +228,7 @@ class _File:
         self._file.close()
 
     @property
-    def sum(self) -> str:
+    def digest(self) -> str:
         return self._state.digest(length=DIGEST_SIZE).hex()
 
     def _discard(self) -> None:
@@ -235,12 +243,12 @@ class _File:
 
 
 def folder_of(url: str, run: str, run_id: str) -> str:
-    """Where a run's checkpoints are."""
+    """The URL of a run's checkpoints."""
     name = re.sub(r"[^\w.-]+", "-", run)
     return f"{url.rstrip('/')}/{name}-{run_id[:8]}"
 
 
 def state_digest(anchor: F32, momentum: F32, chunks: Chunks) -> str:
-    """Of a whole state, hexadecimal."""
+    """The digest of a whole state, hexadecimal, as the round's commit record has it."""
     spans = (chunks.span(c) for c in range(chunks.count))
     return root([digest(anchor[span], momentum[span]) for span in spans]).hex()

@@ -11,17 +11,20 @@ from atoll.comm.files import Room, atomic_write, room, write_all
 
 @dataclass
 class RunManifest:
+    """What the snapshots in a folder are of."""
+
     run: RunConfig = field(default_factory=RunConfig)
     model: str = ""  # "package.module:function" that builds the volunteer's own model; empty: the run's own
 
 
 def path_of(folder: Path) -> Path:
+    """The manifest of the run whose snapshots are in `folder`."""
     return folder.with_name(folder.name + ".json")
 
 
-def write(folder: Path, about: RunManifest, room: Room = room) -> None:
-    """Raises `OSError`; then what was there is still there."""
-    data = msgspec.json.format(msgspec.json.encode(about)) + b"\n"
+def write(folder: Path, manifest: RunManifest, room: Room = room) -> None:
+    """Write the manifest, unless it is there already. Raises `OSError`; then what was there is still there."""
+    data = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
     path = path_of(folder)
     if path.exists() and path.read_bytes() == data:
         return
@@ -30,7 +33,7 @@ def write(folder: Path, about: RunManifest, room: Room = room) -> None:
 
 
 def read(folder: Path) -> RunManifest | None:
-    """None: there is none, or it is damaged."""
+    """The manifest of the run in `folder`; None: there is none, or it is damaged."""
     try:
         return msgspec.json.decode(path_of(folder).read_bytes(), type=RunManifest)
     except (OSError, msgspec.MsgspecError):

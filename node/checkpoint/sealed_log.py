@@ -36,26 +36,28 @@ class _Index:
 
 
 class SealedLog:
+    """The sealed rounds of one run in a folder."""
+
     def __init__(self, folder: Path, run: bytes, chunks: Chunks, room: Room = room) -> None:
-        """What is in `folder`; nothing is changed there. `run`: 16 bytes; `chunks` of the state, of which a
+        """Look at what `folder` has; nothing is changed there. `run`: 16 bytes; `chunks` of the state, of which a
         round has those of its fragment."""
         self._folder, self._run, self._chunks, self._room = folder, run, chunks, room
         found = (self._open(path) for path in sorted(folder.glob(f"{PREFIX}*[0-9]")))  # an unfinished one is none
         self._rounds = {round_: index for round_, index in found if index is not None}
 
     def clear(self) -> list[Path]:
-        """Remove what is of no use to this run: unfinished files, those of another one and damaged ones. Returns
-        the latter."""
+        """Remove what is of no use to this run: unfinished files, which every kill may leave; files of another run
+        and damaged ones, which are returned. Raises `OSError`."""
         clear_unfinished(self._folder)
         ours = {index.path for index in self._rounds.values()}
-        useless = [path for path in self._folder.glob(f"{PREFIX}*") if path not in ours]
-        for path in useless:
+        foreign = [path for path in self._folder.glob(f"{PREFIX}*") if path not in ours]
+        for path in foreign:
             path.unlink(missing_ok=True)
-        return useless
+        return foreign
 
     @property
     def rounds(self) -> tuple[int, ...]:
-        """Ascending."""
+        """The rounds that can be read, ascending."""
         return tuple(sorted(self._rounds))
 
     @property
@@ -67,7 +69,8 @@ class SealedLog:
         return round_ in self._rounds
 
     def write(self, round_: int, payloads: Sequence[Octets], digests: Sequence[bytes]) -> None:
-        """On the disk when it returns. Raises `OSError`; then there is nothing of it."""
+        """Write the sealed bytes of a round and their digests, one of each for every chunk of its fragment; they
+        are on the disk when it returns. Raises `OSError`; then there is nothing of the round."""
         buffers = [view(payload) for payload in payloads]
         table = b"".join(_CHUNK.pack(len(b), d) for b, d in zip(buffers, digests, strict=True))
         head = _HEAD.pack(MAGIC, self._run, round_, len(buffers)) + table
@@ -78,11 +81,12 @@ class SealedLog:
         self._rounds[round_] = _index(path, size, len(head), [len(b) for b in buffers], digests)
 
     def path(self, round_: int) -> Path:
-        """Where a round is, or would be."""
+        """The file of a round, whether it is there or not."""
         return self._folder / f"{PREFIX}{round_:012d}"
 
     def read(self, round_: int, chunk: int) -> bytes | None:
-        """A chunk's sealed bytes; None: they are not here, or not as they were."""
+        """The sealed bytes of the round's chunk, counted within its fragment; None: they are not here, or not what
+        was written."""
         index = self._rounds.get(round_)
         if index is None or not 0 <= chunk < len(index.digests):
             return None
@@ -95,7 +99,7 @@ class SealedLog:
         return data if digest(data) == index.digests[chunk] else None
 
     def drop(self, round_: int) -> None:
-        """Forget a round."""
+        """Forget a round and remove its file. Raises `OSError`; the round does not count all the same."""
         if (index := self._rounds.pop(round_, None)) is not None:
             index.path.unlink(missing_ok=True)
 
@@ -106,16 +110,20 @@ class SealedLog:
             with open(path, "rb") as file:
                 head = file.read(_HEAD.size)
                 magic, run, round_, chunks = _HEAD.unpack(head)
-                of = self._chunks.fragment_range(FragmentSchedule(self._chunks.fragment_count).fragment(round_))
-                if (magic, run, chunks) != (MAGIC, self._run, len(of)):
+                expected = self._chunks.fragment_range(
+                    FragmentSchedule(self._chunks.fragment_count).fragment(round_)
+                )
+                if (magic, run, chunks) != (MAGIC, self._run, len(expected)):
                     return 0, None
-                table, sum_ = file.read(chunks * _CHUNK.size), file.read(DIGEST_SIZE)
+                table, table_digest = file.read(chunks * _CHUNK.size), file.read(DIGEST_SIZE)
         except (OSError, struct.error):
             return 0, None
-        if digest(head + table) != sum_:
+        if digest(head + table) != table_digest:
             return 0, None
         entries = list(_CHUNK.iter_unpack(table))
-        index = _index(path, size, len(head + table + sum_), [e[0] for e in entries], [e[1] for e in entries])
+        index = _index(
+            path, size, len(head + table + table_digest), [e[0] for e in entries], [e[1] for e in entries]
+        )
         return round_, index if index.offsets[-1] == size else None
 
 

@@ -27,6 +27,7 @@ class DamageLog:
         self._names = deque[str]()
 
     def report(self, path: Path, reason: str) -> None:
+        """Log that the file is not what was written, and keep its name for `drain`."""
         log.warning(f"{path.name} changed on the disk ({reason}): it is not used")
         self._names.append(path.name)
 
@@ -62,6 +63,7 @@ class SnapshotSet:
 
     @property
     def has_damage(self) -> bool:
+        """Whether a file is damaged that a new snapshot would replace."""
         return bool(self._damaged)
 
     def reach(self, rounds: Collection[int]) -> int:
@@ -81,13 +83,13 @@ class SnapshotSet:
                     self._damage.report(snapshot.path, f"chunk {c} is not what was written")
         return data
 
-    def add(self, new: Snapshot, alone: bool) -> None:
-        """A snapshot was written. What is damaged goes, and the oldest beyond `SNAPSHOTS_RETAINED`; `alone`: all
-        older ones, which may be of a state that is not the run's."""
+    def add(self, new: Snapshot, replace_all: bool) -> None:
+        """A snapshot was written. What is damaged goes, and the oldest beyond `SNAPSHOTS_RETAINED`; `replace_all`:
+        all older ones, which may be of a state that is not the run's."""
         with self._lock:
             older = [s for s in self.newest_first if s.path != new.path]
             sound = [s for s in older if s.path not in self._damaged]
-            retained = [] if alone else sound[: SNAPSHOTS_RETAINED - 1]
+            retained = [] if replace_all else sound[: SNAPSHOTS_RETAINED - 1]
             useless = self._damaged | {s.path for s in older if s not in retained}
             snapshots.remove(useless - {new.path})
             self.newest_first, self._damaged = [new, *retained], set()

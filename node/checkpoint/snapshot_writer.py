@@ -65,6 +65,7 @@ class SnapshotWriter:
         self._closing = True
 
     def close(self) -> None:
+        """End the thread; nothing is being taken any more."""
         self._thread.shutdown()
 
     @property
@@ -107,7 +108,7 @@ class SnapshotWriter:
         try:
             loop = asyncio.get_running_loop()
             new = await loop.run_in_executor(self._thread, self._write, tokens)
-            self._files.snapshots.add(new, alone=distrusted)
+            self._files.snapshots.add(new, replace_all=distrusted)
             self._problems.solve(NO_SNAPSHOT)
             self.on_snapshot()
             await self._log_writer.trim()

@@ -7,9 +7,15 @@ was applied meanwhile, later chunks are of that one, and the sealed log brings t
     u64 length | JSON header | anchor, fp32 | momentum, fp32        (huggingface.co/docs/safetensors)
 
 The header names each parameter twice, `anchor.NAME` and `momentum.NAME`, with its shape; parameters lie in the
-order of the flat vector. Its metadata has `run`, `tokens` (committed by the run after round `first`), `chunk`
-(elements) and `chunks`: for each its round and digest, 16 and 32 hexadecimal digits; and of fragments, if there is
-more than one, the elements.
+order of the flat vector. Its metadata, all text:
+
+    format               FORMAT
+    run_id               32 hexadecimal digits
+    tokens               committed by the run after round `first`
+    chunk_elements       of each chunk but a fragment's last
+    fragment_elements    of each fragment, separated by spaces; absent if the model is one
+    chunk_table          of each chunk its round and digest, 16 and 32 hexadecimal digits
+    chunk_table_digest   hexadecimal
 """
 
 import json
@@ -29,7 +35,7 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.digest import DIGEST_SIZE, digest
 from atoll.comm.files import Room, atomic_write, room, write_all
 
-FORMAT = "atoll snapshot 1"
+FORMAT = "atoll snapshot 2"
 PREFIX, SUFFIX = "snapshot-", ".safetensors"
 MAX_HEADER_SIZE = 100 << 20  # bytes of a header; the library's limit, too
 SYNC_INTERVAL = 64 << 20  # bytes that are written before the disk must have them: the last fsync is then short
@@ -59,10 +65,10 @@ class TornSnapshot(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A finished one."""
+    """A finished snapshot, whose header was read or written."""
 
     path: Path
-    tokens: int
+    tokens: int  # committed by the run after round `first`
     at: tuple[int, ...]  # round of each chunk
     digests: tuple[bytes, ...]
     start: int  # byte at which the anchor begins
@@ -75,17 +81,18 @@ class Snapshot:
 
     @property
     def last(self) -> int:
+        """The newest round of a chunk."""
         return max(self.at)
 
     def reach(self, rounds: Container[int]) -> int:
-        """The newest state that it and the log of these rounds bring back; -1: none."""
+        """The newest round whose state the snapshot and the sealed bytes of `rounds` bring back; -1: none."""
         reach = self.first
         while reach + 1 in rounds:
             reach += 1
         return reach if reach >= self.last else -1
 
     def chunk(self, c: int, chunks: Chunks) -> bytes | None:
-        """Anchor, then momentum; None: they are not as they were."""
+        """Anchor, then momentum of chunk `c`, fp32; None if they are not what was written."""
         span = chunks.span(c)
         size = 4 * (span.stop - span.start)
         try:
@@ -112,8 +119,9 @@ def write(
     copy: Callable[[int], tuple[int, F32, bytes]],
     room: Room = room,
 ) -> Snapshot:
-    """Write one; `copy(c)` gives the round, anchor and momentum, and digest of a chunk at this moment. Blocks for
-    as long as the disk takes. Raises `OSError`, or what `copy` raises; then nothing is left of it."""
+    """Write a snapshot to `folder`; `copy(c)` gives the round, anchor and momentum, and digest of a chunk at this
+    moment. Blocks for as long as the disk takes. Raises `OSError`, or what `copy` raises; then nothing is left of
+    it."""
     blank = _header(run, layout, chunks, tokens, [(0, bytes(DIGEST_SIZE))] * chunks.count)
     start, size = len(blank), len(blank) + 8 * chunks.numel
     entries: list[tuple[int, bytes]] = []
@@ -121,11 +129,11 @@ def write(
     unsynced = 0
     with atomic_write(path, size, room) as file:
         for c in range(chunks.count):
-            round_, both, sum_ = copy(c)
+            round_, both, chunk_digest = copy(c)
             begin, half = chunks.span(c).start, both.size // 2
             write_all(file, [both[:half].data.cast("B")], start + 4 * begin)
             write_all(file, [both[half:].data.cast("B")], start + 4 * (chunks.numel + begin))
-            entries.append((round_, sum_))
+            entries.append((round_, chunk_digest))
             unsynced += both.nbytes
             if unsynced >= SYNC_INTERVAL:
                 os.fdatasync(file)
@@ -135,21 +143,24 @@ def write(
 
 
 def find(folder: Path, run: bytes, layout: TensorShapes, chunks: Chunks) -> list[Snapshot]:
-    """Those of this run and model in `folder`, the newest first."""
+    """The snapshots of this run and model in `folder`, the newest first."""
     found = (read(path, run, layout, chunks) for path in folder.glob(f"{PREFIX}*{SUFFIX}"))
     return sorted((s for s in found if s is not None), key=lambda s: s.first, reverse=True)
 
 
 def read(path: Path, run: bytes, layout: TensorShapes, chunks: Chunks) -> Snapshot | None:
-    """None: it is of another run or model, or damaged."""
+    """The snapshot in the file `path`; None: it is of another run, model or format, or its header is damaged."""
     try:
         size, text = _read_header(path)
         metadata = json.loads(text)["__metadata__"]
-        table, tokens = str(metadata["chunks"]), int(metadata["tokens"])
-        if len(table) != TABLE_ENTRY_DIGITS * chunks.count or digest(table.encode()).hex() != metadata["digest"]:
+        table, tokens = str(metadata["chunk_table"]), int(metadata["tokens"])
+        if (
+            len(table) != TABLE_ENTRY_DIGITS * chunks.count
+            or digest(table.encode()).hex() != metadata["chunk_table_digest"]
+        ):
             return None
-        parts = [table[i : i + TABLE_ENTRY_DIGITS] for i in range(0, len(table), TABLE_ENTRY_DIGITS)]
-        entries = [(int(part[:16], 16), bytes.fromhex(part[16:])) for part in parts]
+        rows = [table[i : i + TABLE_ENTRY_DIGITS] for i in range(0, len(table), TABLE_ENTRY_DIGITS)]
+        entries = [(int(row[:16], 16), bytes.fromhex(row[16:])) for row in rows]
     except HEADER_ERRORS:
         return None
     start = 8 + len(text)
@@ -173,14 +184,15 @@ def describe(path: Path) -> tuple[bytes, TensorShapes, Chunks] | None:
         layout = tuple((name.removeprefix("anchor."), tuple(map(int, e["shape"]))) for name, e in anchor)
         if any(len(shape) > MAX_DIMENSIONS for _, shape in layout):
             return None  # their product alone could take hours
-        fragments = tuple(map(int, metadata.get("fragments", "").split()))
-        chunks = Chunks(sum(math.prod(shape) for _, shape in layout), int(metadata["chunk"]), fragments)
-        return bytes.fromhex(metadata["run"]), layout, chunks
+        fragments = tuple(map(int, metadata.get("fragment_elements", "").split()))
+        chunks = Chunks(sum(math.prod(shape) for _, shape in layout), int(metadata["chunk_elements"]), fragments)
+        return bytes.fromhex(metadata["run_id"]), layout, chunks
     except HEADER_ERRORS:
         return None
 
 
 def remove(paths: Iterable[Path]) -> None:
+    """Remove files as far as that is possible."""
     for path in paths:
         with suppress(OSError):
             path.unlink(missing_ok=True)
@@ -189,25 +201,26 @@ def remove(paths: Iterable[Path]) -> None:
 def _header(
     run: bytes, layout: TensorShapes, chunks: Chunks, tokens: int, entries: list[tuple[int, bytes]]
 ) -> bytes:
-    """With its length in front; padded to eight bytes. As long for any rounds and digests."""
-    table = "".join(f"{round_:016x}{sum_.hex()}" for round_, sum_ in entries)
+    """A snapshot's first bytes up to the anchor: as many for any rounds and digests."""
+    table = "".join(f"{round_:016x}{chunk_digest.hex()}" for round_, chunk_digest in entries)
     metadata = {
         "format": FORMAT,
-        "run": run.hex(),
+        "run_id": run.hex(),
         "tokens": str(tokens),
-        "chunk": str(chunks.chunk),
-        "chunks": table,
-        "digest": digest(table.encode()).hex(),
+        "chunk_elements": str(chunks.chunk),
+        "chunk_table": table,
+        "chunk_table_digest": digest(table.encode()).hex(),
     }
     if chunks.fragments:
-        metadata["fragments"] = " ".join(map(str, chunks.fragments))
+        metadata["fragment_elements"] = " ".join(map(str, chunks.fragments))
     return safetensors_header(
         metadata, [(f"{v}.{name}", shape) for v in ("anchor", "momentum") for name, shape in layout]
     )
 
 
 def safetensors_header(metadata: dict[str, str], tensors: TensorShapes) -> bytes:
-    """A safetensors file's beginning, up to where these fp32 tensors follow one another."""
+    """The beginning of a safetensors file whose tensors, fp32, follow one another: the header's length and text,
+    padded to eight bytes."""
     header: dict[str, Any] = {"__metadata__": metadata}
     at = 0
     for name, shape in tensors:

@@ -49,7 +49,7 @@ class StoreSilent(AtollError):
 
 @dataclass
 class Uploader:
-    """`run` it until cancelled; say `taken` when there is a new snapshot."""
+    """`run` it until cancelled; say `snapshot_taken` when there is a new one."""
 
     folder: Path  # of the run's snapshots and log
     checkpoint: CheckpointConfig
@@ -62,30 +62,32 @@ class Uploader:
     def __post_init__(self) -> None:
         self._new, self._idle = asyncio.Event(), asyncio.Event()
         self._closing = threading.Event()
-        self._known: dict[int, bytes] = {}  # digests of the run's newest states, by round
-        self._heard = math.inf  # seconds; when the store answered last; inf: it is not its turn
+        self._digests: dict[int, bytes] = {}  # digests of the run's newest states, by round
+        self._last_answer = math.inf  # seconds; when the store answered; inf: nothing is asked
         shutil.rmtree(self.folder / LINKS_FOLDER, ignore_errors=True)  # of a daemon that was killed
 
-    def taken(self) -> None:
+    def snapshot_taken(self) -> None:
+        """There is a new snapshot: send a checkpoint, if one is due."""
         self._new.set()
         self._idle.clear()
 
-    def told(self, round_: int, digest: bytes) -> None:
-        """What the run's state of this round is."""
-        self._known[round_] = digest
-        if len(self._known) > REMEMBERED_DIGESTS:
-            del self._known[min(self._known)]
+    def record_digest(self, round_: int, digest: bytes) -> None:
+        """The digest of the run's state after this round, which what is sent must have."""
+        self._digests[round_] = digest
+        if len(self._digests) > REMEMBERED_DIGESTS:
+            del self._digests[min(self._digests)]
 
     async def run(self) -> None:
+        """Send a checkpoint whenever one is due, until cancelled."""
         pause = RETRY_INTERVAL
         try:
             while True:
                 await self._new.wait()
                 self._new.clear()
-                if not self.turn or self._told(await self._in_thread()):
+                if not self.turn or self._succeeded(await self._in_thread()):
                     pause = RETRY_INTERVAL
                 else:
-                    asyncio.get_running_loop().call_later(pause, self.taken)
+                    asyncio.get_running_loop().call_later(pause, self.snapshot_taken)
                     pause = min(2 * pause, RETRY_INTERVAL_LIMIT)
                 if not self._new.is_set():
                     self._idle.set()
@@ -93,11 +95,11 @@ class Uploader:
             self._closing.set()
 
     async def idle(self) -> None:
-        """Wait until all that was taken is sent, or failed."""
+        """Wait until the newest snapshot is sent, need not be, or failed."""
         await self._idle.wait()
 
-    def _told(self, error: Exception | None) -> bool:
-        """Whether it went well."""
+    def _succeeded(self, error: Exception | None) -> bool:
+        """Whether a try went well; if not, the reason is logged once for as long as it lasts."""
         if error is None:
             self.trouble = ""
         else:
@@ -122,11 +124,11 @@ class Uploader:
                 done.set_result(error)
 
         def allow(size: int) -> None:
-            self._heard = math.inf
+            self._last_answer = math.inf
             if given_up.is_set() or self._closing.is_set():
                 raise _Closing
             asyncio.run_coroutine_threadsafe(_awaited(self.allow(size)), loop).result()
-            self._heard = time.monotonic()
+            self._last_answer = time.monotonic()
 
         def work() -> None:
             error: Exception | None = None
@@ -139,72 +141,80 @@ class Uploader:
             if not self._closing.is_set():
                 loop.call_soon_threadsafe(tell, error)
 
-        self._heard = time.monotonic()
+        self._last_answer = time.monotonic()
         silent = StoreSilent(
             f"the store has not answered for {STORE_TIMEOUT:g} s: is it reachable from here, and well?"
         )
         threading.Thread(target=work, name="upload", daemon=True).start()
         while not done.done():
-            left = self._heard + STORE_TIMEOUT - time.monotonic()
+            left = self._last_answer + STORE_TIMEOUT - time.monotonic()
             if left <= 0 and not given_up.is_set():
                 given_up.set()
-                self._told(silent)
+                self._succeeded(silent)
                 self._idle.set()
             await asyncio.wait([done], timeout=None if given_up.is_set() else min(max(left, 0.0), STORE_TIMEOUT))
         return done.result()
 
     def _send_if_due(self, allow: Callable[[int], None]) -> None:
-        """In the thread."""
-        kept = export.open_run(self.folder)
-        if kept is None or not kept.rounds:
+        """In the upload thread."""
+        saved = export.open_run(self.folder)
+        if saved is None or not saved.rounds:
             return
-        store = RemoteStore(folder_of(self.checkpoint.remote, kept.about.run.name, kept.mark), self.files)
+        store = RemoteStore(folder_of(self.checkpoint.remote, saved.manifest.run.name, saved.run_id), self.files)
         there = max(store.rounds(), default=0)
-        if kept.rounds[0] - there < self.turn * self.checkpoint.remote_every * kept.chunks.fragment_count:
+        if saved.rounds[0] - there < self.turn * self.checkpoint.remote_every * saved.chunks.fragment_count:
             return
-        with link_files(self.folder, kept) as mine:
-            round_ = mine.rounds[0]
-            of = next(s for s in mine.snapshots if s.first <= round_)
-            run = mine.about.run.name
-            facts = CheckpointFacts(run, mine.mark, round_, of.tokens, of.first, mine.chunks, mine.layout)
-            sent = store.write(facts, self._pieces(mine, round_), allow)
+        with link_files(self.folder, saved) as linked:
+            round_ = linked.rounds[0]
+            newest = next(s for s in linked.snapshots if s.first <= round_)
+            facts = CheckpointFacts(
+                linked.manifest.run.name,
+                linked.run_id,
+                round_,
+                newest.tokens,
+                newest.first,
+                linked.chunks,
+                linked.layout,
+            )
+            sent = store.write(facts, self._pieces(linked, round_), allow)
         self.newest = round_
         mega = sum(file.size for file in sent.files.values()) / 1e6
         log.info(f"sent the checkpoint of round {round_}, {mega:,.1f} MB, to {store.url}")
         store.retain(self.checkpoint.remote_keep)
 
-    def _pieces(self, mine: SavedRun, round_: int) -> Iterator[StatePiece]:
-        """Of the state; raises `StateDiffers` behind the last if it was found not to be the run's meanwhile."""
-        sums = list[bytes]()
-        for _, anchor, momentum, sum_ in export.replay_state(mine, round_):
-            sums.append(sum_)
-            yield StatePiece(anchor, momentum, sum_)
-        if root(sums) != self._known.get(round_, root(sums)):
+    def _pieces(self, linked: SavedRun, round_: int) -> Iterator[StatePiece]:
+        """The chunks of the state; raises `StateDiffers` behind the last if it was found not to be the run's
+        meanwhile."""
+        digests = list[bytes]()
+        for _, anchor, momentum, chunk_digest in export.replay_state(linked, round_):
+            digests.append(chunk_digest)
+            yield StatePiece(anchor, momentum, chunk_digest)
+        if root(digests) != self._digests.get(round_, root(digests)):
             raise StateDiffers(f"the state of round {round_} on its disk is not the run's")
 
 
 @contextmanager
-def link_files(folder: Path, kept: SavedRun) -> Iterator[SavedRun]:
-    """The same, which the daemon does not remove meanwhile: links to the files. Raises `StateMissing`,
+def link_files(folder: Path, saved: SavedRun) -> Iterator[SavedRun]:
+    """The saved run by links to its files, which the daemon does not remove meanwhile. Raises `StateMissing`,
     `OSError`."""
-    own = folder / LINKS_FOLDER
-    shutil.rmtree(own, ignore_errors=True)
-    own.mkdir()
+    links = folder / LINKS_FOLDER
+    shutil.rmtree(links, ignore_errors=True)
+    links.mkdir()
     try:
-        for path in (*kept.files, *folder.glob("sealed-*[0-9]")):
+        for path in (*saved.files, *folder.glob("sealed-*[0-9]")):
             try:
-                os.link(path, own / path.name)
+                os.link(path, links / path.name)
             except FileNotFoundError:  # removed by now
                 continue
-        mark = bytes.fromhex(kept.mark)
-        found = tuple(snapshots.find(own, mark, kept.layout, kept.chunks))
-        log_ = SealedLog(own, mark, kept.chunks)
-        mine = SavedRun(kept.about, kept.mark, kept.layout, kept.chunks, found, log_)
-        if not mine.rounds:
+        run = bytes.fromhex(saved.run_id)
+        found = tuple(snapshots.find(links, run, saved.layout, saved.chunks))
+        log_ = SealedLog(links, run, saved.chunks)
+        linked = SavedRun(saved.manifest, saved.run_id, saved.layout, saved.chunks, found, log_)
+        if not linked.rounds:
             raise StateMissing(0, "its snapshots were replaced meanwhile")
-        yield mine
+        yield linked
     finally:
-        shutil.rmtree(own, ignore_errors=True)
+        shutil.rmtree(links, ignore_errors=True)
 
 
 async def _awaited(work: Awaitable[None]) -> None:

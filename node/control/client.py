@@ -1,10 +1,11 @@
-"""The node's side of the control plane: join, views, reports and heartbeats over one gRPC channel (`secure`).
+"""The node's side of the control plane: join, views, reports and heartbeats over one gRPC channel
+(`tls_channel`).
 
 Rides out a coordinator that is away: every call has a deadline and is tried again with jittered backoff, of at
 most a few seconds, so that the node is back soon after the coordinator is. Reports leave in order, each is
-repeated until it is acknowledged; seals, what is held, and that the inner steps are taken have an order of their
-own, so that nothing else waits for their acknowledgements. Acknowledgements say how new the node's view should
-be; a stream that silently fell behind is opened again.
+repeated until it is acknowledged; seals, a complete reduce, and that the inner steps are taken have an order of
+their own, so that nothing else waits for their acknowledgements. Acknowledgements say how new the node's view
+should be; a stream that silently fell behind is opened again.
 """
 
 import asyncio
@@ -29,12 +30,12 @@ from atoll.node.control import tls_channel
 
 log = logging.getLogger("atoll.node")
 T = TypeVar("T")
-DEADLINE = 10.0  # seconds for one call
-BACKOFF = 2.0  # seconds between two tries at most; with what gRPC adds, less than the coordinator waits
-BEHIND = 3.0  # seconds that a stream may be behind the newest view
-LINGER = 0.1  # seconds for which a report waits when more of its kind are to follow
-AWAY = 24 * 3600.0  # seconds that a member rides out without a coordinator
-NO = {  # answers that trying again will not change
+CALL_SECONDS = 10.0  # deadline of one call
+LONGEST_BACKOFF_SECONDS = 2.0  # between two tries at most; with what gRPC adds, less than the coordinator waits
+STALE_STREAM_SECONDS = 3.0  # for which a stream may be behind the newest view
+BATCH_SECONDS = 0.1  # for which a report waits when more of its kind are to follow
+OUTAGE_SECONDS = 24 * 3600.0  # for which a member rides out without a coordinator
+FINAL_CODES = {  # answers that trying again will not change
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -55,7 +56,7 @@ class SessionLost(Exception):
 
 
 class ReportQueue:
-    """Reports that leave in order, each when the one before was acknowledged."""
+    """Reports in their order, each sent when the one before was acknowledged."""
 
     def __init__(self) -> None:
         self.outbox: deque[pb.ReportRequest] = deque()
@@ -76,6 +77,9 @@ class NodeIdentity:
 
 
 class ControlClient:
+    """One node's connection to the coordinator: `join`, then `watch`, `send_reports` and `heartbeat` side by side,
+    each of which raises `SessionLost` when the coordinator no longer knows the session; `close` at the end."""
+
     def __init__(self, invite: Invite) -> None:
         self._invite = invite
         self._channel: grpc.aio.Channel | None = None  # opened by the first join
@@ -104,7 +108,7 @@ class ControlClient:
             role=identity.role,
             pin=identity.pin,
         )
-        reply = await self._insist(lambda: self._ask_to_join(request), patience)
+        reply = await self._retry(lambda: self._ask_to_join(request), patience)
         self.session = reply.session
         for queue in self._queues.values():
             queue.outbox.clear()  # reports of the lost session
@@ -116,7 +120,7 @@ class ControlClient:
             self._channel = await tls_channel.channel(self._invite, OPTIONS)
             self._stub = rpc.CoordinatorStub(self._channel)
         try:
-            return await self._stub.Join(request, timeout=DEADLINE)
+            return await self._stub.Join(request, timeout=CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE and not self._invite.pin:
                 await tls_channel.check_plain(self._invite)
@@ -131,23 +135,23 @@ class ControlClient:
                 self._seen, self._behind_since = (view.incarnation, view.version), None
                 yield view
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, BACKOFF)
+            pause = min(2 * pause, LONGEST_BACKOFF_SECONDS)
 
     async def _views(self) -> AsyncIterator[pb.View]:
         """The views of one stream; ends when it breaks."""
         call = self._stream = self._stub.Watch(pb.WatchRequest(session=self.session), wait_for_ready=True)
         try:
             async for view in call:
-                self._heard()
+                self._note_answer()
                 yield view
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 raise SessionLost(error.details() or "") from None
-            self._missed(_why(error))
+            self._note_silence(_why(error))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._stream is call or (task is not None and task.cancelling()):
-                raise  # else it was `_compare` that gave the stream up
+                raise  # else it was `_check_stream` that gave the stream up
         finally:
             call.cancel()
 
@@ -184,10 +188,10 @@ class ControlClient:
             if queue.more:
                 queue.last.clear()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(LINGER):
+                    async with asyncio.timeout(BATCH_SECONDS):
                         await queue.last.wait()
             request = queue.outbox.popleft()
-            ack = await self._insist(lambda r=request: self._stub.Report(r, timeout=DEADLINE), AWAY)  # type: ignore[misc]
+            ack = await self._retry(lambda r=request: self._stub.Report(r, timeout=CALL_SECONDS), OUTAGE_SECONDS)  # type: ignore[misc]
             if not ack.known and not request.HasField("leave"):
                 if request.HasField("layout_reported"):
                     raise Refused(f"the coordinator refused this node: {ack.reason}")
@@ -197,23 +201,23 @@ class ControlClient:
         """One heartbeat; a missed one is made up for by the next. Raises `SessionLost`."""
         beat.session = self.session
         try:
-            ack = await self._stub.Heartbeat(beat, timeout=DEADLINE)
+            ack = await self._stub.Heartbeat(beat, timeout=CALL_SECONDS)
         except grpc.aio.AioRpcError as error:
-            self._missed(_why(error))
+            self._note_silence(_why(error))
             return
-        self._heard()
+        self._note_answer()
         if not ack.known:
             raise SessionLost(ack.reason)
-        self._compare((ack.incarnation, ack.version))
+        self._check_stream((ack.incarnation, ack.version))
 
-    def _compare(self, newest: tuple[int, int]) -> None:
+    def _check_stream(self, newest: tuple[int, int]) -> None:
         """Give up a stream that has not brought the newest view for too long."""
         now = time.monotonic()
         if newest <= self._seen:
             self._behind_since = None
         elif self._behind_since is None:
             self._behind_since = now
-        elif now - self._behind_since > BEHIND and self._stream is not None:
+        elif now - self._behind_since > STALE_STREAM_SECONDS and self._stream is not None:
             log.info("the stream of views fell behind: it is opened again")
             self._behind_since, stream, self._stream = None, self._stream, None
             stream.cancel()
@@ -226,19 +230,19 @@ class ControlClient:
         except grpc.aio.AioRpcError:
             log.info("the coordinator did not hear the good-bye; it will notice")
 
-    async def _insist(self, call: Callable[[], Awaitable[T]], patience: float) -> T:
+    async def _retry(self, call: Callable[[], Awaitable[T]], patience: float) -> T:
         until = time.monotonic() + patience
         pause = 0.25
         while True:
             try:
                 answer = await call()
-                self._heard()
+                self._note_answer()
                 return answer
             except (grpc.aio.AioRpcError, Unreachable) as error:
-                if isinstance(error, grpc.aio.AioRpcError) and error.code() in NO:
+                if isinstance(error, grpc.aio.AioRpcError) and error.code() in FINAL_CODES:
                     raise Refused(error.details() or error.code().name) from None
                 why = _why(error)
-                self._missed(why)
+                self._note_silence(why)
                 left = until - time.monotonic()
                 if left <= 0:
                     raise Unreachable(
@@ -246,20 +250,20 @@ class ControlClient:
                         "is it running, is the port open?"
                     ) from None
                 await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), left))
-                pause = min(pause * 2, BACKOFF)
+                pause = min(pause * 2, LONGEST_BACKOFF_SECONDS)
 
     @property
     def away(self) -> float:
         """Seconds for which the coordinator has not answered; 0: it does."""
         return 0.0 if self._away_since is None else time.monotonic() - self._away_since
 
-    def _missed(self, why: str) -> None:
+    def _note_silence(self, why: str) -> None:
         """Say once that the coordinator does not answer."""
         if self._away_since is None:
             self._away_since = time.monotonic()
             log.warning(f"no coordinator at {self._invite.address} ({why}): trying until it answers")
 
-    def _heard(self) -> None:
+    def _note_answer(self) -> None:
         if self._away_since is not None:
             log.info(f"the coordinator answers again after {time.monotonic() - self._away_since:.1f} s")
             self._away_since = None

@@ -1,8 +1,8 @@
 """The node daemon: joins a run, keeps a trainer busy, takes part in every reduce, holds the outer state.
 
 The pure machine (`atoll.node.state_machine`) decides, this shell acts: each effect becomes a call or a task, and
-what comes of it goes back as the next event. Never imports torch and never blocks its event loop: arithmetic runs
-in one worker thread.
+what comes of it goes back as the next event; nothing but `step` changes the machine's state. Never imports torch
+and never blocks its event loop: arithmetic runs in one worker thread.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from atoll.node.config import NodeConfig, TrainerSpec, threads_of
 from atoll.node.daemon import control_socket
 from atoll.node.daemon.outer_loop import OuterLoop, how_far, on_disk
 from atoll.node.daemon.session import CoordinatorSession
-from atoll.node.daemon.state_dir import JoinOptions, claimed, on_signals
+from atoll.node.daemon.state_dir import JoinOptions, exclusive, on_signals
 from atoll.node.daemon.state_server import StateServer
 from atoll.node.daemon.trainer_supervisor import TrainerSupervisor
 from atoll.node.data import check_source
@@ -44,11 +44,11 @@ from atoll.node.trainer_channel import (
     Hello,
     Initialise,
     Initialised,
+    LogLine,
     Progress,
     Reached,
     Ready,
     ToDaemon,
-    Told,
     Train,
     Waits,
 )
@@ -90,7 +90,7 @@ class Daemon:
         self._compiled = asyncio.Event()  # what the run's codec calls
 
     async def run(self) -> None:
-        with claimed(self._options.state_dir), take_part():
+        with exclusive(self._options.state_dir), take_part():
             await self._story()
 
     async def _story(self) -> None:
@@ -132,7 +132,7 @@ class Daemon:
     async def _live(self) -> None:
         """Everything a member does at the same time, until the run or the node is over."""
         rejoined = partial(self._events.put_nowait, ev.Rejoined())
-        session = self._member.keep(rejoined, self._watch, self._heartbeats)
+        session = self._member.maintain(rejoined, self._watch, self._heartbeats)
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 for work in (self._decide(), self._supervisor.run(), session, self._compile()):
@@ -218,7 +218,7 @@ class Daemon:
                 self._outer_loop.encode(work)
             case ef.StartReduce(plan, work):
                 self._outer_loop.start_reduce(plan, work)
-            case ef.Prove(view):
+            case ef.VerifySeals(view):
                 self._outer_loop.verify_seals(view)
             case ef.StopReduce():
                 self._outer_loop.stop_reduce()
@@ -299,7 +299,7 @@ class Daemon:
                 self._spawn(self._outer_loop.inspect(round_))
             case Ready() | Waits() | Evaluated():
                 self._events.put_nowait(message)
-            case Told(sentence):
+            case LogLine(sentence):
                 log.info(sentence)
             case TrainerSaysNo(sentence):
                 raise AtollError(sentence)

@@ -143,15 +143,15 @@ class OuterLoop:
         if not config.durable:
             return None
         folder = self._member.options.state_dir / "outer" / mark.hex()
-        about, every = RunManifest(self._run, config.model), self._run.checkpoint.every * parts
+        manifest, every = RunManifest(self._run, config.model), self._run.checkpoint.every * parts
         limit = DiskBudget.of(config.disk * 1e9, hello.numel, self._run.inner.optimizer).outer
-        return CheckpointLocation(folder, mark, hello.layout, every, limit, manifest=about)
+        return CheckpointLocation(folder, mark, hello.layout, every, limit, manifest=manifest)
 
     def _begin_uploads(self, place: CheckpointLocation) -> Uploader:
         """For when it is this node's turn."""
         spare = self._member.plane.peers.spare.take
         uploads = Uploader(place.folder, self._run.checkpoint, spare, self._config.files)
-        self.durable.on_snapshot(uploads.taken)
+        self.durable.on_snapshot(uploads.snapshot_taken)
         self._spawn(uploads.run())
         return uploads
 
@@ -164,7 +164,7 @@ class OuterLoop:
         if self.uploads is not None:
             self.uploads.turn = view.upload
             if view.state_digest:
-                self.uploads.told(view.committed, view.state_digest)
+                self.uploads.record_digest(view.committed, view.state_digest)
 
     # The outer state
 
@@ -221,11 +221,14 @@ class OuterLoop:
             self._emit(ev.MoveFailed(outer.round))
             return
         self.participation.stop()
-        keep, fragment = self.participation.keep(view), outer.fragment_schedule.fragment(view.committed)
+        update, fragment = (
+            self.participation.residual_update(view),
+            outer.fragment_schedule.fragment(view.committed),
+        )
 
         def work() -> None:
-            if keep is not None:
-                keep()
+            if update is not None:
+                update()
             for c, payload in zip(outer.chunks.fragment_range(fragment), sealed.chunks, strict=True):
                 outer.apply(c, payload)
             outer.advance_unchanged(view.committed)
@@ -261,10 +264,10 @@ class OuterLoop:
         """Get the newest state from its holders."""
         outer, view, plane = self.outer, order.view, self._member.plane
         self.participation.stop()
-        keep = self.participation.keep(view)
+        update = self.participation.residual_update(view)
         self.participation.forget()
-        if keep is not None:
-            await self.compute(keep)
+        if update is not None:
+            await self.compute(update)
         if order.differs:
             log.warning(f"its state of round {view.committed} is not the run's: fetches the chunks that differ")
             outer.distrust()
@@ -333,8 +336,8 @@ class OuterLoop:
 
     def begin_training(self, order: ef.Train) -> None:
         """Forget what was encoded of the steps before: those that begin are encoded anew."""
-        if (keep := self.participation.keep(order.view)) is not None:
-            self._spawn(self.compute(keep))
+        if (update := self.participation.residual_update(order.view)) is not None:
+            self._spawn(self.compute(update))
         self.participation.forget()
         if self.outer.staleness is not None and not order.owed:
             self.outer.staleness.restart()
@@ -369,12 +372,12 @@ class OuterLoop:
 
     def verify_seals(self, view: pb.View) -> None:
         """Compare the sealed chunks that are here with the ledger's digests, which the view has."""
-        self.participation.prove(view.plan.round, view.ledger)
+        self.participation.verify_seals(view.plan.round, view.ledger)
 
     def complete_reduce(self, plan: Plan, root: bytes, proven: bool) -> None:
         """Report that every sealed chunk is here; `proven`: and is the ledger's."""
         peers = self._member.plane.peers
-        self._emit(ev.ReduceHeld((plan.round, plan.attempt), root))
+        self._emit(ev.ReduceComplete((plan.round, plan.attempt), root))
         complete = pb.ReduceComplete(
             digest=root,
             proven=proven,

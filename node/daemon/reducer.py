@@ -23,7 +23,7 @@ from atoll.node.config import NodeConfig
 from atoll.node.control.reports import plan_of
 from atoll.node.daemon import control_socket
 from atoll.node.daemon.session import CoordinatorSession
-from atoll.node.daemon.state_dir import JoinOptions, claimed, on_signals
+from atoll.node.daemon.state_dir import JoinOptions, exclusive, on_signals
 from atoll.node.outer.method import seal_format
 
 log = logging.getLogger("atoll.node")
@@ -43,13 +43,13 @@ class Reducer:
         self._member: CoordinatorSession
 
     async def run(self) -> None:
-        with claimed(self._options.state_dir), take_part():
+        with exclusive(self._options.state_dir), take_part():
             await self._story()
 
     async def _story(self) -> None:
         """From join to good-bye."""
         async with CoordinatorSession.opened(
-            self._invite, self._config, self._options, _Nothing()
+            self._invite, self._config, self._options, NothingToFetch()
         ) as self._member:
             try:
                 self._heartbeat = (await self._member.join("reducer")).heartbeat
@@ -62,7 +62,7 @@ class Reducer:
 
     async def _live(self) -> None:
         """The session with the coordinator until the run, or this node, is over."""
-        session = asyncio.create_task(self._member.keep(self._stop, self._watch, self._beat))
+        session = asyncio.create_task(self._member.maintain(self._stop, self._watch, self._beat))
         over = asyncio.create_task(self._over.wait())
         try:
             await asyncio.wait((session, over), return_when=asyncio.FIRST_COMPLETED)
@@ -147,8 +147,8 @@ async def reduce_only(invite: Invite, config: NodeConfig, options: JoinOptions) 
     await Reducer(invite, config, options).run()
 
 
-class _Nothing:
-    """It has nothing that peers may fetch."""
+class NothingToFetch:
+    """The data plane's source of a node that has neither state nor sealed chunks."""
 
     async def sealed(self, round: Round, chunk: int) -> Octets | None:
         return None

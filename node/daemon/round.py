@@ -1,11 +1,13 @@
-"""A node's part in the reduces: what it brings to a round, the reduce under way, and what becomes of the rest.
+"""A node's participation in the reduces: what it brings to a round, the reduce under way, and what becomes of
+the rest.
 
-    encode      anchor - local of the round's fragment, once a round, whatever the number of attempts; with error
-                feedback, what the wire left out before is added
-    begin       take part under the round's first plan, or go on under a newer one
-    prove       the ledger's digests, where what is here was found to be something else
-    sealed      every sealed chunk, once the round is committed
-    keep        with error feedback: what the wire has left out this time
+    encode              anchor - local of the round's fragment, once a round, whatever the number of attempts; with
+    error
+                        feedback, what the wire left out before is added
+    begin               take part under the round's first plan, or go on under a newer one
+    verify_seals        the ledger's digests, where what is here was found to be something else
+    sealed              every sealed chunk, once the round is committed
+    residual_update     with error feedback: what the wire has left out this time
 
 The outer loop says when; nothing here decides.
 """
@@ -61,6 +63,8 @@ class RunningReduce:
 
 
 class RoundParticipation:
+    """One node in reduce after reduce, a round at a time. `stop` and `forget` end what is under way."""
+
     def __init__(
         self,
         plane: DataPlane,
@@ -81,7 +85,7 @@ class RoundParticipation:
         self._round = RoundBuffers()
         self._reducing: RunningReduce | None = None
         self._plan: Plan  # the latest one
-        self.came: Callable[[int, U8], None] | None = None  # is told of sealed chunks before the commit
+        self.on_sealed: Callable[[int, U8], None] | None = None  # called with sealed chunks before the commit
 
     # What it brings
 
@@ -186,7 +190,7 @@ class RoundParticipation:
             self._reducing.task.cancel()
         self._reducing = None
 
-    def prove(self, round_: int, ledger: bytes) -> None:
+    def verify_seals(self, round_: int, ledger: bytes) -> None:
         """The digests of the round's sealed chunks, one after the other: members were found to hold others."""
         if (reduction := self.reduction) is not None and reduction.round == round_:
             reduction.prove([ledger[i : i + DIGEST_SIZE] for i in range(0, len(ledger), DIGEST_SIZE)])
@@ -210,14 +214,14 @@ class RoundParticipation:
         try:
             sealing = self._sealings[self._outer.fragment_schedule.fragment(reducing.round)]
             terms = self._codec, chunks, self._plan, self._outcome, sealing
-            reducing.reduction = Reduction(peers, me, encoded, *terms, self.came)
+            reducing.reduction = Reduction(peers, me, encoded, *terms, self.on_sealed)
             await reducing.reduction.run()
         except AtollError as error:
             log.warning(f"round {reducing.round}: {error}")  # nobody to blame: the coordinator's clock decides
 
     # What the wire left out
 
-    def keep(self, view: pb.View) -> Callable[[], None] | None:
+    def residual_update(self, view: pb.View) -> Callable[[], None] | None:
         """What the worker is to do, before the anchor moves or training starts anew, when the view tells of a
         committed round that has this node's bytes; None: nothing new."""
         residual, buffers = self._residual, self._round

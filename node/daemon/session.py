@@ -16,21 +16,21 @@ from atoll.comm.invite import Invite, join_host_port, split_host_port
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.transport.data_plane import DataPlane, StateSource
 from atoll.node.config import NodeConfig
-from atoll.node.control.client import AWAY, ControlClient, NodeIdentity, SessionLost
+from atoll.node.control.client import OUTAGE_SECONDS, ControlClient, NodeIdentity, SessionLost
 from atoll.node.control.reports import Reports
-from atoll.node.daemon.state_dir import JoinOptions, remember, remember_life, remembered, sessions
+from atoll.node.daemon.state_dir import JoinOptions, load_session, save_next_session, save_session, tls_contexts
 
 log = logging.getLogger("atoll.node")
 MEGABIT = 125e3  # bytes
 
 
 class CoordinatorSession:
-    """`opened`, then `join`, `keep` and `leave`."""
+    """`opened`, then `join`, `maintain` and `leave`."""
 
     def __init__(self, invite: Invite, config: NodeConfig, options: JoinOptions, plane: DataPlane) -> None:
         self._invite = invite
         self.config, self.options, self.plane = config, options, plane
-        self._memory = options.state_dir / "session"
+        self._session_file = options.state_dir / "session"
         self._identity: NodeIdentity
         self._joined = False
         self.control = ControlClient(invite)
@@ -42,19 +42,19 @@ class CoordinatorSession:
     @classmethod
     @asynccontextmanager
     async def opened(
-        cls, invite: Invite, config: NodeConfig, options: JoinOptions, shelf: StateSource
+        cls, invite: Invite, config: NodeConfig, options: JoinOptions, source: StateSource
     ) -> AsyncIterator[Self]:
-        """Peers can dial this node while the context lasts; `shelf`: what they may fetch."""
+        """Peers can dial this node while the context lasts; `source`: what they may fetch."""
         plane = await DataPlane.start(
             options.listen,
             RunId(invite.run),
             NodeId("?"),
             b"",
-            shelf,
+            source,
             (config.upload * MEGABIT, config.download * MEGABIT),
             config.streams,
             config.congestion,
-            sessions(invite, options),
+            tls_contexts(invite, options),
         )
         member = cls(invite, config, options, plane)
         try:
@@ -71,37 +71,39 @@ class CoordinatorSession:
         options, address = self.options, self.options.advertise or join_host_port(listening, port)
         self._identity = NodeIdentity(options.name, address, options.leaf, role, self.plane.pin)
         # Chosen here and remembered first: if the answer is lost, the next try is the same node's.
-        self.control.session = remembered(self._memory, self._invite) or secrets.token_hex(16)
-        remember(self._memory, self._invite, self.control.session)
+        self.control.session = load_session(self._session_file, self._invite) or secrets.token_hex(16)
+        save_session(self._session_file, self._invite, self.control.session)
         reply = await self.control.join(self._identity, options.patience)
         self.run = from_json(reply.config)
         self.plane.peers.compressor.enabled = self.run.reduce.zstd
-        self._admitted(reply)
+        self._adopt(reply)
         self._joined = True
         log.info(f"joined run {reply.run} as {self.me}; peers reach this node at {reply.address}")
         return reply
 
-    def _admitted(self, reply: pb.JoinReply) -> None:
+    def _adopt(self, reply: pb.JoinReply) -> None:
         """Be the node that the coordinator says this is, now and when it starts again."""
         self.me = NodeId(reply.node_id)
         self.mark = digest(b"run" + reply.data_key)
         self.plane.identify(self.me, reply.data_key)
-        remember_life(self._memory, self._invite, reply.session)
+        save_next_session(self._session_file, self._invite, reply.session)
 
-    async def keep(self, rejoined: Callable[[], None], *parts: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Carry out `parts` and send reports as long as the session lasts; join again when it is lost, and call
-        `rejoined`. Returns after the good-bye of this node."""
+    async def maintain(
+        self, on_rejoin: Callable[[], None], *duties: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Carry out `duties` and send reports as long as the session lasts; join again when it is lost, and call
+        `on_rejoin`. Returns after the good-bye of this node."""
         while True:
             try:
                 async with asyncio.TaskGroup() as session:
-                    for part in (*parts, self.control.send_reports):
-                        session.create_task(part())
+                    for duty in (*duties, self.control.send_reports):
+                        session.create_task(duty())
             except* SessionLost as lost:
                 log.warning(f"the coordinator dropped this node ({lost.exceptions[0]}); it joins again")
             if not self._joined:
                 return
-            self._admitted(await self.control.join(self._identity, AWAY))
-            rejoined()
+            self._adopt(await self.control.join(self._identity, OUTAGE_SECONDS))
+            on_rejoin()
 
     async def leave(self, reason: str) -> None:
         """Once: first of all, so that nobody waits for what takes its time to stop."""

@@ -32,7 +32,7 @@ class JoinOptions:
 
 
 @contextlib.contextmanager
-def claimed(state_dir: Path) -> Iterator[None]:
+def exclusive(state_dir: Path) -> Iterator[None]:
     """Be the only daemon in this state directory while the context lasts; clear what a dead one left. Raises
     `ResourceError`."""
     try:
@@ -54,36 +54,36 @@ def claimed(state_dir: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def sessions(invite: Invite, options: JoinOptions) -> TlsContexts | None:
+def tls_contexts(invite: Invite, options: JoinOptions) -> TlsContexts | None:
     """The data plane's TLS, with the certificate in the state directory; None where the run is not encrypted."""
     return TlsContexts(load_or_make(options.state_dir)) if invite.pin else None
 
 
-def remember(memory: Path, invite: Invite, session: str) -> None:
+def save_session(file: Path, invite: Invite, session: str) -> None:
     """So that a daemon started again comes back as the same node, without another token. Raises `ResourceError`;
     then what was there still is."""
-    if remembered(memory, invite) == session:
+    if load_session(file, invite) == session:
         return
     data = f"{invite.address} {invite.run}\n{session}\n".encode()
     try:
-        with atomic_write(memory, None) as file:
-            write_all(file, [memoryview(data)], 0)
+        with atomic_write(file, None) as out:
+            write_all(out, [memoryview(data)], 0)
     except OSError as error:
-        raise ResourceError(f"cannot write {memory}: {error.strerror or error}") from None
+        raise ResourceError(f"cannot write {file}: {error.strerror or error}") from None
 
 
-def remember_life(memory: Path, invite: Invite, session: str) -> None:
+def save_next_session(file: Path, invite: Invite, session: str) -> None:
     """Remember a node's next life. What was remembered of the one before brings it back, too."""
     try:
-        remember(memory, invite, session)
+        save_session(file, invite, session)
     except ResourceError as error:
         log.warning(str(error))
 
 
-def remembered(memory: Path, invite: Invite) -> str:
+def load_session(file: Path, invite: Invite) -> str:
     """The session of an earlier life in this run; empty if there was none."""
     try:
-        whose, session = memory.read_text().splitlines()
+        whose, session = file.read_text().splitlines()
     except (OSError, ValueError):
         return ""
     return session if whose == f"{invite.address} {invite.run}" else ""

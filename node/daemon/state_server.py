@@ -13,7 +13,7 @@ from atoll.comm.ids import Round
 from atoll.node.checkpoint.checkpointer import Checkpointer
 from atoll.node.outer.state import OuterState
 
-SOON = 1.0  # seconds in which a node should have applied what was committed
+APPLY_SECONDS = 1.0  # in which a node should have applied what was committed
 
 
 class StateServer:
@@ -49,7 +49,7 @@ class StateServer:
         outer = self._outer
         if outer is not None:
             with suppress(TimeoutError):
-                async with asyncio.timeout(SOON):
+                async with asyncio.timeout(APPLY_SECONDS):
                     while outer.final_digests(round) is None and outer.newest in (round - 1, round):
                         await self._settled.wait()
         return outer

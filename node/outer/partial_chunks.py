@@ -52,6 +52,7 @@ class PartialChunks:
         self._extents[c] = 0
 
     def discard_all(self) -> None:
+        """No chunk has bytes here any more."""
         self._extents[:] = 0
 
 

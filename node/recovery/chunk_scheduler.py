@@ -38,7 +38,7 @@ class ChunkScheduler:
         self._last_progress: dict[int, float] = {}  # by chunk: when something of it came
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """Chunks that are not here."""
         return len(self._waiting) + len(self._under_way)
 

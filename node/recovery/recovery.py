@@ -231,11 +231,11 @@ class _RecoveryRun:
     async def run(self) -> RecoveryStats:
         self._requests = ChunkScheduler(await self._missing_chunks())
         progress = self._progress
-        progress.present = progress.chunks - self._requests.left
+        progress.present = progress.chunks - self._requests.remaining
         async with asyncio.TaskGroup() as self._group:
             for _ in range(self._parallel_donors):
                 self._next_donor()
-        if left := self._requests.left:
+        if left := self._requests.remaining:
             raise RoundMovedOn(f"{left} of {progress.chunks} chunks of round {self._round} could not be had")
         seconds = self._clock() - self._began
         return RecoveryStats(
@@ -287,7 +287,7 @@ class _RecoveryRun:
         async def stream() -> None:
             ready = self._connections[donor.node]
             async with ready.pop() if ready else _connection(self._plane, donor) as fetcher:
-                while self._requests.left:
+                while self._requests.remaining:
                     await self._fetch_next(fetcher)
                     if opened < self._streams_wanted(fetcher):
                         open_another()

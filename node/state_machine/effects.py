@@ -65,7 +65,7 @@ class StartReduce:
 
 
 @dataclass(frozen=True, slots=True)
-class Prove:
+class VerifySeals:
     """Hold the sealed chunks that have the digests of this view, and say so: others were found here."""
 
     view: pb.View
@@ -154,7 +154,7 @@ Effect = (
     | EndTrainer
     | Encode
     | StartReduce
-    | Prove
+    | VerifySeals
     | StopReduce
     | Apply
     | Recover

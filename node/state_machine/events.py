@@ -44,7 +44,7 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
-class ReduceHeld:
+class ReduceComplete:
     """Every sealed chunk of the attempt is here."""
 
     attempt: Attempt
@@ -81,7 +81,7 @@ Event = (
     | Waits
     | Evaluated
     | Encoded
-    | ReduceHeld
+    | ReduceComplete
     | StateMoved
     | MoveFailed
     | Rejoined

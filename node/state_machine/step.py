@@ -34,7 +34,6 @@ from atoll.node.state_machine.effects import (
     FallBack,
     FinishTraining,
     Initialise,
-    Prove,
     Recover,
     Renumber,
     ReportEvaluated,
@@ -46,12 +45,13 @@ from atoll.node.state_machine.effects import (
     StartReduce,
     StopReduce,
     Train,
+    VerifySeals,
 )
 from atoll.node.state_machine.events import (
     Encoded,
     Event,
     MoveFailed,
-    ReduceHeld,
+    ReduceComplete,
     Rejoined,
     StateMoved,
     TrainerDown,
@@ -91,7 +91,7 @@ def step(state: State, event: Event) -> tuple[State, list[Effect]]:
             break
         state = after
     if isinstance(event, ViewArrived) and state.view is event.view and event.view.ledger:
-        effects.append(Prove(event.view))
+        effects.append(VerifySeals(event.view))
     return state, effects
 
 
@@ -135,7 +135,7 @@ def _take(state: State, event: Event, out: list[Effect]) -> State:
             if state.ready == work:
                 out.append(ReportReady(work.round, _contribution(work, norm, damping)))
             return state
-        case ReduceHeld(attempt, root):
+        case ReduceComplete(attempt, root):
             if attempt not in _attempts(state):
                 return state
             return replace(state, reduce=Reduced(attempt, root))

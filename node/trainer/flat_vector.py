@@ -34,6 +34,8 @@ class ParameterSlot:
 
 @dataclass(frozen=True)
 class FlatLayout:
+    """The parameters in the order of the flat vector, (numel,) fp32."""
+
     slots: tuple[ParameterSlot, ...]
     numel: int
 
@@ -49,11 +51,13 @@ def layout_of(model: nn.Module, order: Sequence[str] = ()) -> FlatLayout:
 
 
 def shapes_of(layout: FlatLayout) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Name and shape of each parameter, in the order of the flat vector."""
     return tuple((slot.name, slot.shape) for slot in layout.slots)
 
 
 def map_vector(path: str | Path, numel: int) -> Tensor:
-    """The existing file as a (numel,) fp32 tensor that all who map it share; a shorter file is a ValueError."""
+    """The existing file as a (numel,) fp32 tensor that all who map it share. Raises `ValueError` for a shorter
+    one."""
     with open(path, "r+b") as file:
         return torch.frombuffer(mmap.mmap(file.fileno(), 4 * numel), dtype=torch.float32)
 
@@ -107,8 +111,8 @@ def copy_shards(model: nn.Module, layout: FlatLayout, into: list[Tensor] | None 
 @torch.no_grad()
 def restore_shards(model: nn.Module, layout: FlatLayout, shards: list[Tensor]) -> None:
     """Put back what `copy_shards` returned."""
-    for (_, shard), own in zip(_pieces(model, layout), shards, strict=True):
-        shard.view(-1).copy_(own)
+    for (_, shard), copy in zip(_pieces(model, layout), shards, strict=True):
+        shard.view(-1).copy_(copy)
 
 
 @torch.no_grad()
@@ -120,8 +124,8 @@ def adopt_shards(
     adopt: Adopt,
     chosen: Callable[[int], bool] = lambda slot: True,
 ) -> None:
-    """Take this rank's intervals of `flat` in place of `sent`, which the shards were: what `copy_shards` returned
-    then; of chosen slots, by number. The arithmetic is done in host memory."""
+    """Take this rank's intervals of `flat`, (layout.numel,) fp32, in place of `sent`, which the shards were: what
+    `copy_shards` returned then. `chosen(i)`: whether slot i is taken. The arithmetic is done in host memory."""
     for (i, interval, shard), was in zip(_numbered_pieces(model, layout), sent, strict=True):
         if not chosen(i):
             continue
@@ -134,7 +138,7 @@ def adopt_shards(
 
 @torch.no_grad()
 def squared_distances(model: nn.Module, layout: FlatLayout, flat: Tensor) -> list[float]:
-    """Of each parameter the squared l2 norm of its distance from `flat`, as far as this rank holds it."""
+    """The squared l2 norm of each parameter's distance from `flat`, as far as this rank holds it, by slot."""
     squares = [0.0] * len(layout.slots)
     for i, interval, shard in _numbered_pieces(model, layout):
         square = torch.zeros((), dtype=torch.float64, device=shard.device)

@@ -60,6 +60,8 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
+    """Attention, then feed-forward, each normed before and added to the residual stream (B, T, dim)."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.dim, config.norm_eps)

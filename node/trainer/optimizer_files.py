@@ -66,6 +66,7 @@ class OptimizerFiles:
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
     def path(self, round_: int) -> Path:
+        """The folder of a round, whether it is there or not."""
         return self._folder / f"{PREFIX}{round_:012d}"
 
     def begin(self, round_: int, size: int) -> Path:
@@ -129,6 +130,7 @@ class OptimizerFiles:
         return path
 
     def unfinished_path(self, round_: int) -> Path:
+        """The folder of a round while it is being written."""
         path = self.path(round_)
         return path.with_name(path.name + UNFINISHED_SUFFIX)
 
@@ -137,5 +139,5 @@ class OptimizerFiles:
             shutil.rmtree(self.path(old), ignore_errors=True)
 
     def _size(self) -> int:
-        """Bytes of all files."""
+        """Bytes of all files in the folder."""
         return sum(file.stat().st_size for file in self._folder.rglob("*") if file.is_file())

@@ -166,6 +166,7 @@ def main(spec_path: str, group: str) -> None:
 
 
 def connect(path: str) -> TrainerEnd:
+    """Connect to the daemon's socket. Raises `Unreachable`."""
     try:
         return TrainerEnd(path)
     except OSError as error:
@@ -285,7 +286,7 @@ def optimizer_checkpoint(
     fragments, _ = fragments_and_chunks(spec.run, shapes_of(layout))
     every = spec.run.checkpoint.every * len(fragments)
     checkpoint = OptimizerCheckpoint(
-        learner, files, every, lambda sentence: commands.send(trainer_channel.Told(sentence))
+        learner, files, every, lambda sentence: commands.send(trainer_channel.LogLine(sentence))
     )
     try:
         yield checkpoint

@@ -13,8 +13,17 @@ from atoll.comm.bitmap import bitmap
 from atoll.comm.plan import NOBODY, InvalidPlan
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node.control.reports import plan_of
-from atoll.node.state_machine import events as ev
-from atoll.node.state_machine.state import FragmentTurns, State
+from atoll.node.state_machine.events import (
+    Event,
+    MoveFailed,
+    Rejoined,
+    StateMoved,
+    TrainerDown,
+    TrainerSilent,
+    TrainerUp,
+    ViewArrived,
+)
+from atoll.node.state_machine.state import State
 from atoll.node.state_machine.step import step
 from atoll.node.trainer_channel import Evaluated, Reached, Ready, Waits
 
@@ -37,18 +46,24 @@ def plausible(draw: st.DrawFn) -> pb.View:
     return view
 
 
-LAYOUT = pb.LayoutReported(numel=10, digest=b"layout")
-HAPPENINGS: list[ev.Event] = [
-    *(ev.TrainerUp(LAYOUT), ev.TrainerDown(), ev.TrainerSilent(99.0), ev.Rejoined()),
-    *(ev.StateMoved(0, b"state"), ev.StateMoved(1, b"other"), ev.MoveFailed(-1)),
-    *(Reached(1), Ready(1, 3, 2.0, 12, 1.0, True), Waits(1), Evaluated(1, 2.0)),
-]
-VIEWS = st.one_of(messages(pb.View), plausible()).map(ev.ViewArrived)
+def happenings(layout: pb.LayoutReported) -> list[Event]:
+    """What may come of a node's trainer and of its effects, at any time."""
+    return [
+        *(TrainerUp(layout), TrainerDown(), TrainerSilent(99.0), Rejoined()),
+        *(StateMoved(0, b"state"), StateMoved(1, b"other"), MoveFailed(-1)),
+        *(Reached(1), Ready(1, 3, 2.0, 12, 1.0, True), Waits(1), Evaluated(1, 2.0)),
+    ]
 
 
-@given(st.booleans(), st.lists(st.one_of(VIEWS, st.sampled_from(HAPPENINGS)), max_size=8))
-def test_any_views_between_any_events_are_taken(in_turns: bool, events: list[ev.Event]) -> None:
-    state = State(turns=FragmentTurns() if in_turns else None)
+WHOLE, TURNS = pb.LayoutReported(numel=9), pb.LayoutReported(numel=9, fragments=[4, 5])
+VIEWS = st.one_of(messages(pb.View), plausible()).map(ViewArrived)
+
+
+@given(
+    st.sampled_from([WHOLE, TURNS]).flatmap(lambda m: st.lists(VIEWS | st.sampled_from(happenings(m)), max_size=9))
+)
+def test_any_views_between_any_events_are_taken(events: list[Event]) -> None:
+    state = State()
     for happened in events:
         state, effects = step(state, happened)
         assert len(effects) < 12
@@ -61,8 +76,7 @@ def test_bytes_that_are_no_view_are_noticed_as_such(data: bytes) -> None:
         view = pb.View.FromString(data)
     except DecodeError:
         return
-    state, _ = step(State(), ev.TrainerUp(LAYOUT))
-    step(state, ev.ViewArrived(view))
+    step(step(State(), TrainerUp(WHOLE))[0], ViewArrived(view))
 
 
 CHANGES = ["gone", "owner", "relay", "kept", "region", "weight", "name"]

@@ -9,8 +9,8 @@ from sim.truth import next_state
 if TYPE_CHECKING:
     from sim.node import Node
 
-KEPT = 2  # snapshots
-PATIENCE = 5.0  # seconds that a contribution waits for the disk at most
+SNAPSHOTS_RETAINED = 2
+DISK_WAIT = 5.0  # seconds that a contribution waits for the disk at most
 
 
 @dataclass(slots=True)
@@ -28,13 +28,13 @@ class Disk:
         return round_, state
 
 
-class Durable:
+class Checkpointer:
     """A process's writes to its host's disk; each takes a while."""
 
     def __init__(self, node: "Node") -> None:
         self.node, self.world = node, node.world
         self.writing: dict[int, bytes] = {}  # what the log is to have, by round
-        self._snapping = self._urgent = self._doubted = False
+        self._snapping = self._urgent = self._distrusted = False
 
     @property
     def disk(self) -> Disk | None:
@@ -49,7 +49,7 @@ class Durable:
         """Seconds."""
         return self.world.luck.choice([0.001, 0.05, self.world.luck.uniform(0.0, 1.5)])
 
-    def committed(self, round_: int, sealed: bytes) -> None:
+    def record_round(self, round_: int, sealed: bytes) -> None:
         if self.disk is not None:
             self.writing[round_] = sealed
             self.node.later(self._took(), self._written, self.disk, round_)
@@ -57,32 +57,34 @@ class Durable:
     def _written(self, disk: Disk, round_: int) -> None:
         disk.log[round_] = self.writing.pop(round_)
 
-    def settled(self, round_: int, state: bytes, alone: bool) -> None:
+    def finalized(self, round_: int, state: bytes, sole_copy: bool) -> None:
         disk = self.disk
         if disk is None or not self.keeps or self._snapping:
             return
         due = not disk.snapshots or round_ - disk.snapshots[0][0] >= self.world.config.checkpoint.every
-        lost = Disk(disk.snapshots, disk.log | self.writing).state()[0] < round_
-        if due or alone or lost or self._doubted:
-            self._snapping, self._urgent = True, alone or lost or self._doubted
-            self.node.later(self._took(), self._snapped, disk, (round_, state), self._doubted)
+        unreachable = Disk(disk.snapshots, disk.log | self.writing).state()[0] < round_
+        if due or sole_copy or unreachable or self._distrusted:
+            self._snapping, self._urgent = True, sole_copy or unreachable or self._distrusted
+            self.node.later(self._took(), self._snapped, disk, (round_, state), self._distrusted)
 
-    def _snapped(self, disk: Disk, new: tuple[int, bytes], doubted: bool) -> None:
+    def _snapped(self, disk: Disk, new: tuple[int, bytes], distrusted: bool) -> None:
         self._snapping = False
-        disk.snapshots[:] = [new] if doubted else [new, *(s for s in disk.snapshots if s[0] != new[0])][:KEPT]
-        self._doubted = self._doubted and not doubted
+        disk.snapshots[:] = (
+            [new] if distrusted else [new, *(s for s in disk.snapshots if s[0] != new[0])][:SNAPSHOTS_RETAINED]
+        )
+        self._distrusted = self._distrusted and not distrusted
         for old in [r for r in disk.log if r <= disk.snapshots[-1][0]]:
             del disk.log[old]
 
-    def doubt(self) -> None:
-        self._doubted = True
+    def distrust(self) -> None:
+        self._distrusted = True
 
-    def renumbered(self, before: int) -> None:
+    def drop_rounds_after(self, round_: int) -> None:
         if self.disk is not None:
-            for round_ in [r for r in self.disk.log if r > before]:
-                del self.disk.log[round_]
+            for later in [r for r in self.disk.log if r > round_]:
+                del self.disk.log[later]
 
-    def busy(self, round_: int) -> bool:
+    def is_pending(self, round_: int) -> bool:
         """It is writing what it needs to bring back the state of `round_`."""
         if self.disk is None or not self.keeps or self.disk.state()[0] >= round_:
             return False

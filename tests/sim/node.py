@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, assert_never
 from sim import invariants
 from sim.beyond import Beyond
 from sim.control import Control
-from sim.disk import PATIENCE, Disk, Durable
+from sim.disk import DISK_WAIT, Checkpointer, Disk
 from sim.engine import Process
 from sim.plane import Plane
 from sim.trainer import Trainer
@@ -60,9 +60,8 @@ class Node(Process):
         super().__init__(world.engine, host.name)
         self.world, self.host = world, host
         self.machine = State(stall=world.config.members.stall)
-        self.layout = pb.LayoutReported(numel=world.numel, digest=digest("layout"), fragments=world.fragments)
         self.control, self.trainer, self.plane = Control(self), Trainer(self), Plane(self)
-        self.durable = Durable(self)
+        self.durable = Checkpointer(self)
         self.state = -1, b""  # round and digest of what anchor and momentum hold
         self.still = False  # peers may fetch it
         self.flip = False  # the next state that it computes has a wrong bit
@@ -82,6 +81,11 @@ class Node(Process):
     @property
     def session(self) -> Life:
         return self.control.session
+
+    @property
+    def layout(self) -> pb.LayoutReported:
+        world = self.world
+        return pb.LayoutReported(numel=world.numel, digest=digest("layout"), fragments=world.fragments)
 
     @property
     def clock(self) -> float:
@@ -141,7 +145,7 @@ class Node(Process):
                 behind = self.beyond.of(plan.round)
                 local, vague = tuple(self.local), self.beyond.vague
                 self.plane.begin(plan, Contribution(self.me, local, self.base, behind, vague))
-            case ef.Prove(view):
+            case ef.VerifySeals(view):
                 self.plane.prove(view.plan.round, view.ledger)
             case ef.StopReduce():
                 self.plane.cancel()
@@ -212,7 +216,7 @@ class Node(Process):
             self.world.dropped(self, samples, why)
 
     def _encoded(self, work: Work, since: float) -> None:
-        if self.durable.busy(work.round - 1) and self.clock - since < PATIENCE:
+        if self.durable.is_pending(work.round - 1) and self.clock - since < DISK_WAIT:
             self.later(0.05, self._encoded, work, since)
         else:
             self.feed(node_ev.Encoded(work, work.norm, 1.0))
@@ -251,11 +255,11 @@ class Node(Process):
     def _initialised(self) -> None:
         self.drop_for_good()
         self.beyond.clear()
-        self.durable.doubt()
+        self.durable.distrust()
         self._settle(0, self.world.initial_state(self), alone=True)
 
     def _renumber(self, round_: int) -> None:
-        self.durable.renumbered(self.state[0])
+        self.durable.drop_rounds_after(self.state[0])
         self._settle(round_, self.state[1], alone=True, computed=False)
 
     def _apply(self, round_: int, payloads: tuple[bytes, ...]) -> None:
@@ -264,13 +268,13 @@ class Node(Process):
         if self.world.left_out(self, round_):
             self.drop_for_good()
         self.beyond.apply(round_)
-        self.durable.committed(round_, sealed)
+        self.durable.record_round(round_, sealed)
         self._settle(round_, next_state(self.state[1], sealed))
 
     def _recover(self, order: ef.Recover, differs: bool, rebase: bool) -> None:
         self.still = False
         if differs:
-            self.durable.doubt()
+            self.durable.distrust()
         if not rebase:
             self.drop_for_good() if differs else self.drop(self.local, "it recovers without keeping its work")
             self.local = []
@@ -298,7 +302,7 @@ class Node(Process):
             self.world.truth.flipped.add(self.me)
         self.state, self.still, self.base = (round_, state), True, state
         self.world.settled(self, round_)
-        self.durable.settled(round_, state, alone)
+        self.durable.finalized(round_, state, alone)
         self.feed(node_ev.StateMoved(round_, state))
 
     def state_of(self, round_: int) -> bytes:
@@ -338,8 +342,8 @@ def told(event: object) -> str:
             return f"Recover({view.committed}, {differs=}, {rebase=}, from {donors})"
         case ef.Train(view, carried, resume, on, rebased):
             return f"Train({view.train.round}, {carried=}, {resume=}, {on=}, {rebased=})"
-        case ef.Prove(view):
-            return f"Prove({view.plan.round}/{view.plan.attempt})"
+        case ef.VerifySeals(view):
+            return f"VerifySeals({view.plan.round}/{view.plan.attempt})"
         case ef.StartReduce(plan):
             return f"StartReduce({plan.round}/{plan.attempt})"
         case _:

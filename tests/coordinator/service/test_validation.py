@@ -154,7 +154,7 @@ def test_any_report_is_an_event_of_finite_numbers_or_refused_with_a_sentence(req
 
 @given(messages(pb.HeartbeatRequest))
 def test_any_heartbeat_is_heard(beat: pb.HeartbeatRequest) -> None:
-    heard, vitals = validation.heard(ADA, 1, beat), validation.vitals(beat)
+    heard, vitals = validation.heartbeat(ADA, 1, beat), validation.vitals(beat)
     assert heard.phase.isprintable() and len(heard.phase) <= 20
     assert finite((vitals.tokens_per_s, vitals.loss))
 

@@ -116,7 +116,7 @@ def test_files_that_the_daemon_replaces_meanwhile_are_looked_for_again(
             asyncio.run(node.commit(*range(6, 20)))  # nothing of what was found is left
         return looked[-1]
 
-    monkeypatch.setattr(exporting, "look", looking)
+    monkeypatch.setattr(exporting, "open_run", looking)
     call(node.state_dir, tmp_path / "model.safetensors")
     assert flat(tmp_path / "model.safetensors") == node.anchor().tobytes()
 

@@ -49,7 +49,7 @@ def stored(node: Node, store: str, round_: int) -> Path:
     kept = export.open_run(node.folder)
     assert kept is not None
     there = RemoteStore(folder_of(store, RUN.name, MARK.hex()))
-    facts = CheckpointFacts(RUN.name, kept.mark, round_, 0, round_, kept.chunks, kept.layout)
+    facts = CheckpointFacts(RUN.name, kept.run_id, round_, 0, round_, kept.chunks, kept.layout)
     there.write(facts, (StatePiece(*found[1:]) for found in export.replay_state(kept, round_)), lambda _: None)
     return Path(there.path, f"round-{round_:012d}")
 

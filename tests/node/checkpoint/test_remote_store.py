@@ -71,7 +71,7 @@ def state(node: Node) -> tuple[CheckpointFacts, Callable[[], Iterator[StatePiece
     kept = export.open_run(node.folder)
     assert kept is not None
     round_ = kept.rounds[0]
-    facts = CheckpointFacts(RUN.name, kept.mark, round_, 10 * round_, round_, kept.chunks, kept.layout)
+    facts = CheckpointFacts(RUN.name, kept.run_id, round_, 10 * round_, round_, kept.chunks, kept.layout)
     return facts, lambda: (StatePiece(*found[1:]) for found in export.replay_state(kept, round_))
 
 
@@ -124,8 +124,8 @@ def test_a_file_of_any_size_is_sent_in_no_more_blocks_than_a_store_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As 100 GB would be: S3 takes 10,000 blocks."""
-    monkeypatch.setattr(store_, "BLOCK", 64)
-    monkeypatch.setattr(store_, "MOST_BLOCKS", 5)
+    monkeypatch.setattr(store_, "BLOCK_SIZE", 64)
+    monkeypatch.setattr(store_, "MAX_BLOCKS", 5)
     facts, pieces = state(filled(tmp_path / "node", 1))
     store, blocks = RemoteStore(f"memory://{tmp_path.name}"), list[int]()
     opened = store.fs.open
@@ -195,7 +195,7 @@ async def settled(sending: Uploader, node: Node, rounds: range) -> None:
     """Commit rounds one by one; after each the upload that may follow is over, or failed."""
     for round_ in rounds:
         await node.commit(round_)
-        sending.taken()
+        sending.snapshot_taken()
         await sending.idle()
 
 
@@ -229,7 +229,7 @@ def test_who_is_first_sends_a_checkpoint_when_it_is_due_and_the_next_where_the_f
 def test_a_store_that_fails_is_a_sentence_and_is_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploader, "RETRY", 0.01)
+    monkeypatch.setattr(uploader, "RETRY_INTERVAL", 0.01)
     node, blocked = filled(tmp_path / "node", 1), tmp_path / "store"
     blocked.write_text("a file where the folder should be")
     config = CheckpointConfig(remote=f"file://{blocked}", remote_every=1)
@@ -237,7 +237,7 @@ def test_a_store_that_fails_is_a_sentence_and_is_tried_again(
     async def story() -> None:
         sending = Uploader(node.folder, config, free, turn=1)
         task = asyncio.create_task(sending.run())
-        sending.taken()
+        sending.snapshot_taken()
         await sending.idle()
         assert "NotADirectoryError" in sending.trouble or "FileExistsError" in sending.trouble
         blocked.unlink()
@@ -256,7 +256,7 @@ def test_a_store_that_fails_is_a_sentence_and_is_tried_again(
 
 def test_a_state_that_is_not_the_runs_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a node whose memory was wrong when it took its snapshot."""
-    monkeypatch.setattr(uploader, "RETRY", 0.01)
+    monkeypatch.setattr(uploader, "RETRY_INTERVAL", 0.01)
     node = filled(tmp_path / "node", 2)
     config = CheckpointConfig(remote=f"file://{tmp_path}/store", remote_every=1)
     store = RemoteStore(folder_of(config.remote, RUN.name, MARK.hex()))
@@ -264,11 +264,11 @@ def test_a_state_that_is_not_the_runs_is_no_checkpoint(tmp_path: Path, monkeypat
     async def story() -> None:
         sending = Uploader(node.folder, config, free, turn=1)
         task = asyncio.create_task(sending.run())
-        sending.told(2, bytes(16))
-        sending.taken()
+        sending.record_digest(2, bytes(16))
+        sending.snapshot_taken()
         await sending.idle()
         assert "the state of round 2 on its disk is not the run's" in sending.trouble and store.rounds() == []
-        sending.told(2, node.outer.finalize())
+        sending.record_digest(2, node.outer.finalize())
         async with asyncio.timeout(DEADLINE):
             while sending.newest < 2 or sending.trouble:
                 await asyncio.sleep(0.01)
@@ -281,8 +281,8 @@ def test_a_state_that_is_not_the_runs_is_no_checkpoint(tmp_path: Path, monkeypat
 def test_a_store_that_does_not_answer_is_a_sentence_and_is_tried_again_when_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploader, "SILENT", 0.2)
-    monkeypatch.setattr(uploader, "RETRY", 0.01)
+    monkeypatch.setattr(uploader, "STORE_TIMEOUT", 0.2)
+    monkeypatch.setattr(uploader, "RETRY_INTERVAL", 0.01)
     node, config = (
         filled(tmp_path / "node", 1),
         CheckpointConfig(remote=f"file://{tmp_path}/store", remote_every=1),
@@ -298,7 +298,7 @@ def test_a_store_that_does_not_answer_is_a_sentence_and_is_tried_again_when_it_d
     async def story() -> None:
         sending = Uploader(node.folder, config, free, turn=1)
         task = asyncio.create_task(sending.run())
-        sending.taken()
+        sending.snapshot_taken()
         await sending.idle()
         assert sending.trouble.startswith("the store has not answered for 0.2 s") and sending.newest < 1
         reader = os.open(mute, os.O_RDONLY | os.O_NONBLOCK)
@@ -324,7 +324,7 @@ def test_a_checkpoint_waits_for_the_link_and_outlives_the_files_that_the_node_re
     async def story() -> None:
         sending = Uploader(node.folder, config, reduce_first, turn=1)
         task = asyncio.create_task(sending.run())
-        sending.taken()
+        sending.snapshot_taken()
         await asyncio.wait_for(asked.wait(), DEADLINE)
         before = {path.name for path in node.folder.glob("s*-*")}
         await node.commit(*range(2, 12))

@@ -68,7 +68,7 @@ def test_a_snapshot_of_a_fetched_state_tells_the_tokens_of_its_round(
         assert (files := outer_loop.durable._files) is not None
         assert [(s.first, s.tokens) for s in files.snapshots.newest_first] == [(3, 30)]
         heard = list[Any]()
-        outer_loop.uploads = cast(Any, SimpleNamespace(told=lambda *what: heard.append(what)))
+        outer_loop.uploads = cast(Any, SimpleNamespace(record_digest=lambda *what: heard.append(what)))
         outer_loop.follow(view)
         assert heard == [(3, view.state_digest)], "what is sent to a store is compared with it"
         await outer_loop.close()

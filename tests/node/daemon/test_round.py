@@ -142,7 +142,7 @@ def test_what_a_round_has_of_a_delta_that_was_not_encoded_to_its_end_is_kept(out
         await encoded.chunk(CHUNKS.count - 1)
         encoded._chunks[1:] = [None] * (CHUNKS.count - 1)
         lacking = bitmap(range(1, CHUNKS.count), CHUNKS.count)
-        keep = part.keep(pb.View(counted=1, committed=1, lacking=lacking))
+        keep = part.residual_update(pb.View(counted=1, committed=1, lacking=lacking))
         assert keep is not None
         keep()
         assert residual.round == 1

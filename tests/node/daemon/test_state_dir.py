@@ -10,17 +10,17 @@ from disks import full_disk
 from atoll.comm.errors import ResourceError
 from atoll.comm.invite import Invite
 from atoll.node.config import TrainerSpec
-from atoll.node.daemon.state_dir import claimed, remember, remember_life, remembered
+from atoll.node.daemon.state_dir import exclusive, load_session, save_next_session, save_session
 from atoll.node.daemon.trainer_supervisor import TrainerSupervisor
 
 INVITE = Invite("127.0.0.1:4700", "run", "token")
 
 
 def test_a_session_comes_back_for_its_run_alone(tmp_path: Path) -> None:
-    remember(tmp_path / "session", INVITE, "secret.1")
-    remember_life(tmp_path / "session", INVITE, "secret.2")
-    assert remembered(tmp_path / "session", INVITE) == "secret.2"
-    assert remembered(tmp_path / "session", Invite("127.0.0.1:4700", "other", "token")) == ""
+    save_session(tmp_path / "session", INVITE, "secret.1")
+    save_next_session(tmp_path / "session", INVITE, "secret.2")
+    assert load_session(tmp_path / "session", INVITE) == "secret.2"
+    assert load_session(tmp_path / "session", Invite("127.0.0.1:4700", "other", "token")) == ""
     assert stat.S_IMODE((tmp_path / "session").stat().st_mode) == 0o600
 
 
@@ -28,21 +28,21 @@ def test_a_disk_that_is_full_costs_a_node_neither_its_session_nor_its_life(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory = tmp_path / "session"
-    remember(memory, INVITE, "secret.1")
+    save_session(memory, INVITE, "secret.1")
     with full_disk(), pytest.raises(ResourceError, match=f"cannot write {memory}: "):
-        remember(memory, INVITE, "secret.2")
-    assert remembered(memory, INVITE) == "secret.1"
+        save_session(memory, INVITE, "secret.2")
+    assert load_session(memory, INVITE) == "secret.1"
     with full_disk():
-        remember(memory, INVITE, "secret.1")
-        remember_life(memory, INVITE, "secret.2")
-    assert remembered(memory, INVITE) == "secret.1" and "cannot write" in caplog.text
+        save_session(memory, INVITE, "secret.1")
+        save_next_session(memory, INVITE, "secret.2")
+    assert load_session(memory, INVITE) == "secret.1" and "cannot write" in caplog.text
     assert list(tmp_path.iterdir()) == [memory]
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff\xfe", b"one line", b"a\nb\nc\n", bytes(100)])
 def test_a_damaged_session_is_none(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "session").write_bytes(damage)
-    assert remembered(tmp_path / "session", INVITE) == ""
+    assert load_session(tmp_path / "session", INVITE) == ""
 
 
 def test_a_trainers_settings_that_cannot_be_written_are_said(tmp_path: Path) -> None:
@@ -52,11 +52,11 @@ def test_a_trainers_settings_that_cannot_be_written_are_said(tmp_path: Path) -> 
 
 
 def test_a_state_directory_has_one_daemon_from_its_first_moment_to_its_last(tmp_path: Path) -> None:
-    with claimed(tmp_path / "state"):
+    with exclusive(tmp_path / "state"):
         with (
             pytest.raises(ResourceError, match="another daemon uses the state directory"),
-            claimed(tmp_path / "state"),
+            exclusive(tmp_path / "state"),
         ):
             pass
-    with claimed(tmp_path / "state"):
+    with exclusive(tmp_path / "state"):
         pass

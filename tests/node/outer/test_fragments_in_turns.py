@@ -56,7 +56,7 @@ def test_a_checkpoint_begins_runs_in_the_same_and_in_other_fragments(tmp_path: P
     assert kept is not None and kept.chunks == node.chunks
     assert kept.chunks.fragment_count == 3
     store = RemoteStore(folder_of(f"file://{tmp_path}/remote", "tiny", MARK.hex()))
-    facts = CheckpointFacts("tiny", kept.mark, 5, 0, 5, kept.chunks, kept.layout)
+    facts = CheckpointFacts("tiny", kept.run_id, 5, 0, 5, kept.chunks, kept.layout)
     manifest = store.write(
         facts, (StatePiece(*found[1:]) for found in export.replay_state(kept, 5)), lambda _: None
     )

@@ -691,7 +691,7 @@ def test_a_stream_takes_what_nobody_has_and_then_what_is_late() -> None:
     stolen = requests.assign(a, 4.1, whole)
     assert stolen is not None and stolen.chunk == 1 and stolen.late
     assert requests.complete(stolen, 5.0) == [late] and requests.complete(late, 5.0) is None
-    assert requests.left == 0
+    assert requests.remaining == 0
 
 
 def test_a_stream_without_work_helps_with_the_chunk_of_which_the_most_parts_were_asked_of_nobody() -> None:

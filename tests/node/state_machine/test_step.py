@@ -19,7 +19,7 @@ from atoll.node.state_machine.events import (
     Encoded,
     Event,
     MoveFailed,
-    ReduceHeld,
+    ReduceComplete,
     Rejoined,
     StateMoved,
     TrainerDown,
@@ -72,7 +72,7 @@ class Story:
         view = pb.View(version=self.version, committed=round_ - 1, you="active", phase="reducing")
         view.plan.round, view.plan.attempt = round_, 1
         self.feed(ViewArrived(view))
-        self.feed(ReduceHeld((round_, 1), b"root %d" % round_))
+        self.feed(ReduceComplete((round_, 1), b"root %d" % round_))
 
     def seen(self) -> pb.View:
         assert self.state.view is not None
