@@ -23,6 +23,7 @@ from atoll.node.daemon.trainer_log import TrainerLog
 from atoll.node.trainer_channel import DaemonEnd, Failed, Ready, ToDaemon, ToTrainer
 
 log = logging.getLogger("atoll.node")
+START_SECONDS = 120.0  # that a trainer may take until its hello, at least: on a busy machine torch takes 60
 LOG_CHECK_SECONDS = 60.0  # between two looks at the size of the trainer's log
 
 
@@ -89,8 +90,9 @@ class TrainerSupervisor:
         exited = asyncio.create_task(process.wait())
         bounding = asyncio.create_task(self._bound_log())
         try:
-            stall = self._spec.run.members.stall  # one that does not come up is ended and started again
-            await asyncio.wait([connecting, exited], timeout=stall, return_when=asyncio.FIRST_COMPLETED)
+            # One that does not come up is ended and started again; one that is busy loading is not.
+            start = max(self._spec.run.members.stall, START_SECONDS)
+            await asyncio.wait([connecting, exited], timeout=start, return_when=asyncio.FIRST_COMPLETED)
             if connecting.done():
                 await self._listen(connecting.result())
         finally:
