@@ -7,10 +7,13 @@ own; here it is one for the whole delta, since its norm is told before the tenso
 from collections.abc import Sequence
 
 
-def clip_factors(norms: Sequence[float]) -> list[float]:
+def clip_factors(norms: Sequence[float], measure: Sequence[int] | None = None) -> list[float]:
     """Factors in (0, 1], one for each delta of l2 norm `norms`, that bring it down to the median where it is
-    longer. The median of an even number is the lower of the middle two, so that of two deltas the smaller counts;
-    deltas of norm 0 do not count."""
-    nonzero = sorted(n for n in norms if n > 0)
-    limit = nonzero[(len(nonzero) - 1) // 2] if nonzero else 0.0
+    longer. The median is of the deltas at the indices `measure` (None: of all), of an even number the lower of the
+    middle two, so that of two deltas the smaller counts; deltas of norm 0 do not count. Without any other, all
+    factors are 1."""
+    nonzero = sorted(norms[i] for i in (range(len(norms)) if measure is None else measure) if norms[i] > 0)
+    if not nonzero:
+        return [1.0] * len(norms)
+    limit = nonzero[(len(nonzero) - 1) // 2]
     return [limit / n if n > limit else 1.0 for n in norms]

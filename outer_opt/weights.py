@@ -1,7 +1,8 @@
 """Weights of the members' deltas in the mean.
 
 A weight is relative; the share of the mean follows when it is known whose deltas arrived. Dividing by the weight
-of all that were invited instead would shrink the step whenever somebody dies.
+of all that were invited instead would shrink the step whenever somebody dies. The coordinator weighs real members
+with these functions, the simulator simulated ones.
 """
 
 from collections.abc import Sequence
@@ -10,22 +11,26 @@ from statistics import median
 QUALITY_BOUND = 4.0  # largest weight by quality, in median weights
 
 
-def by_tokens(tokens: Sequence[float], steps: Sequence[float]) -> list[float]:
+def by_tokens(
+    tokens: Sequence[float], steps: Sequence[float], measure: Sequence[int] | None = None
+) -> list[float]:
     """Weights that are the tokens behind each delta (FedAvg, arXiv 1602.05629, algorithm 1)."""
     return [float(count) for count in tokens]
 
 
-def equal(tokens: Sequence[float], steps: Sequence[float]) -> list[float]:
+def equal(tokens: Sequence[float], steps: Sequence[float], measure: Sequence[int] | None = None) -> list[float]:
     """Weights of 1 each, 0 for who trained on nothing (DiLoCo, arXiv 2311.08105, algorithm 1)."""
     return [1.0 if count > 0 else 0.0 for count in tokens]
 
 
-def by_quality(tokens: Sequence[float], steps: Sequence[float]) -> list[float]:
+def by_quality(
+    tokens: Sequence[float], steps: Sequence[float], measure: Sequence[int] | None = None
+) -> list[float]:
     """Weights of tokens * tokens / steps (Decoupled DiLoCo, arXiv 2604.21428, section 3.2): a larger batch makes
     each token's gradient better. It is quadratic in the batch size, so at most `QUALITY_BOUND` times the
-    median."""
+    median of the deltas at the indices `measure`; None: of all."""
     raw = [t * (t / s) if s > 0 else 0.0 for t, s in zip(tokens, steps, strict=True)]
-    there = [w for w in raw if w > 0]
+    there = [raw[i] for i in (range(len(raw)) if measure is None else measure) if raw[i] > 0]
     return [min(w, QUALITY_BOUND * median(there)) for w in raw] if there else raw
 
 

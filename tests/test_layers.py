@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "comm.transport": {"comm", "comm.codecs"},
     "comm.allreduce": {"comm", "comm.codecs", "comm.transport"},
     "coordinator.placement": {"comm"},
-    "coordinator.state_machine": {"comm", "comm.config", "comm.transport", "coordinator.placement"},
+    "coordinator.state_machine": {"comm", "comm.config", "comm.transport", "coordinator.placement", "outer_opt"},
     "coordinator.service": {"comm", "comm.config", "comm.proto", "comm.transport", "coordinator.state_machine"},
     "coordinator.monitor": {"comm", "comm.config", "coordinator.service", "coordinator.state_machine"},
     "coordinator.server": {

@@ -1,75 +1,56 @@
 """What the contributions to a round count in its mean, and how long the round was. Pure.
 
-The arithmetic of weights and scales is that of `weights` and `clip` in `atoll.outer_opt`, which simulations use; a
-test holds them equal. The members of a round's first attempt set its measures, the bound of the weights, the
-largest norm and the round's length: so what one contribution counts stays as it is, whoever comes and goes in
-later attempts.
+The rules are those of `atoll.outer_opt`. The members of a round's first attempt set its measures, the bound of the
+weights, the largest norm and the round's length: so what one contribution counts stays as it is, whoever comes and
+goes in later attempts.
 """
-
-from statistics import median
-from typing import assert_never
 
 from atoll.comm.config.outer import WeightName
 from atoll.comm.config.run import RunConfig
 from atoll.coordinator.state_machine.ledger import Contribution, Ledger
+from atoll.outer_opt.clip import clip_factors
+from atoll.outer_opt.weights import by_quality, by_tokens, equal
 
-BOUND = 4.0  # times the median weight, of quality
+RULES = {WeightName.TOKENS: by_tokens, WeightName.EQUAL: equal, WeightName.QUALITY: by_quality}
 
 
 def weights(ledger: Ledger, config: RunConfig) -> list[float]:
-    """Of each entry: relative; 0 for one that brings no delta."""
-    name, founders = config.outer.weights, _founders(ledger)
-    raw = [_weight(name, e.contribution, config) if e.contribution else 0.0 for e in ledger.entries]
-    if name is not WeightName.QUALITY or not founders:
-        return raw
-    most = BOUND * median([_weight(name, c, config) for c in founders])
-    return [min(weight, most) for weight in raw]
+    """Relative weights of the ledger's entries, 0 for one that brings no delta."""
+    samples = [_samples(e.contribution) if e.contribution else 0 for e in ledger.entries]
+    tokens = [float(count * config.model.seq_len) for count in samples]
+    steps = [count / config.inner.batch_size for count in samples]
+    return RULES[config.outer.weights](tokens, steps, _founders(ledger))
 
 
 def scales(ledger: Ledger, config: RunConfig) -> list[float]:
-    """Of each entry: what its delta is multiplied with besides its weight."""
+    """Factors of the entries' deltas beside their weights: clipping, and the damping of late work."""
     late = [e.contribution.damping if e.contribution and config.outer.damping else 1.0 for e in ledger.entries]
     return [a * b for a, b in zip(clips(ledger, config), late, strict=True)]
 
 
 def clips(ledger: Ledger, config: RunConfig) -> list[float]:
-    """Of each entry: the factor that brings its delta's norm down to the median (Covenant-72B, arXiv 2603.08163);
-    1 for one that is not above it. Of an even number the lower of the middle two."""
-    norms = sorted(c.norm for c in _founders(ledger) if c.norm > 0)
-    if not config.outer.clip or not norms:
-        return [1.0] * len(ledger.entries)
-    limit = norms[(len(norms) - 1) // 2]
-    told = [e.contribution.norm if e.contribution else 0.0 for e in ledger.entries]
-    return [limit / norm if norm > limit else 1.0 for norm in told]
+    """Factors of the entries' deltas that bring outsized norms down to the median; 1 where the run does not
+    clip."""
+    norms = [e.contribution.norm if e.contribution else 0.0 for e in ledger.entries]
+    return clip_factors(norms, _founders(ledger)) if config.outer.clip else [1.0] * len(norms)
 
 
 def length(ledger: Ledger, config: RunConfig) -> float:
-    """Of the round, in usual rounds: inner steps behind its deltas on average; 1 where the outer rule is not kept
-    per token."""
-    founders = _founders(ledger)
+    """The round's length in usual rounds: inner steps behind its deltas on average; 1 where the outer rule is not
+    kept per token."""
+    founders = [ledger.entries[i].contribution for i in _founders(ledger)]
     if not config.outer.per_token or not founders:
         return 1.0
-    return sum(_steps(c, config) for c in founders) / len(founders) / config.rounds.inner_steps
+    steps = [_samples(c) / config.inner.batch_size for c in founders if c is not None]
+    return sum(steps) / len(steps) / config.rounds.inner_steps
 
 
-def _founders(ledger: Ledger) -> list[Contribution]:
+def _founders(ledger: Ledger) -> list[int]:
+    """Places of the entries with a delta that were in the round's first attempt."""
     first = min((e.since for e in ledger.entries), default=0)
-    return [e.contribution for e in ledger.entries if e.since == first and e.contribution]
+    return [i for i, e in enumerate(ledger.entries) if e.since == first and e.contribution]
 
 
-def _weight(name: WeightName, contribution: Contribution, config: RunConfig) -> float:
-    tokens = float((contribution.samples + contribution.earlier) * config.model.seq_len)
-    match name:
-        case WeightName.TOKENS:
-            return tokens
-        case WeightName.EQUAL:
-            return 1.0
-        case WeightName.QUALITY:
-            return tokens * (tokens / _steps(contribution, config))
-        case _:
-            assert_never(name)
-
-
-def _steps(contribution: Contribution, config: RunConfig) -> float:
-    """Inner steps behind the delta, those of rounds that left it out, or were other fragments', included."""
-    return (contribution.samples + contribution.earlier) / config.inner.batch_size
+def _samples(contribution: Contribution) -> int:
+    """Samples behind a delta, those of rounds that left it out, or were other fragments', included."""
+    return contribution.samples + contribution.earlier

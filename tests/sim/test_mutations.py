@@ -144,8 +144,8 @@ MUTATIONS = [
     Mutation(
         "the weight counts one sample less",
         C + "state_machine/weights.py",
-        "float((contribution.samples + contribution.earlier) * config",
-        "float((contribution.samples + contribution.earlier - 1) * config",
+        "float(count * config.model.seq_len)",
+        "float((count - 1) * config.model.seq_len)",
     ),
     Mutation(
         "who comes later changes what the others count",
@@ -155,14 +155,14 @@ MUTATIONS = [
     ),
     Mutation(
         "an outsized delta counts in full",
-        C + "state_machine/weights.py",
-        "limit / norm if norm > limit else 1.0",
+        "outer_opt/clip.py",
+        "limit / n if n > limit else 1.0",
         "1.0",
     ),
     Mutation(
         "a weight of quality is not bounded",
-        C + "state_machine/weights.py",
-        "[min(weight, most) for weight in raw]",
+        "outer_opt/weights.py",
+        "[min(w, QUALITY_BOUND * median(there)) for w in raw]",
         "raw",
         97,
     ),
@@ -612,8 +612,8 @@ MUTATIONS = [
     Mutation(
         "a delta is weighed without what was committed with other fragments",
         C + "state_machine/weights.py",
-        "    tokens = float((contribution.samples + contribution.earlier) * config.model.seq_len)",
-        "    tokens = float(contribution.samples * config.model.seq_len)",
+        "_samples(e.contribution) if e.contribution else 0 for",
+        "e.contribution.samples if e.contribution else 0 for",
         1,
     ),
     Mutation(
