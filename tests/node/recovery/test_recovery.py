@@ -345,7 +345,7 @@ def test_a_donor_that_has_not_applied_the_round_yet_answers_when_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one may when the round was committed a moment ago; the next one may be committed before the next try."""
-    monkeypatch.setattr(state_server, "SOON", 3600.0)  # seconds
+    monkeypatch.setattr(state_server, "APPLY_SECONDS", 3600.0)  # seconds
 
     @with_peers(tmp_path, "a", "b", "joiner")
     async def _(a: Peer, b: Peer, joiner: Peer) -> None:
@@ -369,7 +369,7 @@ def test_a_donor_that_has_not_applied_the_round_yet_answers_when_it_has(
 def test_who_is_asked_for_other_rounds_than_the_next_says_at_once_that_it_lacks_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_server, "SOON", 3600.0)  # seconds
+    monkeypatch.setattr(state_server, "APPLY_SECONDS", 3600.0)  # seconds
 
     @with_peers(tmp_path, "a", "joiner")
     async def _(a: Peer, joiner: Peer) -> None:
