@@ -1,4 +1,4 @@
-"""What one member knows of one chunk in a round's reduce, and of what it sends to one peer: the memory of
+"""A member's record of one chunk in a round's reduce, and of what it sends to one peer: the memory of
 `ReduceProtocol`, which alone changes it, and draws how the states follow one another.
 """
 
@@ -10,7 +10,7 @@ from atoll.comm.ids import NodeId
 
 
 class ChunkState(Enum):
-    """How far a chunk is at this member."""
+    """A chunk's progress at this member."""
 
     AWAITED = "awaited"  # its sealed bytes are to come from elsewhere
     COLLECTING = "collecting"  # contributions to it, and regions' sums, come here
@@ -43,7 +43,7 @@ class ChunkRecord:
 
 @dataclass(slots=True)
 class SendWindow:
-    """What this member sends of its chunks to one owner or relay: bounded by what was not merged there yet."""
+    """The chunks that this member sends to one owner or relay: bounded by those that are not merged there yet."""
 
     queue: deque[int] = field(default_factory=deque)  # chunks, to be sent in this order
     in_flight: set[int] = field(default_factory=set)  # chunks that were sent, and not merged there yet

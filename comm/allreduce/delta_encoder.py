@@ -68,7 +68,7 @@ class EncodedVector:
         self._more = asyncio.Event()
 
     def end(self) -> None:
-        """No more chunks come."""
+        """End the vector: no more chunks come, and who waits for one gets None."""
         self._ended = True
         self._more.set()
 

@@ -1,4 +1,5 @@
-"""What `ReduceProtocol` answers, as values: `Reduction` and the simulation carry it out, in the order given.
+"""The effects that `ReduceProtocol` answers, as values: `Reduction` and the simulation carry them out, in the
+order given.
 
 A chunk is an index into the model's chunks, a place one into the plan's members. `since` is the attempt in which
 the chunk got its owner: it tells which frames and merges are late.
@@ -23,7 +24,8 @@ class SendFrame:
 
 @dataclass(frozen=True, slots=True)
 class MergeChunk:
-    """Average these contributions to a chunk, seal the mean, and call `ReduceProtocol.merged`, or `refused`."""
+    """Average these contributions to a chunk, seal the mean, and call `ReduceProtocol.chunk_merged`, or
+    `contribution_refused`."""
 
     chunk: int
     since: int
@@ -33,8 +35,8 @@ class MergeChunk:
 
 @dataclass(frozen=True, slots=True)
 class SumRegion:
-    """Average these contributions of this relay's region to a chunk, and call `ReduceProtocol.summed`, or
-    `refused`."""
+    """Average these contributions of this relay's region to a chunk, and call `ReduceProtocol.region_summed`, or
+    `contribution_refused`."""
 
     chunk: int
     since: int
@@ -110,7 +112,7 @@ Effect = (
 
 
 class FrameVerdict(Enum):
-    """What to do with a frame whose header has come."""
+    """The decision on a frame whose header has come."""
 
     TAKE = "take"
     HOLD = "hold"  # its sender has a newer plan: decide when that is here

@@ -1,5 +1,5 @@
-"""Which peers are late in a reduce, by the times at which their chunks come. Pure: it is told the time, and
-answers what to do.
+"""Detection of the peers that are late in a reduce, by the times at which their chunks come. Pure: it is told the
+time, and answers what to do.
 
 A peer that says nothing is asked whether it is there, and then lost. One that speaks, and brings no contribution
 although its window has room, is lost when its next chunk takes several times longer than chunks take here. A
@@ -17,10 +17,10 @@ PING_AFTER = 1.5  # seconds of silence after which a peer is asked what it has
 LOST_AFTER = 5.0  # seconds of silence after which a peer is lost
 MIN_CHUNK_TIME = 20.0  # seconds that the next chunk of a peer may take at least
 LATE_SPREADS = 8  # median absolute deviations beyond the median after which a chunk is late
-LATE_TIMES = 3  # of what is late for a chunk: as long may a contribution take
-MIN_PULL_TIME = 3.0  # seconds; a machine that is busy with other things may be silent for so long
-KNOWN_INTERVALS = 64  # times from chunk to chunk that are known, the latest
-MIN_INTERVALS = 8  # of those, for a median
+LATE_TIMES = 3  # times the time after which a chunk is late: so long may a contribution take
+MIN_PULL_TIME = 3.0  # seconds after which others are asked, at least: a busy machine may be silent for so long
+KNOWN_INTERVALS = 64  # latest times from chunk to chunk that are remembered
+MIN_INTERVALS = 8  # times from chunk to chunk that a median takes at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,14 @@ class LatePeers:
         self._reported_at: dict[NodeId, float] = {}  # when a peer was said to be lost
 
     def replan(self, now: float, peers: Sequence[NodeId]) -> None:
-        """There is another plan, with these peers: what was said of who is lost may be said again."""
+        """Watch these peers, all of a new plan, from `now` on, in seconds; each of them may be reported lost
+        again. A peer that was watched before keeps the time of its last chunk."""
         self._planned_at = now
         self._chunk_at = {node: self._chunk_at.get(node, now) for node in peers}
         self._reported_at.clear()
 
     def chunk_came(self, now: float, node: NodeId) -> None:
-        """A contribution, a region's sum or a sealed chunk of `node` is here, of use or not."""
+        """Take the time of a contribution, a region's sum or a sealed chunk of `node`, of use or not."""
         if node in self._chunk_at:
             self._intervals.append(now - self._chunk_at[node])
             self._chunk_at[node] = now
@@ -80,8 +81,9 @@ class LatePeers:
         contributors: Set[NodeId],
         heard: Callable[[NodeId], float | None],
     ) -> list[Ping | Lost | PullFrom]:
-        """See who is late. `dues`: what each peer that is waited for is to bring; `contributors`: those of them
-        whose window has room; `heard`: when bytes last came from a peer, None if there is no link."""
+        """Find the peers that are late at `now`, in seconds. `dues`: what each peer that is waited for is to
+        bring, in words; `contributors`: those of them whose window has room; `heard`: when bytes last came from a
+        peer, in seconds, None if there is no link."""
         found: list[Ping | Lost | PullFrom] = []
         late = late_after(self._intervals)
         for node in dues.keys() & self._chunk_at.keys():

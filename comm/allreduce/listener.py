@@ -1,4 +1,4 @@
-"""What a reduction tells the coordinator, through whoever runs it."""
+"""The interface through which a reduction tells the coordinator what it must know."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,7 +9,7 @@ from atoll.comm.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class SealReport:
-    """What an owner reports to the ledger of a chunk that it sealed."""
+    """An owner's report to the ledger of one chunk that it sealed."""
 
     chunk: int
     since: int  # the attempt in which it got the chunk
@@ -18,22 +18,23 @@ class SealReport:
 
 
 class ReduceListener(Protocol):
-    """To whom a reduction tells what the coordinator must know. Called in the event loop."""
+    """The receiver of a reduction's reports to the coordinator. Called in the event loop."""
 
     def sealed(self, plan: Plan, seal: SealReport, more: bool) -> None:
-        """This member has sealed a chunk; `more`: others will follow."""
+        """Report that this member has sealed a chunk; `more`: others will follow."""
 
     def orphans(self, plan: Plan, here: tuple[tuple[int, bytes], ...]) -> None:
-        """These sealed chunks without an owner, with their digests, are at this member."""
+        """Report the sealed chunks without an owner that this member has, as (chunk, digest)."""
 
     def lost(self, plan: Plan, node: NodeId, sentence: str) -> None:
-        """A member cannot be reached, or does not do its part."""
+        """Report that `node` cannot be reached, or does not do its part; `sentence` says how."""
 
     def held(self, plan: Plan, root: bytes, proven: bool) -> None:
-        """Every sealed chunk is at this member, with digests of this root; `proven`: they are the ledger's."""
+        """Report that this member has every sealed chunk. `root`: over their digests; `proven`: these are the
+        ledger's."""
 
     def forged(self, plan: Plan, node: NodeId, chunk: int) -> None:
-        """The sealed chunk as `node` gave it is not the ledger's."""
+        """Report that the sealed chunk as `node` gave it is not the ledger's."""
 
     def lacking(self, plan: Plan, chunks: tuple[int, ...]) -> None:
-        """Nobody gave these sealed chunks as the ledger has them."""
+        """Report that nobody gave these sealed chunks as the ledger has them."""

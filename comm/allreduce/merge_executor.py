@@ -25,8 +25,8 @@ from atoll.comm.ids import NodeId
 from atoll.comm.plan import Plan
 from atoll.comm.workers import workers
 
-NORM_TOLERANCE = 1 + 1e-9  # what two sums of squares may differ by
-OWN_CONTRIBUTION = np.empty(0, np.uint8)  # in its place among the terms, until it is there
+NORM_TOLERANCE = 1 + 1e-9  # times by which two norms of the same bytes may differ
+OWN_CONTRIBUTION = np.empty(0, np.uint8)  # stands for this member's contribution among the terms
 
 
 @dataclass(frozen=True)
@@ -60,26 +60,29 @@ class MergeExecutor:
         return len(self._inbox)
 
     def put(self, c: int, place: int, payload: U8) -> None:
-        """A contribution to chunk `c`, or a region's mean, of the member at `place` is here."""
+        """Store what the member at `place` sent of chunk `c`: its contribution, or its region's mean."""
         self._inbox[c, place] = payload
 
     def drop(self, c: int, place: int) -> None:
-        """What the member at `place` sent of chunk `c` is of no use."""
+        """Forget what the member at `place` sent of chunk `c`, which was refused. Its memory is not used again."""
         self._inbox.pop((c, place), None)
 
     def free(self, c: int) -> None:
-        """Contributions to chunk `c` are of no more use."""
+        """Forget all contributions to chunk `c`; their memory is used again, unless a merge may still read from
+        it."""
         for key in [key for key in self._inbox if key[0] == c]:
             payload = self._inbox.pop(key)
             if not self._readers[c]:  # else a merge that has become void may still read from it
                 self._payloads.give_back(payload)
 
     def clear(self) -> None:
-        """The reduction is over. A merge may still read from what is here: that memory is not used again."""
+        """Forget everything, as the reduction is over. A merge may still read from what was here: that memory is
+        not used again."""
         self._inbox.clear()
 
     def begin(self, order: MergeChunk | SumRegion, plan: Plan) -> Merge:
-        """Take what is to be summed; this member's own contribution is yet to be put in. `finish` it."""
+        """Take the terms of the merge that is ordered; `finish` it. This member's own contribution is put in only
+        there."""
         c = order.chunk
         self._readers[c] += 1
         total = sum(plan.members[i].weight for i in order.inputs)
@@ -96,9 +99,9 @@ class MergeExecutor:
         return Merge(order, plan, terms)
 
     async def finish(self, merge: Merge) -> tuple[U8, bytes] | None:
-        """The mean, encoded, and its digest; of a region's mean, with the places of those who are in it behind it,
-        as it is sent. None: this member's delta is of no more use, nor is its part in the reduce. Raises
-        `UnusableContribution`."""
+        """Average and encode a merge that was begun: (bytes, digest). A region's mean has the places of those who
+        are in it behind it, as it is sent; the digest leaves them out. None: this member's delta is of no more
+        use, nor is its part in the reduce. Raises `UnusableContribution`."""
         order, terms, payloads = merge.order, merge.terms, self._payloads
         c, partial = order.chunk, isinstance(order, SumRegion)
         try:

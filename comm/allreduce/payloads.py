@@ -72,5 +72,5 @@ class Payloads:
         return np.empty(size, np.uint8) if size > self._largest else self._buffers.take(size, self._largest)
 
     def give_back(self, buffer: U8) -> None:
-        """This memory may be used again."""
+        """Let the memory of a payload be used again; nobody may read from it any more."""
         self._buffers.give(buffer)

@@ -170,7 +170,8 @@ class ReduceProtocol:
     # Frames
 
     def verdict(self, node: NodeId, place: int, kind: FrameKind, c: int, since: int) -> FrameVerdict:
-        """Whether a frame about chunk `c`, of `node` at this place in its plan, is of use."""
+        """Decide on a frame about chunk `c` from `node`, which has this place in its own plan; `since`: the
+        attempt in which the chunk got its owner there. HOLD: that plan is not here yet."""
         if self.plan is None or since > self.plan.attempt or place >= len(self.plan.members):
             return FrameVerdict.HOLD
         chunk = self._chunks[c]
@@ -188,14 +189,14 @@ class ReduceProtocol:
         return FrameVerdict.TAKE if useful else FrameVerdict.DISCARD
 
     def contribution_arrived(self, node: NodeId, c: int) -> list[Effect]:
-        """A contribution of `node` to chunk `c`, whose verdict was TAKE, is here."""
+        """Count a contribution of `node` to chunk `c`, whose verdict was TAKE and which is here."""
         self._collecting[c].arrived.add(self._routes.places[node])
         return self._merge_if_complete(c)
 
     def region_sum_arrived(self, node: NodeId, c: int, inputs: Sequence[int]) -> list[Effect] | None:
-        """The sum that the relay `node` made of its region, whose verdict was TAKE, is here; `inputs`: the places
-        that it claims to hold. None: they are not all of its region, or counted already, and the sum is
-        refused."""
+        """Count the sum that the relay `node` made of its region, whose verdict was TAKE and which is here;
+        `inputs`: the places that it claims to hold. None: they are not all of its region, or counted already, and
+        the sum is refused."""
         routes, chunk = self._routes, self._collecting[c]
         relay, region_of = routes.places[node], routes.plan.region
         if not inputs or any(
@@ -207,8 +208,8 @@ class ReduceProtocol:
         return self._merge_if_complete(c)
 
     def contribution_refused(self, c: int, since: int, place: int) -> list[Effect] | None:
-        """A contribution, or a relay's sum, turned out to be of no use in a merge: as if it had not come. None:
-        the merge was void already, and nobody minds."""
+        """Take back a contribution, or a relay's sum, that turned out to be of no use in a merge: as if it had not
+        come. None: the merge was void already, and nobody minds."""
         chunk = self._chunks[c]
         if since != chunk.since or chunk.state is not ChunkState.MERGING:
             return None
@@ -217,7 +218,7 @@ class ReduceProtocol:
         return self._merge_if_complete(c)  # its sender may be gone
 
     def chunk_merged(self, c: int, since: int, inputs: Sequence[int], digest: bytes) -> list[Effect]:
-        """Chunk `c` is averaged and sealed; no effects if it has got another owner meanwhile."""
+        """Take it that chunk `c` is averaged and sealed here; no effects if it has got another owner meanwhile."""
         chunk = self._chunks[c]
         if since != chunk.since or chunk.state is not ChunkState.MERGING:
             return []
@@ -238,8 +239,8 @@ class ReduceProtocol:
         return out
 
     def region_summed(self, c: int, since: int, inputs: Sequence[int]) -> list[Effect]:
-        """The contributions of this member's region to chunk `c` are averaged and encoded; no effects if the chunk
-        started anew meanwhile, or is sealed."""
+        """Take it that the contributions of this member's region to chunk `c` are averaged and encoded; no effects
+        if the chunk started anew meanwhile, or is sealed."""
         chunk = self._chunks[c]
         if since != chunk.since or chunk.state is not ChunkState.MERGING:
             return []
@@ -255,7 +256,8 @@ class ReduceProtocol:
         return out
 
     def peer_merged(self, node: NodeId, c: int) -> list[Effect]:
-        """The owner or relay has made use of what this member sent of chunk `c`: there is room for more."""
+        """Take it that the owner or relay `node` has made use of what this member sent of chunk `c`: there is room
+        for more."""
         chunk = self._chunks[c]
         out: list[Effect] = [FreeContributions(c)] if chunk.summed and node == chunk.source else []
         if (window := self._windows.get(node)) is not None:
@@ -264,7 +266,7 @@ class ReduceProtocol:
         return out
 
     def sealed_arrived(self, c: int, digest: bytes, giver: NodeId | None = None) -> list[Effect]:
-        """Sealed bytes of chunk `c` whose verdict was TAKE are here, whole and decodable, and are kept unless
+        """Take in sealed bytes of chunk `c` whose verdict was TAKE, whole and decodable; they are kept unless
         there is a `ReportForged` among the effects. `giver`: who sent them."""
         chunk, out = self._chunks[c], list[Effect]()
         if giver is not None:
@@ -289,13 +291,13 @@ class ReduceProtocol:
         return out
 
     def chunk_wanted(self, node: NodeId, c: int) -> list[Effect]:
-        """`node` asks for the sealed bytes of chunk `c`."""
+        """Answer `node`, which asks for the sealed bytes of chunk `c`."""
         chunk = self._chunks[c]
         kind = FrameKind.LACK if chunk.digest is None else FrameKind.SEALED
         return [SendFrame(node, kind, c, chunk.since)]
 
     def chunk_lacked(self, node: NodeId, c: int) -> list[Effect]:
-        """`node`, which was asked for the sealed bytes of chunk `c`, does not have them."""
+        """Ask somebody else for the sealed bytes of chunk `c`, which `node` was asked for and does not have."""
         return (self.pull(c) or self._exhaust(c)) if node in self._chunks[c].asked[-1:] else []
 
     def prove(self, ledger: Sequence[bytes]) -> list[Effect]:
@@ -338,7 +340,8 @@ class ReduceProtocol:
         return sum(not chunk.relayed for chunk in self._collecting.values())
 
     def source(self, c: int) -> NodeId | None:
-        """Where sealed chunk `c` comes from: its owner, or its relay; None: nobody owns it."""
+        """The member from which sealed chunk `c` comes: its owner, or the relay that leads there; None: nobody
+        owns it."""
         return self._chunks[c].source
 
     def missing(self) -> list[int]:
@@ -388,7 +391,8 @@ class ReduceProtocol:
                 yield node
 
     def dues(self) -> list[tuple[NodeId, str]]:
-        """Whom this member waits for, with what, in words: "contributions", or "3 of its chunks"."""
+        """The members that this one waits for, each with what it is to bring, in words: "contributions", "region's
+        sums", or "3 of its chunks". A member may be listed more than once."""
         owed: dict[NodeId, list[int]] = {}
         for c in self.missing():
             if (source := self._chunks[c].source) is not None and source != self.me:
@@ -400,8 +404,9 @@ class ReduceProtocol:
     # After a connection broke
 
     def resync_state(self, node: NodeId) -> tuple[bytes, bytes, bytes]:
-        """For a RESYNC: bitmaps of the chunks of which something of `node` is here to be merged, of those that are
-        merged, and of those whose sealed bytes are here."""
+        """The three bitmaps of a RESYNC for `node`, each of ceil(chunks / 8) bytes: chunks of which something of
+        `node` is here to be merged, chunks that are merged or summed here, and chunks whose sealed bytes are
+        here."""
         place, chunks, n = self._routes.places.get(node, -1), self._chunks, self.chunk_count
         here = (c for c, x in self._collecting.items() if place in x.arrived or place in x.region_sums)
         merged = (c for c, chunk in enumerate(chunks) if chunk.state is ChunkState.SERVED or chunk.summed)

@@ -74,7 +74,7 @@ PLAN_WITHIN = 20.0  # seconds that a frame of an attempt to come is held
 PULLS_AT_ONCE = 4  # sealed chunks of one late owner that others are asked for
 # What a RESYNC is for, in place of its chunk. Of what is on its way, only what was lost with a link is sent again.
 TELL, TELL_AND_ASK, PING, PONG = range(4)
-WINDOW_SHARE = 0.5  # of an encoded vector: contributions that an owner holds at once at most
+WINDOW_SHARE = 0.5  # share of an encoded vector that an owner holds in contributions at once, at most
 
 
 @dataclass(frozen=True)
@@ -204,6 +204,9 @@ class Reduction:
     # What the links ask (atoll.comm.transport.frame_handler.FrameHandler)
 
     async def place(self, node: NodeId, header: Header) -> U8 | None:
+        """Memory of `header.length` bytes for the payload of a frame of `node`; None: it is of no use. Waits for
+        the plan under which the frame was sent where the answer depends on that. Raises `LinkBroken` if that plan
+        does not come in time, or no such peer may send the frame."""
         kind, c, length = header.kind, header.chunk, header.length
         if kind in (FrameKind.MERGED, FrameKind.WANT, FrameKind.LACK, FrameKind.RESYNC):
             bits = -(-self._chunks.count // 8)
@@ -225,6 +228,8 @@ class Reduction:
         return self._payloads.buffer(length)
 
     def arrived(self, node: NodeId, header: Header, payload: U8) -> None:
+        """Take a whole frame of `node` in; nothing once the reduction is over. Raises `LinkBroken` if the payload
+        is malformed."""
         if self._over:
             return
         x, c = self._exchange, header.chunk
@@ -248,6 +253,8 @@ class Reduction:
                 raise LinkBroken(f"a frame {header.kind.name} on a link")
 
     async def frame(self, node: NodeId, queued: QueuedFrame) -> tuple[Header, memoryview] | None:
+        """The frame that was posted for `node`: header and payload, packed over a long path where that pays. None:
+        there is nothing to be sent of it any more."""
         kind, c, since = queued
         place, fence = self.plan.index(self.me), self._fence(since)
         payload: U8 | None = None
@@ -274,9 +281,11 @@ class Reduction:
         return Header(kind, fence, c, payload.size, place=place), payload.data
 
     def joined(self, node: NodeId) -> None:
+        """Ask `node`, to which there is a link again, what it has, and tell it what is here."""
         self._peers.peer(node).queue.post((FrameKind.RESYNC, TELL_AND_ASK, 0))
 
     def lost(self, node: NodeId, sentence: str) -> None:
+        """Report that `node` cannot be reached, or does not do its part, unless that was reported just now."""
         now = asyncio.get_running_loop().time()
         if self._late.may_report(now, node):
             self._outcome.lost(self.plan, node, sentence)

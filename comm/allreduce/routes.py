@@ -1,4 +1,5 @@
-"""Who deals with whom about a chunk under one plan, as one of its members sees it. Pure, and without a memory."""
+"""The routes of one plan: who deals with whom about a chunk, as one of the plan's members sees it. Pure, and
+without a memory."""
 
 from collections.abc import Collection
 
@@ -34,12 +35,14 @@ class Routes:
         return receives and self.plan.destination(c, place) == self.place
 
     def source(self, c: int) -> NodeId:
-        """Where this member sends what it has of chunk `c`, which has an owner, and has the sealed chunk from."""
+        """The member to which this one sends what it has of chunk `c`, and from which it has the sealed chunk: the
+        owner, or a relay. The chunk has an owner."""
         return self.plan.members[self.plan.destination(c, self.place)].node
 
     def donor(self, c: int, besides: Collection[NodeId | None]) -> NodeId | None:
-        """The next member to ask for sealed chunk `c`, none of `besides`; not the same for everybody. None: there
-        is nobody left. Of two levels nobody in another region, from where the chunk comes once."""
+        """A member to ask for sealed chunk `c`: no leaf, nobody that is gone, none of `besides`; which one differs
+        from member to member. For a chunk that is reduced in two levels it is one of this member's region, if that
+        has one: the chunk enters a region once. None: nobody is left."""
         members, plan = self.plan.members, self.plan
         able = [n for n, i in self.places.items() if i != self.place and n not in besides and not members[i].leaf]
         if c in plan.layered and (region := plan.region(self.place)) >= 0:

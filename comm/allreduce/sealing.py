@@ -1,4 +1,5 @@
-"""What an owner makes of the contributions to a chunk: sealed bytes, which give everybody the same delta.
+"""The sealing of a chunk by its owner: from the contributions to sealed bytes, which give everybody the same
+delta.
 
     contributions --seal--> bytes --decode--> merged delta, and the round's length
 
@@ -29,7 +30,7 @@ from atoll.comm.codecs.codec import F32, Codec, Malformed, NonFinite, Octets
 Term = tuple[int, Octets, float]  # place in the plan, contribution, share: its weight over all, times its scale
 LENGTH_BYTES = SHARE_BYTES = 8  # bytes
 COUNT_BYTES = 4  # bytes
-MAX_ROUND_LENGTH = 1e6  # usual rounds in one
+MAX_ROUND_LENGTH = 1e6  # usual rounds that one round may count as
 
 
 class UnusableContribution(Exception):
@@ -41,33 +42,36 @@ class UnusableContribution(Exception):
 
 
 class ChunkMerge(Protocol):
-    """How contributions to a chunk are averaged."""
+    """A rule by which the contributions to a chunk are averaged."""
 
     @property
     def elementwise(self) -> bool:
         """Whether parts of a chunk may be merged one after another, as the codec has them."""
 
     def __call__(self, c: int, terms: Sequence[Term], out: F32) -> None:
-        """Write what the contributions to chunk `c` come to into `out` (n,). Raises `UnusableContribution`."""
+        """Write what the contributions to chunk `c` come to into `out` (n,) fp32. Raises
+        `UnusableContribution`."""
 
 
 class SealFormat(Protocol):
-    """What the sealed bytes of a chunk are made of, and how they are read."""
+    """A format of a chunk's sealed bytes: makes, checks and reads them."""
 
     def size(self, numel: int, terms: int) -> int:
-        """Bytes of `numel` sealed elements of so many contributions."""
+        """Bytes of `numel` sealed elements of `terms` contributions."""
 
     def fits(self, size: int, numel: int, most: int) -> bool:
-        """Whether `numel` elements can have so many bytes, of `most` contributions at most."""
+        """Whether `numel` sealed elements of `most` contributions at most can have `size` bytes."""
 
     def seal(self, c: int, terms: Sequence[Term], length: float, numel: int, out: U8) -> None:
-        """Seal chunk `c`, of `numel` elements, into `out`. Raises `UnusableContribution`."""
+        """Seal chunk `c`, of `numel` elements, into `out` (size,) uint8. `length`: the round's, in usual rounds.
+        Raises `UnusableContribution`."""
 
     def check(self, payload: Octets, numel: int) -> None:
         """Raise `Malformed` unless it decodes to `numel` finite elements."""
 
     def decode(self, c: int, payload: Octets, out: F32) -> float:
-        """Check the bytes of chunk `c`, write the merged delta into `out` (n,), return the round's length."""
+        """Check the bytes of chunk `c`, write the merged delta into `out` (n,) fp32, and return the round's
+        length, in usual rounds. Raises `Malformed`."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,8 @@ class EncodedSeal:
         return size == self.codec.size(numel)
 
     def seal(self, c: int, terms: Sequence[Term], length: float, numel: int, out: U8) -> None:
+        """Merge the contributions to chunk `c`, part by part where the merge is elementwise, and encode the mean
+        into `out`; `length` is left out. Raises `UnusableContribution`."""
         if not self.merge.elementwise:
             self._seal(c, terms, thread_scratch(numel), out)
             return
@@ -140,6 +146,8 @@ class GatheredSeal:
         return rest == 0 and 0 < terms <= most
 
     def seal(self, c: int, terms: Sequence[Term], length: float, numel: int, out: U8) -> None:
+        """Check the contributions, and write their number, their shares and them into `out`, as the module's
+        docstring has it; `length` is left out. Raises `UnusableContribution`."""
         first = COUNT_BYTES + SHARE_BYTES * len(terms)
         out[:COUNT_BYTES].view("<u4")[0] = len(terms)
         out[COUNT_BYTES:first].view("<f8")[:] = [share for _, _, share in terms]
@@ -153,6 +161,8 @@ class GatheredSeal:
             self.codec.check(contribution, numel)
 
     def decode(self, c: int, payload: Octets, out: F32) -> float:
+        """Merge the contributions into `out` (n,) fp32, kept within its finite range; returns 1, the length of a
+        usual round. Raises `Malformed`."""
         try:
             self.merge(c, self._terms(payload, out.size), out)
         except UnusableContribution as refused:
@@ -177,8 +187,8 @@ class GatheredSeal:
 
 @dataclass(frozen=True)
 class TimedSeal:
-    """Another seal, and behind it the round's length, fp64: the outer rule follows it where its decay is kept per
-    token."""
+    """The bytes of another seal, then the round's length in usual rounds, fp64: for an outer rule whose decay is
+    kept per token."""
 
     sealing: SealFormat
 

@@ -66,7 +66,8 @@ class AdaptiveZstd:
         return packed
 
     def forget(self) -> None:
-        """Another round begins: no packed frame of this one is sent again."""
+        """Drop the packed frames that go to several peers: another round begins, and none of them is sent
+        again."""
         self._shared.clear()
 
 

@@ -1,4 +1,4 @@
-"""What a node's own link can carry, seen in passing: the best rate that its transfers reached. Pure.
+"""Estimates of what a node's own link can carry, seen in passing: the best rate that its transfers reached. Pure.
 
 The average of a reduce says little, since whoever waits for a slow peer is slow too. But while the link was the
 bottleneck its rate was the link's, and somewhere in the reduce it was, if it ever is.
@@ -11,8 +11,8 @@ from atoll.comm.ids import NodeId
 
 # Seconds, and what a rate over so many counts: shorter bursts are what buffers take, not what the link carries.
 RATE_WINDOWS = (2.0, 1.0), (1.0, 0.95), (0.5, 0.85)
-DECAY_PER_REDUCE = 0.97  # of what is known, for each reduce that shows less: it may have had other reasons
-MAX_ROUND_TRIPS = 64  # round trips that a node tells
+DECAY_PER_REDUCE = 0.97  # times the known rate, for each reduce that shows less: it may have had other reasons
+MAX_ROUND_TRIPS = 64  # round trips that a node reports at most
 
 
 class PeakRate:
@@ -23,7 +23,7 @@ class PeakRate:
         self._peaks = [WindowedMaxRate(window) for window, _ in RATE_WINDOWS]
 
     def add(self, now: float, *totals: int) -> None:
-        """The counters stand at `totals`."""
+        """Take a sample: at `now`, in seconds, the counters stand at `totals`."""
         for peak in self._peaks:
             peak.add(now, *totals)
 
@@ -35,22 +35,23 @@ class PeakRate:
 
 
 class LinkEstimate:
-    """What is known of a link from reduce to reduce."""
+    """An estimate of what a link carries one way, kept from reduce to reduce."""
 
     def __init__(self) -> None:
         self._before, self._latest = 0.0, PeakRate()
 
     @property
     def rate(self) -> float:
-        """What the link carries, a second; 0: nothing is known."""
+        """The rate that the link carries at best, in bytes a second; 0: nothing is known."""
         return max(self._before, self._latest.best)
 
     def begin(self) -> None:
-        """Another reduce."""
+        """Begin another reduce. The rate stays, or `DECAY_PER_REDUCE` of it where the last reduce showed less than
+        that."""
         self._before, self._latest = max(DECAY_PER_REDUCE * self._before, self._latest.best), PeakRate()
 
     def add(self, now: float, *totals: int) -> None:
-        """The counters stand at `totals`."""
+        """Take a sample: at `now`, in seconds, the counters stand at `totals`."""
         self._latest.add(now, *totals)
 
 
@@ -65,8 +66,8 @@ class WindowedMaxRate:
         self.rate = 0.0  # a second
 
     def add(self, now: float, *totals: int) -> None:
-        """The counters stand at `totals`. A link that has nothing to carry, by the first one, says nothing of what
-        it can."""
+        """Take a sample: at `now`, in seconds, the counters stand at `totals`. A link that has nothing to carry,
+        by the first one, says nothing of what it can."""
         if self._samples and totals[0] == self._samples[-1][1][0]:
             self._samples.clear()
         self._samples.append((now, totals))

@@ -16,7 +16,7 @@ from atoll.comm.files import atomic_write, write_all
 from atoll.comm.ids import Pin
 
 FILE = "tls.pem"  # in the state directory
-NAME = "atoll"  # in every certificate
+NAME = "atoll"  # subject and host name in every certificate
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z ]+)-----\n.+?-----END \1-----\n", re.DOTALL)
 
 
@@ -30,12 +30,12 @@ class Certificate:
 
     @property
     def pin(self) -> Pin:
-        """What others know the certificate by."""
+        """The pin by which others know the certificate: see `pin_of`."""
         return pin_of(ssl.PEM_cert_to_DER_cert(self.body.decode()))
 
 
 def pin_of(der: bytes) -> Pin:
-    """The SHA-256 of a certificate, in base32."""
+    """The SHA-256 of a certificate (DER), in lower-case base32 without padding."""
     return Pin(base64.b32encode(hashlib.sha256(der).digest()).decode().rstrip("=").lower())
 
 

@@ -1,4 +1,4 @@
-"""What a connection was last answered with, and its place in the memory that all of them share.
+"""The places in memory for the chunks that connections are answered with, which all connections of a node share.
 
 A chunk of the state is asked for in parts, and stays in memory until its last part is sent: megabytes for each
 connection, of which a node may have a thousand when many join at once. So no more than `MAX_CHUNKS` have one at a
@@ -19,7 +19,7 @@ MAX_CHUNK_TIME = 60.0  # seconds for one chunk
 
 
 class ChunkSlot:
-    """What one connection was last answered with, and its place in memory; use it with `with`."""
+    """The chunk that one connection was last answered with, and its place in memory; use it with `with`."""
 
     def __init__(self, places: asyncio.Semaphore) -> None:
         self._places, self._clock = places, asyncio.get_running_loop().time
@@ -36,13 +36,14 @@ class ChunkSlot:
         self._since, self.request = self._clock(), request
 
     def asked(self) -> None:
-        """The next request is here."""
+        """Stop the clock that gives the place up: the connection's next request is here."""
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
 
     def answered(self) -> None:
-        """A part was sent: the place stays for the next request, but not for long."""
+        """Keep the place for the next request for `IDLE_TIMEOUT` seconds: a part was sent. A place that was kept
+        for more than `MAX_CHUNK_TIME` seconds is given up."""
         if self._since is not None and self._clock() > self._since + MAX_CHUNK_TIME:
             self.drop()
         elif self._since is not None:

@@ -36,15 +36,15 @@ TLS_PIECE_BYTES = 1 << 15  # bytes encrypted at once: each link keeps memory for
 
 
 class LinkBroken(PeerError):
-    """This connection is of no more use; the text says why."""
+    """A connection that is of no more use; the text says why."""
 
 
 class LinkReset(LinkBroken):
-    """The other side broke the connection off, or what lies in between did."""
+    """A connection that the other side, or something in between, broke off."""
 
 
 class LinkClosed(LinkBroken):
-    """The other side closed it between two messages."""
+    """A connection that the other side closed between two messages."""
 
 
 @dataclass
@@ -56,8 +56,8 @@ class ByteCounter:
 
 
 class RateLimiter:
-    """At most `rate` bytes a second through whoever asks; 0: no limit. So many seconds' worth may come at once.
-    What passes has to pass through `within`, too."""
+    """A limit of `rate` bytes a second on all that passes through it; 0: no limit. `burst`: seconds' worth of
+    bytes that may pass at once. What passes has to pass through `within`, too."""
 
     def __init__(self, rate: float, burst: float = 0.25, within: "RateLimiter | None" = None) -> None:
         self.rate, self._burst, self._within = rate, burst, within
@@ -92,7 +92,7 @@ class RateLimiter:
 
 
 class PathStats(NamedTuple):
-    """What the kernel knows of a connection."""
+    """The kernel's statistics of one connection."""
 
     rtt: float  # seconds, the smallest of late: a receiver that is busy makes others longer
     smoothed: float  # seconds, as it is now
@@ -231,12 +231,12 @@ class Link:
         return self._tls is not None
 
     def path(self) -> PathStats | None:
-        """What the kernel knows of the connection; None where it does not tell."""
+        """The kernel's statistics of the connection; None where it does not tell."""
         return tcp_info(self._sock)
 
     @property
     def heard(self) -> float:
-        """When bytes last came in, in the loop's seconds."""
+        """The time at which bytes last came in, in the loop's seconds."""
         path = self.path()
         return max(self._read_at, self._loop.time() - path.quiet) if path is not None else self._read_at
 
@@ -245,8 +245,8 @@ class Link:
         self._up = up
 
     def suit_path(self) -> None:
-        """On a long path, keep little waiting in the kernel: what is urgent cannot overtake it. On a short one,
-        the fewer calls the better."""
+        """Keep little waiting in the kernel on a long path: what is urgent cannot overtake it. A short one stays
+        as it is: the fewer calls the better."""
         path = self.path()
         if path is not None and path.rtt > LONG_PATH_RTT:
             self.limit_unsent(MIN_UNSENT_BYTES)
@@ -260,7 +260,7 @@ class Link:
                 self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size)
 
     def use_congestion_control(self, name: str) -> None:
-        """Choose one by its name, where the kernel offers it; else the one in use stays."""
+        """Choose the congestion control of this name, where the kernel offers it; else the one in use stays."""
         if self._inet and hasattr(socket, "TCP_CONGESTION"):
             with suppress(OSError):
                 self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
@@ -394,7 +394,8 @@ class _Tls:
 
 
 def set_options(sock: socket.socket) -> None:
-    """No waiting to fill segments; a dead or vanished host is noticed. Buffers stay the kernel's to size."""
+    """Set a TCP socket's options: no waiting to fill segments; a dead or vanished host is noticed. Buffers stay
+    the kernel's to size."""
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -416,7 +417,7 @@ _INFO = struct.Struct("16xI8xI20xI12xI28xI16xQQI8xI8xQ")
 
 
 def tcp_info(sock: socket.socket) -> PathStats | None:
-    """What Linux's TCP_INFO says of a connected socket; None where there is no such thing."""
+    """Read Linux's TCP_INFO of a connected socket; None where the system does not tell it."""
     if not hasattr(socket, "TCP_INFO"):
         return None
     try:
@@ -437,7 +438,7 @@ def close_dialled(dialled: "asyncio.Future[Link]") -> None:
 
 
 def os_reason(error: OSError) -> str:
-    """What the system says of an error, in lower case, without its number."""
+    """The system's text for an error, in lower case, without its number."""
     if error.errno is not None and error.errno > 0:  # asyncio puts addresses into strerror
         return os.strerror(error.errno).lower()
     return str(error.strerror or error or type(error).__name__).lower()

@@ -48,23 +48,23 @@ log = logging.getLogger("atoll.plane")
 
 IDLE_TIMEOUT = 60.0  # seconds between two requests on one connection
 MAX_LINKS = 1024  # accepted connections
-MAX_STRANGERS = 256  # of these, that have not proved the run's key yet
+MAX_STRANGERS = 256  # accepted connections that have not proved the run's key yet
 FAST_PATH_RATE = 60e6  # bytes a second: a path that carries more is done sooner with what is not packed
 MAX_RELAYED_BYTES = 1 << 28  # bytes of an answer that is passed on
 
 
 class StateSource(Protocol):
-    """What this node can give to others. Called in the event loop, so it must be quick, or wait without blocking
-    it; what it returns must not change while it is sent: the caller never copies it."""
+    """A source of what this node can give to others. Called in the event loop, so it must be quick, or wait
+    without blocking it; what it returns must not change while it is sent: the caller never copies it."""
 
     async def sealed(self, round: Round, chunk: int) -> Octets | None:
-        """The sealed bytes of a committed round's chunk."""
+        """The sealed bytes of a committed round's chunk; None: they are not here."""
 
     async def state(self, round: Round, chunk: int) -> Octets | None:
-        """The chunk's anchor, then its momentum, after `round`: fp32, little-endian."""
+        """The chunk's anchor, then its momentum, after `round`: fp32, little-endian; None: they are not here."""
 
     async def digests(self, round: Round) -> Sequence[bytes] | None:
-        """The digest of each chunk of `state(round)`."""
+        """The digest of each chunk of `state(round)`, 16 bytes each; None: that state is not here."""
 
 
 class DataPlane:

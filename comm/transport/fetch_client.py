@@ -21,7 +21,7 @@ MAX_AHEAD_BYTES = 1 << 20  # bytes that are asked for before they are awaited: a
 
 
 class DonorLost(PeerError):
-    """`node` broke the protocol or its connection; `sentence` says how."""
+    """A peer, `node`, that broke the protocol or its connection; `sentence` says how."""
 
     def __init__(self, node: NodeId, sentence: str) -> None:
         super().__init__(f"{node}: {sentence}")
@@ -33,7 +33,7 @@ class NotAvailable(PeerError):
 
 
 class FetchItem(Enum):
-    """What can be fetched of a round."""
+    """A kind of thing that can be fetched of a round, by the request for it."""
 
     SEALED = FrameKind.GET_SEALED
     STATE = FrameKind.GET_STATE
@@ -95,8 +95,8 @@ class FetchClient:
         deadline: float = 60.0,
         fits: Callable[[int], bool] | None = None,
     ) -> bytes:
-        """`size` bytes (of digests: 16 for each chunk), or so many as `fits` says it may have, within `deadline`
-        seconds. Compare their digest yourself.
+        """Fetch `size` bytes (of digests: 16 for each chunk), or so many as `fits` says it may have, within
+        `deadline` seconds. Compare their digest yourself.
 
         `NotAvailable` if the peer does not have them; `DonorLost` if it fails, or answers anything else.
         """
@@ -183,7 +183,8 @@ class FetchClient:
 
     @property
     def path(self) -> PathStats | None:
-        """What the kernel knows of the connection; None while there is none, or where the system does not tell."""
+        """The kernel's statistics of the connection; None while there is none, or where the system does not
+        tell."""
         return self._link.path() if self._link is not None else None
 
     def _hang_up(self) -> None:

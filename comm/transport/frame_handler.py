@@ -1,4 +1,5 @@
-"""What the links to the peers ask of the reduce that is under way."""
+"""The interface of a reduce to the links: the reduce under way says what is sent to the peers, and what their
+frames mean."""
 
 from typing import Protocol
 
@@ -14,17 +15,18 @@ class FrameHandler(Protocol):
     round: Round
 
     async def place(self, node: NodeId, header: Header) -> U8 | None:
-        """Where the payload of a frame of `node` belongs; None: it is of no use. Waits while that cannot be told
-        yet. `LinkBroken` if the frame is not what such a peer may send."""
+        """Memory of `header.length` bytes for the payload of a frame of `node`; None: it is of no use. Waits while
+        that cannot be told yet. Raises `LinkBroken` if the frame is not what such a peer may send."""
 
     def arrived(self, node: NodeId, header: Header, payload: U8) -> None:
-        """A whole frame of `node` is here."""
+        """Take a whole frame of `node` in."""
 
     async def frame(self, node: NodeId, queued: QueuedFrame) -> tuple[Header, memoryview] | None:
-        """What `node` is to be sent of what was posted; None: nothing any more."""
+        """The frame that was posted for `node`, header and payload; None: there is nothing to be sent of it any
+        more."""
 
     def joined(self, node: NodeId) -> None:
-        """A link to `node` broke and there is another: what was on it may be lost."""
+        """Hear that a link to `node` broke and there is another: what was on the broken one may be lost."""
 
     def lost(self, node: NodeId, sentence: str) -> None:
-        """There is no link to `node`, and dialling failed; it is tried again."""
+        """Hear that there is no link to `node`; it is tried again. `sentence` says why."""

@@ -86,19 +86,19 @@ from atoll.comm.transport.connection import CAPPED_PIECE_BYTES, LINGER_TIMEOUT, 
 
 MAGIC = b"ATOL"
 VERSION = 6
-PROTOCOL = 200 + VERSION  # of the control plane: who could not talk to peers is refused by the coordinator
+PROTOCOL = 200 + VERSION  # version of the control plane: who could not talk to peers is refused by the coordinator
 GREETING = struct.Struct("<4sB3x16s")
 HELLO = struct.Struct("<4sBBBB")
 HEADER = struct.Struct("<BBHIQQQIIII")
-PROOF = 32  # bytes
-MAX_SENTENCE = 512  # bytes of a refusal
+PROOF = 32  # bytes of a hello's HMAC
+MAX_SENTENCE = 512  # bytes of a refusal's sentence at most
 MAX_SKIPPED = 1 << 28  # bytes of a payload that is read away
 HANDSHAKE_TIMEOUT = 10.0  # seconds to connect, and to say hello
 _SCRATCH = memoryview(bytearray(CAPPED_PIECE_BYTES))  # for bytes that nobody looks at
 
 
 class FrameKind(IntEnum):
-    """What a frame is, as the number in its header; the module's docstring says more."""
+    """A frame's kind, as the number in its header; the module's docstring says more."""
 
     LINK = 1  # dialling side, first: what follows belongs to reduces
     CONTRIBUTION = 2
@@ -119,7 +119,7 @@ class FrameKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What comes before each payload."""
+    """The header of a frame, which comes before its payload: 48 bytes on the wire."""
 
     kind: FrameKind
     fence: Fence
@@ -177,7 +177,8 @@ async def send(link: Link, header: Header, payload: Octets = b"") -> None:
 
 
 async def receive(link: Link, timeout: float | None) -> Header:
-    """The next frame's header; `LinkClosed` at the end. Without a timeout the caller has a deadline of its own."""
+    """Read the next frame's header. `timeout`: seconds from byte to byte; None: no limit. Raises `LinkClosed` at
+    the end, `LinkBroken` if these bytes are no header."""
     return Header.unpack(await link.read(HEADER.size, timeout))
 
 
@@ -208,7 +209,8 @@ async def sentence(link: Link, header: Header) -> str:
 
 
 async def greet(link: Link, run: RunId, me: NodeId, to: NodeId, key: bytes) -> None:
-    """The dialling side's part of the handshake. Whether it was accepted shows in the first frame read."""
+    """Take the dialling side's part in the handshake. Whether it was accepted shows in the first frame read.
+    Raises `LinkBroken`."""
     async with _in_time():
         magic, version, nonce = GREETING.unpack(await link.read(GREETING.size, None))
         if magic != MAGIC:
@@ -221,7 +223,8 @@ async def greet(link: Link, run: RunId, me: NodeId, to: NodeId, key: bytes) -> N
 
 
 async def welcome(link: Link, run: RunId, me: NodeId, key: bytes) -> NodeId:
-    """The accepting side's part; returns who dialled. Reads at most 805 bytes from a stranger.
+    """Take the accepting side's part in the handshake; returns who dialled. Reads at most 805 bytes from a
+    stranger. Raises `LinkBroken`.
 
     Without a key, which a node has from its join on, nobody is accepted.
     """

@@ -1,4 +1,5 @@
-"""What a leaf has, for those who cannot dial it: it dials them, and answers requests on that connection.
+"""The way to the chunks of a leaf for those who cannot dial it: the leaf dials them, and answers requests on that
+connection.
 
     a leaf              `OfferDialer` dials who needs its chunks, says OFFER, and answers what is asked there
     who was dialled     `OfferPool` keeps the connections; this node fetches over them, or passes on what others
@@ -17,8 +18,8 @@ from atoll.comm.transport.connection import Link, LinkBroken
 
 log = logging.getLogger("atoll.plane")
 
-LINKS_PER_TARGET = 2  # to each node: while a chunk of one is checked, the other one's comes
-MAX_LINKS_PER_LEAF = 4  # that are kept of one leaf
+LINKS_PER_TARGET = 2  # connections to each node: while a chunk of one is checked, the other one's comes
+MAX_LINKS_PER_LEAF = 4  # connections of one leaf that are kept
 REDIAL_INTERVALS = (0.2, 0.5, 1.0, 2.0)  # seconds between tries
 Target = tuple[NodeId, str, Pin]  # node, address, of its certificate
 
@@ -65,7 +66,7 @@ class OfferPool:
         return found
 
     def give_back(self, offered: OfferedLink) -> None:
-        """What was asked on a connection that was taken is answered: it may be taken again."""
+        """Return a connection to the pool once what was asked on it is answered: it may be taken again."""
         self._free.append(offered)
 
 

@@ -1,5 +1,5 @@
-"""What a node's own link carries, learned from its connections to all peers while a reduce is under way; and how
-fast the node sends accordingly.
+"""The estimate of what a node's own link carries, learned from its connections to all peers while a reduce is
+under way; and how fast the node sends accordingly.
 
 `sample` is called a few times in each second of a reduce. It reads the kernel's counters of each connection, keeps
 what the link carried up and down at best (`bandwidth`), and sets the paces (`pacing`): of the node as a whole, and
@@ -31,16 +31,16 @@ class LinkEstimator:
 
     @property
     def rate_up(self) -> float:
-        """What this node's link carried up in the last reduces, at best."""
+        """Bytes a second that this node's link carried up in the last reduces, at best; 0: not known."""
         return self._up.rate
 
     @property
     def rate_down(self) -> float:
-        """What this node's link carried down in the last reduces, at best."""
+        """Bytes a second that this node's link carried down in the last reduces, at best; 0: not known."""
         return self._down.rate
 
     def begin(self) -> None:
-        """Another reduce."""
+        """Begin another reduce: its bytes are counted from zero, the pace and the rates known so far stay."""
         self._up.begin()
         self._down.begin()
         self.limiter.change(self._pacer.rate)

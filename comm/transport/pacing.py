@@ -1,5 +1,5 @@
-"""How fast a node sends, over all its links together: as fast as its own link carries, and no queue; and to one
-slow peer (`PeerPacer`). Pure.
+"""The pace at which a node sends, over all its links together: as fast as its own link carries, and no queue; and
+to one slow peer (`PeerPacer`). Pure.
 
     free      nothing is known of the link: TCP finds out, as fast as it can
     paced     what would go faster than the pace waits here, not in a queue of the network
@@ -18,20 +18,20 @@ from collections import deque
 
 RATE_WINDOW = 0.25  # seconds over which a rate is measured
 FIRST_RISE, MAX_RISE = 0.05, 0.25  # of the pace: the first step, and the longest; each is twice the one before
-FULL_PACE_SHARE = 0.93  # of the pace: so much is as fast as the node may
-FULL_LINK_RATIO = 1.02  # times what the link carries: it is to be full
+FULL_PACE_SHARE = 0.93  # share of the pace that counts as being as fast as the node may
+FULL_LINK_RATIO = 1.02  # times what the link carries: the pace that keeps it full
 DRAIN_TIME = 0.6  # seconds in which a queue is to be gone
-MIN_PACE_SHARE = 0.85  # of what the link carries, at least
+MIN_PACE_SHARE = 0.85  # share of what the link carries that the pace is at least
 MAX_LEAP_RATIO = 1.1  # times what the link is known to carry: so much more may it carry now
-PEAK_WINDOW = 2.0  # seconds
-PEAK_SHARE = 0.96  # of the highest rate in those: the highest of some is by chance a little more
-MAX_FALL_RATIO = 0.85  # times at most, each time
+PEAK_WINDOW = 2.0  # seconds over which the highest rate is looked for
+PEAK_SHARE = 0.96  # share of the highest rate that counts: the highest of several is a little too high by chance
+MAX_FALL_RATIO = 0.85  # times the pace: lower it does not fall in one step
 BURST_TIME = 0.15  # seconds in which a queue of a burst is gone
-STANDING_SHARE = 0.5  # of what is a queue at a moment: one that stands is known sooner
+STANDING_SHARE = 0.5  # share of the delay that is a queue at a moment: a standing queue is known sooner
 MIN_QUEUE_DELAY = 0.015  # seconds of delay that are a queue; below, they are noise
-MIN_QUEUE_TRIP_SHARE = 0.2  # of the round trip: likewise
+MIN_QUEUE_TRIP_SHARE = 0.2  # share of the round trip that is a queue; below, it is noise
 PEER_BURST_BYTES = 1 << 17  # bytes that come to a slow peer's link at once
-MAX_BURST_DELAY = 0.06  # seconds of queue that they are at most
+MAX_BURST_DELAY = 0.06  # seconds of queue that a burst to a slow peer counts as at most
 SHARE_MARGIN = 1.05  # times a node's part of a peer's link, whose senders do not all send at the same time
 
 
@@ -86,7 +86,8 @@ def _recent(values: deque[tuple[float, float]], now: float, value: float, second
 
 
 class PeerPacer:
-    """How fast a node sends to a peer whose link is slower than its own, and carries what others send, too.
+    """The pace at which a node sends to a peer whose link is slower than its own, and carries what others send,
+    too.
 
     Its part of the link is its own. While no queue is seen there, others leave theirs unused: a slow peer's chunks
     come and go one by one, now to and from this node, now another. So the pace rises, up to the whole link; anew

@@ -1,4 +1,4 @@
-"""Another node of the run, as a node's links know it."""
+"""The record of another node of the run, as a node's links know it."""
 
 import asyncio
 
@@ -28,5 +28,5 @@ class Peer:
 
     @property
     def long_path(self) -> bool:
-        """Whether the path to it is a long one."""
+        """Whether the path to this peer is a long one, over which payloads go in pieces."""
         return self.queue.piece_size > 0

@@ -31,16 +31,16 @@ from atoll.comm.transport.stream_policy import LONG_PATH_CONGESTION_CONTROL, LON
 log = logging.getLogger("atoll.plane")
 
 SAMPLE_INTERVAL = 0.05  # seconds between two looks at what the links carried
-OTHER_SIDE_DIALS_AFTER = 1.5  # seconds without a link
-SLOW_PEER_RATIO = 4  # of this node's rate to its share of a peer's: that peer's link bounds the transfer to it
-SLOW_NODE_RATIO = 2  # of a peer's rate to this node's: its chunks then go one by one, whomever they go to
-MIN_TURN_SECONDS, TURN_RATIO = 0.1, 4.0  # of such a chunk's piece: at least; and to the time that it takes
+OTHER_SIDE_DIALS_AFTER = 1.5  # seconds without a link after which the other side dials, too
+SLOW_PEER_RATIO = 4  # this node's rate to its share of a peer's: beyond, the peer's link is the narrower one
+SLOW_NODE_RATIO = 2  # a peer's rate to this node's: beyond, this node's chunks go one by one
+MIN_TURN_SECONDS, TURN_RATIO = 0.1, 4.0  # turn of such a node's piece: at least, and times its sending
 REFRESH_AFTER = 8.0  # seconds after which BBR would soon stop to measure the round trip anew
-PIECE_SECONDS = 0.005  # of this node's link that a piece takes
+PIECE_SECONDS = 0.005  # seconds that a piece takes of this node's link
 REDIAL_INTERVALS = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds between tries to dial
-LEAF_DIALS_WITHIN = 20.0  # seconds
+LEAF_DIALS_WITHIN = 20.0  # seconds after which a leaf that has not dialled is lost
 ROUND_BEGINS_WITHIN = 20.0  # seconds that a frame of a round to come is held
-SPARE_SHARE = 0.05  # of what this node's link carries up: for fetches while a reduce is under way
+SPARE_SHARE = 0.05  # share of what this node's link carries up: for fetches while a reduce is under way
 MIN_SPARE_RATE = 1e5  # bytes a second
 MIN_LINK_LIFE = 2.0  # seconds; a link that broke sooner counts as a failed try
 
@@ -84,7 +84,8 @@ class PeerLinks:
     # The reduce under way
 
     def begin(self, handler: FrameHandler) -> None:
-        """From now on frames belong to this reduce."""
+        """Begin the reduce of `handler`, to which frames belong from now on; what waited of the one before is not
+        sent."""
         self._handler = handler
         self._peers = {n: peer for n, peer in self._peers.items() if peer.links or peer.dialling is not None}
         for peer in self._peers.values():
@@ -105,7 +106,8 @@ class PeerLinks:
         self._reduce_began = asyncio.Event()
 
     def end(self, handler: FrameHandler) -> None:
-        """The reduce is over; its links stay for the next one."""
+        """End the reduce of `handler`, unless another has begun; links stay for the next one, as many as there
+        should be."""
         if self._handler is handler:
             self._handler = None
             self.spare.change(0)
@@ -152,13 +154,13 @@ class PeerLinks:
         peer.limiter.rate = peer.pacer.rate if peer.pacer is not None else 0
 
     def peer(self, node: NodeId) -> Peer:
-        """What is known of `node`, and its queue; from now on, if nothing was."""
+        """The record of `node`, with its queue; made now if there was none."""
         if node not in self._peers:
             self._peers[node] = Peer(node)
         return self._peers[node]
 
     def heard(self, node: NodeId) -> float | None:
-        """When bytes last came from `node`, in the loop's seconds; None: there is no link."""
+        """The time at which bytes last came from `node`, in the loop's seconds; None: there is no link."""
         return max((link.heard for link in self.peer(node).links), default=None)
 
     def links(self) -> list[tuple[NodeId, Link]]:

@@ -12,8 +12,8 @@ from atoll.comm.transport.connection import Link, LinkBroken
 from atoll.comm.transport.frames import FrameKind, Header
 from atoll.comm.transport.send_queue import DIVISIBLE_KINDS
 
-MIN_PIECE_BYTES = 1 << 16  # the last piece of a payload may be smaller
-MAX_FORMS = 2  # of one payload that come at once: packed, and as it is
+MIN_PIECE_BYTES = 1 << 16  # bytes of a piece at least; the last of a payload may be smaller
+MAX_FORMS = 2  # forms in which one payload may come at once: packed, and as it is
 
 PayloadKey = tuple[NodeId, FrameKind, int, int, int, bool, int]  # whose, and which, payload
 
@@ -43,7 +43,8 @@ class Reassembly:
         return len(self._incoming)
 
     def clear(self) -> None:
-        """Another round begins: nothing more comes of these, and a link that still reads ends in vain."""
+        """Drop all payloads that are not whole, as another round begins; a link that still reads a piece reads it
+        in vain."""
         self._incoming.clear()
 
     async def read_piece(

@@ -1,4 +1,4 @@
-"""What waits to be sent to one peer, for whichever of its links is free next.
+"""The queue of what waits to be sent to one peer, for whichever of its links is free next.
 
     urgent           what others wait for, or what frees memory: MERGED, WANT, LACK, RESYNC, PARTIAL
     contributions    others wait for their merge
@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from atoll.comm.transport.frames import FrameKind, Header
 
-DIVISIBLE_KINDS = (FrameKind.CONTRIBUTION, FrameKind.PARTIAL, FrameKind.SEALED)  # whose payloads may be cut
+DIVISIBLE_KINDS = (FrameKind.CONTRIBUTION, FrameKind.PARTIAL, FrameKind.SEALED)  # payloads that may be cut
 
 QueuedFrame = tuple[FrameKind, int, int]  # kind, chunk, attempt in which the chunk got its owner
 
@@ -28,7 +28,8 @@ class OutgoingFrame:
         self.taken = False
 
     def piece(self, size: int) -> tuple[Header, memoryview]:
-        """The next piece, of `size` bytes, the last one of fewer; 0: all of it."""
+        """Cut off the next piece and make its header: `size` bytes, the last piece fewer; all of the payload if
+        `size` is 0, or a frame of this kind may not be cut."""
         if not size or self.header.kind not in DIVISIBLE_KINDS:
             self.taken = True
             return self.header, self.payload
@@ -52,12 +53,12 @@ class SendQueue:
         self._opening = False  # a link is about to share what it took
 
     def post(self, queued: QueuedFrame) -> None:
-        """Send this when its turn comes; once, however often it was posted before that."""
+        """Queue a frame, to be sent when its turn comes; once, however often it was posted before that."""
         self._queue_of(queued)[queued] = None
         self._wake()
 
     def put_back(self, queued: QueuedFrame) -> None:
-        """A link took this and could not send it: it is the next one of its queue."""
+        """Requeue a frame that a link took and could not send, before all others of its queue."""
         queue = self._queue_of(queued)
         later = [other for other in queue if other != queued]
         queue.clear()
@@ -65,7 +66,7 @@ class SendQueue:
         self._wake()
 
     def clear(self) -> None:
-        """Another round begins: nothing of this one is sent any more."""
+        """Drop all that waits, as another round begins."""
         for queue in (self._urgent, self._contributions, self._sealed):
             queue.clear()
         self._pieces.clear()
@@ -90,7 +91,8 @@ class SendQueue:
         self._wake()
 
     async def next(self) -> QueuedFrame | OutgoingFrame:
-        """What a link that is free sends next: something new, or a part of what others are sending."""
+        """Wait for what a link that is free is to send: a frame that was posted, or one of which other links send
+        pieces."""
         while True:
             while self._pieces and self._pieces[0].taken:
                 self._pieces.popleft()

@@ -1,4 +1,4 @@
-"""How many TCP streams lead to one peer, and which congestion control they use. Pure.
+"""The choice of how many TCP streams lead to one peer, and which congestion control they use. Pure.
 
 One stream cannot fill a long fat pipe: it grows by a segment each round trip after a loss, and its window is
 bounded. On a short path, and on a slow link, more of them are only in each other's way; each costs processor time.
@@ -10,21 +10,21 @@ peer no more than that one's does, is for `pacing` to see to.
 
 from math import ceil
 
-MAX_STREAMS = 8  # to one peer
-ENOUGH_STREAMS = 3  # where a lost segment makes none of them slower and their windows are not too small
+MAX_STREAMS = 8  # streams to one peer at most
+ENOUGH_STREAMS = 3  # streams where a lost segment makes none of them slower and their windows are not too small
 MAX_STREAM_WINDOW_BYTES = 3e6  # bytes that a stream has under way at most: half of what Linux gives its receiver
 ONE_STREAM_RTT = 0.002  # seconds of round trip below which one stream is enough
 FOUR_STREAMS_RTT = 0.03  # seconds of round trip from which on four streams are worth trying
 LONG_PATH_RTT = 0.005  # seconds of round trip beyond which a path is a long one
 STREAM_FLIGHT_BYTES = 1 << 17  # bytes that a stream may have under way without trouble
-LOSSY_SHARE = 2e-5  # of the segments sent: more are lost on a path that is more than full now and then
+LOSSY_SHARE = 2e-5  # share of the segments sent: more are lost on a path that is more than full now and then
 FAST_RATE = 10e6  # bytes a second from which on losses hold back a few streams
 LONG_PATH_CONGESTION_CONTROL = "bbr"
 
 
 def stream_count(rtt: float, rate: float, peers: int, slowed: bool) -> int:
-    """How many streams lead to each of so many `peers` over paths with a round trip of `rtt` seconds, of which a
-    link with this `rate` in bytes a second is the narrowest part; 0: not known yet. `slowed`: the paths lose
+    """The number of streams to each of `peers` peers over paths with a round trip of `rtt` seconds, of which a
+    link that carries `rate` bytes a second is the narrowest part; 0: not known yet. `slowed`: the paths lose
     segments, and what is lost makes a stream slower."""
     if rtt < ONE_STREAM_RTT:
         return 1
@@ -40,7 +40,7 @@ def stream_count(rtt: float, rate: float, peers: int, slowed: bool) -> int:
 
 
 def is_lossy(sent: int, resent: int) -> bool:
-    """Whether a path is on which so many segments were sent, and of these sent again."""
+    """Whether a path loses segments: `sent` were sent on it, of which `resent` were sent again."""
     return resent > LOSSY_SHARE * sent
 
 

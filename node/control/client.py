@@ -32,9 +32,9 @@ log = logging.getLogger("atoll.node")
 T = TypeVar("T")
 CALL_SECONDS = 10.0  # deadline of one call
 LONGEST_BACKOFF_SECONDS = 2.0  # between two tries at most; with what gRPC adds, less than the coordinator waits
-STALE_STREAM_SECONDS = 3.0  # for which a stream may be behind the newest view
-BATCH_SECONDS = 0.1  # for which a report waits when more of its kind are to follow
-OUTAGE_SECONDS = 24 * 3600.0  # for which a member rides out without a coordinator
+STALE_STREAM_SECONDS = 3.0  # seconds for which a stream may be behind the newest view
+BATCH_SECONDS = 0.1  # seconds for which a report waits when more of its kind are to follow
+OUTAGE_SECONDS = 24 * 3600.0  # seconds for which a member goes on without a coordinator
 FINAL_CODES = {  # answers that trying again will not change
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -52,7 +52,7 @@ OPTIONS = [
 
 
 class SessionLost(Exception):
-    """The coordinator no longer counts this session among the members'."""
+    """A session that the coordinator no longer counts among the members'."""
 
 
 class ReportQueue:
@@ -67,7 +67,7 @@ class ReportQueue:
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """What the node says of itself when it joins."""
+    """A node's description of itself, sent when it joins."""
 
     name: str
     address: str  # data plane

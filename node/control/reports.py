@@ -16,8 +16,8 @@ log = logging.getLogger("atoll.node")
 
 
 class Reports:
-    """What a member reports, one method each; also a reduction's listener
-    (`atoll.comm.allreduce.reduction.ReduceListener`)."""
+    """A member's reports to the coordinator, one method each; also a reduction's listener
+    (`atoll.comm.allreduce.listener.ReduceListener`)."""
 
     def __init__(self, control: ControlClient) -> None:
         self.control = control
@@ -26,75 +26,75 @@ class Reports:
     # Of the node
 
     def layout(self, layout: pb.LayoutReported) -> None:
-        """The trainer is up and has this model."""
+        """Report that the trainer is up and has this model."""
         self.control.report(pb.ReportRequest(fence=self._now(), layout_reported=layout))
 
     def state(self, round_: int, digest: bytes) -> None:
-        """The node holds this state of the round."""
+        """Report that the node holds the state of the round that has this digest."""
         report = pb.StateReported(round=round_, digest=digest)
         self.control.report(pb.ReportRequest(fence=self._now(), state_reported=report))
 
     def repaired(self, round_: int, chunks: int, whole: bool, disk: bool = False) -> None:
-        """So many chunks of the round's state had changed by themselves, in memory or, as files, on `disk`;
-        `whole`: all are again what they were."""
+        """Report that `chunks` chunks of the round's state had changed by themselves, in memory or, as files, on
+        `disk`; `whole`: all are again what they were."""
         report = pb.StateRepaired(round=round_, chunks=chunks, whole=whole, disk=disk)
         self.control.report(pb.ReportRequest(fence=self._now(), state_repaired=report))
 
     def loss(self, round_: int, loss: float) -> None:
-        """The validation loss of the round's state, in nats a token."""
+        """Report the validation loss of the round's state, in nats a token."""
         report = pb.LossEvaluated(round=round_, loss=loss)
         self.control.report(pb.ReportRequest(fence=self._now(round_), loss_evaluated=report))
 
     # Of a round
 
     def steps_reached(self, round_: int) -> None:
-        """The round has its inner steps here; more follow."""
+        """Report that the round has its inner steps here; more follow."""
         self.control.report(pb.ReportRequest(fence=self._now(round_), steps_reached=pb.StepsReached()))
 
     def contribution(self, round_: int, contribution: pb.ContributionReady) -> None:
-        """The node's delta of the round can be reduced."""
+        """Report that the node's delta of the round can be reduced."""
         self.control.report(pb.ReportRequest(fence=self._now(round_), contribution_ready=contribution))
 
     # Of an attempt
 
     def reduce_complete(self, plan: Plan, complete: pb.ReduceComplete) -> None:
-        """The node has every sealed chunk of the attempt."""
+        """Report that the node has every sealed chunk of the attempt."""
         self.control.report(pb.ReportRequest(fence=_fence(plan), reduce_complete=complete))
 
     def orphans_found(self, plan: Plan, here: tuple[tuple[int, bytes], ...]) -> None:
-        """Of the plan's chunks without an owner the node has these, with their digests."""
+        """Report the plan's chunks without an owner that the node has sealed bytes of, as (chunk, digest)."""
         found = pb.OrphansFound(here=[pb.Seal(chunk=c, digest=digest) for c, digest in here])
         self.control.report(pb.ReportRequest(fence=_fence(plan), orphans_found=found))
 
     def sealed(self, plan: Plan, seal: SealReport, more: bool) -> None:
-        """The node sealed a chunk; `more`: others follow soon."""
+        """Report that the node sealed a chunk; `more`: others follow soon."""
         entry = pb.Seal(chunk=seal.chunk, digest=seal.digest, inputs=bitmap(seal.inputs, len(plan.members)))
         report = pb.ChunksSealed(seals=[entry])
         self.control.report(pb.ReportRequest(fence=_fence(plan, seal.since), chunks_sealed=report), more)
 
     def lost(self, plan: Plan, node: NodeId, sentence: str) -> None:
-        """The connection to a member broke, or it does not do its part."""
+        """Report that the connection to a member broke, or that it does not do its part."""
         log.warning(f"round {plan.round}, attempt {plan.attempt}: {node}: {sentence}")
         report = pb.PeerUnreachable(node_id=node, reason=sentence[:200])
         self.control.report(pb.ReportRequest(fence=_fence(plan), peer_unreachable=report))
 
     def forged(self, plan: Plan, node: NodeId, chunk: int) -> None:
-        """The sealed chunk as this member gave it is not the ledger's."""
+        """Report that the sealed chunk as `node` gave it is not the ledger's."""
         log.warning(f"round {plan.round}: chunk {chunk} as {node} gave it is not what the ledger says")
         report = pb.ChunkForged(node_id=node, chunk=chunk)
         self.control.report(pb.ReportRequest(fence=_fence(plan), chunk_forged=report))
 
     def lacking(self, plan: Plan, chunks: tuple[int, ...]) -> None:
-        """Nobody gave these sealed chunks as the ledger has them."""
+        """Report that nobody gave these sealed chunks as the ledger has them."""
         log.warning(f"round {plan.round}: nobody gave {len(chunks)} of its chunks as the ledger has them")
         report = pb.ChunksMissing(chunks=bitmap(chunks, len(plan.owners)))
         self.control.report(pb.ReportRequest(fence=_fence(plan), chunks_missing=report))
 
     def orphans(self, plan: Plan, here: tuple[tuple[int, bytes], ...]) -> None:
-        """Nothing to report: only who contributes holds sealed chunks."""
+        """Report nothing: only a member that contributes holds sealed chunks."""
 
     def held(self, plan: Plan, root: bytes, proven: bool) -> None:
-        """Nothing to report, either."""
+        """Report nothing: only a member that contributes holds sealed chunks."""
 
     def _now(self, round_: int = 0) -> pb.Fence:
         """The newest view's; 0: of no round."""

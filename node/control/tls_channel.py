@@ -19,7 +19,8 @@ ASK = "ask the operator for a new join URL"
 
 
 async def channel(invite: Invite, options: list[tuple[str, int]]) -> grpc.aio.Channel:
-    """`Refused` if what answers there is not the URL's coordinator; `Unreachable` if nothing does."""
+    """A channel to the invite's coordinator, over TLS if its URL has a pin. Raises, if so, `Refused` if what
+    answers there is not that coordinator, `Unreachable` if nothing does."""
     if not invite.pin:
         return grpc.aio.insecure_channel(invite.address, options=options)
     shown = await _certificate(invite.address)
@@ -39,7 +40,7 @@ async def channel(invite: Invite, options: list[tuple[str, int]]) -> grpc.aio.Ch
 
 
 async def check_plain(invite: Invite) -> None:
-    """For a call that failed on a channel without TLS: `Refused` if that is why."""
+    """Raise `Refused` if the coordinator speaks TLS: why a call failed on a channel without it."""
     try:
         shown = await _certificate(invite.address)
     except Unreachable:

@@ -64,12 +64,13 @@ def refuse_second(state_dir: Path) -> None:
 
 
 def second(state_dir: Path) -> str:
-    """What a second daemon is told."""
+    """The sentence with which a second daemon is refused."""
     return f"another daemon uses the state directory {state_dir}: give another --state-dir"
 
 
 def ask(state_dir: Path, verb: str) -> dict[str, Any]:
-    """One request to the running daemon; raises `Unreachable` if there is none."""
+    """Send one request to the running daemon, and return its answer. Raises `Unreachable` if there is none,
+    `Refused` if it does not know the request."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(TIMEOUT)
         try:

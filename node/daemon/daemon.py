@@ -59,7 +59,7 @@ log = logging.getLogger("atoll.node")
 
 @dataclass(slots=True)
 class Pulse:
-    """What the heartbeat says beyond the machine's phase."""
+    """The progress that the heartbeat tells, beyond the machine's phase."""
 
     at: float = 0.0  # seconds; when the trainer last made progress
     step: int = 0
@@ -369,6 +369,7 @@ class Daemon:
     # For `atoll node status`
 
     def status(self) -> dict[str, Any]:
+        """The node's state, connections and progress, for `atoll node status`."""
         view, state, outer_loop = self._state.view, self._state, self._loop
         threads, why = threads_of(self._config)
         return {

@@ -99,7 +99,8 @@ class OuterLoop:
 
     @property
     def trouble(self) -> str:
-        """What does not work, in words that may be shown to others: of this machine's disk they name no folder."""
+        """The troubles of disk, recovery and uploads, in words that may be shown to others: of this machine's disk
+        they name no folder. Empty: there are none."""
         troubles = [self.stranded] if self.stranded else []
         troubles += self.durable.troubles
         if self.uploads is not None and self.uploads.trouble:
@@ -129,7 +130,8 @@ class OuterLoop:
 
     @property
     def attachment(self) -> Attach:
-        """Where the trainer finds its vectors."""
+        """The order that tells the trainer the files of its vectors, anchor and local, and their number of
+        elements."""
         vectors = self.outer.vectors
         return Attach(vectors.path("anchor"), vectors.path("local"), self.hello.numel)
 

@@ -30,7 +30,8 @@ log = logging.getLogger("atoll.node")
 
 
 class Reducer:
-    """One life of such a node. `run` returns when the run is finished or the node was told to leave."""
+    """One life of a node that only owns chunks. `run` returns when the run is finished or the node was told to
+    leave."""
 
     def __init__(self, invite: Invite, config: NodeConfig, options: JoinOptions) -> None:
         self._invite, self._config, self._options = invite, config, options
@@ -130,6 +131,7 @@ class Reducer:
     # For `atoll node status`
 
     def status(self) -> dict[str, object]:
+        """The reducer's state and traffic, for `atoll node status`."""
         return {
             "node_id": self._member.me,
             "name": self._options.name,

@@ -49,7 +49,7 @@ class RoundBuffers:
     encoding: asyncio.Task[None] | None = None
     norm: float | None = None  # l2, of what it says; None: not known yet
     norming: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by who finds it out
-    up: int = 0  # the data plane's counters when the round's first attempt began
+    up: int = 0  # the data plane's counters when the delta began to be encoded
     down: int = 0
 
 
@@ -120,21 +120,22 @@ class RoundParticipation:
         return buffers.norm if self._round is buffers else None
 
     def forget(self) -> None:
-        """What was encoded is of no more use: the local vector is about to change, or the anchor is."""
+        """Drop what was encoded: the local vector is about to change, or the anchor is."""
         self._new_round(RoundBuffers())
 
     @property
     def members(self) -> int:
-        """How many take part under the latest plan."""
+        """The number of members under the latest plan that are not gone."""
         return sum(not m.gone for m in self._plan.members)
 
     @property
     def bytes_up(self) -> int:
-        """Since the round's first attempt began."""
+        """Bytes that the data plane sent since the round's delta began to be encoded."""
         return self._plane.bytes_up - self._round.up
 
     @property
     def bytes_down(self) -> int:
+        """Bytes that the data plane received since the round's delta began to be encoded."""
         return self._plane.bytes_down - self._round.down
 
     def _within(self, round_: int) -> slice:
@@ -175,7 +176,7 @@ class RoundParticipation:
         return self._reducing.reduction if self._reducing is not None else None
 
     def begin(self, plan: Plan, me: NodeId, ready: Work) -> None:
-        """Take part, or go on."""
+        """Take part in the reduce of the plan's round, or go on under the plan if that reduce is under way."""
         self._plan = plan
         if self._reducing is not None and self._reducing.round == plan.round:
             self._follow(plan)
@@ -185,13 +186,14 @@ class RoundParticipation:
         reducing.task = self._spawn(self._reduce(reducing, me, ready))
 
     def stop(self) -> None:
-        """The reduce is over for this node."""
+        """End this node's part in the reduce under way, if there is one."""
         if self._reducing is not None and self._reducing.task is not None:
             self._reducing.task.cancel()
         self._reducing = None
 
     def verify_seals(self, round_: int, ledger: bytes) -> None:
-        """The digests of the round's sealed chunks, one after the other: members were found to hold others."""
+        """Hold the round's sealed chunks to the ledger's digests, one after the other in `ledger`: members were
+        found to hold others."""
         if (reduction := self.reduction) is not None and reduction.round == round_:
             reduction.prove([ledger[i : i + DIGEST_SIZE] for i in range(0, len(ledger), DIGEST_SIZE)])
 
@@ -222,8 +224,9 @@ class RoundParticipation:
     # What the wire left out
 
     def residual_update(self, view: pb.View) -> Callable[[], None] | None:
-        """What the worker is to do, before the anchor moves or training starts anew, when the view tells of a
-        committed round that has this node's bytes; None: nothing new."""
+        """Make the function that brings the residual of error feedback up to date, for the worker to call before
+        the anchor moves or training starts anew; None: the view tells of no newer round that has this node's
+        bytes, or there is no error feedback."""
         residual, buffers = self._residual, self._round
         if residual is None or view.counted <= residual.round:
             return None

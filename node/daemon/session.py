@@ -25,7 +25,7 @@ MEGABIT = 125e3  # bytes
 
 
 class CoordinatorSession:
-    """`opened`, then `join`, `maintain` and `leave`."""
+    """A node's place in a run: data plane, identity, session. `opened`, then `join`, `maintain` and `leave`."""
 
     def __init__(self, invite: Invite, config: NodeConfig, options: JoinOptions, plane: DataPlane) -> None:
         self._invite = invite
@@ -65,7 +65,9 @@ class CoordinatorSession:
             await member.control.close()
 
     async def join(self, role: str = "") -> pb.JoinReply:
-        """Raises `Refused`, or `Unreachable` after the options' patience."""
+        """Join the run, or come back to it as the same node; `reducer` is the role of a node without a trainer.
+        Raises `Refused`, or `Unreachable` after the options' patience; `ResourceError` if the session cannot be
+        saved."""
         host, port = split_host_port(self.plane.address, "--listen")
         listening = "" if host in ("0.0.0.0", "::", "") else host
         options, address = self.options, self.options.advertise or join_host_port(listening, port)
@@ -106,7 +108,8 @@ class CoordinatorSession:
             on_rejoin()
 
     async def leave(self, reason: str) -> None:
-        """Once: first of all, so that nobody waits for what takes its time to stop."""
+        """Say good-bye to the coordinator, once: first of all, so that nobody waits for what takes its time to
+        stop."""
         if self._joined:
             self._joined = False
             await self.control.leave(reason)

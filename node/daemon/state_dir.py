@@ -1,4 +1,4 @@
-"""What a process of a node needs of its machine, whatever its role: its options, its state directory, signals."""
+"""The options, the state directory and the signals of a node's process, whatever its role."""
 
 import asyncio
 import contextlib
@@ -23,6 +23,8 @@ log = logging.getLogger("atoll.node")
 
 @dataclass(frozen=True, slots=True)
 class JoinOptions:
+    """The options with which one node joins a run."""
+
     state_dir: Path
     listen: str  # data plane, host:port
     advertise: str  # data plane as peers dial it; empty: as it listens, host seen by the coordinator
@@ -60,8 +62,8 @@ def tls_contexts(invite: Invite, options: JoinOptions) -> TlsContexts | None:
 
 
 def save_session(file: Path, invite: Invite, session: str) -> None:
-    """So that a daemon started again comes back as the same node, without another token. Raises `ResourceError`;
-    then what was there still is."""
+    """Write the session to `file`, so that a daemon started again comes back as the same node, without another
+    token. Raises `ResourceError`; then what was there still is."""
     if load_session(file, invite) == session:
         return
     data = f"{invite.address} {invite.run}\n{session}\n".encode()
@@ -73,7 +75,8 @@ def save_session(file: Path, invite: Invite, session: str) -> None:
 
 
 def save_next_session(file: Path, invite: Invite, session: str) -> None:
-    """Remember a node's next life. What was remembered of the one before brings it back, too."""
+    """Write the session of a node's next life to `file`; a failure is logged: the session that is there brings it
+    back, too."""
     try:
         save_session(file, invite, session)
     except ResourceError as error:

@@ -1,4 +1,4 @@
-"""What peers may fetch of this node: the state of its round, and sealed bytes of rounds before.
+"""The server of what peers may fetch of this node: the state of its round, and sealed bytes of rounds before.
 
 A round is committed before every member has applied it. Who is asked for its state meanwhile does not send the
 asker away, but answers when it is there: a run whose rounds are short could else never be joined.
@@ -13,11 +13,11 @@ from atoll.comm.ids import Round
 from atoll.node.checkpoint.checkpointer import Checkpointer
 from atoll.node.outer.state import OuterState
 
-APPLY_SECONDS = 1.0  # in which a node should have applied what was committed
+APPLY_SECONDS = 1.0  # seconds in which a node should have applied what was committed
 
 
 class StateServer:
-    """`atoll.comm.transport.data_plane.StateSource`; empty until it is filled."""
+    """The node's `atoll.comm.transport.data_plane.StateSource`; it has nothing until it is filled."""
 
     def __init__(self) -> None:
         self._outer: OuterState | None = None
@@ -25,11 +25,11 @@ class StateServer:
         self._settled = asyncio.Event()  # set, and replaced, when the state stands still again
 
     def fill(self, outer: OuterState, durable: Checkpointer | None = None) -> None:
-        """`durable`: what is on the disk, where anything is."""
+        """Serve this state from now on. `durable`: what is on the disk, where anything is."""
         self._outer, self._durable = outer, durable
 
     def settled(self) -> None:
-        """The state stands still again."""
+        """Answer those who wait for the state, which stands still again."""
         self._settled.set()
         self._settled = asyncio.Event()
 

@@ -11,8 +11,8 @@ from typing import BinaryIO
 
 from atoll.comm.errors import ResourceError
 
-LIMIT_BYTES = 8 << 20  # of trainer.log, after which its content moves to trainer.log.1
-TAIL_BYTES = 4000  # in which the last line is looked for
+LIMIT_BYTES = 8 << 20  # bytes of trainer.log, after which its content moves to trainer.log.1
+TAIL_BYTES = 4000  # bytes in which the last line is looked for
 
 
 class TrainerLog:

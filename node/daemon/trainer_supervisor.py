@@ -23,8 +23,8 @@ from atoll.node.daemon.trainer_log import TrainerLog
 from atoll.node.trainer_channel import DaemonEnd, Failed, Ready, ToDaemon, ToTrainer
 
 log = logging.getLogger("atoll.node")
-START_SECONDS = 120.0  # that a trainer may take until its hello, at least: on a busy machine torch takes 60
-LOG_CHECK_SECONDS = 60.0  # between two looks at the size of the trainer's log
+START_SECONDS = 120.0  # until a trainer has to say hello, at least: on a busy machine torch takes 60
+LOG_CHECK_SECONDS = 60.0  # seconds between two looks at the size of the trainer's log
 
 
 class TrainerFailed(AtollError):
@@ -34,7 +34,8 @@ class TrainerFailed(AtollError):
 
 
 class TrainerSupervisor:
-    """`run` it until cancelled. `on_message` gets what the trainer says, `on_down` when it is gone."""
+    """The keeper of a node's trainer: `run` it until cancelled. `on_message` gets what the trainer says, `on_down`
+    is called when it is gone."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class TrainerSupervisor:
         self._log = TrainerLog(state_dir)
 
     def send(self, message: ToTrainer) -> None:
-        """To the living trainer; one that is down learns it from the next view."""
+        """Send a message to the living trainer; one that is down learns it from the next view."""
         if self._end is not None:
             self._end.send(message)
 
@@ -61,7 +62,8 @@ class TrainerSupervisor:
             self._end.close()
 
     async def run(self) -> None:
-        """Raises `TrainerFailed` when starting it again would not help, or did not."""
+        """Keep a trainer alive until cancelled. Raises `TrainerFailed` when starting it again would not help, or
+        did not, and `ResourceError` where the disk does not allow it."""
         with tempfile.TemporaryDirectory(prefix="atoll-") as folder:  # unix socket paths are short
             channel = str(Path(folder, "trainer.sock"))
             server = await asyncio.start_unix_server(self._accept, channel, limit=16 << 20)

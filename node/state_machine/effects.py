@@ -1,4 +1,4 @@
-"""What the node's machine asks for. Each effect has all that is needed to carry it out."""
+"""The effects that the node's machine asks for, each with all that is needed to carry it out."""
 
 from dataclasses import dataclass
 
@@ -73,7 +73,7 @@ class VerifySeals:
 
 @dataclass(frozen=True, slots=True)
 class StopReduce:
-    """The round's reduce is over for this node."""
+    """End this node's part in the reduce under way."""
 
 
 # The outer state
@@ -105,7 +105,8 @@ class FallBack:
 
 @dataclass(frozen=True, slots=True)
 class Renumber:
-    """The state is that of the view's committed round, too: the rounds in between are void."""
+    """Give the state the number of the view's committed round, whose state it is, too: the rounds in between are
+    void."""
 
     view: pb.View
 
@@ -115,35 +116,45 @@ class Renumber:
 
 @dataclass(frozen=True, slots=True)
 class ReportLayout:
+    """Report the layout of the trainer's model."""
+
     layout: pb.LayoutReported
 
 
 @dataclass(frozen=True, slots=True)
 class ReportState:
+    """Report that the node holds the state of `round` that has this digest."""
+
     round: int
     digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ReportReached:
+    """Report that `round` has its inner steps here; more may follow."""
+
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReportReady:
+    """Report that the node's delta of `round` can be reduced, and what it counts."""
+
     round: int
     contribution: pb.ContributionReady
 
 
 @dataclass(frozen=True, slots=True)
 class ReportEvaluated:
+    """Report the validation loss of the state of `round`, in nats a token."""
+
     round: int
     loss: float
 
 
 @dataclass(frozen=True, slots=True)
 class RunFinished:
-    """The node is to leave."""
+    """End this life of the node: the run is finished."""
 
 
 Effect = (

@@ -1,5 +1,5 @@
-"""What the node's machine hears: views, its trainer's words (`atoll.node.trainer_channel`), and what came of its
-effects."""
+"""The events that the node's machine hears: views, its trainer's words (`atoll.node.trainer_channel`), and what
+came of its effects."""
 
 from dataclasses import dataclass
 

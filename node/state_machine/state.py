@@ -1,4 +1,4 @@
-"""What the node's machine knows. Values only: `step` is the one who makes new ones, the daemon reads.
+"""The state of the node's machine. Values only: `step` is the one who makes new ones, the daemon reads.
 
 Each of trainer, outer state, work and reduce is a union, so that what cannot be is not written.
 """
@@ -18,7 +18,7 @@ Attempt = tuple[int, int]  # (round, attempt)
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """There is no trainer, or it has said nothing yet."""
+    """The trainer does not run, or has said nothing yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class At:
 
 
 class Move(Enum):
-    """By what the outer state gets from one round to another."""
+    """A way in which the outer state gets from one round to another."""
 
     INITIALISE = "initialise"
     APPLY = "apply"  # with sealed bytes that are here
@@ -107,7 +107,8 @@ OuterPosition = NoState | At | Moving
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the local vector holds beyond the anchor: steps on the first `samples` of the lease at `front`."""
+    """The inner steps that the local vector holds beyond the anchor: on the first `samples` of the lease at
+    `front`."""
 
     round: int  # in which it was done
     front: int
@@ -155,7 +156,8 @@ class Reducing:
 
 @dataclass(frozen=True, slots=True)
 class FragmentTurns:
-    """Where fragments take turns: a commit takes one fragment's steps, those of the others stay."""
+    """The memory of a node of a run whose fragments take turns: a commit takes one fragment's steps, those of the
+    others stay."""
 
     from_local: bool = False  # the local vector has steps of other fragments: training goes on from it
     rebased: bool = False  # since the trainer handed over, the local vector was brought to another anchor
@@ -164,6 +166,8 @@ class FragmentTurns:
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """The whole state of the node's machine, between two events."""
+
     stall: float = inf  # seconds without progress after which the coordinator takes a node for hung
     view: pb.View | None = None  # the latest; None: there is none of this session yet
     layout: pb.LayoutReported | None = None  # of the trainer's model; None: it has not said hello yet
@@ -177,7 +181,7 @@ class State:
 
     @property
     def phase(self) -> str:
-        """What the node is doing, in the goodput meter's words."""
+        """The node's activity, in the goodput meter's words: starting, recovering, inner, sync or waiting."""
         match self.trainer:
             case Training(evaluating=True) | Ahead(evaluating=True):
                 return "waiting"
@@ -195,16 +199,18 @@ class State:
 
     @property
     def round(self) -> int:
-        """Of the state that the node holds, or held when that began to move; -1: none."""
+        """The round of the state that the node holds, or held when that began to move; -1: none."""
         at = self.outer.before if isinstance(self.outer, Moving) else self.outer
         return at.round if isinstance(at, At) else -1
 
     @property
     def ready(self) -> Work | None:
+        """The work that its round can have; None: there is none."""
         return self.work.work if isinstance(self.work, Ready) else None
 
     @property
     def carried(self) -> Work | None:
+        """The work that its rounds left out, and that was brought to the node's state; None: there is none."""
         return self.work.work if isinstance(self.work, Carried) else None
 
     @property
@@ -214,6 +220,7 @@ class State:
 
     @property
     def evaluating(self) -> bool:
+        """Whether the trainer is to measure a validation loss, and has not answered yet."""
         match self.trainer:
             case Training(evaluating=evaluating) | Ahead(evaluating=evaluating):
                 return evaluating
@@ -222,7 +229,7 @@ class State:
 
     @property
     def owes_answer(self) -> bool:
-        """The trainer was told to do something that has an end."""
+        """Whether the trainer was told to do something that has an end."""
         match self.trainer:
             case Training() | Evaluating() | Ahead(evaluating=True):
                 return True

@@ -1,4 +1,4 @@
-"""What the node does next: `step(state, event) -> (state, effects)`. Pure; the daemon calls it, and nobody else
+"""The node's decisions: `step(state, event) -> (state, effects)`. Pure; the daemon calls it, and nobody else
 changes the state.
 
 It compares the coordinator's latest view with what the node has and does, and asks for what is missing. Views
@@ -79,10 +79,12 @@ from atoll.node.state_machine.state import (
     Work,
 )
 
-STALL_SHARE = 0.7  # of `members.stall`: a trainer that hangs is ended before the coordinator gives its node up
+STALL_SHARE = 0.7  # share of `members.stall`: a hung trainer is ended before the coordinator gives its node up
 
 
 def step(state: State, event: Event) -> tuple[State, list[Effect]]:
+    """Take `event` in, and decide until nothing is left to decide: returns the new state, and the effects to carry
+    out, in order."""
     effects: list[Effect] = []
     state = _take(state, event, effects)
     while True:
