@@ -55,7 +55,7 @@ MARK_VARIABLE = "ATOLL_DEMO"  # in the environment of everything a demo starts
 
 
 class DemoFailed(AtollError):
-    """What was asked did not happen."""
+    """The demo did not reach its end; the text says what happened instead."""
 
 
 @click.command()
@@ -172,7 +172,8 @@ class Chaos:
         return cls(None, 0, 0)
 
     def due(self, story: DemoStory, now: float) -> tuple[MarkKind, str] | None:
-        """What is to be done now; each is said once."""
+        """The fault to bring about now, as what happens and to which node; None: nothing. Each fault is returned
+        once. `now`: seconds."""
         run = story.run
         if self.kill_at is None or run["phase"] == "finished":
             return None

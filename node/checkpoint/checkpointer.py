@@ -1,4 +1,4 @@
-"""What a node has on its disk, so that the run's state outlives its process: the sealed log, and snapshots.
+"""Keeps a run's outer state on a node's disk, so that it outlives the process: the sealed log, and snapshots.
 
     a round is committed   --> `record_round`: its sealed bytes go to the log            (`log_writer`)
     the state stands still --> `finalized`: every few rounds a snapshot goes beside it   (`snapshot_writer`)
@@ -144,7 +144,8 @@ class Checkpointer:
         return self._log_writer.task, snapshot_writer.task if snapshot_writer is not None else None
 
     async def close(self) -> None:
-        """What is being written to the log is finished, a snapshot is given up."""
+        """Finish what is being written to the log, give up a snapshot that is being taken, and end both
+        threads."""
         if self._snapshot_writer is not None:
             self._snapshot_writer.give_up()
         await self.wait_idle()
@@ -155,7 +156,7 @@ class Checkpointer:
     # What the coordinator and people ask
 
     def take_snapshots(self, wanted: bool) -> None:
-        """Whether this node is one of those that hold full copies of the state."""
+        """Say whether this node is one of those that hold full copies of the state, and so takes snapshots."""
         if self._files is not None:
             self._files.takes_snapshots = wanted
 
@@ -166,12 +167,12 @@ class Checkpointer:
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """What does not work now, in words that name no folder of this machine."""
+        """The disk's open problems, in words that name no folder of this machine."""
         return self._problems.names
 
     @property
     def trouble(self) -> str:
-        """What does not work now, and why; empty if all does."""
+        """The disk's open problems with their reasons, as one line; empty: there are none."""
         return str(self._problems)
 
     def newly_damaged(self) -> list[str]:

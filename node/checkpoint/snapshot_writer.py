@@ -1,4 +1,4 @@
-"""When a snapshot of the outer state is due, and its writing in a thread that gives way to all others.
+"""Decides when a snapshot of the outer state is due, and writes it in a thread that gives way to all others.
 
     finalized --> due? --> a thread copies chunk after chunk, writes them --> the set of snapshots, `on_snapshot`
         |                                     |
@@ -74,7 +74,8 @@ class SnapshotWriter:
         return self.task is not None and (self._urgent or self._following is not None)
 
     def distrust(self) -> None:
-        """What is on the disk may not be the run's: the next state replaces it, and until then it stays."""
+        """Note that the snapshots on the disk may not be the run's: the next state replaces them, and until then
+        they stay."""
         self._distrusted = True
 
     def finalized(self, round_: int, tokens: int, sole_copy: bool) -> None:

@@ -40,7 +40,7 @@ class _Closing(Exception):
 
 
 class StateDiffers(AtollError):
-    """What the disk has is not the run's state."""
+    """The state on the disk is not the run's: its digest differs."""
 
 
 class StoreSilent(AtollError):
@@ -49,7 +49,8 @@ class StoreSilent(AtollError):
 
 @dataclass
 class Uploader:
-    """`run` it until cancelled; say `snapshot_taken` when there is a new one."""
+    """Sends checkpoints to the run's remote store while `run` is awaited; `snapshot_taken` tells it of a new
+    snapshot."""
 
     folder: Path  # of the run's snapshots and log
     checkpoint: CheckpointConfig
@@ -67,7 +68,7 @@ class Uploader:
         shutil.rmtree(self.folder / LINKS_FOLDER, ignore_errors=True)  # of a daemon that was killed
 
     def snapshot_taken(self) -> None:
-        """There is a new snapshot: send a checkpoint, if one is due."""
+        """Take note of a new snapshot: a checkpoint is sent, if one is due."""
         self._new.set()
         self._idle.clear()
 

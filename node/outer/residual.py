@@ -1,4 +1,5 @@
-"""What a lossy wire left out of this node's deltas, to be added to its next ones (`atoll.outer_opt.feedback`).
+"""The residual: what a lossy wire left out of this node's deltas, to be added to its next ones (error feedback,
+`atoll.outer_opt.feedback`).
 
     offered = beta residual + (anchor - local)      what is encoded; nothing changes, so it can be computed again
     residual <- offered - decoded(encoded)          when a round is committed that has the node's bytes
@@ -105,7 +106,7 @@ class Residual:
             self._saving = self._thread.submit(_write, *self._location, self.round, self.vector.copy())
 
     def close(self) -> None:
-        """Finish what is being written."""
+        """Finish what is being written, and end the thread."""
         self._thread.shutdown()
 
     def restore(self) -> None:

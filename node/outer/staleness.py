@@ -1,4 +1,4 @@
-"""How far the anchor went under work that is still owed, for `outer.damping` (`atoll.outer_opt.damping`).
+"""Measures how far the anchor went under work that is still owed, for `outer.damping` (`atoll.outer_opt.damping`).
 
 The outer state (`atoll.node.outer.state`) tells how far each round moved each chunk, and at every commit whether
 the local vector has work that the round left out. Of a chunk that is fetched instead of stepped, what lies between

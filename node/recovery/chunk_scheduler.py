@@ -1,4 +1,4 @@
-"""Which chunk a donor's stream fetches next. Pure.
+"""Chooses the chunk that a donor's stream fetches next. Pure.
 
 A free stream takes a chunk that nobody fetches; donors so get work as fast as they answer. When there is none
 left, it helps another donor's stream with the chunk of which the most parts were asked of nobody. When there is no
@@ -69,7 +69,7 @@ class ChunkScheduler:
         return [other for other in self._under_way.pop(request.chunk) if other is not request]
 
     def record_progress(self, chunk: int, now: float) -> None:
-        """Something of the chunk came."""
+        """Note that something of the chunk came at `now` (seconds)."""
         self._last_progress[chunk] = now
 
     def abandon(self, request: ChunkRequest) -> None:
@@ -83,7 +83,7 @@ class ChunkScheduler:
                 self._waiting.appendleft(request.chunk)
 
     def requeue(self, chunk: int) -> None:
-        """What was fetched of the chunk turned out to be of no use: it is fetched again."""
+        """Have the chunk fetched again: what was fetched of it turned out to be of no use."""
         self._waiting.append(chunk)
 
     def _most_open(self, donor: NodeId, unrequested: Callable[[int], int]) -> int | None:
