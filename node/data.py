@@ -183,7 +183,9 @@ def text_source(run: RunConfig, node: NodeConfig, files: Sequence[Path], cache: 
 
 
 def source_of(run: RunConfig, node: NodeConfig, train: Tokens, validation: Tokens) -> Source:
-    """Windows over both; too little for validation, and that is the last 1/val_every of the training text."""
+    """Windows over the training and the validation tokens, shuffled. Where the latter are too few, the last
+    1/val_every of the training text is for validation. Raises `ResourceError` if either is too short for one
+    sample."""
     length, seq_len = len(train), run.model.seq_len
     windows = Windows(train, 0, length, seq_len), Windows(validation, 0, len(validation), seq_len)
     if not len(windows[1]):

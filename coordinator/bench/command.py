@@ -173,7 +173,7 @@ class BenchWatch:
 
 
 def control_times(results: Sequence[LoadResult], round_: int) -> Iterator[float]:
-    """The control time of each member in a round, seconds."""
+    """The control time of each member in a round, seconds, as the module defines it."""
     ready = max(result.ready[round_] for result in results)
     held = max(result.completed[round_] for result in results)
     for result in results:

@@ -155,7 +155,7 @@ def event(line: DisplayLine, story: DemoStory) -> Text:
 
 
 def summary(story: DemoStory, report: DemoReport, out: Path) -> Table:
-    """The demo's last words."""
+    """The table of the demo's figures that is printed at its end."""
     table = Table(box=ROUNDED, show_header=False, border_style="cyan", title="atoll demo", title_style="bold")
     loss = " → ".join("?" if v is None else f"{v:.3f}" for v in (report.val_loss_first, report.val_loss_last))
     spent = ", ".join(
@@ -181,7 +181,8 @@ def summary(story: DemoStory, report: DemoReport, out: Path) -> Table:
 
 
 def saving(story: DemoStory) -> str:
-    """Traffic against a data-parallel run that exchanges fp32 gradients each step."""
+    """A sentence on the traffic of a node and round, against a data-parallel run that all-reduces fp32 gradients
+    each step."""
     report = summarize(story)
     sent, instead = report.bytes_per_node_per_round, report.fp32_allreduce_bytes_per_step_equivalent
     less = f", {instead / sent:,.0f}x less than fp32 all-reduce each step" if sent else ""

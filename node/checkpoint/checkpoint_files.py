@@ -91,7 +91,7 @@ class CheckpointFiles:
             self._problems.report(CANNOT_REMOVE, str(error))
 
     def report_damaged_round(self, round_: int) -> None:
-        """A sealed chunk of this round is not what was written: the round goes."""
+        """Report that a chunk of this sealed round is not what was written, and drop the round."""
         self._damage.report(self.log.path(round_), "a chunk is not what was written")
         self.drop_round(round_)
 

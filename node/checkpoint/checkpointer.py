@@ -64,24 +64,24 @@ class Checkpointer:
         return -1 if self._files is None else restoring.restore(self._outer, self._files, keep_newer)
 
     def record_round(self, round_: int, payloads: Sequence[U8], digests: Sequence[bytes]) -> None:
-        """A round was committed: write its sealed bytes, of a reduce or fetched, and their digests, one of each
-        for every chunk of its fragment. Nothing but this reads or writes the payloads from now on."""
+        """Write a committed round to the log: the sealed bytes, of a reduce or fetched, and their digests, one of
+        each for every chunk of its fragment. Nothing but this reads or writes the payloads from now on."""
         self._log_writer.append(round_, payloads, digests)
 
     def finalized(self, round_: int, tokens: int, sole_copy: bool = False) -> None:
-        """The state stands still at `round_`, with so many tokens committed by the run: take a snapshot if one is
-        due. `sole_copy`: no peer had this state before."""
+        """Take a snapshot if one is due: the state stands still at `round_`, with so many tokens committed by the
+        run. `sole_copy`: no peer had this state before."""
         if self._snapshot_writer is not None:
             self._snapshot_writer.finalized(round_, tokens, sole_copy)
 
     def distrust(self) -> None:
-        """The state was not the run's, and what is on the disk may not be either: it stays until the next state
-        that is finalized replaces it."""
+        """Note that the state was not the run's, and that the disk may not have the run's either: what it has
+        stays until the next state that is finalized replaces it."""
         if self._snapshot_writer is not None:
             self._snapshot_writer.distrust()
 
     def drop_rounds_after(self, round_: int) -> None:
-        """The rounds after `round_` are void: the log forgets them."""
+        """Drop the rounds after `round_` from the log: they are void."""
         if self._files is not None:
             for later in [k for k in self._files.log.rounds if k > round_]:
                 self._files.drop_round(later)
@@ -114,7 +114,7 @@ class Checkpointer:
     # Waiting for the disk
 
     def is_pending(self, round_: int) -> bool:
-        """The disk cannot bring back the state of `round_` yet, but is being given what it lacks."""
+        """Whether the disk cannot bring back the state of `round_` yet, but is being given what it lacks."""
         files, snapshot_writer = self._files, self._snapshot_writer
         if files is None or snapshot_writer is None or not files.takes_snapshots:
             return False

@@ -67,7 +67,8 @@ def shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def config(model: ModelConfig) -> dict[str, Any]:
-    """`config.json` of such a model. Which tokens begin and end a text is the tokenizer's to say."""
+    """The `config.json` with which transformers builds the run's own model as `LlamaForCausalLM`. Which tokens
+    begin and end a text is the tokenizer's to say."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -248,7 +248,8 @@ class InitialStateLoader:
 
 
 def checkpoint_in(store: RemoteStore) -> str | None:
-    """The folder of the checkpoint that is meant: this one, or the newest one in it, or in the one run's in it."""
+    """The folder of the checkpoint that the store's URL names: the URL's own folder, else the newest checkpoint in
+    it, or in the only run's folder in it; None: there is none. Raises where there are several runs."""
     if store.fs.exists(f"{store.path}/{MANIFEST}"):
         return store.path
     for depth in ("", "/*"):

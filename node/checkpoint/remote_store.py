@@ -46,7 +46,7 @@ class WrittenFile(msgspec.Struct, frozen=True):
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True):
-    """`checkpoint.json`."""
+    """The manifest of a checkpoint, `checkpoint.json` in its folder."""
 
     format: str
     run: str

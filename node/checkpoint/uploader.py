@@ -73,7 +73,7 @@ class Uploader:
         self._idle.clear()
 
     def record_digest(self, round_: int, digest: bytes) -> None:
-        """The digest of the run's state after this round, which what is sent must have."""
+        """Note the digest of the run's state after `round_`: a checkpoint of that round must have it."""
         self._digests[round_] = digest
         if len(self._digests) > REMEMBERED_DIGESTS:
             del self._digests[min(self._digests)]
@@ -196,8 +196,8 @@ class Uploader:
 
 @contextmanager
 def link_files(folder: Path, saved: SavedRun) -> Iterator[SavedRun]:
-    """The saved run by links to its files, which the daemon does not remove meanwhile. Raises `StateMissing`,
-    `OSError`."""
+    """Link the saved run's files into a folder of their own, so that the daemon cannot remove them meanwhile, and
+    yield the run that the links are. Raises `StateMissing`, `OSError`."""
     links = folder / LINKS_FOLDER
     shutil.rmtree(links, ignore_errors=True)
     links.mkdir()

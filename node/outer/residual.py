@@ -70,9 +70,9 @@ class Residual:
         delta[...] = offered
 
     def commit(self, round_: int, encoded: Sequence[U8 | None], lacking: bytes) -> None:
-        """Round `round_` is committed, and anchor and local vector are still what it was encoded from. `encoded`:
-        this node's bytes of each chunk of the round's fragment; `lacking`: a bitmap of the chunks in which the
-        round has none of them, which may have never been made."""
+        """Update the residual for the committed round `round_`, while anchor and local vector are still what the
+        round's delta was encoded from. `encoded`: this node's bytes of each chunk of the round's fragment;
+        `lacking`: a bitmap of the chunks in which the round has none of them, which may have never been made."""
         if round_ <= self.round:
             return
         fragment = FragmentSchedule(self._chunks.fragment_count).fragment(round_)

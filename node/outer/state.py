@@ -139,7 +139,7 @@ class OuterState:
                     self._set_round(c, round_)
 
     def adopt_fragment(self, fragment: int, adopt: Adopt) -> None:
-        """The local vector takes the new anchor of this fragment, as if nothing were trained since it was sent."""
+        """Adopt this fragment's new anchor in the local vector, as if nothing were trained since it was sent."""
         local, anchor = self.vectors.local, self.vectors.anchor
         for c in self.chunks.fragment_range(fragment):
             span, scratch = self.chunks.span(c), self._scratch[: self.chunks.size(c)]
@@ -218,16 +218,16 @@ class OuterState:
         self._work_aside = True
 
     def distrust(self) -> None:
-        """The state is not the run's: peers get nothing of it, and no work is beyond it. Digests tell which chunks
-        differ."""
+        """Close the state to peers and forget work set aside: the state is not the run's. Digests tell which
+        chunks differ."""
         with self._lock:
             self._final = False
             self._changed = set(range(self.chunks.count))
         self._work_aside = False
 
     def finalize(self) -> bytes:
-        """The state stands still until the next commit: digest what changed, open it to peers, return the root
-        digest. Work that was set aside now takes the new anchor."""
+        """Digest what changed, open the state to peers, return the root digest: the state stands still until the
+        next commit. Work that was set aside now takes the new anchor."""
         if self.staleness is not None:
             self.staleness.finalized(owed=self._work_aside)
         if self._work_aside:

@@ -60,8 +60,8 @@ class ChunkScheduler:
         return request
 
     def complete(self, request: ChunkRequest, now: float) -> list[ChunkRequest] | None:
-        """The chunk is here; returns the other requests for it, which are of no more use. None: this one was not
-        the first."""
+        """Remove the request's chunk, which is here; returns the other requests for it, which are of no more use.
+        None: this one was not the first."""
         if request not in self._under_way.get(request.chunk, ()):
             return None
         if len(self._under_way[request.chunk]) == 1:
@@ -73,8 +73,8 @@ class ChunkScheduler:
         self._last_progress[chunk] = now
 
     def abandon(self, request: ChunkRequest) -> None:
-        """The request came to nothing: its chunk is the next one, unless somebody else fetches it. No effect on a
-        request that is complete."""
+        """Give up a request that came to nothing: its chunk is the next one, unless somebody else fetches it. No
+        effect on a request that is complete."""
         others = self._under_way.get(request.chunk, [])
         if request in others:
             others.remove(request)

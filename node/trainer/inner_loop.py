@@ -203,7 +203,7 @@ class TrainerIO(Protocol):
         """Write the parameters to the local vector, and send `ready` to the daemon."""
 
     def take_state(self, order: Train) -> None:
-        """Rebase the training since `hand_over` onto the anchor; with `order.resume` onto the local vector."""
+        """Adopt the anchor under the training since `hand_over`; with `order.resume` the local vector."""
 
     def evaluate(self, round: int) -> None:
         """Measure the anchor; the parameters stay what they are."""

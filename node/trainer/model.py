@@ -90,6 +90,7 @@ class Decoder(nn.Module):
         self.head = None if config.tied_head else nn.Linear(config.dim, config.vocab_size, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Logits (B, T, vocab_size) of the token after each of `tokens`, (B, T) int64."""
         x = self.embedding(tokens)  # (B, T, dim)
         cos, sin = rotary(tokens.shape[1], self.head_dim, self.rope_base, tokens.device)
         for block in self.blocks:

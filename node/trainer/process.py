@@ -124,7 +124,7 @@ class RankBroadcast:
         return command
 
     def has_command(self) -> bool:
-        """Whether there is one; on the other ranks there never seems to be."""
+        """Whether a command of the daemon waits; only rank 0 knows, on the other ranks it is always False."""
         return self._link.has_command() if self._link else False
 
     def send(self, message: trainer_channel.ToDaemon) -> None:
