@@ -32,7 +32,7 @@ MAX_KEYS_NAMED = 5  # keys that differ which are named
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Where one coordinator process keeps its state and listens."""
+    """The options of one coordinator process: where it keeps its state, and where it listens."""
 
     state_dir: Path
     listen: str  # control plane, host:port

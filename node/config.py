@@ -1,4 +1,4 @@
-"""What the volunteer decides on their own machine; nothing here comes from or goes to the network."""
+"""The volunteer's choices for their own machine; nothing here comes from or goes to the network."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -9,6 +9,8 @@ from atoll.comm.errors import ConfigError
 
 
 class Device(StrEnum):
+    """The device that a trainer computes on."""
+
     AUTO = "auto"  # cuda if there is one
     CPU = "cpu"
     CUDA = "cuda"
@@ -16,7 +18,8 @@ class Device(StrEnum):
 
 @dataclass
 class NodeConfig:
-    """Read from STATE_DIR/node.yaml, then from `key=value` on the command line."""
+    """The volunteer's settings of one node, read from STATE_DIR/node.yaml, then from `key=value` on the command
+    line."""
 
     device: Device = Device.AUTO
     ranks: int = 1  # local ranks (W) that share the model; on CUDA one a GPU
@@ -56,6 +59,7 @@ def threads_of(config: NodeConfig) -> tuple[int, str]:
 
 
 def check(config: NodeConfig) -> None:
+    """Raise `ConfigError` for the first setting that is out of its range."""
     if not 1 <= config.ranks <= 1024:
         raise ConfigError(f"ranks is {config.ranks}: it must be in 1 ... 1024")
     if config.max_restarts < 0:

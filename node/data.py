@@ -1,4 +1,4 @@
-"""Where training text comes from: a window of tokens for every sample index of the run.
+"""Reads the run's training text: a window of tokens for every sample index of the run.
 
 A `Source` promises the same window for the same index on every node that holds the same files, and no
 window twice within an epoch. Files are listed in sorted order; every `val_every`-th is validation, and where
@@ -63,6 +63,8 @@ class FileTokens:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def read(self, start: int, stop: int) -> Array:
+        """The bytes [start, stop) of the files, end to end, as tokens: (stop - start,) int64. Raises
+        `ResourceError` if a file cannot be read."""
         parts, at = [], start
         while at < stop:
             number = int(np.searchsorted(self._ends, at, side="right"))
@@ -181,7 +183,9 @@ def text_source(run: RunConfig, node: NodeConfig, files: Sequence[Path], cache: 
 
 
 def source_of(run: RunConfig, node: NodeConfig, train: Tokens, validation: Tokens) -> Source:
-    """Windows over both; too little for validation, and that is the last 1/val_every of the training text."""
+    """Windows over the training and the validation tokens, shuffled. Where the latter are too few, the last
+    1/val_every of the training text is for validation. Raises `ResourceError` if either is too short for one
+    sample."""
     length, seq_len = len(train), run.model.seq_len
     windows = Windows(train, 0, length, seq_len), Windows(validation, 0, len(validation), seq_len)
     if not len(windows[1]):
@@ -209,7 +213,7 @@ def data_location(run: RunConfig, node: NodeConfig) -> str:
 
 
 def library_folder() -> str:
-    """Where this Python's own library lies."""
+    """The folder of this Python's own library."""
     return sysconfig.get_path("stdlib")
 
 

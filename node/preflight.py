@@ -1,4 +1,4 @@
-"""Can this machine take part? Asked before anything is started, answered with a sentence."""
+"""Checks whether this machine can take part, before anything is started; what it lacks is raised as a sentence."""
 
 import shutil
 import socket
@@ -39,7 +39,7 @@ def demand_memory(need: int, who: str, otherwise: str) -> None:
 
 
 def check_congestion(name: str) -> None:
-    """That TCP can be told to use it; empty: it is not to be told. Raises `ConfigError`."""
+    """Check that the kernel offers this TCP congestion control; empty: none is asked for. Raises `ConfigError`."""
     if not name or not hasattr(socket, "TCP_CONGESTION"):
         return
     with socket.socket() as sock:

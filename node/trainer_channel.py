@@ -26,7 +26,7 @@ LIMIT = 16 << 20  # bytes of one message; a layout of a large model is the longe
 
 
 class Attach(msgspec.Struct, tag=True, frozen=True):
-    """Map these files: `numel` fp32 each."""
+    """Map the files of the flat vectors, `numel` fp32 each."""
 
     anchor: str  # written by the daemon (and by Initialise), read by the trainer
     local: str  # written by the trainer before Ready: its parameters after the inner steps

@@ -51,7 +51,7 @@ Show = Callable[[int, int], None]  # members that joined, rounds that were order
 
 @dataclass(frozen=True, slots=True)
 class ControlFigures:
-    """What was measured, as `--json` prints it; a round's control time is the module's."""
+    """The measured figures of a coordinator under load, as `--json` prints them; control times are in ms."""
 
     members: int
     heartbeats_per_s: float
@@ -90,7 +90,8 @@ def coordinator(members: int, rounds: int, period: float, processes: int, as_jso
 
 
 def measure(folder: Path, members: int, rounds: int, period: float, processes: int) -> ControlFigures:
-    """One run, from its coordinator's start to its end."""
+    """Measure one run, from its coordinator's start to its end: `members` members in `processes` processes,
+    `rounds` rounds whose inner steps take `period` seconds. Raises `BenchFailed`."""
     with _coordinator(folder, members) as process:
         invite = _invite(folder, process, members)
         tasks = [
@@ -121,7 +122,8 @@ class BenchWatch:
         self._rss = 0  # bytes, the most
 
     def poll(self, words: "multiprocessing.Queue[object]", show: Show) -> None:
-        """Take in one word of the members, or none within a moment."""
+        """Take in one word of the members, or none within `POLL_INTERVAL`. Raises `BenchFailed` when a member
+        failed, a process ended, or nothing was heard for too long."""
         try:
             self._take(words.get(timeout=POLL_INTERVAL))
             self._heard = time.monotonic()
@@ -152,6 +154,7 @@ class BenchWatch:
                     self._last = now
 
     def figures(self, members: int) -> ControlFigures:
+        """The figures between the first train order and the last one, once every process has sent its result."""
         assert self._first is not None and self._last is not None
         (begun, cpu_before), (ended, cpu_after) = self._first, self._last
         heartbeats = [at for result in self.results for at in result.heartbeats if begun <= at <= ended]
@@ -170,7 +173,7 @@ class BenchWatch:
 
 
 def control_times(results: Sequence[LoadResult], round_: int) -> Iterator[float]:
-    """The control time of each member in a round, seconds."""
+    """The control time of each member in a round, seconds, as the module defines it."""
     ready = max(result.ready[round_] for result in results)
     held = max(result.completed[round_] for result in results)
     for result in results:

@@ -34,7 +34,7 @@ CHUNK_NUMEL = 65_536  # of one chunk
 
 @dataclass(frozen=True, slots=True)
 class LoadTask:
-    """What one load process has to do."""
+    """The work of one load process: whom to join, with how many members, and for how many rounds."""
 
     address: str  # of the coordinator
     run: str
@@ -47,7 +47,7 @@ class LoadTask:
 
 @dataclass
 class LoadResult:
-    """What one load process saw. Times are `time.monotonic`'s, which is the same for all processes."""
+    """The times that one load process saw: seconds of `time.monotonic`, which is the same for all processes."""
 
     ready: dict[int, float] = field(default_factory=dict)  # round -> when the last Ready was sent
     completed: dict[int, float] = field(default_factory=dict)
@@ -76,6 +76,8 @@ class LoadProcess:
         self._root = b""
 
     async def run(self) -> None:
+        """Run the members until the order after the last round has reached all of them; then tell the
+        `LoadResult`."""
         options = [("grpc.use_local_subchannel_pool", 1)]  # one connection for each channel
         connections = -(-self.task.members // MEMBERS_PER_CONNECTION)
         channels = [grpc.aio.insecure_channel(self.task.address, options) for _ in range(connections)]
@@ -124,7 +126,7 @@ class LoadProcess:
 
     @property
     def root(self) -> bytes:
-        """Over the sealed chunks of the latest plan."""
+        """The root digest of the sealed chunks of the latest plan."""
         return self._root
 
     async def _beat(self, members: "list[LoadMember]") -> None:

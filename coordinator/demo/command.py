@@ -55,7 +55,7 @@ MARK_VARIABLE = "ATOLL_DEMO"  # in the environment of everything a demo starts
 
 
 class DemoFailed(AtollError):
-    """What was asked did not happen."""
+    """The demo did not do what was asked of it; the text says why."""
 
 
 @click.command()
@@ -112,7 +112,7 @@ def play(
     out: Path,
     log_level: str,
 ) -> None:
-    """Run it from the first process to the last."""
+    """Play the demo, from its first process to its last. Raises `DemoFailed`."""
     compiling = Thread(target=warm_up, args=(codec_of(config), click.echo), name="compiler", daemon=True)
     compiling.start()  # on the core that is free until the nodes start, which would each have to
     with DemoProcesses(out, log_level) as fleet:
@@ -172,7 +172,8 @@ class Chaos:
         return cls(None, 0, 0)
 
     def due(self, story: DemoStory, now: float) -> tuple[MarkKind, str] | None:
-        """What is to be done now; each is said once."""
+        """The fault to bring about now, as what happens and to which node; None: nothing. Each fault is returned
+        once. `now`: seconds."""
         run = story.run
         if self.kill_at is None or run["phase"] == "finished":
             return None
@@ -349,7 +350,8 @@ class DemoProcesses:
         self.processes.pop(name).wait()
 
     def dismiss(self) -> None:
-        """The run is over: daemons end by themselves, then the coordinator is told to."""
+        """End the processes after the run: the daemons end by themselves, then the coordinator is told to. Raises
+        `DemoFailed` where one ends with an error, or the coordinator does not end."""
         deadline = time.monotonic() + LEAVE_TIMEOUT
         for name, process in self.processes.items():
             if name != COORDINATOR:

@@ -1,4 +1,5 @@
-"""What a demo shows while it runs: a live view in a terminal, plain lines anywhere else; and its last words."""
+"""Shows a demo while it runs, as a live view in a terminal or as plain lines anywhere else, and prints its last
+words."""
 
 import sys
 import time
@@ -25,6 +26,8 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class LineKind(StrEnum):
+    """The source of a line: the coordinator, a commit, or the demo itself."""
+
     NOTE = "note"  # the coordinator's
     COMMIT = "commit"
     ACT = "act"  # the demo's own
@@ -32,6 +35,8 @@ class LineKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DisplayLine:
+    """One line of a demo's log."""
+
     at: float  # seconds since 1970
     kind: LineKind
     sentence: str
@@ -39,8 +44,10 @@ class DisplayLine:
 
 
 class Display(Protocol):
+    """A view of a running demo, on standard output."""
+
     def show(self, story: DemoStory, new: Sequence[DisplayLine]) -> None:
-        """Called a few times a second; `new` is what happened since the last call."""
+        """Show the story as it is now, and the lines `new` since the last call; called a few times a second."""
 
 
 @contextmanager
@@ -74,6 +81,7 @@ class TerminalDisplay:
 
 
 def panel(story: DemoStory, lines: Sequence[DisplayLine], page: str) -> Panel:
+    """The live view: the run's figures, its members, and the log's latest `lines`."""
     run = story.run
     body: list[RenderableType] = [headline(story), progress(story), losses(story), traffic(story), Text()]
     if run:
@@ -84,6 +92,7 @@ def panel(story: DemoStory, lines: Sequence[DisplayLine], page: str) -> Panel:
 
 
 def headline(story: DemoStory) -> Text:
+    """One line that tells round, phase, the phase's reason, and committed tokens."""
     run = story.run
     if not run:
         return Text("the coordinator is starting")
@@ -97,6 +106,8 @@ def headline(story: DemoStory) -> Text:
 
 
 def progress(story: DemoStory) -> Table:
+    """A bar of the rounds done, the slowest active member's inner steps included, with the time elapsed and
+    left."""
     run = story.run
     steps = [m["inner_step"] for m in run.get("members", ()) if m["state"] == "active"]
     part = min(steps, default=0) / story.inner_steps
@@ -111,6 +122,8 @@ def progress(story: DemoStory) -> Table:
 
 
 def losses(story: DemoStory) -> Text:
+    """One line with the first and the last validation loss, nats a token, a sparkline between them, and the
+    goodput."""
     run = story.run
     values = [run["val_loss_first"]] if run and run["val_loss_first"] is not None else []
     values += [record.val_loss for record in story.records if record.val_loss is not None]
@@ -142,7 +155,7 @@ def event(line: DisplayLine, story: DemoStory) -> Text:
 
 
 def summary(story: DemoStory, report: DemoReport, out: Path) -> Table:
-    """The demo's last words."""
+    """The table of the demo's figures that is printed at its end."""
     table = Table(box=ROUNDED, show_header=False, border_style="cyan", title="atoll demo", title_style="bold")
     loss = " → ".join("?" if v is None else f"{v:.3f}" for v in (report.val_loss_first, report.val_loss_last))
     spent = ", ".join(
@@ -168,7 +181,8 @@ def summary(story: DemoStory, report: DemoReport, out: Path) -> Table:
 
 
 def saving(story: DemoStory) -> str:
-    """Traffic against a data-parallel run that exchanges fp32 gradients each step."""
+    """A sentence on the traffic of a node and round, against a data-parallel run that all-reduces fp32 gradients
+    each step."""
     report = summarize(story)
     sent, instead = report.bytes_per_node_per_round, report.fp32_allreduce_bytes_per_step_equivalent
     less = f", {instead / sent:,.0f}x less than fp32 all-reduce each step" if sent else ""

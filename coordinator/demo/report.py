@@ -1,4 +1,4 @@
-"""What a demo leaves behind: the numbers of `report.json` and the picture `loss.png`.
+"""Writes the files that a demo leaves behind: the numbers of `report.json` and the picture `loss.png`.
 
 Pure but for the files it writes: everything comes from the commit records and the run's last snapshot.
 """
@@ -17,6 +17,8 @@ FP32 = 4  # bytes
 
 
 class MarkKind(StrEnum):
+    """The kinds of faults that a demo brings about: a node is killed, a node joins late."""
+
     KILLED = "killed"
     JOINED = "joined"
 
@@ -32,7 +34,7 @@ class Mark:
 
 @dataclass
 class DemoStory:
-    """What is known of a demo's run so far; the display and the report read it."""
+    """The state of a demo's run so far; the display and the report read it."""
 
     rounds: int  # that the run shall have
     inner_steps: float  # of a round

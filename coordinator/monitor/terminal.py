@@ -1,4 +1,5 @@
-"""How the run looks in a terminal."""
+"""Text for a terminal about a run: its state in a few lines (`summary`), and its members in a table
+(`members_table`)."""
 
 import shutil
 from collections import Counter
@@ -67,7 +68,7 @@ def members_table(run: dict[str, Any]) -> Table:
 
 
 def doing(m: dict[str, Any]) -> str:
-    """What a member says it is doing, and how far it is in the round."""
+    """The phase that a member says it is in, and whether it has its steps or is ready."""
     if m["ready"]:
         return f"{m['phase']}, ready"
     return f"{m['phase']}, has its steps" if m["reached"] else str(m["phase"])

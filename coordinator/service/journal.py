@@ -110,7 +110,7 @@ class Journal:
             self._opened.close()
 
     def meta(self, key: str) -> str | None:
-        """What `set_meta` wrote under `key` last; None: nothing."""
+        """The value that `set_meta` wrote under `key` last; None: there is none."""
         rows = self._rows("select value from meta where key = ?", (key,))
         return str(rows[0][0]) if rows else None
 
@@ -137,7 +137,7 @@ class Journal:
             self._db.executemany("insert into notes (at, body, digest) values (?, ?, ?)", note_rows)
 
     def snapshot(self, at: float, body: bytes) -> None:
-        """Put `body` in the place of every event so far, in one transaction. Raises `JournalFull`.
+        """Replace every event so far by `body`, the state at time `at`, in one transaction. Raises `JournalFull`.
 
         The events go first: their pages make room for the body. Old notes go here too, to spare `append`.
         """
@@ -167,7 +167,7 @@ class Journal:
 
     @property
     def events_since_snapshot(self) -> int:
-        """How many events a restart would replay."""
+        """The number of events that a restart would replay."""
         return int(self._rows("select coalesce(max(seq), 0) from events")[0][0])
 
     def rounds(self, since: int = 0, limit: int = 0) -> list[CommitRecord]:
@@ -207,7 +207,8 @@ class Journal:
         return token
 
     def check_token(self, token: str, wall: float) -> str:
-        """Whether `token` is good for a join; return the name it was issued for. Raises `Refused`."""
+        """Check that `token` is good for a join at `wall` (seconds since 1970); return the name it was issued for.
+        Raises `Refused` for one that is unknown, expired or used up."""
         rows = self._rows("select name, uses, expires from tokens where hash = ?", (_hash(token),))
         if not rows:
             raise Refused("the token in the join URL is not one of this run's: ask the operator for an invite")
@@ -219,7 +220,8 @@ class Journal:
         return str(name)
 
     def redeem_token(self, token: str, wall: float) -> str:
-        """Use up one join of `token`; return the name it was issued for. Raises `Refused`."""
+        """Use up one join of `token` at `wall` (seconds since 1970); return the name it was issued for. Raises
+        `Refused`, as `check_token` does, and `JournalFull`."""
         with self._transaction():
             name = self.check_token(token, wall)
             self._db.execute("update tokens set uses = uses - 1 where hash = ?", (_hash(token),))

@@ -1,4 +1,4 @@
-"""What the control plane counts of itself, for Prometheus."""
+"""The control plane's own counters and latencies, for Prometheus."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """How often one caller may call."""
+    """A limit on one caller's calls: a token bucket's rate and size."""
 
     per_second: float
     burst: int  # calls at once, after a while without any

@@ -77,6 +77,10 @@ class CoordinatorService:
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
+        """Admit a node that has a valid token, or that was a member before, and tell it its id, its session and
+        the run's config. Aborts with `FAILED_PRECONDITION` for another protocol or run, or a reducer of no use to
+        it, `INVALID_ARGUMENT` for a bad address, pin or role, `PERMISSION_DENIED` for a bad token,
+        `RESOURCE_EXHAUSTED` for too many calls, `UNAVAILABLE` when stopping or when the journal cannot take it."""
         if self._events.draining:
             await self._abort(context, Code.UNAVAILABLE, STOPPING)
         if request.protocol != PROTOCOL:
@@ -114,6 +118,8 @@ class CoordinatorService:
         )
 
     async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[bytes]:
+        """Stream the views of a member to it, as encoded bytes, while it is connected. Aborts with
+        `UNAUTHENTICATED` for a session that is not a living member's."""
         member = self._member(request.session)
         if member is None:
             await self._stranger(request.session, context)
@@ -129,6 +135,7 @@ class CoordinatorService:
                 self._events.post(ev.Disconnected(member.node, member.life))
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.Ack:
+        """Take in that a member lives and what it is doing; the answer says whether it is still a member."""
         member = self._member(request.session)
         if member is None:
             await self._stranger(request.session, context)
@@ -143,6 +150,9 @@ class CoordinatorService:
         return self._ack(member.node)
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.Ack:
+        """Make a member's report durable and act on it; the answer says whether it is still a member. Aborts with
+        `INVALID_ARGUMENT` for a malformed report, `FAILED_PRECONDITION` if the node has spoken to a later
+        incarnation of the coordinator, `UNAVAILABLE` when the node should say it again."""
         member = self._member(request.session)
         if member is None:
             await self._stranger(request.session, context)

@@ -16,7 +16,7 @@ from atoll.coordinator.state_machine.state import State
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """What a heartbeat says beyond liveness."""
+    """A heartbeat's figures beyond liveness: speed, loss, traffic, memory, and words for people."""
 
     tokens_per_s: float = 0.0
     loss: float = 0.0
@@ -69,12 +69,13 @@ class Telemetry:
                     self.vitals.pop(node, None)
 
     def dump(self) -> str:
-        """As JSON, for `load`."""
+        """Encode the telemetry as JSON, for `load`."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
     def load(cls, text: str | None) -> "Telemetry":
-        """What `dump` wrote; None: nothing yet. Raises `msgspec.MsgspecError` for anything else."""
+        """Decode the JSON that `dump` wrote; None or empty: begin anew. Raises `msgspec.MsgspecError` for anything
+        else."""
         return msgspec.json.decode(text, type=cls) if text else cls()
 
 

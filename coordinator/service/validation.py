@@ -37,7 +37,8 @@ WILDCARD_HOSTS = ("", "0.0.0.0", "::")
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Whose report it is, and what it is about: the part that reports of all kinds have."""
+    """The part that reports of all kinds have: whose report it is, and which round and attempt it is about. Its
+    methods turn each kind into the state machine's event, and raise `ValueError` for what cannot be."""
 
     node: NodeId
     life: int  # of the node: the join that its session comes from
@@ -60,6 +61,8 @@ class Report:
         return ev.StepsReached(self.node, self.life, self.fence.round)
 
     def contribution_ready(self, m: pb.ContributionReady) -> ev.ContributionReady:
+        """The event of a contribution that can be fetched. Raises `ValueError` where samples, loss, norm or
+        damping are out of range."""
         return ev.ContributionReady(
             self.node,
             self.life,
@@ -82,6 +85,8 @@ class Report:
         return ev.OrphansFound(self.node, self.life, self.fence, found)
 
     def reduce_complete(self, m: pb.ReduceComplete) -> ev.ReduceComplete:
+        """The event of a reduce that is complete on the node, with its measured rates (bytes a second) and round
+        trips (seconds). Raises `ValueError` for a digest, a node, a rate or a time that cannot be."""
         trips = tuple(
             (_node(t.node_id), _within("a round trip", t.seconds, 0, MAX_ROUND_TRIP)) for t in m.round_trips
         )
@@ -152,12 +157,12 @@ def event(node: NodeId, life: int, request: pb.ReportRequest) -> ev.Event:
 
 
 def heartbeat(node: NodeId, life: int, request: pb.HeartbeatRequest) -> ev.Heartbeat:
-    """What a heartbeat says of the node's progress; nothing in it is refused."""
+    """The event of a heartbeat: the node's phase, round and inner step. Nothing in it is refused."""
     return ev.Heartbeat(node, life, text(request.phase[:MAX_PHASE]), request.round, request.inner_step)
 
 
 def vitals(request: pb.HeartbeatRequest) -> Vitals:
-    """What a heartbeat says for the page; numbers that are not finite become 0."""
+    """The vitals of a heartbeat, for the page; numbers that are not finite become 0."""
     return Vitals(
         request.tokens_per_s if isfinite(request.tokens_per_s) else 0.0,
         request.loss if isfinite(request.loss) else 0.0,

@@ -133,7 +133,7 @@ def has_news(mine: NodeView, was: NodeView) -> bool:
 
 
 def node_view(state: State, common: CommonView, node: NodeId) -> NodeView:
-    """A node's own parts; for one that is gone only how it went."""
+    """The parts of a view that are one node's own; for a node that is gone, only how it went."""
     r = state.round
     me = state.members.here.get(node)
     if me is None:

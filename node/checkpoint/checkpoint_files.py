@@ -24,7 +24,8 @@ LOG_LIMIT = 3.0  # bytes of the sealed log, whatever still needs it, by the byte
 
 @dataclass(frozen=True, slots=True)
 class CheckpointLocation:
-    """Where on the disk the state is written, how often, and how much it may take."""
+    """The folder in which a node's disk keeps one run's state: what run and parameters it is of, how often a
+    snapshot is taken, and how many bytes it may have."""
 
     folder: Path
     run: bytes  # 16, tells the run from others of the same name
@@ -36,7 +37,7 @@ class CheckpointLocation:
 
 
 class CheckpointFiles:
-    """The log and the snapshots of one run, opened. `log` has one thread that writes, `snapshots` another."""
+    """The opened log and snapshots of one run. One thread writes `log`, another `snapshots`."""
 
     def __init__(
         self, location: CheckpointLocation, chunks: Chunks, problems: Problems, damage: DamageLog
@@ -90,7 +91,7 @@ class CheckpointFiles:
             self._problems.report(CANNOT_REMOVE, str(error))
 
     def report_damaged_round(self, round_: int) -> None:
-        """A sealed chunk of this round is not what was written: the round goes."""
+        """Report that a chunk of this sealed round is not what was written, and drop the round."""
         self._damage.report(self.log.path(round_), "a chunk is not what was written")
         self.drop_round(round_)
 

@@ -1,4 +1,4 @@
-"""What a node has on its disk, so that the run's state outlives its process: the sealed log, and snapshots.
+"""Keeps a run's outer state on a node's disk, so that it outlives the process: the sealed log, and snapshots.
 
     a round is committed   --> `record_round`: its sealed bytes go to the log            (`log_writer`)
     the state stands still --> `finalized`: every few rounds a snapshot goes beside it   (`snapshot_writer`)
@@ -64,24 +64,24 @@ class Checkpointer:
         return -1 if self._files is None else restoring.restore(self._outer, self._files, keep_newer)
 
     def record_round(self, round_: int, payloads: Sequence[U8], digests: Sequence[bytes]) -> None:
-        """A round was committed: write its sealed bytes, of a reduce or fetched, and their digests, one of each
-        for every chunk of its fragment. Nothing but this reads or writes the payloads from now on."""
+        """Write a committed round to the log: the sealed bytes, of a reduce or fetched, and their digests, one of
+        each for every chunk of its fragment. Nothing but this reads or writes the payloads from now on."""
         self._log_writer.append(round_, payloads, digests)
 
     def finalized(self, round_: int, tokens: int, sole_copy: bool = False) -> None:
-        """The state stands still at `round_`, with so many tokens committed by the run: take a snapshot if one is
-        due. `sole_copy`: no peer had this state before."""
+        """Take a snapshot if one is due: the state stands still at `round_`, with so many tokens committed by the
+        run. `sole_copy`: no peer had this state before."""
         if self._snapshot_writer is not None:
             self._snapshot_writer.finalized(round_, tokens, sole_copy)
 
     def distrust(self) -> None:
-        """The state was not the run's, and what is on the disk may not be either: it stays until the next state
-        that is finalized replaces it."""
+        """Note that the state was not the run's, and that the disk may not have the run's either: what it has
+        stays until the next state that is finalized replaces it."""
         if self._snapshot_writer is not None:
             self._snapshot_writer.distrust()
 
     def drop_rounds_after(self, round_: int) -> None:
-        """The rounds after `round_` are void: the log forgets them."""
+        """Drop the rounds after `round_` from the log: they are void."""
         if self._files is not None:
             for later in [k for k in self._files.log.rounds if k > round_]:
                 self._files.drop_round(later)
@@ -114,7 +114,7 @@ class Checkpointer:
     # Waiting for the disk
 
     def is_pending(self, round_: int) -> bool:
-        """The disk cannot bring back the state of `round_` yet, but is being given what it lacks."""
+        """Whether the disk cannot bring back the state of `round_` yet, but is being given what it lacks."""
         files, snapshot_writer = self._files, self._snapshot_writer
         if files is None or snapshot_writer is None or not files.takes_snapshots:
             return False
@@ -144,7 +144,8 @@ class Checkpointer:
         return self._log_writer.task, snapshot_writer.task if snapshot_writer is not None else None
 
     async def close(self) -> None:
-        """What is being written to the log is finished, a snapshot is given up."""
+        """Finish what is being written to the log, give up a snapshot that is being taken, and end both
+        threads."""
         if self._snapshot_writer is not None:
             self._snapshot_writer.give_up()
         await self.wait_idle()
@@ -155,7 +156,7 @@ class Checkpointer:
     # What the coordinator and people ask
 
     def take_snapshots(self, wanted: bool) -> None:
-        """Whether this node is one of those that hold full copies of the state."""
+        """Say whether this node is one of those that hold full copies of the state, and so takes snapshots."""
         if self._files is not None:
             self._files.takes_snapshots = wanted
 
@@ -166,12 +167,12 @@ class Checkpointer:
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """What does not work now, in words that name no folder of this machine."""
+        """The disk's open problems, in words that name no folder of this machine."""
         return self._problems.names
 
     @property
     def trouble(self) -> str:
-        """What does not work now, and why; empty if all does."""
+        """The disk's open problems with their reasons, as one line; empty: there are none."""
         return str(self._problems)
 
     def newly_damaged(self) -> list[str]:

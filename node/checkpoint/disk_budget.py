@@ -1,4 +1,5 @@
-"""How the volunteer's `disk=` is divided: the outer state, which the run lives by, comes first."""
+"""Divides the volunteer's `disk=` between the outer state and the inner optimizer's moments: the outer state,
+which the run lives by, comes first."""
 
 from dataclasses import dataclass
 
@@ -20,7 +21,8 @@ class DiskBudget:
 
     @classmethod
     def of(cls, disk: float, n_params: int, optimizer: OptimizerName) -> "DiskBudget":
-        """Divide `disk` bytes; 0: no limit."""
+        """Divide `disk` bytes (0: no limit) for a model of `n_params` parameters and this inner optimizer. The
+        moments get what the outer state leaves, and no more than they need."""
         if not disk:
             return cls(0.0, 0.0)
         inner = max(

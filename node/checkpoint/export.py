@@ -33,13 +33,15 @@ PUBLIC_MODE = 0o666  # within the umask: a model is made to be passed on
 
 
 class TensorNaming(StrEnum):
+    """The names that an exported file gives the parameters."""
+
     NAMES = "names"  # the parameters' own
     LLAMA = "llama"  # Hugging Face's LlamaForCausalLM
 
 
 @dataclass(frozen=True, slots=True)
 class SavedRun:
-    """What the disk has of one run."""
+    """The snapshots and the sealed log of one run on a disk, with the manifest that tells the run's config."""
 
     manifest: RunManifest
     run_id: str  # hexadecimal
@@ -50,7 +52,7 @@ class SavedRun:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Of the snapshots."""
+        """Paths of the snapshots, the newest first."""
         return tuple(s.path for s in self.snapshots)
 
     @property
@@ -70,7 +72,7 @@ class SavedRun:
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """What was written."""
+    """The facts of an exported model: its run, its round, its parameters, its state's digest."""
 
     run: str
     round: int
@@ -110,8 +112,9 @@ def export(
 
 
 def choose_run(state_dir: Path, run: str = "") -> SavedRun:
-    """What a node's state directory has of the run that is asked for if it has several. Raises `ConfigError`,
-    `ResourceError`."""
+    """The run whose state a node's state directory has; `run`, its name or four digits or more of its id, chooses
+    where there are several. Raises `ConfigError` for a folder that is no node's or a choice that is not one run,
+    `ResourceError` where no snapshot can be read."""
     if not state_dir.is_dir():
         raise ConfigError(f"there is no state directory {state_dir}: give a node's, such as ~/.atoll/node")
     if (state_dir / "journal.sqlite").exists():
@@ -148,7 +151,7 @@ def _is_named(saved: SavedRun, run: str) -> bool:
 
 
 def open_run(folder: Path) -> SavedRun | None:
-    """What the folder of a run has; None: nothing that can be read."""
+    """Open the snapshots and the log in the folder of a run; None: nothing there can be read."""
     known = run_manifest.read(folder)
     for path in sorted(folder.glob(f"{snapshots.PREFIX}*{snapshots.SUFFIX}"), reverse=True):
         if known is None or (described := snapshots.describe(path)) is None:

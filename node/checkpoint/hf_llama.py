@@ -29,7 +29,8 @@ BLOCK_NAMES = {
 
 
 def to_llama_names(layout: TensorShapes, model: ModelConfig) -> TensorShapes:
-    """The same tensors, in the same order, under Llama's names; `ConfigError` if they are not this model's."""
+    """Rename the run's own model's tensors to those of Hugging Face's Llama; their order and shapes stay. Raises
+    `ConfigError` if they are not the tensors of `model`."""
     expected = shapes(model)
     if dict(layout) != expected:
         odd = min(set(layout) ^ set(expected.items()))
@@ -44,7 +45,7 @@ def to_llama_names(layout: TensorShapes, model: ModelConfig) -> TensorShapes:
 
 
 def shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """What each parameter of the run's own model is called, and its shape."""
+    """Name and shape of each parameter of the run's own model."""
     dim, wide, group = model.dim, model.ffn_dim, model.dim // model.heads * model.kv_heads
     block: dict[str, tuple[int, ...]] = {
         "attention_norm.weight": (dim,),
@@ -66,7 +67,8 @@ def shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def config(model: ModelConfig) -> dict[str, Any]:
-    """`config.json` of such a model. Which tokens begin and end a text is the tokenizer's to say."""
+    """The `config.json` with which transformers builds the run's own model as `LlamaForCausalLM`. Which tokens
+    begin and end a text is the tokenizer's to say."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -1,4 +1,5 @@
-"""What a run begins with, where its config has `init_from`: read, checked, and written into the flat vectors.
+"""Reads the state that a run begins with, where its config has `init_from`, checks it, and writes it into the flat
+vectors.
 
     a folder with checkpoint.json        a checkpoint of a remote store (`remote_store`): anchor and momentum
     a folder of such, or of a run's      the newest of them
@@ -49,7 +50,7 @@ F32 = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
-    """What was read into the vectors."""
+    """A description of the state that was read into the vectors."""
 
     what: str  # for people
     momentum: bool  # it was there, and wanted
@@ -71,8 +72,8 @@ class InitialStateLoader:
     files: bool = True  # they may be this machine's own
 
     def load(self, url: str, with_momentum: bool) -> InitialState:
-        """Read what `url` has. Raises `ConfigError` if this is not the model's, or damaged; `ResourceError` if it
-        cannot be read."""
+        """Read the state at `url` into the vectors; `with_momentum`: its momentum, too, where it has one. Raises
+        `ConfigError` if it is not this model's, or damaged; `ResourceError` if it cannot be read."""
         try:
             return self._load(url, with_momentum)
         except _Unusable as error:
@@ -247,7 +248,8 @@ class InitialStateLoader:
 
 
 def checkpoint_in(store: RemoteStore) -> str | None:
-    """The folder of the checkpoint that is meant: this one, or the newest one in it, or in the one run's in it."""
+    """The folder of the checkpoint that the store's URL names: the URL's own folder, else the newest checkpoint in
+    it, or in the only run's folder in it; None: there is none. Raises where there are several runs."""
     if store.fs.exists(f"{store.path}/{MANIFEST}"):
         return store.path
     for depth in ("", "/*"):

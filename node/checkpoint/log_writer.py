@@ -46,7 +46,7 @@ class LogWriter:
         self.incomplete = False  # a round was lost since the last snapshot was begun
 
     def close(self) -> None:
-        """What is being written is finished."""
+        """End the thread, once it has finished what it writes."""
         self._thread.shutdown()
 
     @property

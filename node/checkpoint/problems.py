@@ -1,5 +1,5 @@
-"""What does not work now on a node's disk, and why: logged once for as long as it lasts, and shown while it
-does."""
+"""The open problems of a node's disk: what does not work now, and why. Each is logged once for as long as it
+lasts, and shown while it does."""
 
 import logging
 
@@ -19,7 +19,7 @@ class Problems:
         self._reasons[problem] = reason
 
     def solve(self, problem: str) -> None:
-        """The problem does not exist any more, if it did."""
+        """Remove the problem, if it is open."""
         self._reasons.pop(problem, None)
 
     def __contains__(self, problem: str) -> bool:

@@ -46,7 +46,7 @@ class WrittenFile(msgspec.Struct, frozen=True):
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True):
-    """`checkpoint.json`."""
+    """The manifest of a checkpoint, `checkpoint.json` in its folder."""
 
     format: str
     run: str
@@ -62,7 +62,8 @@ class CheckpointManifest(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFacts:
-    """What a checkpoint is of."""
+    """The facts that a checkpoint's manifest states: the run, the round, the tokens, and how the state lies in the
+    flat vector."""
 
     run: str
     run_id: str

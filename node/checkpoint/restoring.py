@@ -1,4 +1,5 @@
-"""From the files on the disk back to the outer state: whole (`restore`), or one chunk of it (`chunk_history`).
+"""Restores the outer state from the files on the disk: the whole of it (`restore`), or one chunk
+(`chunk_history`).
 
 A snapshot's chunk of round k, brought forward by the sealed bytes of the later rounds of its fragment, is that
 chunk of the newest round, bit for bit. Both functions block: they are for the thread that does the state's

@@ -11,7 +11,7 @@ from atoll.comm.files import Room, atomic_write, room, write_all
 
 @dataclass
 class RunManifest:
-    """What the snapshots in a folder are of."""
+    """The run's config and the model that the snapshots in a folder are of."""
 
     run: RunConfig = field(default_factory=RunConfig)
     model: str = ""  # "package.module:function" that builds the volunteer's own model; empty: the run's own

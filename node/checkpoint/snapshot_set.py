@@ -84,8 +84,9 @@ class SnapshotSet:
         return data
 
     def add(self, new: Snapshot, replace_all: bool) -> None:
-        """A snapshot was written. What is damaged goes, and the oldest beyond `SNAPSHOTS_RETAINED`; `replace_all`:
-        all older ones, which may be of a state that is not the run's."""
+        """Add a snapshot that was written, and remove those that it makes useless: what is damaged, and the oldest
+        beyond `SNAPSHOTS_RETAINED`; with `replace_all` all older ones, which may be of a state that is not the
+        run's."""
         with self._lock:
             older = [s for s in self.newest_first if s.path != new.path]
             sound = [s for s in older if s.path not in self._damaged]
@@ -95,8 +96,9 @@ class SnapshotSet:
             self.newest_first, self._damaged = [new, *retained], set()
 
     def remove_one(self, rounds: Collection[int]) -> bool:
-        """Make room: remove a file that cannot be read as a snapshot; else the oldest snapshot but the one that,
-        with the sealed bytes of `rounds`, brings back the newest state. False: there is none to remove."""
+        """Remove one file to make room: one that cannot be read as a snapshot; else the oldest snapshot but the
+        one that, with the sealed bytes of `rounds`, brings back the newest state. False: there is none to
+        remove."""
         with self._lock:
             path = next(iter(self._damaged - {s.path for s in self.newest_first}), None)
             if path is None and len(self.newest_first) > 1:

@@ -1,4 +1,4 @@
-"""When a snapshot of the outer state is due, and its writing in a thread that gives way to all others.
+"""Decides when a snapshot of the outer state is due, and writes it in a thread that gives way to all others.
 
     finalized --> due? --> a thread copies chunk after chunk, writes them --> the set of snapshots, `on_snapshot`
         |                                     |
@@ -61,7 +61,7 @@ class SnapshotWriter:
         self.on_snapshot: Callable[[], None] = lambda: None
 
     def give_up(self) -> None:
-        """The node stops: the snapshot that is being written is left unfinished, and no other is begun."""
+        """Leave the snapshot that is being written unfinished, and begin no other: the node stops."""
         self._closing = True
 
     def close(self) -> None:
@@ -70,15 +70,17 @@ class SnapshotWriter:
 
     @property
     def urgent(self) -> bool:
-        """A snapshot is being taken of what the rest of the disk cannot bring back, or will be."""
+        """Whether a snapshot is being taken, or is to follow the one at hand, of what the rest of the disk cannot
+        bring back."""
         return self.task is not None and (self._urgent or self._following is not None)
 
     def distrust(self) -> None:
-        """What is on the disk may not be the run's: the next state replaces it, and until then it stays."""
+        """Note that the snapshots on the disk may not be the run's: the next state replaces them, and until then
+        they stay."""
         self._distrusted = True
 
     def finalized(self, round_: int, tokens: int, sole_copy: bool) -> None:
-        """The state stands still at `round_`, with so many tokens committed: take a snapshot if one is due.
+        """Take a snapshot if one is due: the state stands still at `round_`, with so many tokens committed.
         `sole_copy`: no peer had this state before."""
         files, log_writer = self._files, self._log_writer
         if not files.takes_snapshots or self._closing:

@@ -60,7 +60,7 @@ F32 = NDArray[np.float32]
 
 
 class TornSnapshot(Exception):
-    """No snapshot came of it; the text says why."""
+    """A snapshot was not taken; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)

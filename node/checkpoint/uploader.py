@@ -40,7 +40,7 @@ class _Closing(Exception):
 
 
 class StateDiffers(AtollError):
-    """What the disk has is not the run's state."""
+    """The state on the disk is not the run's: its digest differs."""
 
 
 class StoreSilent(AtollError):
@@ -49,7 +49,8 @@ class StoreSilent(AtollError):
 
 @dataclass
 class Uploader:
-    """`run` it until cancelled; say `snapshot_taken` when there is a new one."""
+    """Sends checkpoints to the run's remote store while `run` is awaited; `snapshot_taken` tells it of a new
+    snapshot."""
 
     folder: Path  # of the run's snapshots and log
     checkpoint: CheckpointConfig
@@ -67,12 +68,12 @@ class Uploader:
         shutil.rmtree(self.folder / LINKS_FOLDER, ignore_errors=True)  # of a daemon that was killed
 
     def snapshot_taken(self) -> None:
-        """There is a new snapshot: send a checkpoint, if one is due."""
+        """Take note of a new snapshot: a checkpoint is sent, if one is due."""
         self._new.set()
         self._idle.clear()
 
     def record_digest(self, round_: int, digest: bytes) -> None:
-        """The digest of the run's state after this round, which what is sent must have."""
+        """Note the digest of the run's state after `round_`: a checkpoint of that round must have it."""
         self._digests[round_] = digest
         if len(self._digests) > REMEMBERED_DIGESTS:
             del self._digests[min(self._digests)]
@@ -195,8 +196,8 @@ class Uploader:
 
 @contextmanager
 def link_files(folder: Path, saved: SavedRun) -> Iterator[SavedRun]:
-    """The saved run by links to its files, which the daemon does not remove meanwhile. Raises `StateMissing`,
-    `OSError`."""
+    """Link the saved run's files into a folder of their own, so that the daemon cannot remove them meanwhile, and
+    yield the run that the links are. Raises `StateMissing`, `OSError`."""
     links = folder / LINKS_FOLDER
     shutil.rmtree(links, ignore_errors=True)
     links.mkdir()

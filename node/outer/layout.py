@@ -1,6 +1,5 @@
-"""In which order the parameters lie in the flat vector: by name, and where fragments take turns, fragment after
-fragment, so that each is one interval of it. Trainer and daemon follow it alike. No torch.
-"""
+"""The order in which the parameters lie in the flat vector: by name, and where fragments take turns, fragment
+after fragment, so that each is one interval of it. Trainer and daemon follow it alike. No torch."""
 
 from collections.abc import Sequence
 

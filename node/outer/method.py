@@ -1,4 +1,4 @@
-"""From a run's config to the pieces of `outer_opt` that carry it out; the only place that knows both. No torch."""
+"""Maps a run's config to the pieces of `outer_opt` that carry it out; the only place that knows both. No torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,9 +81,9 @@ def exchanged_fragments(config: RunConfig, tensors: Sequence[Tensor]) -> tuple[F
 
 
 def seal_format(config: RunConfig, *fragments: Fragment) -> SealFormat:
-    """How the contributions to a chunk of these fragments, that follow one another, become the bytes that are
-    sealed. None given: for an owner that does not know the model, which is enough where deltas are not merged by
-    tensors."""
+    """The format of the sealed bytes for chunks of these fragments, that follow one another: how contributions are
+    merged and encoded. No fragment: the format for an owner that does not know the model, which is enough where
+    deltas are not merged by tensors."""
     codec = make_codec(config.reduce.codec, config.reduce.block, config.reduce.scales)
     merge: ChunkMerge = WeightedMean(codec)
     if config.outer.merge is MergeName.RADIAL:
@@ -116,7 +116,8 @@ class RadialMerge:
 
 
 def chunk_pieces(fragment: Fragment, chunks: Chunks) -> list[Pieces]:
-    """What each chunk of the fragment has of its tensors, in elements of the chunk."""
+    """The pieces of tensors in each chunk of the fragment: the kind of the tensor, and the slice of the chunk's
+    elements that are its."""
     found: list[Pieces] = [[] for _ in range(chunks.count)]
     start = 0
     for tensor in fragment.tensors:
@@ -143,12 +144,12 @@ def divide(config: FragmentsConfig, tensors: Sequence[Tensor]) -> tuple[Fragment
 
 
 def anchor_adoption(overlap: OverlapConfig) -> Adopt:
-    """How a node that was counted takes the new anchor."""
+    """The way a node whose contribution a round counted takes the new anchor: mix, rebase or replace."""
     if overlap.take is TakeName.MIX:
         return Mix(overlap.alpha)
     return rebase if overlap.delay else replace
 
 
 def left_out_adoption(outer: OuterConfig) -> Adopt:
-    """How a node that a round left out takes its anchor."""
+    """The way a node that a round left out takes the round's anchor: mix or rebase."""
     return LEFT_OUT_MIX if outer.left_out is LeftOutName.MIX else rebase

@@ -29,7 +29,8 @@ class PartialChunks:
         return int(size) if self._is_missing(c) and prefix == _prefix(digest) else 0
 
     def append(self, c: int, digest: bytes, at: int, part: bytes) -> None:
-        """Store bytes of the chunk with this digest, which begin at byte `at`; unless they are not the next."""
+        """Store bytes of the chunk with this digest, which begin at byte `at`; no effect unless they are the next
+        ones."""
         if not self._is_missing(c) or self.size(c, digest) != at:
             return
         span, half = self._chunks.span(c), 4 * self._chunks.size(c)  # bytes of the anchor
@@ -48,11 +49,11 @@ class PartialChunks:
         return bytearray(self._vectors.anchor[span].tobytes() + self._vectors.momentum[span].tobytes())[:size]
 
     def discard(self, c: int) -> None:
-        """Chunk `c` is here as a whole, or its bytes were wrong."""
+        """Forget the first bytes of chunk `c`: it is here as a whole, or they were wrong."""
         self._extents[c] = 0
 
     def discard_all(self) -> None:
-        """No chunk has bytes here any more."""
+        """Forget the first bytes of all chunks."""
         self._extents[:] = 0
 
 

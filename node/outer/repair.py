@@ -1,4 +1,4 @@
-"""A bit that flips in the memory of this node is found by the node itself, and repaired from its disk.
+"""Finds a bit that flipped in this node's memory, and repairs the chunk from the node's disk.
 
 The digests of the finalized state say what anchor and momentum must be until the next commit. They are looked at
 when the round's inner steps are taken, while the trainer goes on, so that no delta is from a wrong anchor. A chunk
@@ -18,7 +18,7 @@ from atoll.node.outer.state import OuterState
 
 
 class ChunkHistories(Protocol):
-    """What the node has on its disk (`atoll.node.checkpoint.checkpointer.Checkpointer`)."""
+    """The disk's means to make a chunk anew (`atoll.node.checkpoint.checkpointer.Checkpointer`)."""
 
     def chunk_history(self, c: int, round_: int) -> tuple[int, bytes, Sequence[Octets]] | None:
         """Chunk `c` as a snapshot has it: round, anchor and momentum (fp32); and its sealed bytes of the later
@@ -26,7 +26,7 @@ class ChunkHistories(Protocol):
 
 
 class ChunkCondition(Enum):
-    """What a look at a chunk of the finalized state found."""
+    """The outcome of a look at a chunk of the finalized state."""
 
     INTACT = "intact"
     REPAIRED = "repaired"

@@ -1,4 +1,5 @@
-"""What a lossy wire left out of this node's deltas, to be added to its next ones (`atoll.outer_opt.feedback`).
+"""The residual: what a lossy wire left out of this node's deltas, to be added to its next ones (error feedback,
+`atoll.outer_opt.feedback`).
 
     offered = beta residual + (anchor - local)      what is encoded; nothing changes, so it can be computed again
     residual <- offered - decoded(encoded)          when a round is committed that has the node's bytes
@@ -69,9 +70,9 @@ class Residual:
         delta[...] = offered
 
     def commit(self, round_: int, encoded: Sequence[U8 | None], lacking: bytes) -> None:
-        """Round `round_` is committed, and anchor and local vector are still what it was encoded from. `encoded`:
-        this node's bytes of each chunk of the round's fragment; `lacking`: a bitmap of the chunks in which the
-        round has none of them, which may have never been made."""
+        """Update the residual for the committed round `round_`, while anchor and local vector are still what the
+        round's delta was encoded from. `encoded`: this node's bytes of each chunk of the round's fragment;
+        `lacking`: a bitmap of the chunks in which the round has none of them, which may have never been made."""
         if round_ <= self.round:
             return
         fragment = FragmentSchedule(self._chunks.fragment_count).fragment(round_)
@@ -105,7 +106,7 @@ class Residual:
             self._saving = self._thread.submit(_write, *self._location, self.round, self.vector.copy())
 
     def close(self) -> None:
-        """Finish what is being written."""
+        """Finish what is being written, and end the thread."""
         self._thread.shutdown()
 
     def restore(self) -> None:

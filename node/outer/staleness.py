@@ -1,4 +1,4 @@
-"""How far the anchor went under work that is still owed, for `outer.damping` (`atoll.outer_opt.damping`).
+"""Measures how far the anchor went under work that is still owed, for `outer.damping` (`atoll.outer_opt.damping`).
 
 The outer state (`atoll.node.outer.state`) tells how far each round moved each chunk, and at every commit whether
 the local vector has work that the round left out. Of a chunk that is fetched instead of stepped, what lies between
@@ -25,18 +25,19 @@ class StalenessTracker:
         return self._fragments[self._schedule.fragment(round)].damping
 
     def record_move(self, fragment: int, round: int, norm: float) -> None:
-        """A chunk of the fragment was brought to `round`, which moved its anchor by this l2 norm."""
+        """Record that a chunk of the fragment was brought to `round`, which moved its anchor by this l2 norm."""
         squares = self._squares[fragment]
         squares[round] = squares.get(round, 0.0) + norm * norm
 
     def finalized(self, owed: bool) -> None:
-        """The state is final; `owed`: the work at hand was begun from an earlier anchor."""
+        """Advance each fragment's staleness by the moves since the last call: the state is final. `owed`: the work
+        at hand was begun from an earlier anchor."""
         for staleness, squares in zip(self._fragments, self._squares, strict=True):
             for round_ in sorted(squares):
                 staleness.advance(math.sqrt(squares[round_]), owed)
             squares.clear()
 
     def restart(self) -> None:
-        """Training begins from the anchor: nothing is owed any more."""
+        """Reset the staleness: training begins from the anchor, and nothing is owed any more."""
         for staleness in self._fragments:
             staleness.reset()

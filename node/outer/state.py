@@ -80,8 +80,8 @@ class OuterState:
         return max(self.chunk_rounds)
 
     def initialise(self, with_momentum: bool = False) -> None:
-        """The anchor was written, by the trainer or from a file: this is state_0. `with_momentum`: the momentum
-        was, too; else it is zero."""
+        """Declare the anchor, which the trainer or a file has written, to be state_0, and finalize it.
+        `with_momentum`: the momentum was written, too; else it becomes zero."""
         with self._lock:
             self._final = False
             self._changed = set(range(self.chunks.count))
@@ -91,7 +91,7 @@ class OuterState:
         self.finalize()
 
     def clear(self) -> None:
-        """What the vectors hold is about to be replaced as a whole."""
+        """Forget all chunks: the vectors are about to be replaced as a whole."""
         with self._lock:
             self._final = False
             self._changed = set(range(self.chunks.count))
@@ -130,7 +130,8 @@ class OuterState:
             self._set_round(c, round_)
 
     def advance_unchanged(self, round_: int, chunks: Iterable[int] | None = None) -> None:
-        """Of these chunks, or all: what no round up to `round_` changes any more is as it is in `round_`, too."""
+        """Advance chunks to `round_` that no round up to it changes any more, and that are here: their elements
+        stay as they are. `chunks`: those to look at; None: all."""
         with self._lock:
             for c in range(self.chunks.count) if chunks is None else chunks:
                 if 0 <= self.chunk_rounds[c] < round_ < self._next_round(c):
@@ -138,7 +139,7 @@ class OuterState:
                     self._set_round(c, round_)
 
     def adopt_fragment(self, fragment: int, adopt: Adopt) -> None:
-        """The local vector takes the new anchor of this fragment, as if nothing were trained since it was sent."""
+        """Adopt this fragment's new anchor in the local vector, as if nothing were trained since it was sent."""
         local, anchor = self.vectors.local, self.vectors.anchor
         for c in self.chunks.fragment_range(fragment):
             span, scratch = self.chunks.span(c), self._scratch[: self.chunks.size(c)]
@@ -162,7 +163,7 @@ class OuterState:
             self.partial_chunks.discard(c)  # not before: who is killed meanwhile has what came
 
     def mark_missing(self, c: int) -> None:
-        """What is here as chunk `c` is not the run's."""
+        """Mark chunk `c` as missing: the vectors do not have the run's."""
         self.chunk_rounds[c] = -1
 
     def copy_chunk(self, c: int) -> tuple[int, NDArray[np.float32], bytes]:
@@ -205,27 +206,28 @@ class OuterState:
             return right
 
     def renumber(self, round_: int) -> None:
-        """The same state is that of `round_`: the rounds in between are void."""
+        """Declare the same state to be that of `round_`, all chunks: the rounds in between are void."""
         with self._lock:
             self._set_all_rounds(round_)
 
     def set_work_aside(self) -> None:
-        """Before the anchor moves: what the local vector has beyond it is to be kept (until `finalize`)."""
+        """Keep the local vector's work while the anchor moves; `finalize` has it take the new anchor. To be called
+        before the anchor moves; a second call has no effect."""
         if not self._work_aside and self._adopt_left_out is rebase:
             np.subtract(self.vectors.local, self.vectors.anchor, out=self.vectors.local)
         self._work_aside = True
 
     def distrust(self) -> None:
-        """The state is not the run's: peers get nothing of it, and no work is beyond it. Digests tell which chunks
-        differ."""
+        """Close the state to peers and forget work set aside: the state is not the run's. Digests tell which
+        chunks differ."""
         with self._lock:
             self._final = False
             self._changed = set(range(self.chunks.count))
         self._work_aside = False
 
     def finalize(self) -> bytes:
-        """The state stands still until the next commit: digest what changed, open it to peers, return the root
-        digest. Work that was set aside now takes the new anchor."""
+        """Digest what changed, open the state to peers, return the root digest: the state stands still until the
+        next commit. Work that was set aside now takes the new anchor."""
         if self.staleness is not None:
             self.staleness.finalized(owed=self._work_aside)
         if self._work_aside:

@@ -41,7 +41,8 @@ class ChunkAssembly:
         return self.streams
 
     def leave(self, stream: int) -> None:
-        """The stream asks for no more, and what it was asked for does not come any more."""
+        """Remove a stream: the parts that it was asked for and that nobody else was asked for can be asked of
+        others."""
         others = {at for k, requested in self._requested.items() if k != stream for at in requested}
         orphaned = [at for at in self._requested.pop(stream) if at in self._missing and at not in others]
         self._unrequested.extendleft(reversed(orphaned))

@@ -1,4 +1,4 @@
-"""Which chunk a donor's stream fetches next. Pure.
+"""Chooses the chunk that a donor's stream fetches next. Pure.
 
 A free stream takes a chunk that nobody fetches; donors so get work as fast as they answer. When there is none
 left, it helps another donor's stream with the chunk of which the most parts were asked of nobody. When there is no
@@ -60,8 +60,8 @@ class ChunkScheduler:
         return request
 
     def complete(self, request: ChunkRequest, now: float) -> list[ChunkRequest] | None:
-        """The chunk is here; returns the other requests for it, which are of no more use. None: this one was not
-        the first."""
+        """Remove the request's chunk, which is here; returns the other requests for it, which are of no more use.
+        None: this one was not the first."""
         if request not in self._under_way.get(request.chunk, ()):
             return None
         if len(self._under_way[request.chunk]) == 1:
@@ -69,12 +69,12 @@ class ChunkScheduler:
         return [other for other in self._under_way.pop(request.chunk) if other is not request]
 
     def record_progress(self, chunk: int, now: float) -> None:
-        """Something of the chunk came."""
+        """Note that something of the chunk came at `now` (seconds)."""
         self._last_progress[chunk] = now
 
     def abandon(self, request: ChunkRequest) -> None:
-        """The request came to nothing: its chunk is the next one, unless somebody else fetches it. No effect on a
-        request that is complete."""
+        """Give up a request that came to nothing: its chunk is the next one, unless somebody else fetches it. No
+        effect on a request that is complete."""
         others = self._under_way.get(request.chunk, [])
         if request in others:
             others.remove(request)
@@ -83,7 +83,7 @@ class ChunkScheduler:
                 self._waiting.appendleft(request.chunk)
 
     def requeue(self, chunk: int) -> None:
-        """What was fetched of the chunk turned out to be of no use: it is fetched again."""
+        """Have the chunk fetched again: what was fetched of it turned out to be of no use."""
         self._waiting.append(chunk)
 
     def _most_open(self, donor: NodeId, unrequested: Callable[[int], int]) -> int | None:

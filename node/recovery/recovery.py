@@ -52,7 +52,8 @@ class RoundMovedOn(Unreachable):
 
 
 class DonorsSilent(RoundMovedOn):
-    """None of them answers: the same as long as the view names the same ones."""
+    """No donor that the view names answers. Another try helps only when one of them comes back or a view names
+    others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class SealedChunk:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryStats:
-    """What a recovery took."""
+    """The cost of a recovery that succeeded: chunks, seconds, and bytes by donor."""
 
     chunks: int  # of the state
     fetched: int  # chunks, of these
@@ -96,7 +97,7 @@ class RecoveryStats:
 
 @dataclass(slots=True)
 class RecoveryProgress:
-    """How far a recovery is; as text, for people."""
+    """The progress of a recovery; `str` gives it as text for people."""
 
     chunks: int  # of the state
     present: int = 0  # chunks that are here
@@ -112,7 +113,7 @@ class RecoveryProgress:
 
     @property
     def seconds_left(self) -> float:
-        """By the rate so far; 0 while nothing was fetched."""
+        """Seconds until all chunks are here at the rate so far; 0 while nothing was fetched."""
         return self.seconds * (self.chunks - self.present) / self.fetched if self.fetched else 0.0
 
     @property

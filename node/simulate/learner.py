@@ -70,7 +70,8 @@ class SimulatedTrainer:
         return self._learner.rewarming
 
     def begin_without_moments(self, round_steps: int) -> None:
-        """It joins a run that is under way, in rounds of so many inner steps."""
+        """Rewarm the learning rate, as for a node without moments that joins a run under way, in rounds of
+        `round_steps` inner steps."""
         self._learner.rewarming = Rewarming.without_moments(self._learner.run.inner, round_steps)
 
     def validation_loss(self) -> float:

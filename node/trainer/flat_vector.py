@@ -77,7 +77,7 @@ def local_interval(parameter: Tensor) -> tuple[int, int]:
 
 
 def local_tensor(parameter: Tensor) -> Tensor:
-    """This rank's storage of the parameter as a plain tensor."""
+    """The local storage of the parameter, this rank's shard of it, as a plain tensor."""
     data = parameter.data
     return data.to_local() if isinstance(data, DTensor) else data
 
@@ -110,7 +110,7 @@ def copy_shards(model: nn.Module, layout: FlatLayout, into: list[Tensor] | None 
 
 @torch.no_grad()
 def restore_shards(model: nn.Module, layout: FlatLayout, shards: list[Tensor]) -> None:
-    """Put back what `copy_shards` returned."""
+    """Copy `shards`, which `copy_shards` returned, back into this rank's shards."""
     for (_, shard), copy in zip(_pieces(model, layout), shards, strict=True):
         shard.view(-1).copy_(copy)
 

@@ -51,7 +51,7 @@ REPORT_INTERVAL = 0.25  # seconds between two progress reports
 
 @dataclass(frozen=True)
 class RankGroup:
-    """This process among the local ranks of its node."""
+    """The local ranks of this node, and which of them this process is."""
 
     rank: int
     size: int
@@ -80,8 +80,8 @@ class RankGroup:
 
 @dataclass
 class LearnerState:
-    """What a trainer has over rounds: the optimizer's moments live on, the parameters start from each round's
-    anchor."""
+    """A trainer's model, data and optimizer, from round to round: the optimizer's moments live on, the parameters
+    start from each round's anchor."""
 
     run: RunConfig
     ranks: RankGroup
@@ -115,7 +115,7 @@ class ThroughputMeter:
 
 @dataclass
 class TrainingCursor:
-    """Where a trainer stands on its way through an order's lease.
+    """A trainer's position on its way through an order's lease.
 
     `ahead` says which of two: it takes the order's steps, or has handed them over and goes on with the next
     round's.
@@ -144,19 +144,20 @@ class TrainingCursor:
 
     @property
     def is_stalled(self) -> bool:
-        """It is as far ahead as it may be."""
+        """Whether the order is handed over and the trainer as far ahead of it as it may be, or out of samples."""
         limit = max(self.delay, self.order.ceiling)
         return self.ahead and (self.steps >= limit or self.steps_left <= 0)
 
     @property
     def is_complete(self) -> bool:
-        """The order's work is to be handed over."""
+        """Whether the order's work is to be handed over now."""
         enough = self.steps >= (self.order.floor if self.finishing else self.order.ceiling)
         return not self.ahead and (enough or self.steps_left <= 0)
 
     @property
     def takes_state(self) -> bool:
-        """It is time to take the new state: not before `overlap.delay` steps, nor after handing over."""
+        """Whether the new state is to be taken now: after `overlap.delay` steps, or before an earlier
+        hand-over."""
         return self.state_due and (self.is_complete or self.steps >= self.run.overlap.delay)
 
     @property
@@ -172,7 +173,8 @@ class TrainingCursor:
         return self.order.tokens + (self.earlier_steps + self.steps) * step_tokens * self.order.fleet
 
     def hand_over(self) -> Ready:
-        """What came of the order. From now on it is ahead, if there is overlap, and anything to train on."""
+        """Close the order's steps and return the `Ready` that tells of them. From now on the cursor is ahead;
+        `Ready.ahead` says whether there is overlap, and anything to train on."""
         ready = Ready(
             self.order.round,
             self.steps,
@@ -185,22 +187,23 @@ class TrainingCursor:
         return ready
 
     def go_on(self, order: Train) -> None:
-        """The steps since it handed over are the first of this order."""
+        """Continue with `order`: the steps since the hand-over are its first."""
         self.order, self.earlier_steps, self.ahead, self.state_due = order, 0, False, True
         self.target_reported = self.finishing = self.stall_reported = False
 
 
 class TrainerIO(Protocol):
-    """Where the parameters come from and go to, and who gives the orders. All ranks call it alike."""
+    """The trainer's door to parameters and orders: where the former come from and go to, and who gives the latter.
+    All ranks call it alike."""
 
     def load(self, resume: bool) -> None:
-        """Start from the anchor, or from the local vector."""
+        """Set the parameters to the anchor; with `resume` to the local vector."""
 
     def hand_over(self, ready: Ready) -> None:
-        """Write the local vector and say so."""
+        """Write the parameters to the local vector, and send `ready` to the daemon."""
 
     def take_state(self, order: Train) -> None:
-        """Put what was trained since `hand_over` on top of the anchor, or of the local vector."""
+        """Adopt the anchor under the training since `hand_over`; with `order.resume` the local vector."""
 
     def evaluate(self, round: int) -> None:
         """Measure the anchor; the parameters stay what they are."""
@@ -209,7 +212,7 @@ class TrainerIO(Protocol):
         """Wait for the daemon's next command."""
 
     def has_command(self) -> bool:
-        """Whether there is one; only rank 0 knows."""
+        """Whether a command of the daemon waits; only rank 0 knows."""
 
     def send(self, message: ToDaemon) -> None: ...
 
@@ -236,7 +239,7 @@ def train(learner: LearnerState, order: Train, io: TrainerIO) -> ToTrainer | Non
 
 
 def take_state(cursor: TrainingCursor, io: TrainerIO) -> None:
-    """Put the steps since the hand-over on top of the state that the new order begins with."""
+    """Have the steps since the hand-over put on top of the state that the new order begins with."""
     cursor.state_due = False
     io.take_state(cursor.order)
 
@@ -332,7 +335,8 @@ def evaluate(learner: LearnerState, round: int) -> Evaluated:
 
 
 def load_batch(learner: LearnerState, sample: Callable[[int], Array], indices: Sequence[int]) -> Tensor:
-    """This rank's sequences of the batch of the samples `indices`: (share, seq_len + 1) int64."""
+    """Load this rank's sequences of the batch of the samples `indices`: (share, seq_len + 1) int64, on the
+    learner's device. Raises `ConfigError` if the batch cannot be divided among the ranks."""
     share = learner.ranks.share(learner.run.inner.batch_size)
     mine = learner.ranks.rank * share
     sequences: Sequence[Array] = [sample(index) for index in indices[mine : mine + share]]

@@ -23,6 +23,7 @@ from atoll.node.config import Device, TrainerSpec, threads_of
 
 
 def main() -> int:
+    """Start the ranks that the command line's spec file describes; return the exit code when they have ended."""
     die_with_parent(signal.SIGTERM)
     parser = argparse.ArgumentParser(description="Start a trainer's local ranks.")
     parser.add_argument("--spec", required=True, help="the daemon's TrainerSpec, JSON")
@@ -33,7 +34,8 @@ def main() -> int:
 
 
 def set_environment(spec: TrainerSpec) -> None:
-    """Before torch is imported: it reads some of these once."""
+    """Set the variables that torch and its backends read once, when torch is imported: threads, loopback
+    interfaces, devices. To be called before that."""
     threads, _ = threads_of(spec.node)
     os.environ[LAUNCHER] = str(os.getpid())
     os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -88,7 +90,8 @@ def launch(spec: TrainerSpec, path: Path) -> int:
 
 
 def rank_command(spec: TrainerSpec, path: str, group: str) -> tuple[Any, tuple[str, ...]]:
-    """What a rank runs: on the CPU a fork, which has torch imported; CUDA would not survive a fork."""
+    """The entrypoint of a rank and its arguments: on the CPU a function to fork, which has torch imported already;
+    for CUDA, which would not survive a fork, a program."""
     if spec.node.device is Device.CPU or not cuda_available():
         from atoll.node.trainer import process
 

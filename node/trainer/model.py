@@ -34,6 +34,8 @@ class Attention(nn.Module):
         self.output = nn.Linear(config.heads * self.head_dim, config.dim, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Attend over `x`, (B, T, dim); returns (B, T, dim). `cos`, `sin`: (T, head_dim / 2) each, from
+        `rotary`."""
         # (B, heads, T, head_dim) each
         q, k, v = (self._heads(project(x)) for project in (self.query, self.key, self.value))
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
@@ -47,7 +49,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU (arXiv 2002.05202)."""
+    """SwiGLU (arXiv 2002.05202) from (B, T, dim) to (B, T, dim)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -88,6 +90,7 @@ class Decoder(nn.Module):
         self.head = None if config.tied_head else nn.Linear(config.dim, config.vocab_size, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Logits (B, T, vocab_size) of the token after each of `tokens`, (B, T) int64."""
         x = self.embedding(tokens)  # (B, T, dim)
         cos, sin = rotary(tokens.shape[1], self.head_dim, self.rope_base, tokens.device)
         for block in self.blocks:
@@ -134,7 +137,8 @@ def build_custom(path: str, config: ModelConfig) -> nn.Module:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """What the trainer shards and compiles one by one; none if the model does not name its `blocks`."""
+    """The modules that the trainer shards and compiles one by one; none if the model does not name its
+    `blocks`."""
     blocks = getattr(model, "blocks", None)
     return list(blocks) if isinstance(blocks, nn.ModuleList) else []
 

@@ -77,6 +77,8 @@ class Muon(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Step the matrices with Muon, then all other parameters with AdamW. Every rank must call it; a `closure`
+        is not supported."""
         assert closure is None
         for group in self.param_groups:
             if "muon" in group:
@@ -124,8 +126,9 @@ def batches_by_shape(parameters: Iterator[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def orthogonalised(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """About U V' of each matrix's U S V', for matrices (..., a, b): five Newton-Schulz steps of a polynomial that
-    is steep at 0, so that small singular values grow fast, and that leaves all of them between 0.7 and 1.2."""
+    """Approximate U V' of each matrix's singular value decomposition U S V', for matrices (..., a, b), computed in
+    `dtype` (Jordan et al. 2024). Five Newton-Schulz steps of a quintic polynomial that is steep at 0, so that
+    small singular values grow fast, and that leaves all of them between 0.7 and 1.2."""
     a, b, c = NEWTON_SCHULZ
     x = matrices.to(dtype).reshape(-1, *matrices.shape[-2:])
     tall = x.shape[1] > x.shape[2]

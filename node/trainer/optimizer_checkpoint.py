@@ -1,4 +1,4 @@
-"""The inner optimizer's state outlives the trainer: written in the background, read when a trainer starts.
+"""Lets the inner optimizer's state outlive the trainer: written in the background, read when a trainer starts.
 
 After a round's inner steps, while the round is reduced, a thread of every local rank copies its shards of the
 moments to host memory, and writes the copy through torch.distributed.checkpoint
@@ -74,8 +74,9 @@ class OptimizerCheckpoint:
     # Reading
 
     def restore(self, order: Train) -> None:
-        """Before inner steps, once in a trainer's life: the moments as they were before that round, or the
-        learning rate rises. A run's first round has a warm-up of its own."""
+        """Load the newest moments from before the order's round into the optimizer, or have the learning rate rise
+        again where none can be used. A run's first round has a warm-up of its own. Only a trainer's first call
+        does anything; it must precede the inner steps."""
         if not self._unrestored:
             return
         self._unrestored = False
@@ -128,7 +129,8 @@ class OptimizerCheckpoint:
     # Writing
 
     def save_if_due(self, round_: int) -> None:
-        """After the inner steps of `round_`: have the moments written in the background, if it is time."""
+        """Have the moments written in the background, if it is time; to be called after the inner steps of
+        `round_`, before the next."""
         if self._files is None or not (state := optimizer_tensors(self._model, self._optimizer)):
             return
         due = self._ranks.rank == 0 and (self._newest is None or round_ - self._newest >= self._every)
@@ -235,7 +237,8 @@ def zeros_like_stored(model: nn.Module, found: Mapping[str, Any]) -> dict[str, T
 
 
 def load_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Tensor]) -> None:
-    """The inverse of `optimizer_tensors`."""
+    """Load `state`, tensors named as `optimizer_tensors` names them, into the optimizer, on their parameters'
+    devices."""
     parameters = dict(model.named_parameters())
     for key, tensor in state.items():
         name, _, part = key.rpartition(".")
@@ -249,5 +252,6 @@ def local_bytes(tensor: Tensor) -> int:
 
 
 def last_line(error: Exception) -> str:
-    """What was wrong, of a message into which torch puts the ranks' tracebacks before it."""
+    """The last line of an error's message: what was wrong, without the ranks' tracebacks that torch puts before
+    it."""
     return (str(error).strip().splitlines() or [repr(error)])[-1]

@@ -35,10 +35,12 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class UnusableMoments(Exception):
-    """What is there cannot be used; the text says why."""
+    """The moments on the disk cannot be used; the text says why."""
 
 
 class OptimizerManifest(msgspec.Struct, frozen=True):
+    """The `manifest.json` of one round's moments: what they are of, and size and digest of each file."""
+
     format: str
     round: int  # after whose inner steps the moments were these
     optimizer: str

@@ -124,7 +124,7 @@ class RankBroadcast:
         return command
 
     def has_command(self) -> bool:
-        """Whether there is one; on the other ranks there never seems to be."""
+        """Whether a command of the daemon waits; only rank 0 knows, on the other ranks it is always False."""
         return self._link.has_command() if self._link else False
 
     def send(self, message: trainer_channel.ToDaemon) -> None:
@@ -193,12 +193,13 @@ def report_failures(commands: RankBroadcast) -> Iterator[None]:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Torch has a class for a GPU's memory only; for the host's it raises a plain RuntimeError."""
+    """Whether the error says that memory has run out. Torch has a class for a GPU's memory only; for the host's it
+    raises a plain RuntimeError."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def choose_device(node: NodeConfig, ranks: RankGroup) -> torch.device:
-    """This rank's device: one GPU a rank, or the CPU. Raises `ResourceError` if the machine lacks it."""
+    """The device of this rank: one GPU a rank, or the CPU. Raises `ResourceError` if the machine lacks it."""
     if node.device is Device.CPU or (node.device is Device.AUTO and not torch.cuda.is_available()):
         return torch.device("cpu")
     count = torch.cuda.device_count()
@@ -376,10 +377,14 @@ class SharedMemoryIO:
         self.send(trainer_channel.Initialised())
 
     def load(self, resume: bool) -> None:
+        """Copy the anchor, or with `resume` the local vector, into this rank's shards."""
         vector = self._vectors.local if resume else self._vectors.anchor
         read_shards(self._learner.model, self._layout, vector)
 
     def hand_over(self, ready: trainer_channel.Ready) -> None:
+        """Write this rank's shards to the local vector, keep a copy if training goes on ahead, send `ready` with
+        the l2 norm of the exchanged parameters' distance from the anchor, and have the moments saved if that is
+        due. Raises `Diverged` where a parameter is not finite."""
         model, vectors = self._learner.model, self._vectors
         write_shards(model, self._layout, vectors.local)
         if ready.ahead:
@@ -391,8 +396,9 @@ class SharedMemoryIO:
         self._optimizer_state.save_if_due(ready.round)
 
     def take_state(self, order: trainer_channel.Train) -> None:
-        """The daemon touches neither vector before the next hand-over. Of a committed round only its fragment has
-        a new anchor; others have one if later rounds were missed."""
+        """Adopt the new anchor under the training since the hand-over, or the local vector where the order resumes
+        it. Of a committed round only its fragment has a new anchor; other fragments have one if later rounds were
+        missed. The daemon touches neither vector before the next hand-over."""
         model, layout, vectors, sent = self._learner.model, self._layout, self._vectors, self._sent
         exchanged = self._exchanged(self._sent_round)
         if order.resume:
@@ -408,6 +414,8 @@ class SharedMemoryIO:
         return lambda slot: self._slot_fragments[slot] == fragment
 
     def evaluate(self, round: int) -> None:
+        """Measure the anchor's validation loss and send it; the parameters, and the model's mode, are then as
+        before."""
         model = self._learner.model
         shards, training = copy_shards(model, self._layout), model.training
         read_shards(model, self._layout, self._vectors.anchor)
