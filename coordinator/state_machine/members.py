@@ -151,23 +151,28 @@ def join(
     )
 
 
-def update(members: Members, node: NodeId, **changes: object) -> Members:
-    return update_each(members, {node: changes})
-
-
-def update_each(members: Members, changes: dict[NodeId, dict[str, object]]) -> Members:
-    """`update` for many members."""
-    here, changed = dict(members.here), list[tuple[Member | None, Member | None]]()
-    reports = 0
-    for node, new in changes.items():
-        before = here[node]
-        member = here[node] = replace(before, **new)  # type: ignore[arg-type]
-        reports += "state_round" in new
-        if (before.state, before.before) != (member.state, member.before) or "state_round" in new:
-            changed.append((before, member))
-    if not changed:
+def put(members: Members, *changed: Member) -> Members:
+    """Replace members that are here by what they are now. KeyError for one that is not here."""
+    here, counted, reports = dict(members.here), list[tuple[Member | None, Member | None]](), 0
+    for member in changed:
+        before, here[member.node] = here[member.node], member
+        reports += before.state_round != member.state_round
+        if _kind(before) != _kind(member):
+            counted.append((before, member))
+    if not counted:
         return replace(members, here=here)
-    return _counted(replace(members, reports=members.reports + reports), here, changed)
+    return _counted(replace(members, reports=members.reports + reports), here, counted)
+
+
+def _kind(member: Member) -> tuple[object, ...]:
+    """What the counts in `Members` are made of."""
+    return member.state, member.before, member.state_round
+
+
+def report_state(members: Members, node: NodeId, round_: int, digest: bytes) -> Members:
+    """Enter which state a member says it holds. It counts as a report even where it says the same again."""
+    member = replace(members.here[node], state_round=round_, state_digest=digest)
+    return replace(put(members, member), reports=members.reports + 1)
 
 
 def _counted(
@@ -225,57 +230,62 @@ def suspect(members: Members, node: NodeId, reason: str) -> Members:
     member = members.here[node]
     if member.state is MemberState.SUSPECT:
         return members
-    return update(
-        members,
-        node,
+    suspected = replace(
+        member,
         state=MemberState.SUSPECT,
         before=member.state,
         reason_before=member.reason,
         reason=reason,
     )
+    return put(members, suspected)
 
 
 def trust(members: Members, node: NodeId) -> Members:
     member = members.here[node]
     if member.state is not MemberState.SUSPECT:
         return members
-    return update(members, node, state=member.before, reason=member.reason_before)
+    return put(members, replace(member, state=member.before, reason=member.reason_before))
 
 
 def lost(members: Members, node: NodeId, limits: MembersConfig, now: float) -> Members:
     """Its stream of views broke."""
-    members = update(members, node, connected=False, suspect_at=now, expire_at=now + limits.reconnect)
+    expire_at = now + limits.reconnect
+    members = put(members, replace(members.here[node], connected=False, suspect_at=now, expire_at=expire_at))
     members = suspect(members, node, "its connection broke")
     if len(members.here) > 1 and not any(m.connected for m in members.here.values()):
         until = now + RETURN + limits.reconnect  # it is rather the coordinator's own link that broke
-        later: dict[NodeId, dict[str, object]]
-        later = {n: {"expire_at": max(m.expire_at, until)} for n, m in members.here.items()}
-        return update_each(members, later)
+        return put(members, *(replace(m, expire_at=max(m.expire_at, until)) for m in members.here.values()))
     return members
 
 
 def orphaned(members: Members, limits: MembersConfig, now: float) -> Members:
     """The coordinator was started again: nobody is connected, and everybody has time to come back."""
     expire_at = now + max(limits.lease, RETURN + limits.reconnect)
-    changes: dict[str, object] = {
-        "connected": False,
-        "suspect_at": now + RETURN,
-        "expire_at": expire_at,
-        "heard_at": now,
-        "moved_at": now,
-        "stuck": 0.0,
-    }
-    return update_each(members, dict.fromkeys(members.here, changes))
+    away = (
+        replace(
+            member,
+            connected=False,
+            suspect_at=now + RETURN,
+            expire_at=expire_at,
+            heard_at=now,
+            moved_at=now,
+            stuck=0.0,
+        )
+        for member in members.here.values()
+    )
+    return put(members, *away)
 
 
 def awaited(members: Members, node: NodeId, now: float) -> Members:
     """The run begins to wait for its trainer: its clock goes on where it stood."""
-    return update(members, node, moved_at=now - members.here[node].stuck)
+    member = members.here[node]
+    return put(members, replace(member, moved_at=now - member.stuck))
 
 
 def unawaited(members: Members, node: NodeId, moved: bool, now: float) -> Members:
     """The run no longer waits for its trainer; `moved`: because it did what it was waited for."""
-    return update(members, node, stuck=0.0 if moved else max(now - members.here[node].moved_at, 0.0))
+    member = members.here[node]
+    return put(members, replace(member, stuck=0.0 if moved else max(now - member.moved_at, 0.0)))
 
 
 def heard(members: Members, beats: Iterable[Heartbeat], now: float) -> Members:

@@ -96,7 +96,7 @@ def plan(state: State, members: tuple[NodeId, ...], now: float, out: list[Effect
     predicted = planned.seconds
     if split is not None:
         ledger = book.divide(ledger, split.regions, split.relays)
-        state = with_round(state, levels=split.levels, predictions=split.predictions)
+        state = with_round(state, replace(state.round, levels=split.levels, predictions=split.predictions))
         predicted = split.predicted or predicted
         reason += told(split)
     if r.planned_at is not None:
@@ -110,7 +110,9 @@ def plan(state: State, members: tuple[NodeId, ...], now: float, out: list[Effect
                 f"the delta of {state.name(entry.node)} is {1 / clip:.3g} times the median: it is scaled down"
             )
             out.append(Note(sentence, entry.node))
-    state = with_round(state, phase=Phase.REDUCING, reason=reason, planned_at=_first(r.planned_at, now))
+    state = with_round(
+        state, replace(state.round, phase=Phase.REDUCING, reason=reason, planned_at=_first(r.planned_at, now))
+    )
     return _put_in_force(state, ledger, predicted, now)
 
 
@@ -124,7 +126,9 @@ def _put_in_force(state: State, ledger: book.Ledger, predicted: float, now: floa
     fence = Fence(Incarnation(state.incarnation), Epoch(state.epoch), Round(state.round.number), ledger.attempt)
     members = ledger.members
     held = {n: h for n, h in state.round.held.items() if n in members and h.fence.attempt >= ledger.newest}
-    return with_round(state, ledger=ledger, plan=AttemptState(fence, now, predicted=predicted), held=held)
+    return with_round(
+        state, replace(state.round, ledger=ledger, plan=AttemptState(fence, now, predicted=predicted), held=held)
+    )
 
 
 def _first(at: float | None, now: float) -> float:
@@ -138,8 +142,8 @@ def sealed(state: State, event: ChunksSealed, now: float) -> State:
         return state
     ledger = book.seal(r.ledger, event.node, event.fence.attempt, event.seals)
     if ledger.complete and not r.ledger.complete:
-        return with_round(state, ledger=ledger, sealed_at=now)
-    return with_round(state, ledger=ledger)
+        return with_round(state, replace(state.round, ledger=ledger, sealed_at=now))
+    return with_round(state, replace(state.round, ledger=ledger))
 
 
 def orphans(state: State, event: OrphansFound) -> State:
@@ -147,7 +151,9 @@ def orphans(state: State, event: OrphansFound) -> State:
     r = state.round
     if r.plan is None or r.plan.fence != event.fence or event.node not in r.ledger.members:
         return state
-    return with_round(state, plan=replace(r.plan, orphans=r.plan.orphans | {event.node: event}))
+    return with_round(
+        state, replace(state.round, plan=replace(r.plan, orphans=r.plan.orphans | {event.node: event}))
+    )
 
 
 def held(state: State, event: ReduceComplete) -> State:
@@ -160,13 +166,20 @@ def held(state: State, event: ReduceComplete) -> State:
         return state  # said before it was told the digests
     if event.up or event.down or event.rtts:
         member, here = state.members.here[event.node], state.members.here
-        measured = {"up": event.up, "down": event.down, "inside": event.inside, "outside": event.outside}
-        rates = {what: blend(getattr(member, what), rate) for what, rate in measured.items()}
+        outside = blend(member.outside, event.outside)
         if r.levels > 1:  # less crosses than could
-            rates["outside"] = max(member.outside, event.outside)
-        rtts = {n: seconds for n, seconds in (member.rtts | dict(event.rtts)).items() if n in here}
-        state = with_member(state, event.node, **rates, measured=member.measured + 1, rtts=rtts)
-    return with_round(state, held=r.held | {event.node: event})
+            outside = max(member.outside, event.outside)
+        measured = replace(
+            member,
+            up=blend(member.up, event.up),
+            down=blend(member.down, event.down),
+            inside=blend(member.inside, event.inside),
+            outside=outside,
+            measured=member.measured + 1,
+            rtts={n: seconds for n, seconds in (member.rtts | dict(event.rtts)).items() if n in here},
+        )
+        state = with_member(state, measured)
+    return with_round(state, replace(state.round, held=r.held | {event.node: event}))
 
 
 def peer_lost(state: State, event: PeerUnreachable, now: float, out: list[Effect]) -> State:
@@ -178,7 +191,11 @@ def peer_lost(state: State, event: PeerUnreachable, now: float, out: list[Effect
     pair = (node, peer) if order(node) < order(peer) else (peer, node)
     if r.plan is None or r.plan.fence != event.fence:
         known = {node, peer} <= set(r.participants) and event.fence.attempt < r.ledger.attempt
-        return with_round(state, lost=(*r.lost, pair)) if known and pair not in r.lost else state
+        return (
+            with_round(state, replace(state.round, lost=(*r.lost, pair)))
+            if known and pair not in r.lost
+            else state
+        )
     if not {node, peer} <= {e.node for e in r.ledger.entries if not e.gone}:
         return state
     name, other = state.name(node), state.name(peer)
@@ -188,14 +205,15 @@ def peer_lost(state: State, event: PeerUnreachable, now: float, out: list[Effect
         return state  # the next attempt is on its way
     if not blamed.connected and blamed.suspect_at <= now:
         return remove(state, peer, MemberState.EVICTED, f"its connections broke ({event.reason})", out)
-    state = with_round(state, lost=(*r.lost, pair))
+    state = with_round(state, replace(state.round, lost=(*r.lost, pair)))
     why = f"{name} could not reach {other}"
     again = _worst(state, able(state, max(now, r.paused_until)))
     if again is None:
         return fail_attempt(state, why, now)
     pause = min(SLOWEST, 2.0 ** min(len(state.round.lost), 10) / 2)  # the run needs them both
     reason = f"{why}, and the run needs both: next attempt in {pause:g} s"
-    return with_round(fail_attempt(state, why, now), paused_until=now + pause, reason=reason)
+    state = fail_attempt(state, why, now)
+    return with_round(state, replace(state.round, paused_until=now + pause, reason=reason))
 
 
 def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
@@ -223,14 +241,19 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
         late = sorted(slow, key=order)
         # Where others sealed all of theirs, all contributions were there; where not, once more is no accident.
         alone = ledger.attempt > 1 or not slow.issuperset(owner for owner in ledger.owners if owner)
-        idle = {n: {"late": True, "reason": IDLE} for n in late if alone and n in here and here[n].role == REDUCER}
-        state = replace(state, members=who.update_each(state.members, idle))
+        idle = [here[n] for n in late if alone and n in here and here[n].role == REDUCER]
+        idled = (replace(m, late=True, reason=IDLE) for m in idle)
+        state = replace(state, members=who.put(state.members, *idled))
         others = [n for n in members if n not in slow]
         if len(others) >= max(state.config.members.minimum, 1) and reachable(state, others):
             for node in slow.intersection(members):
                 ledger = book.withdraw(ledger, node)
         ledger = book.flatten(ledger)
-        return fail_attempt(with_round(state, ledger=ledger), f"{state.names(late)} did not finish in time", now)
+        return fail_attempt(
+            with_round(state, replace(state.round, ledger=ledger)),
+            f"{state.names(late)} did not finish in time",
+            now,
+        )
     return state
 
 
@@ -257,7 +280,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
     here = state.members.here
     missed = {n: min(here[n].missed + 1, MOST_MISSED) for n in r.participants if n in here}
     missed |= dict.fromkeys((n for n in weights if n in missed), 0)
-    members = who.update_each(state.members, {n: {"missed": rounds} for n, rounds in missed.items()})
+    members = who.put(state.members, *(replace(here[n], missed=rounds) for n, rounds in missed.items()))
     near: dict[int, list[NodeId]] = {}
     for entry, g in zip(ledger.entries, ledger.regions, strict=False):
         near.setdefault(g, []).append(entry.node)

@@ -116,10 +116,11 @@ def _void(state: State, past: CommittedState, now: float, out: list[Effect]) -> 
     reason = f"{rounds} void: the state was lost with all who held it"
     out.append(Note(f"{reason}; the run goes on from the state of round {j}"))
     out += [Publish(_record(state, past, number, reason)) for number in range(j + 1, k + 1)]
-    holders = [n for n, m in state.members.here.items() if m.state_round >= 0 and m.state_digest == past.digest]
+    here = state.members.here.values()
+    holders = [m for m in here if m.state_round >= 0 and m.state_digest == past.digest]
     return replace(
         state,
-        members=who.update_each(state.members, {n: {"state_round": k} for n in holders}),
+        members=who.put(state.members, *(replace(m, state_round=k) for m in holders)),
         digest=past.digest,
         sealed=b"",
         makers=(),

@@ -41,12 +41,17 @@ def start_if_enough(state: State, now: float, out: list[Effect]) -> State:
     limits, total = state.config.members, state.config.rounds.total
     if total and state.committed >= total:
         out.append(Note(f"the run is finished after {count(total, 'round')}"))
-        return with_round(state, phase=Phase.FINISHED, reason="all rounds are committed", started_at=now)
+        return with_round(
+            state, replace(state.round, phase=Phase.FINISHED, reason="all rounds are committed", started_at=now)
+        )
     able = state.members.able
     need = max(limits.start, limits.minimum) if state.committed == 0 else limits.minimum
     if able >= need:
         return _start(state, state.members.of(*ABLE), now, out)
-    return with_round(state, reason=rollback.why(state) if rollback.gone(state) else too_few(state, able, need))
+    return with_round(
+        state,
+        replace(state.round, reason=rollback.why(state) if rollback.gone(state) else too_few(state, able, need)),
+    )
 
 
 def too_few(state: State, ready: int, need: int) -> str:
@@ -101,12 +106,12 @@ def _enter(state: State, nodes: tuple[NodeId, ...], now: float, out: list[Effect
         member = state.members.here[node]
         if member.state is not MemberState.ACTIVE:
             out.append(Note(f"{member.name} is active from round {state.committed + 1} on", node))
-    active = {"state": MemberState.ACTIVE, "reason": "", "entered_at": now}
-    entered = dict.fromkeys(nodes, active)
-    if state.config.delay(state.committed) and state.round.opened_at:
-        begun = active | {"entered_at": state.round.opened_at}
-        entered |= {n: begun for n in nodes if n in state.makers}  # they did not stop in between
-    members = who.update_each(state.members, entered)
+    begun = dict.fromkeys(nodes, now)
+    if state.config.delay(state.committed) and state.round.opened_at:  # makers did not stop in between
+        begun |= {n: state.round.opened_at for n in nodes if n in state.makers}
+    here = state.members.here
+    entered = (replace(here[n], state=MemberState.ACTIVE, reason="", entered_at=at) for n, at in begun.items())
+    members = who.put(state.members, *entered)
     leases = data.grant_each(state.leases, {n: state.lease * k for n, k in rounds.items()})
     return replace(state, members=members, leases=leases)
 
@@ -123,7 +128,7 @@ def reached(state: State, node: NodeId, round_: int, now: float) -> State:
     if r.phase is not Phase.INNER or round_ != r.number or node not in r.participants or node in r.reached:
         return state
     state = _paced(state, node, state.steps, now)
-    return with_round(state, reached=r.reached | {node})
+    return with_round(state, replace(state.round, reached=r.reached | {node}))
 
 
 def ready(state: State, event: ContributionReady, now: float, out: list[Effect]) -> State:
@@ -148,14 +153,17 @@ def ready(state: State, event: ContributionReady, now: float, out: list[Effect])
     answers = r.answers if r.told_at is None else (*r.answers, now - r.asked_at)
     full = event.steps >= state.steps or event.samples == data.size(lease)
     done = r.reached | {node} if full and node not in r.reached else r.reached
-    return with_round(state, ledger=contribute(r.ledger, node, entry), answers=answers, reached=done)
+    return with_round(
+        state, replace(state.round, ledger=contribute(r.ledger, node, entry), answers=answers, reached=done)
+    )
 
 
 def _paced(state: State, node: NodeId, steps: int, now: float) -> State:
     if state.round.patient_until:
         return state  # the coordinator was away: how much of the time went into steps cannot be told
-    took = now - state.members.here[node].entered_at
-    return with_member(state, node, pace=steps / took) if took > 0 and steps > 0 else state
+    member = state.members.here[node]
+    took = now - member.entered_at
+    return with_member(state, replace(member, pace=steps / took)) if took > 0 and steps > 0 else state
 
 
 def close_if_due(state: State, now: float, measure: bool, out: list[Effect]) -> State:
@@ -164,26 +172,31 @@ def close_if_due(state: State, now: float, measure: bool, out: list[Effect]) -> 
     r, away = state.round, _away(state)
     trusted = len(r.participants) - len(away)
     if r.participants and rollback.gone(state):
-        return with_round(state, reason=rollback.why(state))
+        return with_round(state, replace(state.round, reason=rollback.why(state)))
     if trusted < state.config.members.minimum:
         return refill(state, now, out)
     done = len(r.reached) - len(r.reached & away)
     if done < quorum(state):
-        return with_round(state, reason=_training(state, len(r.participants)), reached_at=None, grace=None)
+        return with_round(
+            state, replace(state.round, reason=_training(state, len(r.participants)), reached_at=None, grace=None)
+        )
     if r.reached_at is None:
-        return with_round(state, reached_at=now)
+        return with_round(state, replace(state.round, reached_at=now))
     h = count(state.steps, "inner step")
     number = trusted - done - len(r.ledger.contributions.keys() - r.reached - away)
     if not number:
         return _close(state, now, _all_done(state, away, h))
     late = _late(state, away)
     if measure or r.grace is None or not _is_late(state, r.grace.node, away):
-        state = with_round(state, grace=grace(state, list(late)))
+        state = with_round(state, replace(state.round, grace=grace(state, list(late))))
         r, late = state.round, _late(state, away)
     assert r.grace is not None
     names = state.names(late, number)
     if now < max(r.grace.until, r.patient_until):
-        return with_round(state, reason=f"{done} of {count(trusted, 'member')} reached {h}; waits for {names}")
+        return with_round(
+            state,
+            replace(state.round, reason=f"{done} of {count(trusted, 'member')} reached {h}; waits for {names}"),
+        )
     out.append(Note(f"round {r.number} closes: {names} should send what is there"))
     return _close(state, now, f"a quorum has its {h}; {names} had less")
 
@@ -235,7 +248,9 @@ def _inner_time(state: State) -> float:
 
 
 def _close(state: State, now: float, why: str) -> State:
-    return with_round(state, phase=Phase.COLLECTING, told_at=now, asked_at=now, reason=why, story=why)
+    return with_round(
+        state, replace(state.round, phase=Phase.COLLECTING, told_at=now, asked_at=now, reason=why, story=why)
+    )
 
 
 def collected(state: State, now: float, out: list[Effect]) -> tuple[NodeId, ...]:
@@ -297,22 +312,31 @@ def refill(state: State, now: float, out: list[Effect]) -> State:
     """Too few members: the ones that are there without counting enter this round, or it waits."""
     r = state.round
     if not r.participants:
-        return with_round(state, phase=Phase.WAITING, plan=None)
+        return with_round(state, replace(state.round, phase=Phase.WAITING, plan=None))
     able = state.members.of(*ABLE)
     entering = tuple(n for n in able if n not in r.participants)
     if not entering:
         return with_round(
-            state, reason=too_few(state, len(r.participants) - len(_away(state)), state.config.members.minimum)
+            state,
+            replace(
+                state.round,
+                reason=too_few(state, len(r.participants) - len(_away(state)), state.config.members.minimum),
+            ),
         )
     state = _enter(state, entering, now, out)
     state = with_round(
         state,
-        participants=tuple(sorted((*r.participants, *entering), key=order)),
-        reached_at=None,
-        asked_at=now,
-        story=f"{r.story}; {state.names(entering)} entered later" if r.story else "",
+        replace(
+            state.round,
+            participants=tuple(sorted((*r.participants, *entering), key=order)),
+            reached_at=None,
+            asked_at=now,
+            story=f"{r.story}; {state.names(entering)} entered later" if r.story else "",
+        ),
     )
-    return with_round(state, reason=collecting(state)) if r.phase is Phase.COLLECTING else state
+    return (
+        with_round(state, replace(state.round, reason=collecting(state))) if r.phase is Phase.COLLECTING else state
+    )
 
 
 def _away(state: State) -> frozenset[NodeId]:

@@ -16,7 +16,7 @@ from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.events import CommitRecord, Effect, Note, OrphansFound, ReduceComplete
 from atoll.coordinator.state_machine.leases import Leases
 from atoll.coordinator.state_machine.ledger import Ledger, used, withdraw
-from atoll.coordinator.state_machine.members import Members, MemberState
+from atoll.coordinator.state_machine.members import Member, Members, MemberState
 
 
 class Phase(StrEnum):
@@ -228,28 +228,31 @@ def order(node: NodeId) -> int:
     return int(node[1:])
 
 
-def with_member(state: State, node: NodeId, /, **changes: object) -> State:
-    return replace(state, members=who.update(state.members, node, **changes))
+def with_member(state: State, member: Member) -> State:
+    """The state with this one in the place of the member of the same id."""
+    return replace(state, members=who.put(state.members, member))
 
 
-def with_round(state: State, **changes: object) -> State:
-    if all(getattr(state.round, field) == value for field, value in changes.items()):
-        return state
-    return replace(state, round=replace(state.round, **changes))  # type: ignore[arg-type]
+def with_round(state: State, round_: RoundState) -> State:
+    """The state with this round; the same object if the round is as it was."""
+    return state if round_ == state.round else replace(state, round=round_)
 
 
-def with_standing(state: State, node: NodeId, standing: MemberState, reason: str, **changes: object) -> State:
-    """Change what a member is; one that is suspected stays so."""
-    if state.members.here[node].state is MemberState.SUSPECT:
-        return with_member(state, node, before=standing, **changes)
-    return with_member(state, node, state=standing, reason=reason, **changes)
+def with_standing(state: State, node: NodeId, standing: MemberState, reason: str) -> State:
+    """The state where the member is `standing` for this reason; one that is suspected stays so."""
+    member = state.members.here[node]
+    if member.state is MemberState.SUSPECT:
+        return with_member(state, replace(member, before=standing))
+    return with_member(state, replace(member, state=standing, reason=reason))
 
 
 def fail_attempt(state: State, why: str, now: float) -> State:
     """Give the attempt up. Contributions stay: members keep what they encoded until the round is over."""
     r = state.round
     story = f"{r.story}; attempt {r.ledger.attempt} failed: {why}"
-    return with_round(state, phase=Phase.COLLECTING, plan=None, asked_at=now, reason=why, story=story)
+    return with_round(
+        state, replace(state.round, phase=Phase.COLLECTING, plan=None, asked_at=now, reason=why, story=story)
+    )
 
 
 def drop_from_round(state: State, node: NodeId) -> State:
@@ -257,12 +260,15 @@ def drop_from_round(state: State, node: NodeId) -> State:
     r = state.round
     return with_round(
         state,
-        participants=tuple(n for n in r.participants if n != node),
-        reached=r.reached - {node},
-        held={n: h for n, h in r.held.items() if n != node},
-        settled=r.settled - {node},
-        ledger=withdraw(r.ledger, node),
-        evaluator=None if r.evaluator == node else r.evaluator,
+        replace(
+            state.round,
+            participants=tuple(n for n in r.participants if n != node),
+            reached=r.reached - {node},
+            held={n: h for n, h in r.held.items() if n != node},
+            settled=r.settled - {node},
+            ledger=withdraw(r.ledger, node),
+            evaluator=None if r.evaluator == node else r.evaluator,
+        ),
     )
 
 

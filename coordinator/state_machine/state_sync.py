@@ -9,6 +9,7 @@ from itertools import islice
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine import leases as data
+from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.events import Effect, LayoutReported, Note, Publish, StateRepaired
 from atoll.coordinator.state_machine.members import Member, MemberState
 from atoll.coordinator.state_machine.state import (
@@ -47,7 +48,7 @@ def state_at(state: State, node: NodeId, round_: int, digest: bytes, out: list[E
         round_ = state.committed  # the rounds in between are void
     if not state.members.here[node].state_round <= round_ <= state.committed:
         return state  # an older word that came late; or what nobody can hold, for it was not committed
-    state = with_member(state, node, state_round=round_, state_digest=digest)
+    state = replace(state, members=who.report_state(state.members, node, round_, digest))
     if making:
         out.append(Note(f"{state.name(node)} initialised the model", node))
         return replace(state, digest=digest)
@@ -69,7 +70,7 @@ def mended(state: State, event: StateRepaired, out: list[Effect]) -> State:
 def evaluated(state: State, node: NodeId, round_: int, loss: float) -> State:
     if node != state.round.evaluator or round_ != state.committed:
         return state
-    state = with_round(state, evaluator=None)
+    state = with_round(state, replace(state.round, evaluator=None))
     if round_ == 0:
         return replace(state, initial_val_loss=loss)
     if state.pending is None or state.pending.round != round_:
@@ -181,7 +182,8 @@ def _diverged(state: State, node: NodeId, out: list[Effect]) -> State:
         return remove(state, node, MemberState.EVICTED, differs, out)
     reason = f"fetches the state of round {state.committed} again: its own differs from the run's"
     out.append(Note(f"{state.name(node)} {reason}", node))
-    return with_standing(state, node, MemberState.RECOVERING, reason, state_round=-1)
+    state = with_standing(state, node, MemberState.RECOVERING, reason)
+    return with_member(state, replace(state.members.here[node], state_round=-1))
 
 
 def _synced(state: State, node: NodeId, out: list[Effect]) -> State:
@@ -209,7 +211,7 @@ def publish(state: State, out: list[Effect]) -> State:
             digests_equal=len(set(told.values())) == 1 if told else None,
         )
     out.append(Publish(record))
-    return with_round(replace(state, pending=None), evaluator=None)
+    return with_round(replace(state, pending=None), replace(state.round, evaluator=None))
 
 
 def publish_last(state: State, now: float, out: list[Effect]) -> State:
@@ -222,5 +224,5 @@ def publish_last(state: State, now: float, out: list[Effect]) -> State:
     if not state.holders:
         return state if state.members.here else publish(state, out)
     if pending.val_loss is None:
-        return with_round(state, evaluator=state.round.evaluator or state.holders[0])
+        return with_round(state, replace(state.round, evaluator=state.round.evaluator or state.holders[0]))
     return publish(state, out) if state.digest else state

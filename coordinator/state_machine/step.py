@@ -136,7 +136,8 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
         case Joined():
             return _joined(state, event, now, out)
         case Connected(node):
-            state = with_member(state, node, connected=True, heard_at=now)
+            member = replace(state.members.here[node], connected=True, heard_at=now)
+            state = with_member(state, member)
             return _trust(state, node, out)
         case Disconnected(node):
             if state.members.here[node].connected:
@@ -222,14 +223,17 @@ def _reduce_if_due(state: State, now: float, out: list[Effect]) -> State:
             return rounds.refill(state, now, out)
         return with_round(
             state,
-            reason="no member can be dialled by the others, so nobody can reduce: have one join without --leaf, "
-            "or with --role reducer",
+            replace(
+                state.round,
+                reason="no member can be dialled by the others, so nobody can reduce: have one join "
+                "without --leaf, or with --role reducer",
+            ),
         )
     first = state.round.planned_at is None
     members = rounds.collected(state, now, out) if first else reduce.able(state, now)
     if members:
         return reduce.plan(state, members, now, out)
-    return with_round(state, reason=rounds.collecting(state)) if first else state
+    return with_round(state, replace(state.round, reason=rounds.collecting(state))) if first else state
 
 
 def _restarted(state: State, incarnation: int, now: float) -> State:
@@ -239,9 +243,12 @@ def _restarted(state: State, incarnation: int, now: float) -> State:
     state = replace(state, incarnation=incarnation, members=members)
     return with_round(
         replace(state, gone=None),
-        patient_until=now + who.RETURN,
-        asked_at=now,
-        plan=None if plan is None else replace(plan, opened_at=now),
+        replace(
+            state.round,
+            patient_until=now + who.RETURN,
+            asked_at=now,
+            plan=None if plan is None else replace(plan, opened_at=now),
+        ),
     )
 
 
