@@ -26,7 +26,7 @@ from atoll.coordinator.state_machine.members import MemberState
 from atoll.coordinator.state_machine.state import State, fail_attempt, order, remove, with_round
 
 
-def forged(state: State, event: ChunkForged, out: list[Effect]) -> State:
+def record_forgery(state: State, event: ChunkForged, out: list[Effect]) -> State:
     """A member names who gave it other bytes than the ledger's."""
     r, pair = state.round, (event.node, event.peer)
     known = {e.node for e in r.ledger.entries if not e.gone}
@@ -37,7 +37,7 @@ def forged(state: State, event: ChunkForged, out: list[Effect]) -> State:
     return with_round(state, replace(state.round, plan=replace(r.plan, forged=r.plan.forged | {pair})))
 
 
-def lacking(state: State, event: ChunksMissing) -> State:
+def record_missing_chunks(state: State, event: ChunksMissing) -> State:
     """A member that was told the digests got these chunks from nobody. Now all are told: others may wait for one
     that its owner has given up."""
     r, node = state.round, event.node

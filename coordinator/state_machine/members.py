@@ -1,4 +1,4 @@
-"""Who is in the run. Pure.
+"""The members of a run, and what their clocks say of them. Pure.
 
     joining --layout--> recovering --state_k--> synced --round boundary--> active
        |                    ^                      |                         |
@@ -20,12 +20,15 @@ from atoll.comm.config.run import MembersConfig
 from atoll.comm.ids import NO_PIN, NodeId, Pin
 from atoll.coordinator.state_machine.events import Event, Expired, Heartbeat, Suspected, SuspicionCleared
 
-RETURN = 5.0  # seconds that members have to find a coordinator that was started again; their backoff ends below
-REMEMBER = 1000  # members that are gone
+# Members have so long to find a coordinator that was started again; their backoff ends below.
+RECONNECT_GRACE_SECONDS = 5.0
+MAX_DEPARTED = 1000  # members that are gone
 REDUCER = "reducer"  # the role; any other trains
 
 
 class MemberState(StrEnum):
+    """Stage of a member on its way through the run; the drawing is at the top."""
+
     JOINING = "joining"  # its trainer is starting
     RECOVERING = "recovering"  # fetches the live state from its peers
     SYNCED = "synced"  # has the state and trains; counted from the next round boundary on
@@ -36,11 +39,13 @@ class MemberState(StrEnum):
     EVICTED = "evicted"
 
 
-ABLE = (MemberState.SYNCED, MemberState.ACTIVE)  # to train a round
+TRAINABLE_STATES = (MemberState.SYNCED, MemberState.ACTIVE)  # to train a round
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
+    """One life of a node in the run, with what it told and what was measured of it."""
+
     node: NodeId
     life: int  # the number of its joins; what an earlier life still sends is refused
     name: str
@@ -76,12 +81,18 @@ class Member:
 
     @property
     def standing(self) -> MemberState:
-        """Its state, whether it is suspected or not."""
+        """The state that the member has, or that a suspect has again when it is heard."""
         return self.before if self.state is MemberState.SUSPECT else self.state
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
+    """The members that are here and those that are gone, with counts that spare callers a look at all of them.
+
+    Invariant: `here` and `gone` have no node in common; `suspects`, `holding` and `able` are what a look at `here`
+    would give.
+    """
+
     here: dict[NodeId, Member] = field(default_factory=dict)
     gone: dict[NodeId, Member] = field(default_factory=dict)  # the latest last
     next_id: int = 1
@@ -133,8 +144,8 @@ def join(
         now,
         now,
         connected=False,
-        suspect_at=now + RETURN,
-        expire_at=now + 2 * RETURN,
+        suspect_at=now + RECONNECT_GRACE_SECONDS,
+        expire_at=now + 2 * RECONNECT_GRACE_SECONDS,
         reason="" if role == REDUCER else "starting its trainer",
         leaf=leaf,
         role=role,
@@ -188,7 +199,7 @@ def _counted(
         for member, by in ((was, -1), (now, 1)):
             if member is not None:
                 holding[member.state_round] = holding.get(member.state_round, 0) + by
-                able += by * (member.state in ABLE)
+                able += by * (member.state in TRAINABLE_STATES)
         if was is not None and now is not None:
             changes += same and (was.state, was.before) != (now.state, now.before)
         generations += (was is not None and was.standing is active) != (now is not None and now.standing is active)
@@ -210,16 +221,16 @@ def _counted(
 
 
 def remove(members: Members, node: NodeId, state: MemberState, reason: str) -> Members:
-    """The member is gone; it may come back under its id until REMEMBER others went after it."""
+    """Take a member out; it may come back under its id until MAX_DEPARTED others went after it."""
     member = replace(members.here[node], state=state, reason=reason, connected=False)
     here = dict(members.here)
     before = here.pop(node)
     return _counted(replace(members, gone=members.gone | {node: member}), here, [(before, None)])
 
 
-def forgettable(members: Members) -> tuple[NodeId, ...]:
-    """Those that went longest ago, when too many are remembered."""
-    return tuple(members.gone)[: max(0, len(members.gone) - REMEMBER)]
+def oldest_departed(members: Members) -> tuple[NodeId, ...]:
+    """The members that went longest ago, as many as are remembered beyond MAX_DEPARTED."""
+    return tuple(members.gone)[: max(0, len(members.gone) - MAX_DEPARTED)]
 
 
 def forget(members: Members, nodes: Container[NodeId]) -> Members:
@@ -227,6 +238,7 @@ def forget(members: Members, nodes: Container[NodeId]) -> Members:
 
 
 def suspect(members: Members, node: NodeId, reason: str) -> Members:
+    """Make a member a suspect, with this reason; one that is a suspect keeps the reason that it has."""
     member = members.here[node]
     if member.state is MemberState.SUSPECT:
         return members
@@ -247,25 +259,27 @@ def trust(members: Members, node: NodeId) -> Members:
     return put(members, replace(member, state=member.before, reason=member.reason_before))
 
 
-def lost(members: Members, node: NodeId, limits: MembersConfig, now: float) -> Members:
-    """Its stream of views broke."""
+def disconnect(members: Members, node: NodeId, limits: MembersConfig, now: float) -> Members:
+    """Enter that a member's stream of views broke: it is a suspect until it opens another."""
     expire_at = now + limits.reconnect
     members = put(members, replace(members.here[node], connected=False, suspect_at=now, expire_at=expire_at))
     members = suspect(members, node, "its connection broke")
     if len(members.here) > 1 and not any(m.connected for m in members.here.values()):
-        until = now + RETURN + limits.reconnect  # it is rather the coordinator's own link that broke
+        until = (
+            now + RECONNECT_GRACE_SECONDS + limits.reconnect
+        )  # it is rather the coordinator's own link that broke
         return put(members, *(replace(m, expire_at=max(m.expire_at, until)) for m in members.here.values()))
     return members
 
 
-def orphaned(members: Members, limits: MembersConfig, now: float) -> Members:
-    """The coordinator was started again: nobody is connected, and everybody has time to come back."""
-    expire_at = now + max(limits.lease, RETURN + limits.reconnect)
+def disconnect_all(members: Members, limits: MembersConfig, now: float) -> Members:
+    """Enter that the coordinator was started again: nobody is connected, and everybody has time to come back."""
+    expire_at = now + max(limits.lease, RECONNECT_GRACE_SECONDS + limits.reconnect)
     away = (
         replace(
             member,
             connected=False,
-            suspect_at=now + RETURN,
+            suspect_at=now + RECONNECT_GRACE_SECONDS,
             expire_at=expire_at,
             heard_at=now,
             moved_at=now,
@@ -276,20 +290,20 @@ def orphaned(members: Members, limits: MembersConfig, now: float) -> Members:
     return put(members, *away)
 
 
-def awaited(members: Members, node: NodeId, now: float) -> Members:
-    """The run begins to wait for its trainer: its clock goes on where it stood."""
+def start_stall_clock(members: Members, node: NodeId, now: float) -> Members:
+    """Begin to wait for a member's trainer: its clock goes on where it stood."""
     member = members.here[node]
     return put(members, replace(member, moved_at=now - member.stuck))
 
 
-def unawaited(members: Members, node: NodeId, moved: bool, now: float) -> Members:
-    """The run no longer waits for its trainer; `moved`: because it did what it was waited for."""
+def stop_stall_clock(members: Members, node: NodeId, moved: bool, now: float) -> Members:
+    """Stop waiting for a member's trainer; `moved`: because it did what it was waited for."""
     member = members.here[node]
     return put(members, replace(member, stuck=0.0 if moved else max(now - member.moved_at, 0.0)))
 
 
-def heard(members: Members, beats: Iterable[Heartbeat], now: float) -> Members:
-    """Members' heartbeats came; those of nodes that are gone, or of their earlier lives, are nothing."""
+def record_heartbeats(members: Members, beats: Iterable[Heartbeat], now: float) -> Members:
+    """Enter heartbeats; those of nodes that are gone, or of their earlier lives, change nothing."""
     here = dict(members.here)
     for beat in beats:
         if (m := here.get(beat.node)) is not None and m.life == beat.life:
@@ -300,8 +314,10 @@ def heard(members: Members, beats: Iterable[Heartbeat], now: float) -> Members:
 
 
 def judge(members: Members, limits: MembersConfig, awaited: Container[NodeId], now: float) -> list[Event]:
-    """What the clock says of the members; `awaited`: the run waits for their trainers. The shell asks at every
-    tick and submits the answer: the journal holds verdicts, not heartbeats."""
+    """Verdicts of the clock at `now`, in seconds; `awaited`: the members whose trainers the run waits for.
+
+    The shell asks at every tick and submits the answer: the journal holds verdicts, not heartbeats.
+    """
     verdicts: list[Event] = []
     for node, m in members.here.items():
         silence = now - m.heard_at

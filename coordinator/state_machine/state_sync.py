@@ -1,4 +1,4 @@
-"""Who holds which state of the model: from a member's first word to its being in step with the run. Pure.
+"""Members' states of the model: from a member's first word to its being in step with the run. Pure.
 
 Every commit record's digests are settled here: the contributors name the digest of the new state by majority, and
 a member that differs fetches it again.
@@ -21,12 +21,12 @@ from atoll.coordinator.state_machine.state import (
     remove,
     with_member,
     with_round,
-    with_standing,
+    with_state,
 )
 
 
-def layout_known(state: State, event: LayoutReported, out: list[Effect]) -> State:
-    """All members train one model, in the same fragments; who builds another is refused."""
+def record_layout(state: State, event: LayoutReported, out: list[Effect]) -> State:
+    """Enter a member's layout. All train one model, in the same fragments; who builds another is evicted."""
     node, numel, digest = event.node, event.numel, event.digest
     if state.layout is not None and (state.layout, state.fragments) != ((numel, digest), event.fragments):
         reason = (
@@ -37,10 +37,11 @@ def layout_known(state: State, event: LayoutReported, out: list[Effect]) -> Stat
     state = replace(state, layout=(numel, digest), fragments=event.fragments)
     if state.members.here[node].standing is not MemberState.JOINING:
         return state
-    return with_standing(state, node, MemberState.RECOVERING, "fetches the live state")
+    return with_state(state, node, MemberState.RECOVERING, "fetches the live state")
 
 
-def state_at(state: State, node: NodeId, round_: int, digest: bytes, out: list[Effect]) -> State:
+def record_state(state: State, node: NodeId, round_: int, digest: bytes, out: list[Effect]) -> State:
+    """Enter which state a member holds; what is older than its last word, or was never committed, is ignored."""
     making = round_ == 0 and state.committed == 0 and not state.digest
     if making and node != state.initialiser:
         return state  # it was not the one to make it: it fetches what the initialiser makes
@@ -55,8 +56,9 @@ def state_at(state: State, node: NodeId, round_: int, digest: bytes, out: list[E
     return state
 
 
-def mended(state: State, event: StateRepaired, out: list[Effect]) -> State:
-    """It is told, and nothing follows: what could not be mended shows in the next commit's digests."""
+def note_repair(state: State, event: StateRepaired, out: list[Effect]) -> State:
+    """Note that a member's state changed by itself. Nothing follows: what could not be repaired shows in the next
+    commit's digests."""
     if event.disk:
         how = "has its state from the rest" if event.whole else "the rest does not have all of its state"
         story = f"{count(event.chunks, 'file')} changed on its disk: {how}"
@@ -67,7 +69,8 @@ def mended(state: State, event: StateRepaired, out: list[Effect]) -> State:
     return state
 
 
-def evaluated(state: State, node: NodeId, round_: int, loss: float) -> State:
+def record_loss(state: State, node: NodeId, round_: int, loss: float) -> State:
+    """Enter the validation loss of the state of `round_`, if it comes from the evaluator."""
     if node != state.round.evaluator or round_ != state.committed:
         return state
     state = with_round(state, replace(state.round, evaluator=None))
@@ -79,7 +82,7 @@ def evaluated(state: State, node: NodeId, round_: int, loss: float) -> State:
 
 
 def choose_initialiser(state: State) -> State:
-    """Somebody must make state_0; who was asked stays asked while it lives."""
+    """Choose who makes state_0 while nobody holds it; who was asked stays asked while it lives."""
     if state.committed or state.held:
         return state if state.initialiser is None else replace(state, initialiser=None)
     here = state.members.here
@@ -129,8 +132,10 @@ def settle_digests(state: State, out: list[Effect]) -> State:
 
 
 def settle_one(state: State, node: NodeId, out: list[Effect]) -> State:
-    """`settle_digests` where since the last time only this node changed: as much work whoever else is here, until
-    the last ones tell their state."""
+    """Do what `settle_digests` does where since the last time only this node changed.
+
+    It is as much work whoever else is here, until the last ones tell their state.
+    """
     pending, told = state.pending, state.members.holding.get(state.committed, 0)
     voters = len(state.makers) - (state.members.losses - state.made_at)  # at least so many
     last = told >= voters if pending is not None else not state.digest and told > 0
@@ -182,7 +187,7 @@ def _diverged(state: State, node: NodeId, out: list[Effect]) -> State:
         return remove(state, node, MemberState.EVICTED, differs, out)
     reason = f"fetches the state of round {state.committed} again: its own differs from the run's"
     out.append(Note(f"{state.name(node)} {reason}", node))
-    state = with_standing(state, node, MemberState.RECOVERING, reason)
+    state = with_state(state, node, MemberState.RECOVERING, reason)
     return with_member(state, replace(state.members.here[node], state_round=-1))
 
 
@@ -192,12 +197,12 @@ def _synced(state: State, node: NodeId, out: list[Effect]) -> State:
     out.append(Note(f"{state.name(node)} has the state of round {state.committed}", node))
     trains = state.round.phase in TRAINING
     reason = "trains; counted from the next round boundary on" if trains else "waits for the first round"
-    state = with_standing(state, node, MemberState.SYNCED, reason)
+    state = with_state(state, node, MemberState.SYNCED, reason)
     return replace(state, leases=data.grant(state.leases, node, state.lease))
 
 
 def publish(state: State, out: list[Effect]) -> State:
-    """The commit record of the last round is as complete as it will be."""
+    """Publish the commit record of the last round, which is as complete as it will be."""
     record = state.pending
     if record is None:
         return state
@@ -215,7 +220,7 @@ def publish(state: State, out: list[Effect]) -> State:
 
 
 def publish_last(state: State, now: float, out: list[Effect]) -> State:
-    """The last commit is complete when its digests and its validation loss are in, or do not come."""
+    """Publish the last commit's record when its digests and its validation loss are in, or do not come."""
     pending = state.pending
     if pending is None:
         return state

@@ -19,7 +19,7 @@ from atoll.coordinator.service.journaled_machine import Batch
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.events import CommitRecord
 from atoll.coordinator.state_machine.ledger import Entry
-from atoll.coordinator.state_machine.members import ABLE, RETURN, Member, MemberState
+from atoll.coordinator.state_machine.members import RECONNECT_GRACE_SECONDS, TRAINABLE_STATES, Member, MemberState
 from atoll.coordinator.state_machine.state import Phase, State
 
 if TYPE_CHECKING:
@@ -491,7 +491,7 @@ def members_have_the_runs_state(state: State) -> None:
     hold(members.suspects == suspects, f"{suspects} are suspects, known are {members.suspects}")
     holding = Counter(m.state_round for m in here)
     hold(members.holding == holding, f"states are held as in {holding}, known is {members.holding}")
-    able = sum(m.state in ABLE for m in here)
+    able = sum(m.state in TRAINABLE_STATES for m in here)
     hold(members.able == able, f"{able} can train a round, known are {members.able}")
     for member in state.members.here.values():
         if member.standing in (MemberState.ACTIVE, MemberState.SYNCED) and member.state_round == state.committed:
@@ -592,7 +592,7 @@ def durable(state: State) -> State:
 
 def the_late_are_out(state: State, then: State, now: float) -> None:
     """Who was silent for its lease, hung while it was waited for, or did not come back is out at the next tick."""
-    limits, back = state.config.members, RETURN
+    limits, back = state.config.members, RECONNECT_GRACE_SECONDS
     for node, m in then.members.here.items():
         late = now - m.heard_at > limits.lease or (not m.connected and now > m.expire_at + back)
         hung = node in then.awaited and now - m.moved_at > limits.stall

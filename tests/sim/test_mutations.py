@@ -169,8 +169,8 @@ MUTATIONS = [
     Mutation(
         "a part of a contribution counts as all of it",
         C + "state_machine/ledger.py",
-        "Included(longest, size / chunks.numel, samples)",
-        "Included(longest, 1.0, samples)",
+        "Inclusion(longest, size / chunks.numel, samples)",
+        "Inclusion(longest, 1.0, samples)",
     ),
     Mutation(
         "the last chunk is as large as the others",

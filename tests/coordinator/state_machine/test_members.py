@@ -9,7 +9,7 @@ from atoll.comm.config.run import MembersConfig, RunConfig
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import members
-from atoll.coordinator.state_machine.members import REMEMBER, MemberState
+from atoll.coordinator.state_machine.members import MAX_DEPARTED, MemberState
 from atoll.coordinator.state_machine.state import State
 from atoll.coordinator.state_machine.step import step
 
@@ -29,12 +29,12 @@ def test_who_went_longest_ago_is_forgotten_when_too_many_are_gone() -> None:
         state, _ = step(state, event, 0.0)
     lease = state.leases.held[first]
     state, _ = step(state, ev.Expired(first, 1, "silent"), 1.0)
-    for i in range(2, REMEMBER + 2):
+    for i in range(2, MAX_DEPARTED + 2):
         assert first in state.members.gone and state.leases.held == {first: lease}, "it may still come back"
         node = NodeId(f"n{state.members.next_id}")
         assert node == f"n{i}"
         state, _ = step(joined(state, node), ev.Leaving(node, 1, "bye"), 1.0)
-    assert first not in state.members.gone and len(state.members.gone) == REMEMBER
+    assert first not in state.members.gone and len(state.members.gone) == MAX_DEPARTED
     assert state.leases.free == lease and not state.leases.held
 
 
