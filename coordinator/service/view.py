@@ -140,10 +140,10 @@ def node_view(state: State, common: CommonView, node: NodeId) -> NodeView:
         gone = state.members.gone.get(node)
         was = gone.state if gone is not None else ""
         return NodeView(was, False, False, False, False, False, (), False, (), (), False, 0)
-    trains = r.phase in TRAINING and me.standing in (MemberState.SYNCED, MemberState.ACTIVE)
+    trains = r.phase in TRAINING and me.state in (MemberState.SYNCED, MemberState.ACTIVE)
     lacks = me.state_round != state.committed and me.role != REDUCER
     return NodeView(
-        you=me.standing,
+        you=me.state,
         initialise=state.initialiser == node or (lacks and common.leaves_only and not me.state_digest),
         evaluate=r.evaluator == node,
         ready=node in r.ledger.contributions,
@@ -217,7 +217,7 @@ def _left_behind(state: State, member: Member) -> bool:
     if member.state_round == state.committed or member.role == REDUCER:
         return False
     applies = member.state_round == state.committed - 1 and member.node in state.makers
-    return member.standing is MemberState.RECOVERING or not applies
+    return member.state is MemberState.RECOVERING or not applies
 
 
 def _keepers(state: State) -> frozenset[NodeId] | None:

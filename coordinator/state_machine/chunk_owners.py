@@ -37,7 +37,7 @@ def reducers(state: State, members: Sequence[NodeId] = ()) -> tuple[NodeId, ...]
     """Members that only own chunks; without those that somebody could not reach in this round, or that were late
     in any, unless these members, or all participants, have nobody else to dial."""
     here, lost = state.members.here, {n for pair in state.round.lost for n in pair}
-    all_ = tuple(n for n, m in here.items() if m.state is MemberState.REDUCER)
+    all_ = tuple(n for n, m in here.items() if m.trusted_as(MemberState.REDUCER))
     sound = tuple(n for n in all_ if n not in lost and not here[n].late)
     needed = not sound and all(n not in here or here[n].leaf for n in members or state.round.participants)
     return all_ if needed else sound

@@ -4,9 +4,10 @@
        |                    ^                      |                         |
        |                    +------ differs -------+-------------------------+
        |
-       +--- connection broken, or silent for half a lease ---> suspect --- heard again ---> as before
-                                                                  |
-                            does not come back, or hangs -------> evicted          says good-bye --> left
+       +--- does not come back after it was suspected, or hangs ---> evicted       says good-bye --> left
+
+In any state a member may be suspected: its connection broke, or it is silent for half a lease. When it is heard it
+is trusted again, in the state that it has then.
 
 No round waits for a suspect once a quorum is there, and no plan names it where enough others are left. Times are
 the coordinator's.
@@ -34,7 +35,6 @@ class MemberState(StrEnum):
     SYNCED = "synced"  # has the state and trains; counted from the next round boundary on
     ACTIVE = "active"  # counted in the round
     REDUCER = "reducer"  # has no trainer: owns chunks of a reduce, and nothing else
-    SUSPECT = "suspect"  # may be dead
     LEFT = "left"
     EVICTED = "evicted"
 
@@ -55,8 +55,6 @@ class Member:
     heard_at: float  # seconds
     moved_at: float  # seconds; when its inner step last advanced, not counting when nobody waited for it
     stuck: float = 0.0  # seconds without an advance, when the run last stopped waiting for it
-    before: MemberState = MemberState.JOINING  # of a suspect: what it is again when it is heard,
-    reason_before: str = ""  # and why
     connected: bool = True
     suspect_at: float = 0.0  # seconds; while it is not connected: when it becomes a suspect,
     expire_at: float = 0.0  # and when it is out
@@ -67,7 +65,8 @@ class Member:
     missed: int = 0  # rounds whose commits left its work out, which it may still bring
     phase: str = "starting"  # what its heartbeat says it is doing
     step: tuple[int, int] = (0, 0)  # (round, inner step) of its last heartbeat
-    reason: str = ""
+    reason: str = ""  # for its state
+    suspected: str | None = None  # why it may be dead; None: it is trusted
     leaf: bool = False  # nobody can dial it
     role: str = ""  # "reducer": owns chunks, has no trainer
     late: bool = False  # a reducer that did not finish in time: it owns chunks again if nobody else can be dialled
@@ -79,10 +78,19 @@ class Member:
     rtts: dict[NodeId, float] = field(default_factory=dict)  # seconds, to other members
     pin: Pin = NO_PIN  # of the certificate that its data plane shows
 
+    def trusted_as(self, *states: MemberState) -> bool:
+        """Whether the member is in one of the states and not suspected."""
+        return self.suspected is None and self.state in states
+
     @property
-    def standing(self) -> MemberState:
-        """The state that the member has, or that a suspect has again when it is heard."""
-        return self.before if self.state is MemberState.SUSPECT else self.state
+    def shown_state(self) -> str:
+        """The state as people are shown it: "suspect" for whoever is suspected."""
+        return self.state if self.suspected is None else "suspect"
+
+    @property
+    def shown_reason(self) -> str:
+        """The reason of the state that people are shown."""
+        return self.reason if self.suspected is None else self.suspected
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +113,16 @@ class Members:
     generations: int = 0  # grows when who is active changes
 
     def of(self, *states: MemberState) -> tuple[NodeId, ...]:
-        return tuple(n for n, m in self.here.items() if m.state in states)
+        """The members in these states that are not suspected."""
+        return tuple(n for n, m in self.here.items() if m.trusted_as(*states))
 
     @property
     def generation(self) -> tuple[NodeId, ...]:
         """The members that an epoch is named for."""
-        active, suspect = MemberState.ACTIVE, MemberState.SUSPECT
-        return tuple(
-            n for n, m in self.here.items() if m.state is active or (m.state is suspect and m.before is active)
-        )
+        return tuple(n for n, m in self.here.items() if m.state is MemberState.ACTIVE)
 
     def trusted(self, node: NodeId) -> bool:
-        return node in self.here and self.here[node].state is not MemberState.SUSPECT
+        return node in self.here and self.here[node].suspected is None
 
 
 def join(
@@ -177,7 +183,7 @@ def put(members: Members, *changed: Member) -> Members:
 
 def _kind(member: Member) -> tuple[object, ...]:
     """What the counts in `Members` are made of."""
-    return member.state, member.before, member.state_round
+    return member.state, member.suspected is None, member.state_round
 
 
 def report_state(members: Members, node: NodeId, round_: int, digest: bytes) -> Members:
@@ -190,7 +196,7 @@ def _counted(
     members: Members, here: dict[NodeId, Member], changed: Iterable[tuple[Member | None, Member | None]]
 ) -> Members:
     """With `here` in the place of who was; `changed`: whom it has in the place of whom, None: nobody."""
-    suspect, active = MemberState.SUSPECT, MemberState.ACTIVE
+    active = MemberState.ACTIVE
     suspects, holding, able = members.suspects, dict(members.holding), members.able
     changes, losses, generations = members.changes, members.losses, members.generations
     for was, now in changed:
@@ -199,14 +205,14 @@ def _counted(
         for member, by in ((was, -1), (now, 1)):
             if member is not None:
                 holding[member.state_round] = holding.get(member.state_round, 0) + by
-                able += by * (member.state in TRAINABLE_STATES)
+                able += by * member.trusted_as(*TRAINABLE_STATES)
         if was is not None and now is not None:
-            changes += same and (was.state, was.before) != (now.state, now.before)
-        generations += (was is not None and was.standing is active) != (now is not None and now.standing is active)
+            changes += same and (was.state, was.suspected is None) != (now.state, now.suspected is None)
+        generations += (was is not None and was.state is active) != (now is not None and now.state is active)
         if was is not None:
-            losses += was.state is active and (not same or now is None or now.state is not active)
-            suspects = suspects - {was.node} if was.state is suspect else suspects
-        if now is not None and now.state is suspect:
+            losses += was.trusted_as(active) and (not same or now is None or not now.trusted_as(active))
+            suspects = suspects if was.suspected is None else suspects - {was.node}
+        if now is not None and now.suspected is not None:
             suspects = suspects | {now.node}
     return replace(
         members,
@@ -222,7 +228,7 @@ def _counted(
 
 def remove(members: Members, node: NodeId, state: MemberState, reason: str) -> Members:
     """Take a member out; it may come back under its id until MAX_DEPARTED others went after it."""
-    member = replace(members.here[node], state=state, reason=reason, connected=False)
+    member = replace(members.here[node], state=state, reason=reason, suspected=None, connected=False)
     here = dict(members.here)
     before = here.pop(node)
     return _counted(replace(members, gone=members.gone | {node: member}), here, [(before, None)])
@@ -240,23 +246,16 @@ def forget(members: Members, nodes: Container[NodeId]) -> Members:
 def suspect(members: Members, node: NodeId, reason: str) -> Members:
     """Make a member a suspect, with this reason; one that is a suspect keeps the reason that it has."""
     member = members.here[node]
-    if member.state is MemberState.SUSPECT:
+    if member.suspected is not None:
         return members
-    suspected = replace(
-        member,
-        state=MemberState.SUSPECT,
-        before=member.state,
-        reason_before=member.reason,
-        reason=reason,
-    )
-    return put(members, suspected)
+    return put(members, replace(member, suspected=reason))
 
 
 def trust(members: Members, node: NodeId) -> Members:
     member = members.here[node]
-    if member.state is not MemberState.SUSPECT:
+    if member.suspected is None:
         return members
-    return put(members, replace(member, state=member.before, reason=member.reason_before))
+    return put(members, replace(member, suspected=None))
 
 
 def disconnect(members: Members, node: NodeId, limits: MembersConfig, now: float) -> Members:
@@ -322,14 +321,14 @@ def judge(members: Members, limits: MembersConfig, awaited: Container[NodeId], n
     for node, m in members.here.items():
         silence = now - m.heard_at
         if not m.connected and now > m.expire_at:
-            why = m.reason if m.state is MemberState.SUSPECT else "it is not connected"
+            why = "it is not connected" if m.suspected is None else m.suspected
             verdicts.append(Expired(node, m.life, f"{why} and it did not come back in time"))
         elif silence > limits.lease:
             verdicts.append(Expired(node, m.life, f"silent for more than {limits.lease:g} s"))
         elif node in awaited and now - m.moved_at > limits.stall:
             reason = f"its trainer made no progress for more than {limits.stall:g} s"
             verdicts.append(Expired(node, m.life, reason))
-        elif m.state is not MemberState.SUSPECT:
+        elif m.suspected is None:
             if not m.connected and now > m.suspect_at:
                 verdicts.append(Suspected(node, m.life, "it is not connected"))
             elif silence > limits.lease / 2:

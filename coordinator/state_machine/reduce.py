@@ -328,7 +328,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         digest=b"",
         sealed=ledger.root,
         makers=tuple(members_),
-        made_at=members.losses - sum(here[n].state is not MemberState.ACTIVE for n in members_),
+        made_at=members.losses - sum(not here[n].trusted_as(MemberState.ACTIVE) for n in members_),
         tokens=record.tokens,
         leases=data.consume_each(state.leases, used),
         pending=record,

@@ -44,7 +44,7 @@ def state_lost(state: State) -> bool:
     if not state.committed or state.round.phase is Phase.FINISHED or state.held:
         return False
     here = state.members.here
-    return not any(n in here and here[n].standing is MemberState.ACTIVE for n in state.makers)
+    return not any(n in here and here[n].state is MemberState.ACTIVE for n in state.makers)
 
 
 def wait_reason(state: State) -> str:
@@ -77,7 +77,7 @@ def possible_holders(state: State) -> list[NodeId]:
         for n, m in members.gone.items()
         if m.state is MemberState.EVICTED and (n in state.makers or m.state_round == k)
     ]
-    coming = [n for n, m in members.here.items() if m.standing is MemberState.JOINING and m.role != REDUCER]
+    coming = [n for n, m in members.here.items() if m.state is MemberState.JOINING and m.role != REDUCER]
     return away + coming
 
 

@@ -60,9 +60,8 @@ def start_if_enough(state: State, now: float, out: list[Effect]) -> State:
 def too_few(state: State, ready: int, need: int) -> str:
     """The reason to wait when only so many of the needed members are ready, with what the others are doing."""
     able = (*TRAINABLE_STATES, MemberState.REDUCER)
-    others = islice((m for m in state.members.here.values() if m.state not in able), 3)
-    suspect = MemberState.SUSPECT
-    doing = "".join(f"; {m.name} is {'suspected' if m.state is suspect else m.state}" for m in others)
+    others = islice((m for m in state.members.here.values() if not m.trusted_as(*able)), 3)
+    doing = "".join(f"; {m.name} is {m.state if m.suspected is None else 'suspected'}" for m in others)
     return (
         f"{ready} of the {count(need, 'member')} that the run needs {'is' if ready == 1 else 'are'} ready{doing}"
     )
@@ -103,7 +102,7 @@ def _enter(state: State, nodes: tuple[NodeId, ...], now: float, out: list[Effect
         if node in entering:
             trained = member.state is MemberState.SYNCED and state.committed > 0  # while it was not counted yet
             rounds[node] = 1 + max(member.missed, trained)
-        elif member.standing is MemberState.ACTIVE and node not in state.round.participants:
+        elif member.state is MemberState.ACTIVE and node not in state.round.participants:
             rounds[node] = 1 + min(member.missed + 1, MAX_MISSED_ROUNDS)
     for node in nodes:
         member = state.members.here[node]

@@ -245,14 +245,6 @@ def with_round(state: State, round_: RoundState) -> State:
     return state if round_ == state.round else replace(state, round=round_)
 
 
-def with_state(state: State, node: NodeId, standing: MemberState, reason: str) -> State:
-    """The state where the member is `standing` for this reason; one that is suspected stays so."""
-    member = state.members.here[node]
-    if member.state is MemberState.SUSPECT:
-        return with_member(state, replace(member, before=standing))
-    return with_member(state, replace(member, state=standing, reason=reason))
-
-
 def fail_attempt(state: State, why: str, now: float) -> State:
     """Give the attempt up. Contributions stay: members keep what they encoded until the round is over."""
     r = state.round
@@ -293,7 +285,7 @@ def remove(state: State, node: NodeId, how: MemberState, reason: str, out: list[
         earlier = {n: e for n, e in state.earlier.items() if n not in forgotten}
         members = who.forget(state.members, forgotten)
         state = replace(state, members=members, counted=counted, earlier=earlier)
-    if state.committed == 0 and all(m.standing is MemberState.JOINING for m in state.members.here.values()):
+    if state.committed == 0 and all(m.state is MemberState.JOINING for m in state.members.here.values()):
         state = replace(state, layout=None, fragments=())  # nobody is left who has built this model
     return state
 

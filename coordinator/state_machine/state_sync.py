@@ -21,7 +21,6 @@ from atoll.coordinator.state_machine.state import (
     remove,
     with_member,
     with_round,
-    with_state,
 )
 
 
@@ -35,9 +34,10 @@ def record_layout(state: State, event: LayoutReported, out: list[Effect]) -> Sta
         )
         return remove(state, node, MemberState.EVICTED, reason, out)
     state = replace(state, layout=(numel, digest), fragments=event.fragments)
-    if state.members.here[node].standing is not MemberState.JOINING:
+    member = state.members.here[node]
+    if member.state is not MemberState.JOINING:
         return state
-    return with_state(state, node, MemberState.RECOVERING, "fetches the live state")
+    return with_member(state, replace(member, state=MemberState.RECOVERING, reason="fetches the live state"))
 
 
 def record_state(state: State, node: NodeId, round_: int, digest: bytes, out: list[Effect]) -> State:
@@ -88,10 +88,10 @@ def choose_initialiser(state: State) -> State:
     here = state.members.here
     if state.digest:
         state = replace(state, digest=b"")  # state_0 went with its last holder: it is made again
-    if state.initialiser in here and here[state.initialiser].standing is MemberState.RECOVERING:
+    if state.initialiser in here and here[state.initialiser].state is MemberState.RECOVERING:
         return state
     able = state.members.of(MemberState.RECOVERING)
-    coming = any(m.standing is MemberState.JOINING and not m.leaf for m in here.values())
+    coming = any(m.state is MemberState.JOINING and not m.leaf for m in here.values())
     if coming or not all(here[n].leaf for n in able):  # the others are to fetch it from there
         able = tuple(n for n in able if not here[n].leaf)
     return replace(state, initialiser=next(iter(able), None))
@@ -154,11 +154,11 @@ def settle_one(state: State, node: NodeId, out: list[Effect]) -> State:
 
 def _hold_against(state: State, member: Member, out: list[Effect]) -> State:
     """A member's state of round `committed` and the run's."""
-    if member.state is not MemberState.ACTIVE and member.standing is MemberState.JOINING:
+    if member.state is MemberState.JOINING:
         return state  # first it says which model it has
     if member.state_digest != state.digest:
         return _diverged(state, member.node, out)
-    if member.state is not MemberState.ACTIVE and member.standing is MemberState.RECOVERING:
+    if member.state is MemberState.RECOVERING:
         return _synced(state, member.node, out)
     return state
 
@@ -166,15 +166,15 @@ def _hold_against(state: State, member: Member, out: list[Effect]) -> State:
 def _votes(state: State, member: Member) -> bool:
     """Whether it is a maker of state_committed that names its digest."""
     able = member.state is MemberState.ACTIVE or member.state_round == state.committed
-    return able and member.state is not MemberState.SUSPECT and member.node in state.makers
+    return able and member.suspected is None and member.node in state.makers
 
 
 def _voters(state: State) -> tuple[NodeId, ...]:
     """Who names the digest of state_committed: those that made it, live and did not lose it, or whoever else
     holds it. One that came back without its state waits for this very digest."""
-    here, held, suspect = state.members.here, state.committed, MemberState.SUSPECT
+    here, held = state.members.here, state.committed
     makers = state.makers if state.pending is not None else ()
-    living = [m for n in makers if (m := here.get(n)) is not None and m.state is not suspect]
+    living = [m for n in makers if (m := here.get(n)) is not None and m.suspected is None]
     able = [m.node for m in living if m.state is MemberState.ACTIVE or m.state_round == held]
     return tuple(able) or state.holders
 
@@ -183,12 +183,12 @@ def _diverged(state: State, node: NodeId, out: list[Effect]) -> State:
     """It fetches the state again. If it trained from its own, it must come back in a new life: what it said of
     those steps may still arrive."""
     differs = f"its state of round {state.committed} differs from the run's"
-    if state.members.here[node].standing is not MemberState.RECOVERING:
+    member = state.members.here[node]
+    if member.state is not MemberState.RECOVERING:
         return remove(state, node, MemberState.EVICTED, differs, out)
     reason = f"fetches the state of round {state.committed} again: its own differs from the run's"
     out.append(Note(f"{state.name(node)} {reason}", node))
-    state = with_state(state, node, MemberState.RECOVERING, reason)
-    return with_member(state, replace(state.members.here[node], state_round=-1))
+    return with_member(state, replace(member, reason=reason, state_round=-1))
 
 
 def _synced(state: State, node: NodeId, out: list[Effect]) -> State:
@@ -197,7 +197,7 @@ def _synced(state: State, node: NodeId, out: list[Effect]) -> State:
     out.append(Note(f"{state.name(node)} has the state of round {state.committed}", node))
     trains = state.round.phase in TRAINING
     reason = "trains; counted from the next round boundary on" if trains else "waits for the first round"
-    state = with_state(state, node, MemberState.SYNCED, reason)
+    state = with_member(state, replace(state.members.here[node], state=MemberState.SYNCED, reason=reason))
     return replace(state, leases=data.grant(state.leases, node, state.lease))
 
 

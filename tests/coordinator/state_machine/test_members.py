@@ -53,7 +53,8 @@ def test_a_verdict_that_was_taken_is_not_given_again(seed: int) -> None:
             moved_at=now - rng.uniform(0, 33),
             suspect_at=now - rng.uniform(-3, 3),
             expire_at=now - rng.uniform(-9, 1),
-            state=rng.choice([MemberState.SYNCED, MemberState.SUSPECT]),
+            state=MemberState.SYNCED,
+            suspected=rng.choice([None, "it is silent"]),
         )
         awaited |= {node} if rng.random() < 0.5 else set()
         state = replace(state, members=replace(state.members, here=state.members.here | {node: member}))
@@ -73,3 +74,22 @@ def test_a_member_that_is_heard_and_moves_is_never_judged(seed: int) -> None:
         node = NodeId("n1")
         state, _ = step(state, ev.Heartbeat(node, 1, "inner", 1, i), now)
         assert not members.judge(state.members, CONFIG.members, {node}, now)
+
+
+def test_a_suspect_goes_on_in_its_state_and_is_shown_as_a_suspect_with_the_reason() -> None:
+    node = NodeId("n1")
+    state, _ = step(joined(State(CONFIG), node), ev.Suspected(node, 1, "it is silent for 6 s"), 6.0)
+    member = state.members.here[node]
+    assert (member.state, member.shown_state) == (MemberState.JOINING, "suspect")
+    assert member.shown_reason == "it is silent for 6 s" and member.reason == "starting its trainer"
+    assert state.members.suspects == {node} and not state.members.of(MemberState.JOINING)
+    state, _ = step(state, ev.LayoutReported(node, 1, 40, b"layout"), 6.1)
+    assert state.members.here[node].shown_state == "suspect", "a report is no heartbeat"
+    state, _ = step(state, ev.SuspicionCleared(node, 1), 6.2)
+    member = state.members.here[node]
+    assert (member.state, member.shown_state, member.shown_reason) == (
+        MemberState.RECOVERING,
+        "recovering",
+        "fetches the live state",
+    )
+    assert not state.members.suspects and state.members.of(MemberState.RECOVERING) == (node,)
