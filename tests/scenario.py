@@ -53,7 +53,7 @@ from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members
 from atoll.coordinator.state_machine.leases import Lease, Leases
 from atoll.coordinator.state_machine.ledger import Ledger
-from atoll.coordinator.state_machine.members import Member, MemberState
+from atoll.coordinator.state_machine.members import Member
 from atoll.coordinator.state_machine.state import State
 from atoll.coordinator.state_machine.step import step
 
@@ -418,8 +418,8 @@ def ranges(lease: Lease) -> str:
 
 
 def shown_member(m: Member) -> str:
-    before = f" (before: {m.before})" if m.state is MemberState.SUSPECT else ""
-    return f"{m.name} {m.state}{before}{f': {m.reason}' if m.reason else ''}"
+    before = "" if m.suspected is None else f" (before: {m.state})"
+    return f"{m.name} {m.shown_state}{before}{f': {m.shown_reason}' if m.shown_reason else ''}"
 
 
 def published(record: ev.CommitRecord, name: Callable[[NodeId], str]) -> str:

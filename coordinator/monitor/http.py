@@ -185,7 +185,7 @@ def _member(member: Member, vitals: Vitals, state: State, now: float) -> dict[st
     return {
         "node_id": node,
         "name": member.name,
-        "state": member.state,
+        "state": member.shown_state,
         "role": member.role or "trainer",
         "phase": member.phase,
         "round": max(member.state_round, 0),
@@ -210,7 +210,7 @@ def _story(member: Member, vitals: Vitals) -> str:
     """Why it is in its state, how far it is with that, and what does not work."""
     if member.state in (MemberState.EVICTED, MemberState.LEFT):
         return member.reason
-    now = ": ".join(filter(None, (member.reason, vitals.progress)))
+    now = ": ".join(filter(None, (member.shown_reason, vitals.progress)))
     return "; ".join(filter(None, (now, vitals.trouble)))
 
 
@@ -241,7 +241,7 @@ class _Run(Collector):
         yield goodput
         listed = _listed(state, now)
         states = GaugeMetricFamily("atoll_members", "members in each state", labels=["state"])
-        for standing, count in Counter(m.state for m in listed).items():
+        for standing, count in Counter(m.shown_state for m in listed).items():
             states.add_metric([standing], count)
         yield states
         labels = ["node", "name"]

@@ -27,9 +27,10 @@ from typing import NamedTuple
 
 from atoll.comm.errors import AtollError
 
-KEEP = 1.1  # a plan that is predicted this much slower than the best is as good: the rates are not known better
-WORTH = 0.25  # seconds: as good, too, is one that is predicted this much slower
-FALL = 0.25  # how far one lower measurement pulls a rate down
+# A plan that is predicted to take this many times as long as the best is as good: the rates are not known better.
+ACCEPTED_SLOWDOWN = 1.1
+ACCEPTED_DELAY_SECONDS = 0.25  # seconds: as good, too, is one that is predicted this much slower
+LOWER_RATE_WEIGHT = 0.25  # how far one lower measurement pulls a rate down
 Regions = Sequence[Sequence[int]]  # members, by region
 
 
@@ -51,12 +52,14 @@ class PlanNode:
 
 @dataclass(frozen=True, slots=True)
 class ChunkShares:
+    """A flat plan of a reduce."""
+
     shares: tuple[float, ...]  # of the chunks, by member; their sum is 1
     seconds: float  # predicted
 
 
 class Traffic(NamedTuple):
-    """What a member sends in a reduce, in payloads; it receives as much."""
+    """Load of a member in a reduce: payloads that it sends; it receives as many."""
 
     inside: float  # to members of its own region
     outside: float
@@ -89,10 +92,10 @@ def plan_shares(
     if equal.seconds == 0 or _symmetric(nodes, regions):
         return equal
     best = planned(_solved(nodes, regions, between) if regions else _filled(nodes))
-    if equal.seconds <= max(KEEP * best.seconds, best.seconds + WORTH):
+    if equal.seconds <= max(ACCEPTED_SLOWDOWN * best.seconds, best.seconds + ACCEPTED_DELAY_SECONDS):
         return equal
     trimmed = planned(_trimmed(best.shares, chunks))
-    chosen = trimmed if trimmed.seconds <= KEEP * best.seconds else best
+    chosen = trimmed if trimmed.seconds <= ACCEPTED_SLOWDOWN * best.seconds else best
     evened = planned(_scaled([float(share > 0) for share in chosen.shares]))
     return evened if evened.seconds <= chosen.seconds else chosen
 
@@ -120,7 +123,7 @@ def predict(
 
 
 def traffic(nodes: Sequence[PlanNode], shares: Sequence[float], regions: Regions = ()) -> list[Traffic]:
-    """What each member sends, and as much again receives; without regions all of it goes outside."""
+    """The load of each member for these shares of the chunks; without regions all of it goes outside."""
     loads = [Traffic(0.0, 0.0)] * len(nodes)
     everybody = sum(node.contributes for node in nodes)
     for region in regions or [(i,) for i in range(len(nodes))]:
@@ -174,7 +177,7 @@ def blend(old: float, measured: float) -> float:
     """
     if old <= 0 or measured <= 0 or measured >= old:
         return measured if measured > 0 else old
-    return old + FALL * (measured - old)
+    return old + LOWER_RATE_WEIGHT * (measured - old)
 
 
 def _symmetric(nodes: Sequence[PlanNode], regions: Regions) -> bool:

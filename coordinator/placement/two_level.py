@@ -15,8 +15,8 @@ contributors it sends, in payloads, and receives as much:
 
 A prediction, flat or two-level, is the sum of
     the longest of      a member's links (bytes / rate), a region's common link, and a member's handling of
-                        messages, `MESSAGE` for each chunk that it sends or receives: these overlap
-    connections         `PEER` for each peer of the member that has the most
+                        messages, `SECONDS_PER_MESSAGE` for each chunk that it sends or receives: these overlap
+    connections         `SECONDS_PER_PEER` for each peer of the member that has the most
     latency             of the longest known links: flat 2 hops; two-level 2 hops, and 2 within a region
 It leaves out the codec's time and the start and end of the pipeline, which are short if every owner has several
 chunks and every link carries the lowest chunk first. With first in, first out, the chunks that fast members send
@@ -30,7 +30,7 @@ from itertools import combinations, pairwise
 from math import inf
 
 from atoll.coordinator.placement.bandwidth_shares import (
-    KEEP,
+    ACCEPTED_SLOWDOWN,
     ChunkShares,
     PlanNode,
     Traffic,
@@ -42,16 +42,19 @@ from atoll.coordinator.placement.bandwidth_shares import (
     with_rates,
 )
 
-PEER = 1e-3  # seconds: a connection, its streams and buffers; an assumption
-MESSAGE = 50e-6  # seconds: header, system calls and bookkeeping of one chunk at one end; an assumption
-GAP = 3.0  # a jump between successive round trips by less than this factor separates nothing
-NEAREST, FARTHEST = 1e-3, 0.3  # seconds: shorter, longer round trips tell no more about the place than these
-STEPS = 20  # bisections, to a millionth
+SECONDS_PER_PEER = 1e-3  # seconds: a connection, its streams and buffers; an assumption
+SECONDS_PER_MESSAGE = 50e-6  # seconds: header, system calls and bookkeeping of one chunk at one end; an assumption
+MIN_RTT_GAP = 3.0  # a jump between successive round trips by less than this factor separates nothing
+# Shorter, longer round trips tell no more about the place than these:
+MIN_RTT_SECONDS, MAX_RTT_SECONDS = 1e-3, 0.3
+BISECTIONS = 20  # bisections, to a millionth
 Rtts = Mapping[tuple[int, int], float]  # (i, j), i < j -> seconds; not every pair is measured
 
 
 @dataclass(frozen=True, slots=True)
 class TwoLevel:
+    """A plan of a reduce in two levels."""
+
     regions: tuple[tuple[int, ...], ...]
     relays: tuple[tuple[int, ...], ...]  # (chunks, regions): a member of each
     owners: tuple[int, ...]  # (chunks,) one of the chunk's relays
@@ -68,7 +71,7 @@ def choose(
 
 def faster(flat: ChunkShares, layered: TwoLevel | None) -> ChunkShares | TwoLevel:
     """The flat plan, which rounds once less, unless two levels are predicted to save 10 %."""
-    return layered if layered is not None and layered.seconds * KEEP < flat.seconds else flat
+    return layered if layered is not None and layered.seconds * ACCEPTED_SLOWDOWN < flat.seconds else flat
 
 
 def plan_flat(
@@ -90,14 +93,16 @@ def predict_flat(
     *,
     between: float = 0.0,
 ) -> ChunkShares:
-    """These shares of a flat plan in whole chunks, with the prediction of this module."""
+    """Predict a flat plan with the shares `planned`, dealt in whole chunks, by the model of this module."""
     owners = deal(planned, chunks)
     dealt = [owners.count(i) / chunks for i in range(len(nodes))]
     seconds = predict(nodes, dealt, payload, regions=regions, between=between)
     handling = max(_handling(load, chunks) for load in traffic(nodes, dealt))
     own, give = set(owners), {i for i, node in enumerate(nodes) if node.contributes}
     peers = len(own | give) - 1 if own & give else max(len(own), len(give))
-    return ChunkShares(planned, max(seconds, handling) + PEER * peers + max(rtts.values(), default=0.0))
+    return ChunkShares(
+        planned, max(seconds, handling) + SECONDS_PER_PEER * peers + max(rtts.values(), default=0.0)
+    )
 
 
 def plan_regions(
@@ -119,20 +124,20 @@ def plan_regions(
     if alike or not any(0 < rate < inf for node in nodes for rate in (node.up, node.local)):
         return equal
     best = _dealt(nodes, regions, *_filled(nodes, regions, between), rtts, payload, chunks, between)
-    return equal if equal.seconds <= KEEP * best.seconds else best
+    return equal if equal.seconds <= ACCEPTED_SLOWDOWN * best.seconds else best
 
 
 def find_regions(members: int, rtts: Rtts) -> tuple[tuple[int, ...], ...]:
-    """Who is near whom: members that are connected by links shorter than the widest gap in the sorted round trips.
+    """Group the members that are connected by links shorter than the widest gap in the sorted round trips.
 
-    The gap is the largest factor between successive times, all taken as at least `NEAREST` and at most `FARTHEST`;
-    the threshold is its geometric middle. Without a gap of `GAP` there is one region. Joining whoever is connected
-    (single linkage) is safe, since a round trip cannot be measured too short. Members of which nothing is measured
-    are a region of their own, the unknown one.
+    The gap is the largest factor between successive times, all taken as at least `MIN_RTT_SECONDS` and at most
+    `MAX_RTT_SECONDS`; the threshold is its geometric middle. Without a gap of `MIN_RTT_GAP` there is one region.
+    Joining whoever is connected (single linkage) is safe, since a round trip cannot be measured too short. Members
+    of which nothing is measured are a region of their own, the unknown one.
     """
-    times = sorted(min(max(rtt, NEAREST), FARTHEST) for rtt in rtts.values())
+    times = sorted(min(max(rtt, MIN_RTT_SECONDS), MAX_RTT_SECONDS) for rtt in rtts.values())
     factor, threshold = max(((b / a, (a * b) ** 0.5) for a, b in pairwise(times)), default=(1.0, 0.0))
-    if factor < GAP:
+    if factor < MIN_RTT_GAP:
         return (tuple(range(members)),)
     parent = list(range(members))
 
@@ -231,12 +236,12 @@ def predict_two_level(
         if between:
             slowest = max(slowest, crossing / between)
         near = max([near, *(rtts[pair] for pair in combinations(region, 2) if pair in rtts)])
-    return slowest + PEER * peers + near + max(rtts.values(), default=0.0)
+    return slowest + SECONDS_PER_PEER * peers + near + max(rtts.values(), default=0.0)
 
 
 def _handling(load: Traffic, chunks: int) -> float:
     """Seconds that a member handles the messages it sends and receives."""
-    return 2 * chunks * (load.inside + load.outside) * MESSAGE
+    return 2 * chunks * (load.inside + load.outside) * SECONDS_PER_MESSAGE
 
 
 def _filled(
@@ -297,7 +302,7 @@ def _bisect(holds: Callable[[float], bool], good: float, bad: float) -> float:
     """Nearly the last value from `good`, where it holds, towards `bad`, up to which it does."""
     if holds(bad):
         return bad
-    for _ in range(STEPS):
+    for _ in range(BISECTIONS):
         middle = (good + bad) / 2
         good, bad = (middle, bad) if holds(middle) else (good, middle)
     return good

@@ -157,7 +157,7 @@ class EventLoop:
         """Have the machine look at the clock: what it says of the members and of the round."""
         now = self.clock()
         if now - self._ticked_at > MAX_TICK_GAP:
-            self._judging_from = now + members.RETURN
+            self._judging_from = now + members.RECONNECT_GRACE_SECONDS
         self._ticked_at = now
         self._enter_heartbeats(now)
         state = self.state

@@ -58,7 +58,7 @@ class Telemetry:
                 self.meter.record_departure(node, gone is not None and gone.state is MemberState.LEFT, now)
             elif member.life != was.life:
                 self.meter.record_return(node, now)
-            elif member.standing is MemberState.RECOVERING and was.standing in TRAINING_STATES:
+            elif member.state is MemberState.RECOVERING and was.state in TRAINING_STATES:
                 self.meter.record_divergence(node, now)
         if after.members.gone is not before.members.gone:
             for node in before.members.gone.keys() - after.members.gone.keys():

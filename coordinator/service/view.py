@@ -16,7 +16,7 @@ from atoll.coordinator.state_machine import rollback
 from atoll.coordinator.state_machine.leases import Lease
 from atoll.coordinator.state_machine.members import REDUCER, Member, MemberState
 from atoll.coordinator.state_machine.state import TRAINING, Phase, State, order
-from atoll.coordinator.state_machine.weights import length, scales, weights
+from atoll.coordinator.state_machine.weights import round_length, scales, weights
 
 MAX_DONORS = 8  # named to a node that lacks the state
 MAX_UPLOADERS = 4  # who may send checkpoints to the remote store: each where those before it do not
@@ -68,7 +68,7 @@ def common_view(state: State, before: CommonView | None = None, draining: bool =
         epoch=state.epoch,
         phase=r.phase,
         has_state=state.held,
-        lost=rollback.gone(state),
+        lost=rollback.state_lost(state),
         committed=state.committed,
         state_digest=state.digest,
         sealed=state.sealed,
@@ -140,10 +140,10 @@ def node_view(state: State, common: CommonView, node: NodeId) -> NodeView:
         gone = state.members.gone.get(node)
         was = gone.state if gone is not None else ""
         return NodeView(was, False, False, False, False, False, (), False, (), (), False, 0)
-    trains = r.phase in TRAINING and me.standing in (MemberState.SYNCED, MemberState.ACTIVE)
+    trains = r.phase in TRAINING and me.state in (MemberState.SYNCED, MemberState.ACTIVE)
     lacks = me.state_round != state.committed and me.role != REDUCER
     return NodeView(
-        you=me.standing,
+        you=me.state,
         initialise=state.initialiser == node or (lacks and common.leaves_only and not me.state_digest),
         evaluate=r.evaluator == node,
         ready=node in r.ledger.contributions,
@@ -217,7 +217,7 @@ def _left_behind(state: State, member: Member) -> bool:
     if member.state_round == state.committed or member.role == REDUCER:
         return False
     applies = member.state_round == state.committed - 1 and member.node in state.makers
-    return member.standing is MemberState.RECOVERING or not applies
+    return member.state is MemberState.RECOVERING or not applies
 
 
 def _keepers(state: State) -> frozenset[NodeId] | None:
@@ -274,7 +274,7 @@ def _plan(state: State) -> bytes:
     ledger = r.ledger
     plan = pb.Plan(round=fence.round, attempt=fence.attempt, incarnation=fence.incarnation, epoch=fence.epoch)
     plan.numel = state.chunks.numel if state.layout is not None else 0
-    plan.length = length(ledger, state.config)
+    plan.length = round_length(ledger, state.config)
     counts = zip(weights(ledger, state.config), scales(ledger, state.config), strict=True)
     for entry, (weight, scale) in zip(ledger.entries, counts, strict=True):
         member = None if entry.gone else state.members.here.get(entry.node)

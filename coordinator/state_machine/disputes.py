@@ -26,7 +26,7 @@ from atoll.coordinator.state_machine.members import MemberState
 from atoll.coordinator.state_machine.state import State, fail_attempt, order, remove, with_round
 
 
-def forged(state: State, event: ChunkForged, out: list[Effect]) -> State:
+def record_forgery(state: State, event: ChunkForged, out: list[Effect]) -> State:
     """A member names who gave it other bytes than the ledger's."""
     r, pair = state.round, (event.node, event.peer)
     known = {e.node for e in r.ledger.entries if not e.gone}
@@ -34,10 +34,10 @@ def forged(state: State, event: ChunkForged, out: list[Effect]) -> State:
         return state
     sentence = f"chunk {event.chunk} as {state.name(event.peer)} gave it is not what the ledger says"
     out.append(Note(f"round {r.number}: {state.name(event.node)} says: {sentence}", event.node))
-    return with_round(state, plan=replace(r.plan, forged=r.plan.forged | {pair}))
+    return with_round(state, replace(state.round, plan=replace(r.plan, forged=r.plan.forged | {pair})))
 
 
-def lacking(state: State, event: ChunksMissing) -> State:
+def record_missing_chunks(state: State, event: ChunksMissing) -> State:
     """A member that was told the digests got these chunks from nobody. Now all are told: others may wait for one
     that its owner has given up."""
     r, node = state.round, event.node
@@ -46,7 +46,7 @@ def lacking(state: State, event: ChunksMissing) -> State:
     if late or r.plan is None or node not in r.wrong or node not in r.ledger.members or not chunks:
         return state
     plan = replace(r.plan, lacking=r.plan.lacking | {node: chunks})
-    return with_round(state, plan=plan, wrong=r.wrong.union(r.ledger.members))
+    return with_round(state, replace(state.round, plan=plan, wrong=r.wrong.union(r.ledger.members)))
 
 
 def resolve(state: State, members: list[NodeId], now: float, out: list[Effect]) -> State:
@@ -58,7 +58,7 @@ def resolve(state: State, members: list[NodeId], now: float, out: list[Effect]) 
     wrong = [n for n in members if n in r.held and n not in right]
     if liars := [n for n in wrong if r.held[n].proven]:
         reason = f"its sealed bytes in round {r.number} are not the ledger's, whose digests it was told"
-        state = with_round(state, held=right)
+        state = with_round(state, replace(state.round, held=right))
         for liar in liars:
             state = remove(state, liar, MemberState.EVICTED, reason, out)
         return state
@@ -66,14 +66,14 @@ def resolve(state: State, members: list[NodeId], now: float, out: list[Effect]) 
         for node in wrong:
             sentence = f"{state.name(node)} holds other sealed bytes than the ledger says: it is told which"
             out.append(Note(f"round {r.number}: {sentence}", node))
-        return with_round(state, held=right, wrong=r.wrong.union(wrong))
+        return with_round(state, replace(state.round, held=right, wrong=r.wrong.union(wrong)))
     lack = [n for n in members if n not in right]
     why = f"{state.names(lack)} got sealed chunks from nobody as the ledger has them"
     layered = any(c in r.ledger.layered for n in lack for c in r.plan.lacking[n])  # only its region was asked
     if layered or not r.settled.issuperset(members):
         ledger = book.flatten(r.ledger) if layered else r.ledger
         settled = frozenset() if layered else frozenset(members)
-        return fail_attempt(with_round(state, ledger=ledger, settled=settled), why, now)
+        return fail_attempt(with_round(state, replace(state.round, ledger=ledger, settled=settled)), why, now)
     node, reason = _culprit(state, members, lack)
     return remove(state, node, MemberState.EVICTED, f"{reason}, in round {r.number}", out)
 

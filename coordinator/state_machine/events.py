@@ -1,4 +1,4 @@
-"""What can happen to a run, as the state machine is told it, and what the machine asks for in return.
+"""Events that the state machine of a run takes in, and the effects that it asks for in return.
 
 Every event but `Heartbeat` is durable: the shell journals it before any effect of it leaves. Times are seconds on
 the coordinator's own clock; nothing in an event is a peer's idea of the time. `life` says which of a node's joins
@@ -20,6 +20,8 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
+    """A node was admitted, for the first time or again under its old id."""
+
     node: NodeId
     life: int
     name: str
@@ -59,6 +61,8 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class LayoutReported:
+    """The node has built its model and says how its flat vector is laid out."""
+
     node: NodeId
     life: int
     numel: int
@@ -115,6 +119,8 @@ class ContributionReady:
 
 @dataclass(frozen=True, slots=True)
 class ChunksSealed:
+    """An owner has merged chunks and sent them to the members."""
+
     node: NodeId
     life: int
     fence: Fence  # its attempt is the one in which the node got the chunks
@@ -123,7 +129,7 @@ class ChunksSealed:
 
 @dataclass(frozen=True, slots=True)
 class OrphansFound:
-    """Of the chunks without an owner, the node holds these."""
+    """The node tells which of the sealed chunks without an owner it holds."""
 
     node: NodeId
     life: int
@@ -153,6 +159,8 @@ class ReduceComplete:
 
 @dataclass(frozen=True, slots=True)
 class LossEvaluated:
+    """The evaluator measured the validation loss of the state of `round`."""
+
     node: NodeId
     life: int
     round: int
@@ -193,6 +201,8 @@ class PeerUnreachable:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
+    """The node says good-bye."""
+
     node: NodeId
     life: int
     reason: str
@@ -200,7 +210,7 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Suspected:
-    """`membership.judge` speaks: it knows heartbeats, the journal does not. So with the next two."""
+    """The clock's verdict (`members.judge`) that the node may be dead."""
 
     node: NodeId
     life: int
@@ -209,12 +219,16 @@ class Suspected:
 
 @dataclass(frozen=True, slots=True)
 class SuspicionCleared:
+    """The clock's verdict that a suspected node is heard again."""
+
     node: NodeId
     life: int
 
 
 @dataclass(frozen=True, slots=True)
 class Expired:
+    """The clock's verdict that the node is out."""
+
     node: NodeId
     life: int
     reason: str

@@ -17,6 +17,11 @@ Lease = tuple[Range, ...]
 
 @dataclass(frozen=True, slots=True)
 class Leases:
+    """All samples of the run that were leased and are not consumed.
+
+    Invariant: `free` and the leases in `held` are disjoint, and all of their samples lie below `next`.
+    """
+
     next: int = 0  # first sample never leased
     free: Lease = ()  # returned ranges, ascending
     held: dict[NodeId, Lease] = field(default_factory=dict)
@@ -56,7 +61,7 @@ def grant_each(leases: Leases, counts: Mapping[NodeId, int]) -> Leases:
     return Leases(next_, free, held)
 
 
-def beginning(lease: Lease, count: int) -> Lease:
+def first_samples(lease: Lease, count: int) -> Lease:
     """The first `count` samples of a lease, or all where it has fewer."""
     found: list[Range] = []
     for first, length in lease:
@@ -89,7 +94,7 @@ def consume_each(leases: Leases, used: Mapping[NodeId, int]) -> Leases:
 
 
 def release(leases: Leases, node: NodeId) -> Leases:
-    """What the node trained on will never be committed: all of its lease is free again."""
+    """Free all of a node's lease: what it trained on will never be committed."""
     lease = leases.held.get(node, ())
     held = {n: r for n, r in leases.held.items() if n != node}
     return replace(leases, held=held, free=_joined(tuple(sorted((*leases.free, *lease)))))

@@ -26,7 +26,7 @@ Deal = Callable[[int], tuple[NodeId, ...]]  # owners for so many chunks
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one member's delta stands for."""
+    """The work behind one member's delta, as the member told it."""
 
     samples: int  # from the front of its lease, earlier rounds' uncommitted ones included
     steps: int  # inner steps of this round
@@ -50,12 +50,19 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
+    """The mark of a merged chunk whose bytes do not change any more."""
+
     digest: bytes
     inputs: bytes  # bitmap of the places whose contributions are in it
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
+    """The book of one round; the functions of this module open, continue and close its attempts.
+
+    Invariant: `owners` and `since` have one item for each chunk, or none before the first attempt.
+    """
+
     contributions: dict[NodeId, Contribution] = field(default_factory=dict)
     attempt: int = 0  # 0: none was opened yet
     entries: tuple[Entry, ...] = ()  # of all attempts of the round
@@ -75,12 +82,12 @@ class Ledger:
 
     @property
     def digests(self) -> list[bytes]:
-        """Of all sealed chunks; only of a complete ledger."""
+        """The digest of each chunk, in order. KeyError if one is not sealed."""
         return [self.sealed[c].digest for c in range(len(self.owners))]
 
     @property
     def root(self) -> bytes:
-        """One digest over all sealed chunks; only of a complete ledger."""
+        """One digest over all chunks. KeyError if one is not sealed."""
         return root(self.digests)
 
     @property
@@ -103,7 +110,7 @@ class Ledger:
 
     @property
     def gone(self) -> set[NodeId]:
-        """Of these, those that take part no more."""
+        """The workers that take part no more."""
         if not self.withdrawn:
             return set()
         return self.workers - {e.node for e in self.entries if not e.gone}
@@ -174,8 +181,8 @@ def reopen(
 
 
 def divide(ledger: Ledger, regions: Mapping[NodeId, int], relays: Sequence[Sequence[NodeId]]) -> Ledger:
-    """Put the regions of its members into a round's first attempt, whose chunks are reduced in two levels if there
-    are relays, of each region for each chunk."""
+    """Enter the regions of the members, and `relays` (regions, chunks), in a round's first attempt. Its chunks are
+    reduced in two levels if there are relays."""
     places = {e.node: i for i, e in enumerate(ledger.entries)}
     return replace(
         ledger,
@@ -186,7 +193,7 @@ def divide(ledger: Ledger, regions: Mapping[NodeId, int], relays: Sequence[Seque
 
 
 def flatten(ledger: Ledger) -> Ledger:
-    """The next attempt is flat."""
+    """Make the next attempt a flat one: drop the relays."""
     return replace(ledger, relays=())
 
 
@@ -233,23 +240,23 @@ def seal(ledger: Ledger, node: NodeId, since: int, seals: tuple[tuple[int, bytes
     return replace(ledger, sealed=sealed)
 
 
-def used(ledger: Ledger, node: NodeId, front: int) -> int:
+def contributed_samples(ledger: Ledger, node: NodeId, front: int) -> int:
     """Samples from the lease's front on that are in the node's contributions, sealed or not."""
     contributed = (e.contribution for e in ledger.entries if e.node == node)
     return max((c.samples for c in contributed if c is not None and c.front == front), default=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Included:
-    """What the sealed chunks of a round have of one node."""
+class Inclusion:
+    """The part of one node's work that is in the sealed chunks of a round."""
 
     contribution: Contribution  # the one with the most samples, of those that are in them
     part: float  # of all elements
     samples: dict[int, int]  # of each of its leases, by the front: how many from there on are in them
 
 
-def included(ledger: Ledger, chunks: Chunks) -> dict[NodeId, Included]:
-    """Whose contributions are in the sealed chunks."""
+def inclusions(ledger: Ledger, chunks: Chunks) -> dict[NodeId, Inclusion]:
+    """The nodes whose contributions are in the sealed chunks, each with how much of them is."""
     alike = [(inputs, sum(map(chunks.size, inside))) for inputs, inside in _alike(ledger).items()]
     everything = sum(size for _, size in alike)
     elements, mask = [everything] * len(ledger.entries), _mask(ledger)
@@ -264,10 +271,10 @@ def included(ledger: Ledger, chunks: Chunks) -> dict[NodeId, Included]:
         longest = max(best, new, key=lambda c: c.samples)
         samples[new.front] = max(new.samples, samples.get(new.front, 0))
         found[entry.node] = longest, others + size, samples
-    return {n: Included(longest, size / chunks.numel, samples) for n, (longest, size, samples) in found.items()}
+    return {n: Inclusion(longest, size / chunks.numel, samples) for n, (longest, size, samples) in found.items()}
 
 
-def lacking(ledger: Ledger, nodes: Container[NodeId]) -> dict[int, tuple[NodeId, ...]]:
+def missing_contributors(ledger: Ledger, nodes: Container[NodeId]) -> dict[int, tuple[NodeId, ...]]:
     """The sealed chunks that lack something of these nodes, each with those that it has nothing of."""
     mask, where = _mask(ledger), dict[NodeId, int]()
     for place, entry in enumerate(ledger.entries):

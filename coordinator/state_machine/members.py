@@ -1,12 +1,13 @@
-"""Who is in the run. Pure.
+"""The members of a run, and what their clocks say of them. Pure.
 
     joining --layout--> recovering --state_k--> synced --round boundary--> active
        |                    ^                      |                         |
        |                    +------ differs -------+-------------------------+
        |
-       +--- connection broken, or silent for half a lease ---> suspect --- heard again ---> as before
-                                                                  |
-                            does not come back, or hangs -------> evicted          says good-bye --> left
+       +--- does not come back after it was suspected, or hangs ---> evicted       says good-bye --> left
+
+In any state a member may be suspected: its connection broke, or it is silent for half a lease. When it is heard it
+is trusted again, in the state that it has then.
 
 No round waits for a suspect once a quorum is there, and no plan names it where enough others are left. Times are
 the coordinator's.
@@ -20,27 +21,31 @@ from atoll.comm.config.run import MembersConfig
 from atoll.comm.ids import NO_PIN, NodeId, Pin
 from atoll.coordinator.state_machine.events import Event, Expired, Heartbeat, Suspected, SuspicionCleared
 
-RETURN = 5.0  # seconds that members have to find a coordinator that was started again; their backoff ends below
-REMEMBER = 1000  # members that are gone
+# Members have so long to find a coordinator that was started again; their backoff ends below.
+RECONNECT_GRACE_SECONDS = 5.0
+MAX_DEPARTED = 1000  # members that are gone
 REDUCER = "reducer"  # the role; any other trains
 
 
 class MemberState(StrEnum):
+    """Stage of a member on its way through the run; the drawing is at the top."""
+
     JOINING = "joining"  # its trainer is starting
     RECOVERING = "recovering"  # fetches the live state from its peers
     SYNCED = "synced"  # has the state and trains; counted from the next round boundary on
     ACTIVE = "active"  # counted in the round
     REDUCER = "reducer"  # has no trainer: owns chunks of a reduce, and nothing else
-    SUSPECT = "suspect"  # may be dead
     LEFT = "left"
     EVICTED = "evicted"
 
 
-ABLE = (MemberState.SYNCED, MemberState.ACTIVE)  # to train a round
+TRAINABLE_STATES = (MemberState.SYNCED, MemberState.ACTIVE)  # to train a round
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
+    """One life of a node in the run, with what it told and what was measured of it."""
+
     node: NodeId
     life: int  # the number of its joins; what an earlier life still sends is refused
     name: str
@@ -50,8 +55,6 @@ class Member:
     heard_at: float  # seconds
     moved_at: float  # seconds; when its inner step last advanced, not counting when nobody waited for it
     stuck: float = 0.0  # seconds without an advance, when the run last stopped waiting for it
-    before: MemberState = MemberState.JOINING  # of a suspect: what it is again when it is heard,
-    reason_before: str = ""  # and why
     connected: bool = True
     suspect_at: float = 0.0  # seconds; while it is not connected: when it becomes a suspect,
     expire_at: float = 0.0  # and when it is out
@@ -62,7 +65,8 @@ class Member:
     missed: int = 0  # rounds whose commits left its work out, which it may still bring
     phase: str = "starting"  # what its heartbeat says it is doing
     step: tuple[int, int] = (0, 0)  # (round, inner step) of its last heartbeat
-    reason: str = ""
+    reason: str = ""  # for its state
+    suspected: str | None = None  # why it may be dead; None: it is trusted
     leaf: bool = False  # nobody can dial it
     role: str = ""  # "reducer": owns chunks, has no trainer
     late: bool = False  # a reducer that did not finish in time: it owns chunks again if nobody else can be dialled
@@ -74,14 +78,29 @@ class Member:
     rtts: dict[NodeId, float] = field(default_factory=dict)  # seconds, to other members
     pin: Pin = NO_PIN  # of the certificate that its data plane shows
 
+    def trusted_as(self, *states: MemberState) -> bool:
+        """Whether the member is in one of the states and not suspected."""
+        return self.suspected is None and self.state in states
+
     @property
-    def standing(self) -> MemberState:
-        """Its state, whether it is suspected or not."""
-        return self.before if self.state is MemberState.SUSPECT else self.state
+    def shown_state(self) -> str:
+        """The state as people are shown it: "suspect" for whoever is suspected."""
+        return self.state if self.suspected is None else "suspect"
+
+    @property
+    def shown_reason(self) -> str:
+        """The reason of the state that people are shown."""
+        return self.reason if self.suspected is None else self.suspected
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
+    """The members that are here and those that are gone, with counts that spare callers a look at all of them.
+
+    Invariant: `here` and `gone` have no node in common; `suspects`, `holding` and `able` are what a look at `here`
+    would give.
+    """
+
     here: dict[NodeId, Member] = field(default_factory=dict)
     gone: dict[NodeId, Member] = field(default_factory=dict)  # the latest last
     next_id: int = 1
@@ -94,18 +113,16 @@ class Members:
     generations: int = 0  # grows when who is active changes
 
     def of(self, *states: MemberState) -> tuple[NodeId, ...]:
-        return tuple(n for n, m in self.here.items() if m.state in states)
+        """The members in these states that are not suspected."""
+        return tuple(n for n, m in self.here.items() if m.trusted_as(*states))
 
     @property
     def generation(self) -> tuple[NodeId, ...]:
         """The members that an epoch is named for."""
-        active, suspect = MemberState.ACTIVE, MemberState.SUSPECT
-        return tuple(
-            n for n, m in self.here.items() if m.state is active or (m.state is suspect and m.before is active)
-        )
+        return tuple(n for n, m in self.here.items() if m.state is MemberState.ACTIVE)
 
     def trusted(self, node: NodeId) -> bool:
-        return node in self.here and self.here[node].state is not MemberState.SUSPECT
+        return node in self.here and self.here[node].suspected is None
 
 
 def join(
@@ -133,8 +150,8 @@ def join(
         now,
         now,
         connected=False,
-        suspect_at=now + RETURN,
-        expire_at=now + 2 * RETURN,
+        suspect_at=now + RECONNECT_GRACE_SECONDS,
+        expire_at=now + 2 * RECONNECT_GRACE_SECONDS,
         reason="" if role == REDUCER else "starting its trainer",
         leaf=leaf,
         role=role,
@@ -151,30 +168,35 @@ def join(
     )
 
 
-def update(members: Members, node: NodeId, **changes: object) -> Members:
-    return update_each(members, {node: changes})
-
-
-def update_each(members: Members, changes: dict[NodeId, dict[str, object]]) -> Members:
-    """`update` for many members."""
-    here, changed = dict(members.here), list[tuple[Member | None, Member | None]]()
-    reports = 0
-    for node, new in changes.items():
-        before = here[node]
-        member = here[node] = replace(before, **new)  # type: ignore[arg-type]
-        reports += "state_round" in new
-        if (before.state, before.before) != (member.state, member.before) or "state_round" in new:
-            changed.append((before, member))
-    if not changed:
+def put(members: Members, *changed: Member) -> Members:
+    """Replace members that are here by what they are now. KeyError for one that is not here."""
+    here, counted, reports = dict(members.here), list[tuple[Member | None, Member | None]](), 0
+    for member in changed:
+        before, here[member.node] = here[member.node], member
+        reports += before.state_round != member.state_round
+        if _kind(before) != _kind(member):
+            counted.append((before, member))
+    if not counted:
         return replace(members, here=here)
-    return _counted(replace(members, reports=members.reports + reports), here, changed)
+    return _counted(replace(members, reports=members.reports + reports), here, counted)
+
+
+def _kind(member: Member) -> tuple[object, ...]:
+    """What the counts in `Members` are made of."""
+    return member.state, member.suspected is None, member.state_round
+
+
+def report_state(members: Members, node: NodeId, round_: int, digest: bytes) -> Members:
+    """Enter which state a member says it holds. It counts as a report even where it says the same again."""
+    member = replace(members.here[node], state_round=round_, state_digest=digest)
+    return replace(put(members, member), reports=members.reports + 1)
 
 
 def _counted(
     members: Members, here: dict[NodeId, Member], changed: Iterable[tuple[Member | None, Member | None]]
 ) -> Members:
     """With `here` in the place of who was; `changed`: whom it has in the place of whom, None: nobody."""
-    suspect, active = MemberState.SUSPECT, MemberState.ACTIVE
+    active = MemberState.ACTIVE
     suspects, holding, able = members.suspects, dict(members.holding), members.able
     changes, losses, generations = members.changes, members.losses, members.generations
     for was, now in changed:
@@ -183,14 +205,14 @@ def _counted(
         for member, by in ((was, -1), (now, 1)):
             if member is not None:
                 holding[member.state_round] = holding.get(member.state_round, 0) + by
-                able += by * (member.state in ABLE)
+                able += by * member.trusted_as(*TRAINABLE_STATES)
         if was is not None and now is not None:
-            changes += same and (was.state, was.before) != (now.state, now.before)
-        generations += (was is not None and was.standing is active) != (now is not None and now.standing is active)
+            changes += same and (was.state, was.suspected is None) != (now.state, now.suspected is None)
+        generations += (was is not None and was.state is active) != (now is not None and now.state is active)
         if was is not None:
-            losses += was.state is active and (not same or now is None or now.state is not active)
-            suspects = suspects - {was.node} if was.state is suspect else suspects
-        if now is not None and now.state is suspect:
+            losses += was.trusted_as(active) and (not same or now is None or not now.trusted_as(active))
+            suspects = suspects if was.suspected is None else suspects - {was.node}
+        if now is not None and now.suspected is not None:
             suspects = suspects | {now.node}
     return replace(
         members,
@@ -205,16 +227,16 @@ def _counted(
 
 
 def remove(members: Members, node: NodeId, state: MemberState, reason: str) -> Members:
-    """The member is gone; it may come back under its id until REMEMBER others went after it."""
-    member = replace(members.here[node], state=state, reason=reason, connected=False)
+    """Take a member out; it may come back under its id until MAX_DEPARTED others went after it."""
+    member = replace(members.here[node], state=state, reason=reason, suspected=None, connected=False)
     here = dict(members.here)
     before = here.pop(node)
     return _counted(replace(members, gone=members.gone | {node: member}), here, [(before, None)])
 
 
-def forgettable(members: Members) -> tuple[NodeId, ...]:
-    """Those that went longest ago, when too many are remembered."""
-    return tuple(members.gone)[: max(0, len(members.gone) - REMEMBER)]
+def oldest_departed(members: Members) -> tuple[NodeId, ...]:
+    """The members that went longest ago, as many as are remembered beyond MAX_DEPARTED."""
+    return tuple(members.gone)[: max(0, len(members.gone) - MAX_DEPARTED)]
 
 
 def forget(members: Members, nodes: Container[NodeId]) -> Members:
@@ -222,64 +244,65 @@ def forget(members: Members, nodes: Container[NodeId]) -> Members:
 
 
 def suspect(members: Members, node: NodeId, reason: str) -> Members:
+    """Make a member a suspect, with this reason; one that is a suspect keeps the reason that it has."""
     member = members.here[node]
-    if member.state is MemberState.SUSPECT:
+    if member.suspected is not None:
         return members
-    return update(
-        members,
-        node,
-        state=MemberState.SUSPECT,
-        before=member.state,
-        reason_before=member.reason,
-        reason=reason,
-    )
+    return put(members, replace(member, suspected=reason))
 
 
 def trust(members: Members, node: NodeId) -> Members:
     member = members.here[node]
-    if member.state is not MemberState.SUSPECT:
+    if member.suspected is None:
         return members
-    return update(members, node, state=member.before, reason=member.reason_before)
+    return put(members, replace(member, suspected=None))
 
 
-def lost(members: Members, node: NodeId, limits: MembersConfig, now: float) -> Members:
-    """Its stream of views broke."""
-    members = update(members, node, connected=False, suspect_at=now, expire_at=now + limits.reconnect)
+def disconnect(members: Members, node: NodeId, limits: MembersConfig, now: float) -> Members:
+    """Enter that a member's stream of views broke: it is a suspect until it opens another."""
+    expire_at = now + limits.reconnect
+    members = put(members, replace(members.here[node], connected=False, suspect_at=now, expire_at=expire_at))
     members = suspect(members, node, "its connection broke")
     if len(members.here) > 1 and not any(m.connected for m in members.here.values()):
-        until = now + RETURN + limits.reconnect  # it is rather the coordinator's own link that broke
-        later: dict[NodeId, dict[str, object]]
-        later = {n: {"expire_at": max(m.expire_at, until)} for n, m in members.here.items()}
-        return update_each(members, later)
+        until = (
+            now + RECONNECT_GRACE_SECONDS + limits.reconnect
+        )  # it is rather the coordinator's own link that broke
+        return put(members, *(replace(m, expire_at=max(m.expire_at, until)) for m in members.here.values()))
     return members
 
 
-def orphaned(members: Members, limits: MembersConfig, now: float) -> Members:
-    """The coordinator was started again: nobody is connected, and everybody has time to come back."""
-    expire_at = now + max(limits.lease, RETURN + limits.reconnect)
-    changes: dict[str, object] = {
-        "connected": False,
-        "suspect_at": now + RETURN,
-        "expire_at": expire_at,
-        "heard_at": now,
-        "moved_at": now,
-        "stuck": 0.0,
-    }
-    return update_each(members, dict.fromkeys(members.here, changes))
+def disconnect_all(members: Members, limits: MembersConfig, now: float) -> Members:
+    """Enter that the coordinator was started again: nobody is connected, and everybody has time to come back."""
+    expire_at = now + max(limits.lease, RECONNECT_GRACE_SECONDS + limits.reconnect)
+    away = (
+        replace(
+            member,
+            connected=False,
+            suspect_at=now + RECONNECT_GRACE_SECONDS,
+            expire_at=expire_at,
+            heard_at=now,
+            moved_at=now,
+            stuck=0.0,
+        )
+        for member in members.here.values()
+    )
+    return put(members, *away)
 
 
-def awaited(members: Members, node: NodeId, now: float) -> Members:
-    """The run begins to wait for its trainer: its clock goes on where it stood."""
-    return update(members, node, moved_at=now - members.here[node].stuck)
+def start_stall_clock(members: Members, node: NodeId, now: float) -> Members:
+    """Begin to wait for a member's trainer: its clock goes on where it stood."""
+    member = members.here[node]
+    return put(members, replace(member, moved_at=now - member.stuck))
 
 
-def unawaited(members: Members, node: NodeId, moved: bool, now: float) -> Members:
-    """The run no longer waits for its trainer; `moved`: because it did what it was waited for."""
-    return update(members, node, stuck=0.0 if moved else max(now - members.here[node].moved_at, 0.0))
+def stop_stall_clock(members: Members, node: NodeId, moved: bool, now: float) -> Members:
+    """Stop waiting for a member's trainer; `moved`: because it did what it was waited for."""
+    member = members.here[node]
+    return put(members, replace(member, stuck=0.0 if moved else max(now - member.moved_at, 0.0)))
 
 
-def heard(members: Members, beats: Iterable[Heartbeat], now: float) -> Members:
-    """Members' heartbeats came; those of nodes that are gone, or of their earlier lives, are nothing."""
+def record_heartbeats(members: Members, beats: Iterable[Heartbeat], now: float) -> Members:
+    """Enter heartbeats; those of nodes that are gone, or of their earlier lives, change nothing."""
     here = dict(members.here)
     for beat in beats:
         if (m := here.get(beat.node)) is not None and m.life == beat.life:
@@ -290,20 +313,22 @@ def heard(members: Members, beats: Iterable[Heartbeat], now: float) -> Members:
 
 
 def judge(members: Members, limits: MembersConfig, awaited: Container[NodeId], now: float) -> list[Event]:
-    """What the clock says of the members; `awaited`: the run waits for their trainers. The shell asks at every
-    tick and submits the answer: the journal holds verdicts, not heartbeats."""
+    """Verdicts of the clock at `now`, in seconds; `awaited`: the members whose trainers the run waits for.
+
+    The shell asks at every tick and submits the answer: the journal holds verdicts, not heartbeats.
+    """
     verdicts: list[Event] = []
     for node, m in members.here.items():
         silence = now - m.heard_at
         if not m.connected and now > m.expire_at:
-            why = m.reason if m.state is MemberState.SUSPECT else "it is not connected"
+            why = "it is not connected" if m.suspected is None else m.suspected
             verdicts.append(Expired(node, m.life, f"{why} and it did not come back in time"))
         elif silence > limits.lease:
             verdicts.append(Expired(node, m.life, f"silent for more than {limits.lease:g} s"))
         elif node in awaited and now - m.moved_at > limits.stall:
             reason = f"its trainer made no progress for more than {limits.stall:g} s"
             verdicts.append(Expired(node, m.life, reason))
-        elif m.state is not MemberState.SUSPECT:
+        elif m.suspected is None:
             if not m.connected and now > m.suspect_at:
                 verdicts.append(Suspected(node, m.life, "it is not connected"))
             elif silence > limits.lease / 2:

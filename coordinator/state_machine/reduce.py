@@ -16,7 +16,7 @@ from atoll.coordinator.state_machine import disputes
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine import members as who
-from atoll.coordinator.state_machine.chunk_owners import owning, reachable, reducers
+from atoll.coordinator.state_machine.chunk_owners import assign_owners, reachable, reducers
 from atoll.coordinator.state_machine.events import (
     ChunksSealed,
     CommitRecord,
@@ -27,9 +27,9 @@ from atoll.coordinator.state_machine.events import (
     ReduceComplete,
 )
 from atoll.coordinator.state_machine.members import REDUCER, MemberState
-from atoll.coordinator.state_machine.reduce_levels import levels, told
+from atoll.coordinator.state_machine.reduce_levels import choose_levels, describe_choice
 from atoll.coordinator.state_machine.rollback import remember
-from atoll.coordinator.state_machine.rounds import MOST_MISSED
+from atoll.coordinator.state_machine.rounds import MAX_MISSED_ROUNDS
 from atoll.coordinator.state_machine.state import (
     AttemptState,
     Phase,
@@ -45,12 +45,14 @@ from atoll.coordinator.state_machine.state import (
 from atoll.coordinator.state_machine.state_sync import publish
 from atoll.coordinator.state_machine.weights import clips, scales
 
-OUTSIZED = 0.1  # of a delta's scale, below which it is said
-IDLE = "it did not finish in time: it is to own chunks again when it has joined anew, or nobody else can"
-SLOWEST = 30.0  # seconds; the longest pause between attempts that have no better prospect than the last
+MIN_UNREMARKED_CLIP = 0.1  # factor; a delta that is scaled down by more is noted
+IDLE_REDUCER_REASON = (
+    "it did not finish in time: it is to own chunks again when it has joined anew, or nobody else can"
+)
+MAX_PAUSE_SECONDS = 30.0  # between attempts that have no better prospect than the last
 
 
-def able(state: State, now: float) -> tuple[NodeId, ...]:
+def attempt_members(state: State, now: float) -> tuple[NodeId, ...]:
     """Members for another attempt; none: the run waits. Who could not reach others is left out where enough
     remain."""
     r, need = state.round, max(state.config.members.minimum, 1)
@@ -84,33 +86,35 @@ def _worst(state: State, members: tuple[NodeId, ...], spared: Collection[NodeId]
     return max(bad.difference(spared), key=lambda n: (partners[n], order(n)), default=None)
 
 
-def plan(state: State, members: tuple[NodeId, ...], now: float, out: list[Effect]) -> State:
-    """Put the next attempt in force: it continues the one before without those that were lost."""
+def open_attempt(state: State, members: tuple[NodeId, ...], now: float, out: list[Effect]) -> State:
+    """Open the next attempt and put it in force: it continues the one before without those that were lost."""
     r, chunks = state.round, state.chunks.count
     helpers = reducers(state, members)
-    planned = owning(state, members, helpers, chunks)
-    split = None if r.ledger.owners else levels(state, members, planned)
+    planned = assign_owners(state, members, helpers, chunks)
+    split = None if r.ledger.owners else choose_levels(state, members, planned)
     owners = split.owners if split is not None else ()
     ledger = book.reopen(r.ledger, members, helpers, chunks, lambda n: owners or planned.deal(n))
     reason = f"{len(members)} members reduce" if len(members) > 1 else "1 member reduces"
     predicted = planned.seconds
     if split is not None:
         ledger = book.divide(ledger, split.regions, split.relays)
-        state = with_round(state, levels=split.levels, predictions=split.predictions)
+        state = with_round(state, replace(state.round, levels=split.levels, predictions=split.predictions))
         predicted = split.predicted or predicted
-        reason += told(split)
+        reason += describe_choice(split)
     if r.planned_at is not None:
         without = [n for n in r.participants if n not in members]
         reason = f"attempt {ledger.attempt} among {count(len(members), 'member')}"
         reason += f", without {state.names(without)}" if without else ""
         out.append(Note(f"round {r.number}: {reason}; {r.story.rpartition('; ')[2]}"))
     for entry, clip in zip(ledger.entries, clips(ledger, state.config), strict=True):
-        if clip < OUTSIZED and not any(e.node == entry.node for e in r.ledger.entries):
+        if clip < MIN_UNREMARKED_CLIP and not any(e.node == entry.node for e in r.ledger.entries):
             sentence = (
                 f"the delta of {state.name(entry.node)} is {1 / clip:.3g} times the median: it is scaled down"
             )
             out.append(Note(sentence, entry.node))
-    state = with_round(state, phase=Phase.REDUCING, reason=reason, planned_at=_first(r.planned_at, now))
+    state = with_round(
+        state, replace(state.round, phase=Phase.REDUCING, reason=reason, planned_at=_first(r.planned_at, now))
+    )
     return _put_in_force(state, ledger, predicted, now)
 
 
@@ -124,34 +128,38 @@ def _put_in_force(state: State, ledger: book.Ledger, predicted: float, now: floa
     fence = Fence(Incarnation(state.incarnation), Epoch(state.epoch), Round(state.round.number), ledger.attempt)
     members = ledger.members
     held = {n: h for n, h in state.round.held.items() if n in members and h.fence.attempt >= ledger.newest}
-    return with_round(state, ledger=ledger, plan=AttemptState(fence, now, predicted=predicted), held=held)
+    return with_round(
+        state, replace(state.round, ledger=ledger, plan=AttemptState(fence, now, predicted=predicted), held=held)
+    )
 
 
 def _first(at: float | None, now: float) -> float:
     return now if at is None else at
 
 
-def sealed(state: State, event: ChunksSealed, now: float) -> State:
+def record_seals(state: State, event: ChunksSealed, now: float) -> State:
     """Enter an owner's seals in the ledger."""
     r = state.round
     if event.fence.round != r.number:
         return state
     ledger = book.seal(r.ledger, event.node, event.fence.attempt, event.seals)
     if ledger.complete and not r.ledger.complete:
-        return with_round(state, ledger=ledger, sealed_at=now)
-    return with_round(state, ledger=ledger)
+        return with_round(state, replace(state.round, ledger=ledger, sealed_at=now))
+    return with_round(state, replace(state.round, ledger=ledger))
 
 
-def orphans(state: State, event: OrphansFound) -> State:
-    """A member tells which chunks of an owner that is gone it holds."""
+def record_orphans(state: State, event: OrphansFound) -> State:
+    """Enter which chunks of owners that are gone a member holds."""
     r = state.round
     if r.plan is None or r.plan.fence != event.fence or event.node not in r.ledger.members:
         return state
-    return with_round(state, plan=replace(r.plan, orphans=r.plan.orphans | {event.node: event}))
+    return with_round(
+        state, replace(state.round, plan=replace(r.plan, orphans=r.plan.orphans | {event.node: event}))
+    )
 
 
-def held(state: State, event: ReduceComplete) -> State:
-    """A member has every sealed chunk."""
+def record_completion(state: State, event: ReduceComplete) -> State:
+    """Enter that a member has every sealed chunk, and what its links carried."""
     r = state.round
     late = event.fence.round != r.number or event.fence.attempt < r.ledger.newest
     if late or event.node not in r.ledger.members or event.node not in state.members.here:
@@ -160,16 +168,23 @@ def held(state: State, event: ReduceComplete) -> State:
         return state  # said before it was told the digests
     if event.up or event.down or event.rtts:
         member, here = state.members.here[event.node], state.members.here
-        measured = {"up": event.up, "down": event.down, "inside": event.inside, "outside": event.outside}
-        rates = {what: blend(getattr(member, what), rate) for what, rate in measured.items()}
+        outside = blend(member.outside, event.outside)
         if r.levels > 1:  # less crosses than could
-            rates["outside"] = max(member.outside, event.outside)
-        rtts = {n: seconds for n, seconds in (member.rtts | dict(event.rtts)).items() if n in here}
-        state = with_member(state, event.node, **rates, measured=member.measured + 1, rtts=rtts)
-    return with_round(state, held=r.held | {event.node: event})
+            outside = max(member.outside, event.outside)
+        measured = replace(
+            member,
+            up=blend(member.up, event.up),
+            down=blend(member.down, event.down),
+            inside=blend(member.inside, event.inside),
+            outside=outside,
+            measured=member.measured + 1,
+            rtts={n: seconds for n, seconds in (member.rtts | dict(event.rtts)).items() if n in here},
+        )
+        state = with_member(state, measured)
+    return with_round(state, replace(state.round, held=r.held | {event.node: event}))
 
 
-def peer_lost(state: State, event: PeerUnreachable, now: float, out: list[Effect]) -> State:
+def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, out: list[Effect]) -> State:
     """A connection broke. A peer that lost its session too is gone; else it costs the attempt, and the pair is
     remembered for the next ones. What is said of an earlier attempt is remembered, too."""
     r, node, peer = state.round, event.node, event.peer
@@ -178,7 +193,11 @@ def peer_lost(state: State, event: PeerUnreachable, now: float, out: list[Effect
     pair = (node, peer) if order(node) < order(peer) else (peer, node)
     if r.plan is None or r.plan.fence != event.fence:
         known = {node, peer} <= set(r.participants) and event.fence.attempt < r.ledger.attempt
-        return with_round(state, lost=(*r.lost, pair)) if known and pair not in r.lost else state
+        return (
+            with_round(state, replace(state.round, lost=(*r.lost, pair)))
+            if known and pair not in r.lost
+            else state
+        )
     if not {node, peer} <= {e.node for e in r.ledger.entries if not e.gone}:
         return state
     name, other = state.name(node), state.name(peer)
@@ -188,14 +207,15 @@ def peer_lost(state: State, event: PeerUnreachable, now: float, out: list[Effect
         return state  # the next attempt is on its way
     if not blamed.connected and blamed.suspect_at <= now:
         return remove(state, peer, MemberState.EVICTED, f"its connections broke ({event.reason})", out)
-    state = with_round(state, lost=(*r.lost, pair))
+    state = with_round(state, replace(state.round, lost=(*r.lost, pair)))
     why = f"{name} could not reach {other}"
-    again = _worst(state, able(state, max(now, r.paused_until)))
+    again = _worst(state, attempt_members(state, max(now, r.paused_until)))
     if again is None:
         return fail_attempt(state, why, now)
-    pause = min(SLOWEST, 2.0 ** min(len(state.round.lost), 10) / 2)  # the run needs them both
+    pause = min(MAX_PAUSE_SECONDS, 2.0 ** min(len(state.round.lost), 10) / 2)  # the run needs them both
     reason = f"{why}, and the run needs both: next attempt in {pause:g} s"
-    return with_round(fail_attempt(state, why, now), paused_until=now + pause, reason=reason)
+    state = fail_attempt(state, why, now)
+    return with_round(state, replace(state.round, paused_until=now + pause, reason=reason))
 
 
 def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
@@ -223,14 +243,19 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
         late = sorted(slow, key=order)
         # Where others sealed all of theirs, all contributions were there; where not, once more is no accident.
         alone = ledger.attempt > 1 or not slow.issuperset(owner for owner in ledger.owners if owner)
-        idle = {n: {"late": True, "reason": IDLE} for n in late if alone and n in here and here[n].role == REDUCER}
-        state = replace(state, members=who.update_each(state.members, idle))
+        idle = [here[n] for n in late if alone and n in here and here[n].role == REDUCER]
+        idled = (replace(m, late=True, reason=IDLE_REDUCER_REASON) for m in idle)
+        state = replace(state, members=who.put(state.members, *idled))
         others = [n for n in members if n not in slow]
         if len(others) >= max(state.config.members.minimum, 1) and reachable(state, others):
             for node in slow.intersection(members):
                 ledger = book.withdraw(ledger, node)
         ledger = book.flatten(ledger)
-        return fail_attempt(with_round(state, ledger=ledger), f"{state.names(late)} did not finish in time", now)
+        return fail_attempt(
+            with_round(state, replace(state.round, ledger=ledger)),
+            f"{state.names(late)} did not finish in time",
+            now,
+        )
     return state
 
 
@@ -242,7 +267,7 @@ def _adopt(state: State, now: float) -> State:
     leaves = {n for n in ledger.members if state.members.here[n].leaf}
     here = {n: dict(r.plan.orphans[n].here) for n in ledger.members if n not in leaves}
     helpers = [e.node for e in ledger.entries if e.contribution is None and not e.gone]
-    deal_ = owning(state, ledger.members, helpers, len(ledger.owners)).deal
+    deal_ = assign_owners(state, ledger.members, helpers, len(ledger.owners)).deal
     return _put_in_force(state, book.adopt(ledger, here, deal_), r.plan.predicted, now)
 
 
@@ -250,14 +275,14 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
     state = publish(state, out)
     r, ledger = state.round, state.round.ledger
     assert r.plan is not None and r.told_at is not None and r.planned_at is not None
-    sample, parts = state.config.model.seq_len, book.included(ledger, state.chunks)
+    sample, parts = state.config.model.seq_len, book.inclusions(ledger, state.chunks)
     weights = {n: float(int(p.contribution.samples * sample * p.part)) for n, p in parts.items()}
     held_ = state.leases.held
     used = {n: p.samples.get(data.front(held_[n]), 0) for n, p in parts.items() if held_.get(n)}
     here = state.members.here
-    missed = {n: min(here[n].missed + 1, MOST_MISSED) for n in r.participants if n in here}
+    missed = {n: min(here[n].missed + 1, MAX_MISSED_ROUNDS) for n in r.participants if n in here}
     missed |= dict.fromkeys((n for n in weights if n in missed), 0)
-    members = who.update_each(state.members, {n: {"missed": rounds} for n, rounds in missed.items()})
+    members = who.put(state.members, *(replace(here[n], missed=rounds) for n, rounds in missed.items()))
     near: dict[int, list[NodeId]] = {}
     for entry, g in zip(ledger.entries, ledger.regions, strict=False):
         near.setdefault(g, []).append(entry.node)
@@ -289,9 +314,9 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         rates={n: (here[n].up, here[n].down) for n in members_ if here[n].up},
         norms={n: p.contribution.norm for n, p in parts.items()},
         scales={n: scaled[n] for n in weights if n in scaled},
-        samples={n: data.beginning(held_[n], count) for n, count in used.items()},
+        samples={n: data.first_samples(held_[n], count) for n, count in used.items()},
         fragment=state.fragment,
-        lacking=book.lacking(ledger, parts),
+        lacking=book.missing_contributors(ledger, parts),
     )
     return replace(
         state,
@@ -303,7 +328,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         digest=b"",
         sealed=ledger.root,
         makers=tuple(members_),
-        made_at=members.losses - sum(here[n].state is not MemberState.ACTIVE for n in members_),
+        made_at=members.losses - sum(not here[n].trusted_as(MemberState.ACTIVE) for n in members_),
         tokens=record.tokens,
         leases=data.consume_each(state.leases, used),
         pending=record,

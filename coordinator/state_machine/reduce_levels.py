@@ -1,4 +1,4 @@
-"""Whether a round's reduce goes in two levels, by the round trips and rates that its members have told. Pure.
+"""Choice of a round's reduce in one level or two, by the round trips and rates that its members told. Pure.
 
 A node tells its round trips and, once a plan has told it the regions, the rates at which it sent within its own
 and to others. So the first round knows nothing, the second measures, and from the third on both plans are
@@ -29,7 +29,7 @@ from atoll.coordinator.state_machine.state import State
 
 @dataclass(frozen=True, slots=True)
 class RegionLevels:
-    """Of a reduce among several regions."""
+    """Choice between one level and two for a reduce among several regions."""
 
     regions: dict[NodeId, int]
     flat: float = 0.0  # predicted seconds; 0: not enough is known of the links
@@ -39,7 +39,7 @@ class RegionLevels:
 
     @property
     def levels(self) -> int:
-        """That were chosen."""
+        """The number of levels that was chosen: 1 or 2."""
         return 2 if self.owners else 1
 
     @property
@@ -52,8 +52,9 @@ class RegionLevels:
         return {"flat": self.flat, "two_level": self.two_level} if self.flat else {}
 
 
-def levels(state: State, members: Sequence[NodeId], planned: ChunkOwners) -> RegionLevels | None:
-    """For a round's first attempt, that is flat as `planned`; None: all are one region."""
+def choose_levels(state: State, members: Sequence[NodeId], planned: ChunkOwners) -> RegionLevels | None:
+    """Choose one level or two for a round's first attempt, which `planned` describes if it is flat. None: all are
+    one region."""
     if state.config.reduce.levels < 2 or not averages(state.config):
         return None
     nodes, here = (*members, *reducers(state)), state.members.here
@@ -83,8 +84,8 @@ def averages(config: RunConfig) -> bool:
     return config.outer.merge is MergeName.MEAN and config.reduce.codec is not CodecName.SPARSE
 
 
-def told(split: RegionLevels) -> str:
-    """The choice, for the log and the page."""
+def describe_choice(split: RegionLevels) -> str:
+    """A clause about the choice, for the log and the page."""
     if not split.flat:
         return ""
     regions = len(set(split.regions.values()))

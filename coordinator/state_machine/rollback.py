@@ -1,15 +1,17 @@
-"""When everybody who held the state of the last commit is gone at once: wait for one of them, then go on. Pure.
+"""Return to an older state when all who held that of the last commit are gone at once. Pure.
 
-A node has its state on disk and says, before it says its layout, which one that is (`StateAt`). So after a power
-cut of the whole fleet the newest state that came back is known, and proven: every commit's digest is remembered
-(`CommittedState`), and counts whatever number the node knows the state by.
+The run waits for one of them, then goes on without.
+
+A node has its state on disk and says, before it says its layout, which one that is (`StateReported`). So after a
+power cut of the whole fleet the newest state that came back is known, and proven: every commit's digest is
+remembered (`CommittedState`), and counts whatever number the node knows the state by.
 
     somebody holds state k          the others fetch it; nothing happens here
     nobody, but one proves j < k    waits for those who may still bring k, from that proof on `checkpoint.patience`
                                     seconds for each round that would be lost; then rounds j+1 ... k are void
     nobody proves anything          waits, and says so: a run never begins anew by itself
 
-Who is back may need a moment to say what it holds, so each life of a node gets `SETTLE` seconds for that even
+Who is back may need a moment to say what it holds, so each life of a node gets `SETTLE_SECONDS` for that even
 when patience runs out meanwhile, until it has run out twice. A suspect gets none: what it holds may never be
 heard. Time in which the coordinator itself took nothing in (its disk was full, its process stopped) is no waiting:
 then it begins again.
@@ -32,22 +34,22 @@ from atoll.coordinator.state_machine.ledger import Ledger
 from atoll.coordinator.state_machine.members import REDUCER, MemberState
 from atoll.coordinator.state_machine.state import CommittedState, LostState, Phase, RoundState, State, most_common
 
-REMEMBERED = 256  # commits
-SETTLE = 10.0  # seconds that who came back has to say what it can make of what it holds
-DEAF = 5.0  # seconds without a tick after which the coordinator itself was away
+MAX_PAST_COMMITS = 256  # commits
+SETTLE_SECONDS = 10.0  # seconds that who came back has to say what it can make of what it holds
+MAX_TICK_GAP_SECONDS = 5.0  # seconds without a tick after which the coordinator itself was away
 
 
-def gone(state: State) -> bool:
-    """Nobody here holds the state of the last commit, or can make it from what it holds."""
+def state_lost(state: State) -> bool:
+    """Whether nobody here holds the state of the last commit, or can make it from what it holds."""
     if not state.committed or state.round.phase is Phase.FINISHED or state.held:
         return False
     here = state.members.here
-    return not any(n in here and here[n].standing is MemberState.ACTIVE for n in state.makers)
+    return not any(n in here and here[n].state is MemberState.ACTIVE for n in state.makers)
 
 
-def why(state: State) -> str:
-    """The reason to wait, where the state is `gone`."""
-    k, proven, may = state.committed, newest(state), awaited(state)
+def wait_reason(state: State) -> str:
+    """The sentence that says for whom a run waits whose state is lost."""
+    k, proven, may = state.committed, newest_proven(state), possible_holders(state)
     reason = f"no living member holds the state of round {k}: "
     names = state.names(may or state.makers)
     if proven is None:
@@ -60,36 +62,36 @@ def why(state: State) -> str:
     return f"{reason}waits {limit:g} s at most for {names} to return, then goes on from the state of round {j}"
 
 
-def newest(state: State) -> CommittedState | None:
+def newest_proven(state: State) -> CommittedState | None:
     """The newest of the run's states that a member here proves to hold."""
     known = {past.digest: past for past in state.past}
     told = (known.get(m.state_digest) for m in state.members.here.values() if m.state_round >= 0)
     return max((past for past in told if past is not None), key=lambda past: past.round, default=None)
 
 
-def awaited(state: State) -> list[NodeId]:
-    """Who may still bring the state: those that had it, or could make it, and have not said otherwise since."""
+def possible_holders(state: State) -> list[NodeId]:
+    """Nodes that may still bring the state: they had it, or could make it, and have not said otherwise since."""
     k, members = state.committed, state.members
     away = [
         n
         for n, m in members.gone.items()
         if m.state is MemberState.EVICTED and (n in state.makers or m.state_round == k)
     ]
-    coming = [n for n, m in members.here.items() if m.standing is MemberState.JOINING and m.role != REDUCER]
+    coming = [n for n, m in members.here.items() if m.state is MemberState.JOINING and m.role != REDUCER]
     return away + coming
 
 
 def go_on_without(state: State, now: float, out: list[Effect]) -> State:
     """Declare rounds void when it is time."""
-    past = newest(state) if gone(state) else None
+    past = newest_proven(state) if state_lost(state) else None
     if past is None:
         return state if state.gone is None else replace(state, gone=None)
     since = _waiting(state, now)
     if since != state.gone:
         return replace(state, gone=since)
     patience = (state.committed - past.round) * state.config.checkpoint.patience
-    heard = now >= min(since.came_at + SETTLE, since.at + 2 * patience)
-    all_back = since.all_back_at is not None and now >= since.all_back_at + SETTLE
+    heard = now >= min(since.came_at + SETTLE_SECONDS, since.at + 2 * patience)
+    all_back = since.all_back_at is not None and now >= since.all_back_at + SETTLE_SECONDS
     late = now >= since.at + patience
     return _void(state, past, now, out) if (late and heard) or all_back else state
 
@@ -97,11 +99,11 @@ def go_on_without(state: State, now: float, out: list[Effect]) -> State:
 def _waiting(state: State, now: float) -> LostState:
     """Since when the run waits, and who came meanwhile."""
     since = state.gone
-    if since is None or now > since.seen_at + DEAF:
+    if since is None or now > since.seen_at + MAX_TICK_GAP_SECONDS:
         since = LostState(now, now)
-    elif now > since.seen_at + DEAF / 4:
+    elif now > since.seen_at + MAX_TICK_GAP_SECONDS / 4:
         since = replace(since, seen_at=now)
-    may = awaited(state)
+    may = possible_holders(state)
     came = since.came.union((n, state.members.here[n].life) for n in may if state.members.trusted(n))
     if came != since.came:
         since = replace(since, came=came, came_at=now)
@@ -116,10 +118,11 @@ def _void(state: State, past: CommittedState, now: float, out: list[Effect]) -> 
     reason = f"{rounds} void: the state was lost with all who held it"
     out.append(Note(f"{reason}; the run goes on from the state of round {j}"))
     out += [Publish(_record(state, past, number, reason)) for number in range(j + 1, k + 1)]
-    holders = [n for n, m in state.members.here.items() if m.state_round >= 0 and m.state_digest == past.digest]
+    here = state.members.here.values()
+    holders = [m for m in here if m.state_round >= 0 and m.state_digest == past.digest]
     return replace(
         state,
-        members=who.update_each(state.members, {n: {"state_round": k} for n in holders}),
+        members=who.put(state.members, *(replace(m, state_round=k) for m in holders)),
         digest=past.digest,
         sealed=b"",
         makers=(),
@@ -137,7 +140,7 @@ def _void(state: State, past: CommittedState, now: float, out: list[Effect]) -> 
 
 
 def _record(state: State, past: CommittedState, number: int, reason: str) -> CommitRecord:
-    """Of a void round, in the place of what was on record."""
+    """The record of a void round, in the place of what was on record."""
     return CommitRecord(
         round=number,
         epoch=state.epoch,
@@ -157,7 +160,11 @@ def _record(state: State, past: CommittedState, number: int, reason: str) -> Com
 
 
 def remember(state: State) -> tuple[CommittedState, ...]:
-    """What to remember when the next round commits."""
+    """The earlier commits, with the last one added, as they are when the next round commits."""
     here = state.members.here
     told = state.digest or most_common({n: here[n].state_digest for n in state.holders})[0]
-    return (*state.past, CommittedState(state.committed, told, state.tokens))[-REMEMBERED:] if told else state.past
+    return (
+        (*state.past, CommittedState(state.committed, told, state.tokens))[-MAX_PAST_COMMITS:]
+        if told
+        else state.past
+    )

@@ -1,4 +1,4 @@
-"""When a round starts and when it closes. Pure.
+"""Start and close of a round. Pure.
 
 A round closes when every member has taken its inner steps, or when a quorum has and those that would soon be there
 had their grace. Members go on training until they are told, up to the ceiling, so waiting costs nobody a step; a
@@ -19,7 +19,7 @@ from atoll.coordinator.state_machine import rollback
 from atoll.coordinator.state_machine.chunk_owners import reachable
 from atoll.coordinator.state_machine.events import ContributionReady, Effect, Note
 from atoll.coordinator.state_machine.ledger import Contribution, contribute
-from atoll.coordinator.state_machine.members import ABLE, MemberState
+from atoll.coordinator.state_machine.members import TRAINABLE_STATES, MemberState
 from atoll.coordinator.state_machine.state import (
     Grace,
     Phase,
@@ -32,8 +32,8 @@ from atoll.coordinator.state_machine.state import (
     with_round,
 )
 
-MOST_MISSED = 3  # rounds whose work a member may bring at once
-SOONEST = 5.0  # seconds; nobody is left out of a round sooner after it was told to finish
+MAX_MISSED_ROUNDS = 3  # whose work a member may bring at once
+MIN_COLLECT_SECONDS = 5.0  # nobody is left out of a round sooner after it was told to finish
 
 
 def start_if_enough(state: State, now: float, out: list[Effect]) -> State:
@@ -41,20 +41,27 @@ def start_if_enough(state: State, now: float, out: list[Effect]) -> State:
     limits, total = state.config.members, state.config.rounds.total
     if total and state.committed >= total:
         out.append(Note(f"the run is finished after {count(total, 'round')}"))
-        return with_round(state, phase=Phase.FINISHED, reason="all rounds are committed", started_at=now)
+        return with_round(
+            state, replace(state.round, phase=Phase.FINISHED, reason="all rounds are committed", started_at=now)
+        )
     able = state.members.able
     need = max(limits.start, limits.minimum) if state.committed == 0 else limits.minimum
     if able >= need:
-        return _start(state, state.members.of(*ABLE), now, out)
-    return with_round(state, reason=rollback.why(state) if rollback.gone(state) else too_few(state, able, need))
+        return _start(state, state.members.of(*TRAINABLE_STATES), now, out)
+    return with_round(
+        state,
+        replace(
+            state.round,
+            reason=rollback.wait_reason(state) if rollback.state_lost(state) else too_few(state, able, need),
+        ),
+    )
 
 
 def too_few(state: State, ready: int, need: int) -> str:
     """The reason to wait when only so many of the needed members are ready, with what the others are doing."""
-    able = (*ABLE, MemberState.REDUCER)
-    others = islice((m for m in state.members.here.values() if m.state not in able), 3)
-    suspect = MemberState.SUSPECT
-    doing = "".join(f"; {m.name} is {'suspected' if m.state is suspect else m.state}" for m in others)
+    able = (*TRAINABLE_STATES, MemberState.REDUCER)
+    others = islice((m for m in state.members.here.values() if not m.trusted_as(*able)), 3)
+    doing = "".join(f"; {m.name} is {m.state if m.suspected is None else 'suspected'}" for m in others)
     return (
         f"{ready} of the {count(need, 'member')} that the run needs {'is' if ready == 1 else 'are'} ready{doing}"
     )
@@ -95,18 +102,18 @@ def _enter(state: State, nodes: tuple[NodeId, ...], now: float, out: list[Effect
         if node in entering:
             trained = member.state is MemberState.SYNCED and state.committed > 0  # while it was not counted yet
             rounds[node] = 1 + max(member.missed, trained)
-        elif member.standing is MemberState.ACTIVE and node not in state.round.participants:
-            rounds[node] = 1 + min(member.missed + 1, MOST_MISSED)
+        elif member.state is MemberState.ACTIVE and node not in state.round.participants:
+            rounds[node] = 1 + min(member.missed + 1, MAX_MISSED_ROUNDS)
     for node in nodes:
         member = state.members.here[node]
         if member.state is not MemberState.ACTIVE:
             out.append(Note(f"{member.name} is active from round {state.committed + 1} on", node))
-    active = {"state": MemberState.ACTIVE, "reason": "", "entered_at": now}
-    entered = dict.fromkeys(nodes, active)
-    if state.config.delay(state.committed) and state.round.opened_at:
-        begun = active | {"entered_at": state.round.opened_at}
-        entered |= {n: begun for n in nodes if n in state.makers}  # they did not stop in between
-    members = who.update_each(state.members, entered)
+    begun = dict.fromkeys(nodes, now)
+    if state.config.delay(state.committed) and state.round.opened_at:  # makers did not stop in between
+        begun |= {n: state.round.opened_at for n in nodes if n in state.makers}
+    here = state.members.here
+    entered = (replace(here[n], state=MemberState.ACTIVE, reason="", entered_at=at) for n, at in begun.items())
+    members = who.put(state.members, *entered)
     leases = data.grant_each(state.leases, {n: state.lease * k for n, k in rounds.items()})
     return replace(state, members=members, leases=leases)
 
@@ -117,16 +124,16 @@ def _evaluated_before(state: State) -> bool:
     return state.pending is None or state.pending.val_loss is not None
 
 
-def reached(state: State, node: NodeId, round_: int, now: float) -> State:
+def record_steps(state: State, node: NodeId, round_: int, now: float) -> State:
     """The member has taken the round's inner steps."""
     r = state.round
     if r.phase is not Phase.INNER or round_ != r.number or node not in r.participants or node in r.reached:
         return state
     state = _paced(state, node, state.steps, now)
-    return with_round(state, reached=r.reached | {node})
+    return with_round(state, replace(state.round, reached=r.reached | {node}))
 
 
-def ready(state: State, event: ContributionReady, now: float, out: list[Effect]) -> State:
+def record_contribution(state: State, event: ContributionReady, now: float, out: list[Effect]) -> State:
     """The member stopped training: enter what it can contribute."""
     r, node = state.round, event.node
     if event.round != r.number or node not in r.participants or node in r.ledger.contributions:
@@ -148,14 +155,17 @@ def ready(state: State, event: ContributionReady, now: float, out: list[Effect])
     answers = r.answers if r.told_at is None else (*r.answers, now - r.asked_at)
     full = event.steps >= state.steps or event.samples == data.size(lease)
     done = r.reached | {node} if full and node not in r.reached else r.reached
-    return with_round(state, ledger=contribute(r.ledger, node, entry), answers=answers, reached=done)
+    return with_round(
+        state, replace(state.round, ledger=contribute(r.ledger, node, entry), answers=answers, reached=done)
+    )
 
 
 def _paced(state: State, node: NodeId, steps: int, now: float) -> State:
     if state.round.patient_until:
         return state  # the coordinator was away: how much of the time went into steps cannot be told
-    took = now - state.members.here[node].entered_at
-    return with_member(state, node, pace=steps / took) if took > 0 and steps > 0 else state
+    member = state.members.here[node]
+    took = now - member.entered_at
+    return with_member(state, replace(member, pace=steps / took)) if took > 0 and steps > 0 else state
 
 
 def close_if_due(state: State, now: float, measure: bool, out: list[Effect]) -> State:
@@ -163,27 +173,32 @@ def close_if_due(state: State, now: float, measure: bool, out: list[Effect]) -> 
     look at all of them: that is done where `measure` says so, at ticks, and when the last one of them came."""
     r, away = state.round, _away(state)
     trusted = len(r.participants) - len(away)
-    if r.participants and rollback.gone(state):
-        return with_round(state, reason=rollback.why(state))
+    if r.participants and rollback.state_lost(state):
+        return with_round(state, replace(state.round, reason=rollback.wait_reason(state)))
     if trusted < state.config.members.minimum:
         return refill(state, now, out)
     done = len(r.reached) - len(r.reached & away)
     if done < quorum(state):
-        return with_round(state, reason=_training(state, len(r.participants)), reached_at=None, grace=None)
+        return with_round(
+            state, replace(state.round, reason=_training(state, len(r.participants)), reached_at=None, grace=None)
+        )
     if r.reached_at is None:
-        return with_round(state, reached_at=now)
+        return with_round(state, replace(state.round, reached_at=now))
     h = count(state.steps, "inner step")
     number = trusted - done - len(r.ledger.contributions.keys() - r.reached - away)
     if not number:
         return _close(state, now, _all_done(state, away, h))
     late = _late(state, away)
     if measure or r.grace is None or not _is_late(state, r.grace.node, away):
-        state = with_round(state, grace=grace(state, list(late)))
+        state = with_round(state, replace(state.round, grace=choose_grace(state, list(late))))
         r, late = state.round, _late(state, away)
     assert r.grace is not None
     names = state.names(late, number)
     if now < max(r.grace.until, r.patient_until):
-        return with_round(state, reason=f"{done} of {count(trusted, 'member')} reached {h}; waits for {names}")
+        return with_round(
+            state,
+            replace(state.round, reason=f"{done} of {count(trusted, 'member')} reached {h}; waits for {names}"),
+        )
     out.append(Note(f"round {r.number} closes: {names} should send what is there"))
     return _close(state, now, f"a quorum has its {h}; {names} had less")
 
@@ -210,8 +225,8 @@ def _late(state: State, away: frozenset[NodeId]) -> Iterator[NodeId]:
     return (n for n in r.participants if n not in r.reached and n not in there and n not in away)
 
 
-def grace(state: State, late: list[NodeId]) -> Grace:
-    """Until when the round waits for `late`: those whose pace makes it within the grace have made it then."""
+def choose_grace(state: State, late: list[NodeId]) -> Grace:
+    """Decide until when the round waits for `late`: whose pace makes it within the grace has made it then."""
     r, rounds, here = state.round, state.config.rounds, state.members.here
     assert r.reached_at is not None
     inner = _inner_time(state)
@@ -235,13 +250,15 @@ def _inner_time(state: State) -> float:
 
 
 def _close(state: State, now: float, why: str) -> State:
-    return with_round(state, phase=Phase.COLLECTING, told_at=now, asked_at=now, reason=why, story=why)
+    return with_round(
+        state, replace(state.round, phase=Phase.COLLECTING, told_at=now, asked_at=now, reason=why, story=why)
+    )
 
 
-def collected(state: State, now: float, out: list[Effect]) -> tuple[NodeId, ...]:
+def reduce_members(state: State, now: float, out: list[Effect]) -> tuple[NodeId, ...]:
     """COLLECTING: the members of the reduce once they are known, else none."""
     r, away, contributions = state.round, _away(state), state.round.ledger.contributions
-    if _missing(state, away) and now < r.asked_at + min(SOONEST, state.config.rounds.collect):
+    if _missing(state, away) and now < r.asked_at + min(MIN_COLLECT_SECONDS, state.config.rounds.collect):
         return ()
     trusted = tuple(n for n in r.participants if n not in away)
     waited_for = [n for n in trusted if n not in contributions]
@@ -250,7 +267,7 @@ def collected(state: State, now: float, out: list[Effect]) -> tuple[NodeId, ...]
     need = max(ceil(state.config.rounds.quorum * n), min(2, n))  # what one alone commits would die with it
     if len(able) < max(need, state.config.members.minimum) or not reachable(state, able):
         return ()
-    if waited_for and now < max(collect_ends(state, waited_for), r.patient_until):
+    if waited_for and now < max(collect_deadline(state, waited_for), r.patient_until):
         return ()
     if late := [n for n in r.participants if n not in contributions or not state.members.trusted(n)]:
         work = "its" if len(late) == 1 else "their"
@@ -258,8 +275,8 @@ def collected(state: State, now: float, out: list[Effect]) -> tuple[NodeId, ...]
     return able
 
 
-def collecting(state: State) -> str:
-    """Whom a round that closes is waiting for."""
+def collect_reason(state: State) -> str:
+    """The sentence that says whom a closing round waits for."""
     r, away = state.round, _away(state)
     if not (number := _missing(state, away)):
         return r.story
@@ -274,45 +291,58 @@ def _missing(state: State, away: frozenset[NodeId]) -> int:
     return len(r.participants) - len(away) - len(there) + sum(n in there for n in away)
 
 
-def collect_ends(state: State, late: list[NodeId]) -> float:
-    """When the round no longer waits for `late`, who were told to finish. By what was measured they have two inner
-    steps at their pace, and three times what the others took; but the round does not stand still for longer than
-    its grace, for nothing is lost: their work counts in the next one."""
+def collect_deadline(state: State, late: list[NodeId]) -> float:
+    """The time, in seconds, from which the round no longer waits for `late`, who were told to finish.
+
+    By what was measured they have two inner steps at their pace, and three times what the others took; but the
+    round does not stand still for longer than its grace, for nothing is lost: their work counts in the next one.
+    """
     r, rounds, here = state.round, state.config.rounds, state.members.here
-    most = min(rounds.collect, max(SOONEST, rounds.grace * _inner_time(state)))
+    most = min(rounds.collect, max(MIN_COLLECT_SECONDS, rounds.grace * _inner_time(state)))
     steps = [2 / here[n].pace if here[n].pace else (0.0 if here[n].missed else most) for n in late]
     measured = 3 * median(r.answers or (0.0,)) + max(steps)
-    return r.asked_at + min(most, max(SOONEST, measured))
+    return r.asked_at + min(most, max(MIN_COLLECT_SECONDS, measured))
 
 
 def quorum(state: State) -> int:
-    """So many members make the round close when they have their inner steps. Who stopped short of them is not
-    counted: nothing more will come of it."""
+    """The number of members that make the round close when they have their inner steps. Who stopped short of them
+    is not counted: nothing more will come of it."""
     r = state.round
     stopped = r.ledger.contributions.keys() - r.reached
     return ceil(state.config.rounds.quorum * (len(r.participants) - len(stopped)))
 
 
 def refill(state: State, now: float, out: list[Effect]) -> State:
-    """Too few members: the ones that are there without counting enter this round, or it waits."""
+    """Let members that are there without counting enter a round that has too few, or have it wait."""
     r = state.round
     if not r.participants:
-        return with_round(state, phase=Phase.WAITING, plan=None)
-    able = state.members.of(*ABLE)
+        return with_round(state, replace(state.round, phase=Phase.WAITING, plan=None))
+    able = state.members.of(*TRAINABLE_STATES)
     entering = tuple(n for n in able if n not in r.participants)
     if not entering:
         return with_round(
-            state, reason=too_few(state, len(r.participants) - len(_away(state)), state.config.members.minimum)
+            state,
+            replace(
+                state.round,
+                reason=too_few(state, len(r.participants) - len(_away(state)), state.config.members.minimum),
+            ),
         )
     state = _enter(state, entering, now, out)
     state = with_round(
         state,
-        participants=tuple(sorted((*r.participants, *entering), key=order)),
-        reached_at=None,
-        asked_at=now,
-        story=f"{r.story}; {state.names(entering)} entered later" if r.story else "",
+        replace(
+            state.round,
+            participants=tuple(sorted((*r.participants, *entering), key=order)),
+            reached_at=None,
+            asked_at=now,
+            story=f"{r.story}; {state.names(entering)} entered later" if r.story else "",
+        ),
     )
-    return with_round(state, reason=collecting(state)) if r.phase is Phase.COLLECTING else state
+    return (
+        with_round(state, replace(state.round, reason=collect_reason(state)))
+        if r.phase is Phase.COLLECTING
+        else state
+    )
 
 
 def _away(state: State) -> frozenset[NodeId]:

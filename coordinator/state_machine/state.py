@@ -1,4 +1,4 @@
-"""What the coordinator knows of the run: frozen dataclasses, and the few ways in which all parts change them."""
+"""The coordinator's knowledge of the run: frozen dataclasses, and the few ways in which all parts change them."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -15,11 +15,13 @@ from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.events import CommitRecord, Effect, Note, OrphansFound, ReduceComplete
 from atoll.coordinator.state_machine.leases import Leases
-from atoll.coordinator.state_machine.ledger import Ledger, used, withdraw
-from atoll.coordinator.state_machine.members import Members, MemberState
+from atoll.coordinator.state_machine.ledger import Ledger, contributed_samples, withdraw
+from atoll.coordinator.state_machine.members import Member, Members, MemberState
 
 
 class Phase(StrEnum):
+    """Phase of a round; `step` draws the way from one to the next."""
+
     WAITING = "waiting"  # for members
     INNER = "inner"  # everybody trains
     COLLECTING = "collecting"  # the round closes: members finish their step and say what they have
@@ -45,7 +47,7 @@ class AttemptState:
 
 @dataclass(frozen=True, slots=True)
 class Grace:
-    """How long a round that has its quorum waits for the others."""
+    """The wait of a round that has its quorum for the others."""
 
     node: NodeId  # the last one that may make it
     until: float  # seconds
@@ -53,13 +55,14 @@ class Grace:
 
 @dataclass(frozen=True, slots=True)
 class RoundState:
+    """The round under way: who takes part, what they told, and the reduce."""
+
     number: int = 1
     phase: Phase = Phase.WAITING
     reason: str = "no member yet"
     started_at: float = 0.0  # seconds
-    opened_at: float = (
-        0.0  # seconds; when the round before closed: with overlap, its makers' steps since count here
-    )
+    # seconds; when the round before closed: with overlap, its makers' steps since count here
+    opened_at: float = 0.0
     participants: tuple[NodeId, ...] = ()
     reached: frozenset[NodeId] = frozenset()  # have taken the round's inner steps
     reached_at: float | None = None  # seconds; when they became a quorum
@@ -75,8 +78,8 @@ class RoundState:
     ledger: Ledger = Ledger()
     plan: AttemptState | None = None
     held: dict[NodeId, ReduceComplete] = field(default_factory=dict)  # members that have every sealed chunk
-    wrong: frozenset[NodeId] = frozenset()  # told the digests: members that said so and had others, and all that
-    # lack chunks then
+    # told the digests: members that said so and had others, and all that lack chunks then
+    wrong: frozenset[NodeId] = frozenset()
     settled: frozenset[NodeId] = frozenset()  # who held, or lacked, what the ledger says in an attempt before
     sealed_at: float = 0.0  # seconds; when the last chunk was sealed
     levels: int = 1  # of its first attempt
@@ -95,7 +98,7 @@ class CommittedState:
 
 @dataclass(frozen=True, slots=True)
 class LostState:
-    """The state of the last commit is, with those who held it."""
+    """The time since which nobody holds the state of the last commit, and who came back in it."""
 
     at: float  # seconds; since when an older one is proven
     seen_at: float  # seconds; when the coordinator last looked, about
@@ -106,6 +109,8 @@ class LostState:
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """The run as `step` knows it; the journal rebuilds it from the events."""
+
     config: RunConfig
     incarnation: int = 0
     epoch: int = 0
@@ -124,12 +129,12 @@ class State:
     leases: Leases = Leases()
     pending: CommitRecord | None = None  # the last commit, until its digests and validation loss are in
     past: tuple[CommittedState, ...] = ()  # earlier commits, the latest last
-    counted: dict[NodeId, tuple[int, bytes]] = field(default_factory=dict)  # with error feedback, of each node the
-    # last committed round that has bytes of it, and a bitmap of the chunks of that round that have none
-    earlier: dict[NodeId, tuple[int, ...]] = field(
-        default_factory=dict
-    )  # where fragments take turns: of each node
-    # and fragment, samples committed with others since a commit had the node's delta of this one
+    # with error feedback, of each node the last committed round that has bytes of it, and a bitmap of the chunks
+    # of that round that have none
+    counted: dict[NodeId, tuple[int, bytes]] = field(default_factory=dict)
+    # where fragments take turns: of each node and fragment, samples committed with others since a commit had the
+    # node's delta of this one
+    earlier: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)
     gone: LostState | None = None  # nobody has the state, but one an older one
 
     @property
@@ -139,7 +144,7 @@ class State:
 
     @property
     def held(self) -> bool:
-        """Some living member holds state_committed."""
+        """Whether a living member holds state_committed."""
         return self.committed in self.members.holding
 
     @property
@@ -176,12 +181,12 @@ class State:
 
     @property
     def fragment(self) -> int:
-        """That this round exchanges."""
+        """The fragment that this round exchanges, from 0."""
         return self.turns.fragment(self.round.number)
 
     @property
     def chunks(self) -> Chunks:
-        """Of this round's fragment."""
+        """The chunks of this round's fragment. Only once the layout is known."""
         assert self.layout is not None
         return Chunks((self.fragments or self.layout[:1])[self.fragment], self.config.reduce.chunk)
 
@@ -210,8 +215,10 @@ class State:
         return member.name if member is not None else str(node)
 
     def names(self, nodes: Iterable[NodeId], count: int | None = None) -> str:
-        """Of a few members; of many, the first and how many more. `count`: of nodes, which are not all looked at
-        then."""
+        """The names of a few members; of many, the first five and how many more.
+
+        `count`: how many nodes there are, which are not all looked at then.
+        """
         if count is None:
             nodes = tuple(nodes)
             count = len(nodes)
@@ -228,28 +235,23 @@ def order(node: NodeId) -> int:
     return int(node[1:])
 
 
-def with_member(state: State, node: NodeId, /, **changes: object) -> State:
-    return replace(state, members=who.update(state.members, node, **changes))
+def with_member(state: State, member: Member) -> State:
+    """The state with this one in the place of the member of the same id."""
+    return replace(state, members=who.put(state.members, member))
 
 
-def with_round(state: State, **changes: object) -> State:
-    if all(getattr(state.round, field) == value for field, value in changes.items()):
-        return state
-    return replace(state, round=replace(state.round, **changes))  # type: ignore[arg-type]
-
-
-def with_standing(state: State, node: NodeId, standing: MemberState, reason: str, **changes: object) -> State:
-    """Change what a member is; one that is suspected stays so."""
-    if state.members.here[node].state is MemberState.SUSPECT:
-        return with_member(state, node, before=standing, **changes)
-    return with_member(state, node, state=standing, reason=reason, **changes)
+def with_round(state: State, round_: RoundState) -> State:
+    """The state with this round; the same object if the round is as it was."""
+    return state if round_ == state.round else replace(state, round=round_)
 
 
 def fail_attempt(state: State, why: str, now: float) -> State:
     """Give the attempt up. Contributions stay: members keep what they encoded until the round is over."""
     r = state.round
     story = f"{r.story}; attempt {r.ledger.attempt} failed: {why}"
-    return with_round(state, phase=Phase.COLLECTING, plan=None, asked_at=now, reason=why, story=story)
+    return with_round(
+        state, replace(state.round, phase=Phase.COLLECTING, plan=None, asked_at=now, reason=why, story=story)
+    )
 
 
 def drop_from_round(state: State, node: NodeId) -> State:
@@ -257,12 +259,15 @@ def drop_from_round(state: State, node: NodeId) -> State:
     r = state.round
     return with_round(
         state,
-        participants=tuple(n for n in r.participants if n != node),
-        reached=r.reached - {node},
-        held={n: h for n, h in r.held.items() if n != node},
-        settled=r.settled - {node},
-        ledger=withdraw(r.ledger, node),
-        evaluator=None if r.evaluator == node else r.evaluator,
+        replace(
+            state.round,
+            participants=tuple(n for n in r.participants if n != node),
+            reached=r.reached - {node},
+            held={n: h for n, h in r.held.items() if n != node},
+            settled=r.settled - {node},
+            ledger=withdraw(r.ledger, node),
+            evaluator=None if r.evaluator == node else r.evaluator,
+        ),
     )
 
 
@@ -272,7 +277,7 @@ def remove(state: State, node: NodeId, how: MemberState, reason: str, out: list[
     state = drop_from_round(replace(state, members=who.remove(state.members, node, how, reason)), node)
     if how is MemberState.LEFT:
         state = replace(state, leases=data.release(_used(state, node), node))
-    forgotten = who.forgettable(state.members)
+    forgotten = who.oldest_departed(state.members)
     for old in forgotten:
         state = replace(state, leases=data.release(state.leases, old))
     if forgotten:
@@ -280,7 +285,7 @@ def remove(state: State, node: NodeId, how: MemberState, reason: str, out: list[
         earlier = {n: e for n, e in state.earlier.items() if n not in forgotten}
         members = who.forget(state.members, forgotten)
         state = replace(state, members=members, counted=counted, earlier=earlier)
-    if state.committed == 0 and all(m.standing is MemberState.JOINING for m in state.members.here.values()):
+    if state.committed == 0 and all(m.state is MemberState.JOINING for m in state.members.here.values()):
         state = replace(state, layout=None, fragments=())  # nobody is left who has built this model
     return state
 
@@ -289,7 +294,7 @@ def _used(state: State, node: NodeId) -> Leases:
     """The leases, when what the node contributed to the reduce under way counts as consumed: it is in sealed
     chunks, or may be."""
     lease = state.leases.held.get(node, ())
-    samples = used(state.round.ledger, node, data.front(lease)) if lease else 0
+    samples = contributed_samples(state.round.ledger, node, data.front(lease)) if lease else 0
     return data.consume(state.leases, node, samples)
 
 

@@ -1,4 +1,4 @@
-"""Who holds which state of the model: from a member's first word to its being in step with the run. Pure.
+"""Members' states of the model: from a member's first word to its being in step with the run. Pure.
 
 Every commit record's digests are settled here: the contributors name the digest of the new state by majority, and
 a member that differs fetches it again.
@@ -9,6 +9,7 @@ from itertools import islice
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine import leases as data
+from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.events import Effect, LayoutReported, Note, Publish, StateRepaired
 from atoll.coordinator.state_machine.members import Member, MemberState
 from atoll.coordinator.state_machine.state import (
@@ -20,12 +21,11 @@ from atoll.coordinator.state_machine.state import (
     remove,
     with_member,
     with_round,
-    with_standing,
 )
 
 
-def layout_known(state: State, event: LayoutReported, out: list[Effect]) -> State:
-    """All members train one model, in the same fragments; who builds another is refused."""
+def record_layout(state: State, event: LayoutReported, out: list[Effect]) -> State:
+    """Enter a member's layout. All train one model, in the same fragments; who builds another is evicted."""
     node, numel, digest = event.node, event.numel, event.digest
     if state.layout is not None and (state.layout, state.fragments) != ((numel, digest), event.fragments):
         reason = (
@@ -34,12 +34,14 @@ def layout_known(state: State, event: LayoutReported, out: list[Effect]) -> Stat
         )
         return remove(state, node, MemberState.EVICTED, reason, out)
     state = replace(state, layout=(numel, digest), fragments=event.fragments)
-    if state.members.here[node].standing is not MemberState.JOINING:
+    member = state.members.here[node]
+    if member.state is not MemberState.JOINING:
         return state
-    return with_standing(state, node, MemberState.RECOVERING, "fetches the live state")
+    return with_member(state, replace(member, state=MemberState.RECOVERING, reason="fetches the live state"))
 
 
-def state_at(state: State, node: NodeId, round_: int, digest: bytes, out: list[Effect]) -> State:
+def record_state(state: State, node: NodeId, round_: int, digest: bytes, out: list[Effect]) -> State:
+    """Enter which state a member holds; what is older than its last word, or was never committed, is ignored."""
     making = round_ == 0 and state.committed == 0 and not state.digest
     if making and node != state.initialiser:
         return state  # it was not the one to make it: it fetches what the initialiser makes
@@ -47,15 +49,16 @@ def state_at(state: State, node: NodeId, round_: int, digest: bytes, out: list[E
         round_ = state.committed  # the rounds in between are void
     if not state.members.here[node].state_round <= round_ <= state.committed:
         return state  # an older word that came late; or what nobody can hold, for it was not committed
-    state = with_member(state, node, state_round=round_, state_digest=digest)
+    state = replace(state, members=who.report_state(state.members, node, round_, digest))
     if making:
         out.append(Note(f"{state.name(node)} initialised the model", node))
         return replace(state, digest=digest)
     return state
 
 
-def mended(state: State, event: StateRepaired, out: list[Effect]) -> State:
-    """It is told, and nothing follows: what could not be mended shows in the next commit's digests."""
+def note_repair(state: State, event: StateRepaired, out: list[Effect]) -> State:
+    """Note that a member's state changed by itself. Nothing follows: what could not be repaired shows in the next
+    commit's digests."""
     if event.disk:
         how = "has its state from the rest" if event.whole else "the rest does not have all of its state"
         story = f"{count(event.chunks, 'file')} changed on its disk: {how}"
@@ -66,10 +69,11 @@ def mended(state: State, event: StateRepaired, out: list[Effect]) -> State:
     return state
 
 
-def evaluated(state: State, node: NodeId, round_: int, loss: float) -> State:
+def record_loss(state: State, node: NodeId, round_: int, loss: float) -> State:
+    """Enter the validation loss of the state of `round_`, if it comes from the evaluator."""
     if node != state.round.evaluator or round_ != state.committed:
         return state
-    state = with_round(state, evaluator=None)
+    state = with_round(state, replace(state.round, evaluator=None))
     if round_ == 0:
         return replace(state, initial_val_loss=loss)
     if state.pending is None or state.pending.round != round_:
@@ -78,16 +82,16 @@ def evaluated(state: State, node: NodeId, round_: int, loss: float) -> State:
 
 
 def choose_initialiser(state: State) -> State:
-    """Somebody must make state_0; who was asked stays asked while it lives."""
+    """Choose who makes state_0 while nobody holds it; who was asked stays asked while it lives."""
     if state.committed or state.held:
         return state if state.initialiser is None else replace(state, initialiser=None)
     here = state.members.here
     if state.digest:
         state = replace(state, digest=b"")  # state_0 went with its last holder: it is made again
-    if state.initialiser in here and here[state.initialiser].standing is MemberState.RECOVERING:
+    if state.initialiser in here and here[state.initialiser].state is MemberState.RECOVERING:
         return state
     able = state.members.of(MemberState.RECOVERING)
-    coming = any(m.standing is MemberState.JOINING and not m.leaf for m in here.values())
+    coming = any(m.state is MemberState.JOINING and not m.leaf for m in here.values())
     if coming or not all(here[n].leaf for n in able):  # the others are to fetch it from there
         able = tuple(n for n in able if not here[n].leaf)
     return replace(state, initialiser=next(iter(able), None))
@@ -128,8 +132,10 @@ def settle_digests(state: State, out: list[Effect]) -> State:
 
 
 def settle_one(state: State, node: NodeId, out: list[Effect]) -> State:
-    """`settle_digests` where since the last time only this node changed: as much work whoever else is here, until
-    the last ones tell their state."""
+    """Do what `settle_digests` does where since the last time only this node changed.
+
+    It is as much work whoever else is here, until the last ones tell their state.
+    """
     pending, told = state.pending, state.members.holding.get(state.committed, 0)
     voters = len(state.makers) - (state.members.losses - state.made_at)  # at least so many
     last = told >= voters if pending is not None else not state.digest and told > 0
@@ -148,11 +154,11 @@ def settle_one(state: State, node: NodeId, out: list[Effect]) -> State:
 
 def _hold_against(state: State, member: Member, out: list[Effect]) -> State:
     """A member's state of round `committed` and the run's."""
-    if member.state is not MemberState.ACTIVE and member.standing is MemberState.JOINING:
+    if member.state is MemberState.JOINING:
         return state  # first it says which model it has
     if member.state_digest != state.digest:
         return _diverged(state, member.node, out)
-    if member.state is not MemberState.ACTIVE and member.standing is MemberState.RECOVERING:
+    if member.state is MemberState.RECOVERING:
         return _synced(state, member.node, out)
     return state
 
@@ -160,15 +166,15 @@ def _hold_against(state: State, member: Member, out: list[Effect]) -> State:
 def _votes(state: State, member: Member) -> bool:
     """Whether it is a maker of state_committed that names its digest."""
     able = member.state is MemberState.ACTIVE or member.state_round == state.committed
-    return able and member.state is not MemberState.SUSPECT and member.node in state.makers
+    return able and member.suspected is None and member.node in state.makers
 
 
 def _voters(state: State) -> tuple[NodeId, ...]:
     """Who names the digest of state_committed: those that made it, live and did not lose it, or whoever else
     holds it. One that came back without its state waits for this very digest."""
-    here, held, suspect = state.members.here, state.committed, MemberState.SUSPECT
+    here, held = state.members.here, state.committed
     makers = state.makers if state.pending is not None else ()
-    living = [m for n in makers if (m := here.get(n)) is not None and m.state is not suspect]
+    living = [m for n in makers if (m := here.get(n)) is not None and m.suspected is None]
     able = [m.node for m in living if m.state is MemberState.ACTIVE or m.state_round == held]
     return tuple(able) or state.holders
 
@@ -177,11 +183,12 @@ def _diverged(state: State, node: NodeId, out: list[Effect]) -> State:
     """It fetches the state again. If it trained from its own, it must come back in a new life: what it said of
     those steps may still arrive."""
     differs = f"its state of round {state.committed} differs from the run's"
-    if state.members.here[node].standing is not MemberState.RECOVERING:
+    member = state.members.here[node]
+    if member.state is not MemberState.RECOVERING:
         return remove(state, node, MemberState.EVICTED, differs, out)
     reason = f"fetches the state of round {state.committed} again: its own differs from the run's"
     out.append(Note(f"{state.name(node)} {reason}", node))
-    return with_standing(state, node, MemberState.RECOVERING, reason, state_round=-1)
+    return with_member(state, replace(member, reason=reason, state_round=-1))
 
 
 def _synced(state: State, node: NodeId, out: list[Effect]) -> State:
@@ -190,12 +197,12 @@ def _synced(state: State, node: NodeId, out: list[Effect]) -> State:
     out.append(Note(f"{state.name(node)} has the state of round {state.committed}", node))
     trains = state.round.phase in TRAINING
     reason = "trains; counted from the next round boundary on" if trains else "waits for the first round"
-    state = with_standing(state, node, MemberState.SYNCED, reason)
+    state = with_member(state, replace(state.members.here[node], state=MemberState.SYNCED, reason=reason))
     return replace(state, leases=data.grant(state.leases, node, state.lease))
 
 
 def publish(state: State, out: list[Effect]) -> State:
-    """The commit record of the last round is as complete as it will be."""
+    """Publish the commit record of the last round, which is as complete as it will be."""
     record = state.pending
     if record is None:
         return state
@@ -209,11 +216,11 @@ def publish(state: State, out: list[Effect]) -> State:
             digests_equal=len(set(told.values())) == 1 if told else None,
         )
     out.append(Publish(record))
-    return with_round(replace(state, pending=None), evaluator=None)
+    return with_round(replace(state, pending=None), replace(state.round, evaluator=None))
 
 
 def publish_last(state: State, now: float, out: list[Effect]) -> State:
-    """The last commit is complete when its digests and its validation loss are in, or do not come."""
+    """Publish the last commit's record when its digests and its validation loss are in, or do not come."""
     pending = state.pending
     if pending is None:
         return state
@@ -222,5 +229,5 @@ def publish_last(state: State, now: float, out: list[Effect]) -> State:
     if not state.holders:
         return state if state.members.here else publish(state, out)
     if pending.val_loss is None:
-        return with_round(state, evaluator=state.round.evaluator or state.holders[0])
+        return with_round(state, replace(state.round, evaluator=state.round.evaluator or state.holders[0]))
     return publish(state, out) if state.digest else state

@@ -8,10 +8,10 @@
        +-------------------- every chunk sealed and held: commit ----------------------+---> finished
 
 No clock, no socket, no randomness: the same events in the same order give the same state, so replaying the
-journal rebuilds it. This file takes events to the part they concern: `roster` (who holds which state), `rounds`
-(when a round starts and closes), `attempts` (reduce and commit), `disputes` (sealed chunks that cannot be had),
-`lost` (when the state is gone with all who held it), on the small machines `membership`, `leases` and `ledger`.
-Each decision says why in a `Note`.
+journal rebuilds it. This file takes events to the part they concern: `state_sync` (who holds which state),
+`rounds` (when a round starts and closes), `reduce` (attempts and commit), `disputes` (sealed chunks that cannot be
+had), `rollback` (when the state is gone with all who held it), on the small machines `members`, `leases` and
+`ledger`. Each decision says why in a `Note`.
 """
 
 from collections.abc import Iterable
@@ -52,7 +52,7 @@ from atoll.coordinator.state_machine.events import (
 from atoll.coordinator.state_machine.members import MemberState
 from atoll.coordinator.state_machine.state import Phase, State, drop_from_round, remove, with_member, with_round
 
-OF_ONE = (
+EVENTS_OF_ONE_MEMBER = (
     Joined,
     Connected,
     Disconnected,
@@ -80,7 +80,7 @@ def step(state: State, event: Event, now: float) -> tuple[State, list[Effect]]:
 
 def hear(state: State, beats: Iterable[Heartbeat], now: float) -> State:
     """Take in heartbeats. They move no decision; the next tick judges them."""
-    return replace(state, members=who.heard(state.members, beats, now))
+    return replace(state, members=who.record_heartbeats(state.members, beats, now))
 
 
 def _counted(before: State, state: State) -> State:
@@ -107,9 +107,9 @@ def _watched(before: State, state: State, event: Event, now: float) -> State:
     members = state.members
     for node in left:
         if node in members.here:
-            members = who.unawaited(members, node, node == did, now)
+            members = who.stop_stall_clock(members, node, node == did, now)
     for node in came:
-        members = who.awaited(members, node, now)
+        members = who.start_stall_clock(members, node, now)
     return state if members is state.members else replace(state, members=members)
 
 
@@ -136,36 +136,37 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
         case Joined():
             return _joined(state, event, now, out)
         case Connected(node):
-            state = with_member(state, node, connected=True, heard_at=now)
+            member = replace(state.members.here[node], connected=True, heard_at=now)
+            state = with_member(state, member)
             return _trust(state, node, out)
         case Disconnected(node):
             if state.members.here[node].connected:
                 out.append(Note(f"{state.name(node)} is suspected: its connection broke", node))
-            return replace(state, members=who.lost(state.members, node, state.config.members, now))
+            return replace(state, members=who.disconnect(state.members, node, state.config.members, now))
         case LayoutReported():
-            return state_sync.layout_known(state, event, out)
+            return state_sync.record_layout(state, event, out)
         case StateReported(node, _, round_, digest):
-            return state_sync.state_at(state, node, round_, digest, out)
+            return state_sync.record_state(state, node, round_, digest, out)
         case StateRepaired():
-            return state_sync.mended(state, event, out)
+            return state_sync.note_repair(state, event, out)
         case StepsReached(node, _, round_):
-            return rounds.reached(state, node, round_, now)
+            return rounds.record_steps(state, node, round_, now)
         case ContributionReady():
-            return rounds.ready(state, event, now, out)
+            return rounds.record_contribution(state, event, now, out)
         case ChunksSealed():
-            return reduce.sealed(state, event, now)
+            return reduce.record_seals(state, event, now)
         case OrphansFound():
-            return reduce.orphans(state, event)
+            return reduce.record_orphans(state, event)
         case ReduceComplete():
-            return reduce.held(state, event)
+            return reduce.record_completion(state, event)
         case ChunkForged():
-            return disputes.forged(state, event, out)
+            return disputes.record_forgery(state, event, out)
         case ChunksMissing():
-            return disputes.lacking(state, event)
+            return disputes.record_missing_chunks(state, event)
         case LossEvaluated(node, _, round_, loss):
-            return state_sync.evaluated(state, node, round_, loss)
+            return state_sync.record_loss(state, node, round_, loss)
         case PeerUnreachable():
-            return reduce.peer_lost(state, event, now, out)
+            return reduce.record_unreachable_peer(state, event, now, out)
         case Leaving(node, _, reason):
             return remove(state, node, MemberState.LEFT, reason or "it said good-bye", out)
         case Suspected(node, _, reason):
@@ -183,7 +184,9 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
 
 def _advance(settled: State, state: State, event: Event, now: float, out: list[Effect]) -> State:
     """Make every transition that is due. `settled`: the state before the event, where none was."""
-    one = event.node if isinstance(event, OF_ONE) else None  # only this member may have changed until now
+    one = (
+        event.node if isinstance(event, EVENTS_OF_ONE_MEMBER) else None
+    )  # only this member may have changed until now
     while True:
         chosen = state_sync.choose_initialiser(rollback.go_on_without(state, now, out))
         after = chosen
@@ -222,26 +225,32 @@ def _reduce_if_due(state: State, now: float, out: list[Effect]) -> State:
             return rounds.refill(state, now, out)
         return with_round(
             state,
-            reason="no member can be dialled by the others, so nobody can reduce: have one join without --leaf, "
-            "or with --role reducer",
+            replace(
+                state.round,
+                reason="no member can be dialled by the others, so nobody can reduce: have one join "
+                "without --leaf, or with --role reducer",
+            ),
         )
     first = state.round.planned_at is None
-    members = rounds.collected(state, now, out) if first else reduce.able(state, now)
+    members = rounds.reduce_members(state, now, out) if first else reduce.attempt_members(state, now)
     if members:
-        return reduce.plan(state, members, now, out)
-    return with_round(state, reason=rounds.collecting(state)) if first else state
+        return reduce.open_attempt(state, members, now, out)
+    return with_round(state, replace(state.round, reason=rounds.collect_reason(state))) if first else state
 
 
 def _restarted(state: State, incarnation: int, now: float) -> State:
     """Nobody is connected to a fresh coordinator; nobody is left out before all had time to come back."""
-    members = who.orphaned(state.members, state.config.members, now)
+    members = who.disconnect_all(state.members, state.config.members, now)
     plan = state.round.plan
     state = replace(state, incarnation=incarnation, members=members)
     return with_round(
         replace(state, gone=None),
-        patient_until=now + who.RETURN,
-        asked_at=now,
-        plan=None if plan is None else replace(plan, opened_at=now),
+        replace(
+            state.round,
+            patient_until=now + who.RECONNECT_GRACE_SECONDS,
+            asked_at=now,
+            plan=None if plan is None else replace(plan, opened_at=now),
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""What the contributions to a round count in its mean, and how long the round was. Pure.
+"""Weights of the contributions to a round in its mean, and the length of the round. Pure.
 
 The rules are those of `atoll.outer_opt`. The members of a round's first attempt set its measures, the bound of the
 weights, the largest norm and the round's length: so what one contribution counts stays as it is, whoever comes and
@@ -35,7 +35,7 @@ def clips(ledger: Ledger, config: RunConfig) -> list[float]:
     return clip_factors(norms, _founders(ledger)) if config.outer.clip else [1.0] * len(norms)
 
 
-def length(ledger: Ledger, config: RunConfig) -> float:
+def round_length(ledger: Ledger, config: RunConfig) -> float:
     """The round's length in usual rounds: inner steps behind its deltas on average; 1 where the outer rule is not
     kept per token."""
     founders = [ledger.entries[i].contribution for i in _founders(ledger)]

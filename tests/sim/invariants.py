@@ -19,7 +19,7 @@ from atoll.coordinator.service.journaled_machine import Batch
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.events import CommitRecord
 from atoll.coordinator.state_machine.ledger import Entry
-from atoll.coordinator.state_machine.members import ABLE, RETURN, Member, MemberState
+from atoll.coordinator.state_machine.members import RECONNECT_GRACE_SECONDS, TRAINABLE_STATES, Member, MemberState
 from atoll.coordinator.state_machine.state import Phase, State
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def no_round_waits_for_suspects(state: State) -> None:
     trusted = [n for n in r.participants if state.members.trusted(n)]
     ready = [n for n in trusted if n in r.ledger.contributions]
     need = max(state.config.rounds.quorum * len(r.participants), min(2, len(r.participants)))
-    reducers = (m for m in state.members.here.values() if m.state is MemberState.REDUCER)
+    reducers = (m for m in state.members.here.values() if m.trusted_as(MemberState.REDUCER))
     dialled = any(not state.members.here[n].leaf for n in ready) or any(reducers)
     enough = len(ready) >= max(need, state.config.members.minimum) and dialled
     hold(not enough or len(ready) < len(trusted), f"round {r.number} has all that it can wait for, and waits")
@@ -476,7 +476,7 @@ def the_digest_is_the_logs(world: "World", state: State) -> None:
     if not state.digest or state.digest == states[-1]:
         return
     makers = state.makers if state.pending is not None else ()
-    living = [m for n, m in state.members.here.items() if n in makers and m.state is not MemberState.SUSPECT]
+    living = [m for n, m in state.members.here.items() if n in makers and m.suspected is None]
     voters = [m for m in living if m.state is MemberState.ACTIVE or m.state_round == state.committed]
     wrong = [m for m in voters if m.state_round == state.committed and m.state_digest != states[-1]]
     no_majority = 2 * len(wrong) >= len(voters) and {m.node for m in wrong} <= world.truth.flipped
@@ -487,16 +487,16 @@ def the_digest_is_the_logs(world: "World", state: State) -> None:
 def members_have_the_runs_state(state: State) -> None:
     """Whoever counts has told the run's digest of the state that it holds; and members are counted right."""
     members, here = state.members, state.members.here.values()
-    suspects = {m.node for m in here if m.state is MemberState.SUSPECT}
+    suspects = {m.node for m in here if m.suspected is not None}
     hold(members.suspects == suspects, f"{suspects} are suspects, known are {members.suspects}")
     holding = Counter(m.state_round for m in here)
     hold(members.holding == holding, f"states are held as in {holding}, known is {members.holding}")
-    able = sum(m.state in ABLE for m in here)
+    able = sum(m.trusted_as(*TRAINABLE_STATES) for m in here)
     hold(members.able == able, f"{able} can train a round, known are {members.able}")
     for member in state.members.here.values():
-        if member.standing in (MemberState.ACTIVE, MemberState.SYNCED) and member.state_round == state.committed:
+        if member.state in (MemberState.ACTIVE, MemberState.SYNCED) and member.state_round == state.committed:
             same = not state.digest or member.state_digest == state.digest
-            hold(same, f"{member.node} is {member.standing} with another state than the run's")
+            hold(same, f"{member.node} is {member.state} with another state than the run's")
 
 
 def published_once_in_order(world: "World", record: CommitRecord) -> None:
@@ -592,7 +592,7 @@ def durable(state: State) -> State:
 
 def the_late_are_out(state: State, then: State, now: float) -> None:
     """Who was silent for its lease, hung while it was waited for, or did not come back is out at the next tick."""
-    limits, back = state.config.members, RETURN
+    limits, back = state.config.members, RECONNECT_GRACE_SECONDS
     for node, m in then.members.here.items():
         late = now - m.heard_at > limits.lease or (not m.connected and now > m.expire_at + back)
         hung = node in then.awaited and now - m.moved_at > limits.stall
@@ -616,7 +616,7 @@ def active_nodes_have_the_logs_state(world: "World", node: "Node") -> None:
         and world.durable.digest
     ):
         member = world.durable.members.here.get(node.me)
-        if member is not None and member.state is MemberState.ACTIVE and member.life == node.control.life:
+        if member is not None and member.trusted_as(MemberState.ACTIVE) and member.life == node.control.life:
             told = member.state_round == round_ == world.durable.committed
             hold(not told, f"{node.me} is active with another state {round_} than the log's")
 

@@ -170,7 +170,7 @@ class Service(Process):
         """A tick: what the clock says of the members and of the round."""
         now = self.now
         if now - self._looked > AWAY:
-            self._patient_until = now + members.RETURN
+            self._patient_until = now + members.RECONNECT_GRACE_SECONDS
         self._looked = now
         if not self._writing:
             self._enter_beats()

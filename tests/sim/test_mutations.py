@@ -169,8 +169,8 @@ MUTATIONS = [
     Mutation(
         "a part of a contribution counts as all of it",
         C + "state_machine/ledger.py",
-        "Included(longest, size / chunks.numel, samples)",
-        "Included(longest, 1.0, samples)",
+        "Inclusion(longest, size / chunks.numel, samples)",
+        "Inclusion(longest, 1.0, samples)",
     ),
     Mutation(
         "the last chunk is as large as the others",
@@ -307,8 +307,8 @@ MUTATIONS = [
     Mutation(
         "a record is published twice",
         C + "state_machine/state_sync.py",
-        "return with_round(replace(state, pending=None), evaluator=None)",
-        "return with_round(state, evaluator=None)",
+        "return with_round(replace(state, pending=None), replace(state.round, evaluator=None))",
+        "return with_round(state, replace(state.round, evaluator=None))",
     ),
     # Leases
     Mutation(
@@ -375,8 +375,8 @@ MUTATIONS = [
     Mutation(
         "who was told which bytes differ is told again for ever",
         C + "state_machine/disputes.py",
-        "        return with_round(state, held=right, wrong=r.wrong.union(wrong))",
-        "        return with_round(state, held=right)",
+        "        return with_round(state, replace(state.round, held=right, wrong=r.wrong.union(wrong)))",
+        "        return with_round(state, replace(state.round, held=right))",
         4,
     ),
     Mutation(

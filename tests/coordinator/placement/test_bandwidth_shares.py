@@ -12,7 +12,7 @@ from scipy.optimize import linprog
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator.placement.bandwidth_shares import (
-    KEEP,
+    ACCEPTED_SLOWDOWN,
     NobodyReachable,
     PlanNode,
     Regions,
@@ -21,7 +21,14 @@ from atoll.coordinator.placement.bandwidth_shares import (
     plan_shares,
     predict,
 )
-from atoll.coordinator.state_machine.chunk_owners import FEW, NEAR, NEW, USUAL, alike, noise
+from atoll.coordinator.state_machine.chunk_owners import (
+    LONG_PATH_NOISE,
+    NEW_LINK_NOISE,
+    NEW_LINK_REDUCES,
+    SHORT_PATH_NOISE,
+    rate_noise,
+    smooth_rates,
+)
 from atoll.coordinator.state_machine.members import Member, MemberState
 
 GBIT, MBIT = 125e6, 125e3  # bytes/s
@@ -100,8 +107,8 @@ def test_the_closed_form_is_as_fast_as_the_linear_programme(seed: int) -> None:
     plan, best = plan_shares(nodes, 1e9), optimum(nodes, 1e9)
     equal = [float(not node.leaf) for node in nodes]
     at_equal = predict(nodes, [w / sum(equal) for w in equal], 1e9)
-    assert best * (1 - 1e-6) <= plan.seconds <= best * KEEP * (1 + 1e-6)
-    if at_equal > best * KEEP * (1 + 1e-6):
+    assert best * (1 - 1e-6) <= plan.seconds <= best * ACCEPTED_SLOWDOWN * (1 + 1e-6)
+    if at_equal > best * ACCEPTED_SLOWDOWN * (1 + 1e-6):
         assert plan.seconds == pytest.approx(best, rel=1e-6)
     assert sum(plan.shares) == pytest.approx(1)
     assert all(w == 0 for w, node in zip(plan.shares, nodes, strict=True) if node.leaf)
@@ -122,7 +129,7 @@ def test_no_shares_of_a_fine_grid_are_faster(seed: int) -> None:
     ]
     searched = min(predict(nodes, shares, 1e9) for shares in grid(4, 40))
     at_equal = predict(nodes, [1 / 4] * 4, 1e9)
-    assert plan_shares(nodes, 1e9).seconds <= (at_equal if at_equal <= searched * KEEP else searched)
+    assert plan_shares(nodes, 1e9).seconds <= (at_equal if at_equal <= searched * ACCEPTED_SLOWDOWN else searched)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -138,7 +145,7 @@ def test_no_shares_of_a_fine_grid_are_faster_where_regions_share_a_link(seed: in
     searched = min(predict(nodes, w, 1e9, regions=regions, between=between) for w in inside)
     plan = plan_shares(nodes, 1e9, regions=regions, between=between)
     at_equal = predict(nodes, [float(not node.leaf) / 3 for node in nodes], 1e9, regions=regions, between=between)
-    assert plan.seconds <= (at_equal if at_equal <= searched * KEEP else searched * 1.001)
+    assert plan.seconds <= (at_equal if at_equal <= searched * ACCEPTED_SLOWDOWN else searched * 1.001)
     assert plan.seconds == predict(nodes, plan.shares, 1e9, regions=regions, between=between)
 
 
@@ -263,17 +270,17 @@ def test_a_plan_without_regions_does_not_load_the_solver() -> None:
 def test_near_links_that_showed_less_than_others_because_their_machines_were_busy_own_as_much() -> None:
     busy = [PlanNode(rate * MBIT, rate * MBIT) for rate in (1000, 2000, 3000, 1500)]
     assert plan_shares(busy, 1e9).shares[0] < 0.1
-    assert plan_shares(alike(busy, [2.0] * 4), 1e9).shares == (0.25,) * 4
-    assert alike(busy, [1.0] * 4) == busy, "of links that are known it is what they carry"
+    assert plan_shares(smooth_rates(busy, [2.0] * 4), 1e9).shares == (0.25,) * 4
+    assert smooth_rates(busy, [1.0] * 4) == busy, "of links that are known it is what they carry"
     slow = [*busy[1:], PlanNode(20 * MBIT, 20 * MBIT)]
-    assert plan_shares(alike(slow, [2.0] * 4), 1e9).shares[3] == 0
+    assert plan_shares(smooth_rates(slow, [2.0] * 4), 1e9).shares[3] == 0
     unknown = PlanNode(0, 0)
-    assert alike([unknown, *busy[1:]], [2.0] * 4)[0] == unknown
+    assert smooth_rates([unknown, *busy[1:]], [2.0] * 4)[0] == unknown
 
 
 def test_rates_of_links_say_the_less_the_seldomer_they_were_measured_and_the_nearer_they_are() -> None:
     member = Member(NodeId("n1"), 1, "", "", "", MemberState.ACTIVE, 0.0, 0.0)
     far = replace(member, rtts={NodeId("n2"): 0.001, NodeId("n3"): 0.05})
-    assert noise(member) == noise(far) == NEW, "nobody knows where it is"
-    assert noise(replace(far, measured=FEW)) == USUAL
-    assert noise(replace(far, measured=FEW, rtts={NodeId("n2"): 0.001})) == NEAR
+    assert rate_noise(member) == rate_noise(far) == NEW_LINK_NOISE, "nobody knows where it is"
+    assert rate_noise(replace(far, measured=NEW_LINK_REDUCES)) == LONG_PATH_NOISE
+    assert rate_noise(replace(far, measured=NEW_LINK_REDUCES, rtts={NodeId("n2"): 0.001})) == SHORT_PATH_NOISE

@@ -6,7 +6,7 @@ import scenario
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator.placement.bandwidth_shares import PlanNode, plan_shares
-from atoll.coordinator.state_machine.chunk_owners import owning, reachable, reducers
+from atoll.coordinator.state_machine.chunk_owners import assign_owners, reachable, reducers
 from atoll.coordinator.state_machine.state import State
 
 A, B, C, DAN = (NodeId(f"n{i}") for i in range(1, 5))
@@ -27,25 +27,25 @@ def told(up: float = SLOW, down: float = SLOW, leaves: tuple[NodeId, ...] = ()) 
 
 def test_a_reducer_is_dealt_what_a_node_that_brings_nothing_should_own() -> None:
     state, members = told(), (A, B, C)
-    found = owning(state, members, reducers(state), 4)
+    found = assign_owners(state, members, reducers(state), 4)
     links = [*(PlanNode(SLOW, SLOW) for _ in members), PlanNode(SLOW, SLOW, contributes=False)]
     expected = plan_shares(links, 40 * state.config.reduce.bytes_per_element, chunks=4)
     assert found.nodes == (*members, DAN)
     assert (found.shares, found.seconds) == (expected.shares, expected.seconds)
-    assert found.seconds < owning(state, (*members, DAN), (), 4).seconds
+    assert found.seconds < assign_owners(state, (*members, DAN), (), 4).seconds
 
 
 def test_nothing_is_predicted_while_nothing_is_known_of_any_link() -> None:
     state = told(0.0, 0.0)
-    assert owning(state, (A, B, C), (), 4).seconds == 0
+    assert assign_owners(state, (A, B, C), (), 4).seconds == 0
     here = state.members.here | {B: replace(state.members.here[B], up=SLOW, down=SLOW)}
     state = replace(state, members=replace(state.members, here=here))
-    assert owning(state, (A, B, C), (), 4).seconds > 0
+    assert assign_owners(state, (A, B, C), (), 4).seconds > 0
 
 
 def test_where_nobody_can_be_dialled_there_is_one_owner_whom_nobody_can_follow() -> None:
     state = told(leaves=(A, B, C))
-    found = owning(state, (A, B, C), (), 4)
+    found = assign_owners(state, (A, B, C), (), 4)
     assert found.deal(4) == (A,) * 4 and len(found.shares) == 3 and found.seconds == 0
 
 

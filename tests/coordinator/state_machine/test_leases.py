@@ -40,7 +40,7 @@ class Naive:
 def test_the_beginning_of_a_lease_is_its_first_samples() -> None:
     lease = ((3, 2), (9, 4))
     for count in range(8):
-        assert samples(data.beginning(lease, count)) == samples(lease)[:count]
+        assert samples(data.first_samples(lease, count)) == samples(lease)[:count]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -165,7 +165,7 @@ def test_a_contribution_counts_for_the_part_of_the_vector_that_it_is_in() -> Non
     ledger = sealed_by(ledger, A, 0, 3, inputs=(0, 1, 2))
     ledger = sealed_by(ledger, B, 1, 4, inputs=(0, 1))
     ledger = sealed_by(ledger, C, 2, 5, inputs=(0, 1))
-    parts = {n: included.part for n, included in book.included(ledger, Chunks(55, 10)).items()}
+    parts = {n: included.part for n, included in book.inclusions(ledger, Chunks(55, 10)).items()}
     assert parts == pytest.approx({A: 1.0, B: 1.0, C: 20 / 55})
     assert bit(ledger.sealed[0].inputs, 2) and not bit(ledger.sealed[5].inputs, 2)
 
@@ -175,7 +175,7 @@ def test_a_reducer_owns_chunks_and_contributes_nothing() -> None:
     assert ledger.members == (A, C) and B in ledger.owners
     assert [e.contribution is None for e in ledger.entries] == [False, False, True]
     assert not sealed_by(ledger, A, 0, inputs=(2,)).sealed, "nothing is in it"
-    assert sealed_by(ledger, A, 0, inputs=(1, 2)).sealed and book.used(ledger, B, 0) == 0
+    assert sealed_by(ledger, A, 0, inputs=(1, 2)).sealed and book.contributed_samples(ledger, B, 0) == 0
 
 
 def test_others_wait_for_owners_of_whatever_is_not_an_orphan_and_for_relays_that_are_there() -> None:
@@ -199,10 +199,10 @@ def test_a_lease_is_used_as_far_as_contributions_from_its_front_go() -> None:
     ledger = sealed_by(opened(contributed(A, B), A, B), A, 0, inputs=(0, 1))
     for again in (Contribution(30, 10, 2.0, 1.0, life=2), Contribution(90, 10, 2.0, 1.0, life=3, front=40)):
         ledger = opened(book.contribute(book.withdraw(ledger, A), A, again), A, B)
-    assert [book.used(ledger, A, front) for front in (0, 40)] == [30, 90], "sealed or not"
-    sealed = book.included(ledger, Chunks(60, 10))
+    assert [book.contributed_samples(ledger, A, front) for front in (0, 40)] == [30, 90], "sealed or not"
+    sealed = book.inclusions(ledger, Chunks(60, 10))
     assert sealed[A].samples == {0: 10} and sealed[B].samples == {0: 20}
-    both = book.included(sealed_by(ledger, B, 1, inputs=(1, 2)), Chunks(60, 10))[A]
+    both = book.inclusions(sealed_by(ledger, B, 1, inputs=(1, 2)), Chunks(60, 10))[A]
     assert (both.contribution, both.part) == (ledger.entries[2].contribution, 2 / 6), "the longest of both"
 
 
@@ -214,5 +214,5 @@ def test_a_chunk_lacks_a_node_that_has_several_places_where_none_of_them_is_in_i
         seals = tuple((c, bytes(16), bytes([inputs])) for c in chunks)
         ledger = book.seal(ledger, ledger.owners[chunks[0]], ledger.since[chunks[0]], seals)  # type: ignore[arg-type]
     assert set(ledger.sealed) == {0, 1, 2, 3, 4}
-    assert book.lacking(ledger, {A, B, C}) == {4: (B,), 2: (C,)}
-    assert book.lacking(ledger, {A, C}) == {2: (C,)}, "only of those that are asked for"
+    assert book.missing_contributors(ledger, {A, B, C}) == {4: (B,), 2: (C,)}
+    assert book.missing_contributors(ledger, {A, C}) == {2: (C,)}, "only of those that are asked for"

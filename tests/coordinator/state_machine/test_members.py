@@ -9,7 +9,7 @@ from atoll.comm.config.run import MembersConfig, RunConfig
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import members
-from atoll.coordinator.state_machine.members import REMEMBER, MemberState
+from atoll.coordinator.state_machine.members import MAX_DEPARTED, MemberState
 from atoll.coordinator.state_machine.state import State
 from atoll.coordinator.state_machine.step import step
 
@@ -29,12 +29,12 @@ def test_who_went_longest_ago_is_forgotten_when_too_many_are_gone() -> None:
         state, _ = step(state, event, 0.0)
     lease = state.leases.held[first]
     state, _ = step(state, ev.Expired(first, 1, "silent"), 1.0)
-    for i in range(2, REMEMBER + 2):
+    for i in range(2, MAX_DEPARTED + 2):
         assert first in state.members.gone and state.leases.held == {first: lease}, "it may still come back"
         node = NodeId(f"n{state.members.next_id}")
         assert node == f"n{i}"
         state, _ = step(joined(state, node), ev.Leaving(node, 1, "bye"), 1.0)
-    assert first not in state.members.gone and len(state.members.gone) == REMEMBER
+    assert first not in state.members.gone and len(state.members.gone) == MAX_DEPARTED
     assert state.leases.free == lease and not state.leases.held
 
 
@@ -53,7 +53,8 @@ def test_a_verdict_that_was_taken_is_not_given_again(seed: int) -> None:
             moved_at=now - rng.uniform(0, 33),
             suspect_at=now - rng.uniform(-3, 3),
             expire_at=now - rng.uniform(-9, 1),
-            state=rng.choice([MemberState.SYNCED, MemberState.SUSPECT]),
+            state=MemberState.SYNCED,
+            suspected=rng.choice([None, "it is silent"]),
         )
         awaited |= {node} if rng.random() < 0.5 else set()
         state = replace(state, members=replace(state.members, here=state.members.here | {node: member}))
@@ -73,3 +74,22 @@ def test_a_member_that_is_heard_and_moves_is_never_judged(seed: int) -> None:
         node = NodeId("n1")
         state, _ = step(state, ev.Heartbeat(node, 1, "inner", 1, i), now)
         assert not members.judge(state.members, CONFIG.members, {node}, now)
+
+
+def test_a_suspect_goes_on_in_its_state_and_is_shown_as_a_suspect_with_the_reason() -> None:
+    node = NodeId("n1")
+    state, _ = step(joined(State(CONFIG), node), ev.Suspected(node, 1, "it is silent for 6 s"), 6.0)
+    member = state.members.here[node]
+    assert (member.state, member.shown_state) == (MemberState.JOINING, "suspect")
+    assert member.shown_reason == "it is silent for 6 s" and member.reason == "starting its trainer"
+    assert state.members.suspects == {node} and not state.members.of(MemberState.JOINING)
+    state, _ = step(state, ev.LayoutReported(node, 1, 40, b"layout"), 6.1)
+    assert state.members.here[node].shown_state == "suspect", "a report is no heartbeat"
+    state, _ = step(state, ev.SuspicionCleared(node, 1), 6.2)
+    member = state.members.here[node]
+    assert (member.state, member.shown_state, member.shown_reason) == (
+        MemberState.RECOVERING,
+        "recovering",
+        "fetches the live state",
+    )
+    assert not state.members.suspects and state.members.of(MemberState.RECOVERING) == (node,)

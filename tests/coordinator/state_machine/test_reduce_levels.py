@@ -7,8 +7,8 @@ import scenario
 
 from atoll.comm.ids import NodeId
 from atoll.coordinator.service.view import view
-from atoll.coordinator.state_machine.chunk_owners import owning, reducers
-from atoll.coordinator.state_machine.reduce_levels import RegionLevels, levels
+from atoll.coordinator.state_machine.chunk_owners import assign_owners, reducers
+from atoll.coordinator.state_machine.reduce_levels import RegionLevels, choose_levels
 from atoll.coordinator.state_machine.state import State
 from atoll.node.control.reports import plan_of
 
@@ -30,7 +30,7 @@ def told(
 
 def chosen(state: State) -> RegionLevels | None:
     members = tuple(state.members.here)
-    return levels(state, members, owning(state, members, reducers(state), 4))
+    return choose_levels(state, members, assign_owners(state, members, reducers(state), 4))
 
 
 def test_members_that_are_near_each_other_or_unknown_are_one_region() -> None:
@@ -52,7 +52,7 @@ def test_a_plan_in_regions_is_predicted_by_the_nodes_links_while_nothing_is_know
     run.state = replace(run.state, members=replace(run.state.members, here=known))
     run.steps()
     assert run.state.round.plan is not None and run.state.round.ledger.regions == (0, 0, 0, 1, 1, 1)
-    assert run.state.round.plan.predicted == owning(run.state, tuple(known), (), 4).seconds > 0
+    assert run.state.round.plan.predicted == assign_owners(run.state, tuple(known), (), 4).seconds > 0
 
 
 def test_two_levels_are_chosen_where_links_between_regions_are_slow() -> None:

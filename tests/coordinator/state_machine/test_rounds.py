@@ -89,7 +89,7 @@ class Fuzz:
         state, r = self.state, self.state.round
         assert state.committed - before.committed in (0, 1)
         assert set(r.ledger.contributions) | r.reached <= set(r.participants) <= set(state.members.here)
-        assert all(state.members.here[n].standing is MemberState.ACTIVE for n in r.participants)
+        assert all(state.members.here[n].state is MemberState.ACTIVE for n in r.participants)
         assert (r.plan is not None) == (r.phase is Phase.REDUCING)
         if r.plan is not None:
             assert set(r.ledger.members) <= set(r.ledger.contributions)
@@ -208,7 +208,7 @@ def answers(v: pb.View, state: State, node: NodeId) -> list[ev.Event]:
     said: list[ev.Event] = [] if m.connected else [ev.Connected(node, life)]
     if m.role == REDUCER:
         return said + sealed(v, state, node)
-    said += [ev.LayoutReported(node, life, 40, LAYOUT)] if m.standing is MemberState.JOINING else []
+    said += [ev.LayoutReported(node, life, 40, LAYOUT)] if m.state is MemberState.JOINING else []
     if v.initialise:
         said.append(ev.StateReported(node, life, 0, v.state_digest or digest(b"state 0 of " + node.encode())))
     elif m.state_round != v.committed and (v.committed or v.has_state):

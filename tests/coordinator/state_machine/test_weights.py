@@ -10,7 +10,7 @@ from atoll.comm.config.run import InnerConfig, ModelConfig, RunConfig
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine.ledger import Contribution, Ledger
-from atoll.coordinator.state_machine.weights import length, scales, weights
+from atoll.coordinator.state_machine.weights import round_length, scales, weights
 from atoll.outer_opt import weights as reference
 from atoll.outer_opt.clip import clip_factors
 
@@ -46,9 +46,9 @@ def test_weights_scales_and_length_are_those_of_simulations(name: WeightName, se
     ledger, run = opened(Ledger(), found), config(OuterConfig(weights=name, clip=True, per_token=True))
     assert weights(ledger, run) == REFERENCE[name](tokens, steps)
     assert scales(ledger, run) == clip_factors([c.norm for c in found])
-    assert length(ledger, run) == sum(steps) / len(steps) / run.rounds.inner_steps
+    assert round_length(ledger, run) == sum(steps) / len(steps) / run.rounds.inner_steps
     plain = config(OuterConfig(weights=name))
-    assert set(scales(ledger, plain)) == {1.0} and length(ledger, plain) == 1.0
+    assert set(scales(ledger, plain)) == {1.0} and round_length(ledger, plain) == 1.0
 
 
 @pytest.mark.parametrize("name", WeightName)
@@ -56,7 +56,7 @@ def test_steps_that_were_committed_with_other_fragments_are_in_a_delta_as_well(n
     found = [Contribution(40, 10, 2.0, 1.0), Contribution(8, 2, 2.0, 1.0, earlier=32)]
     ledger, run = opened(Ledger(), found), config(OuterConfig(weights=name, per_token=True))
     assert len(set(weights(ledger, run))) == 1
-    assert length(ledger, run) == 10 / run.rounds.inner_steps
+    assert round_length(ledger, run) == 10 / run.rounds.inner_steps
 
 
 def test_a_delta_of_1000_times_the_others_norm_counts_a_thousandth() -> None:
@@ -85,9 +85,9 @@ def test_a_reducer_has_no_weight_and_changes_no_measure(name: WeightName) -> Non
         *scales(alone, run),
         1.0,
     ]
-    assert length(beside, run) == length(alone, run)
+    assert round_length(beside, run) == round_length(alone, run)
     only = book.reopen(Ledger(), (), (NodeId("n9"),), 1, lambda chunks: (NodeId("n9"),))
-    assert (weights(only, run), scales(only, run), length(only, run)) == ([0.0], [1.0], 1.0)
+    assert (weights(only, run), scales(only, run), round_length(only, run)) == ([0.0], [1.0], 1.0)
 
 
 @pytest.mark.parametrize("name", WeightName)
@@ -98,5 +98,5 @@ def test_who_comes_in_a_later_attempt_changes_nothing_for_the_others(name: Weigh
     later = opened(first, [*found, replace(found[0], samples=400_000, norm=1e9)])
     assert later.attempt == 2 and len(later.entries) == 4
     assert weights(later, run)[:3] == weights(first, run) and scales(later, run)[:3] == scales(first, run)
-    assert length(later, run) == length(first, run)
+    assert round_length(later, run) == round_length(first, run)
     assert scales(later, run)[3] < 1e-2
