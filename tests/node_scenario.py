@@ -69,7 +69,7 @@ class Run:
         before = self.state.phase
         self.state, effects = step(self.state, event)
         for effect in effects:
-            if isinstance(effect, ef.Train):
+            if isinstance(effect, ef.OrderTraining):
                 self.order = effect.view.train.round
             if not isinstance(effect, ef.Encode):
                 self.said.append(shown(effect))
@@ -150,7 +150,7 @@ class Run:
             case "held":
                 attempt = self.round, 1 if number is None else number
                 word = words[-1] if words and not words[-1].isdigit() else ""
-                self.feed(ev.ReduceComplete(attempt, root(f"{self.round} {word}".strip())))
+                self.feed(ev.AttemptComplete(attempt, root(f"{self.round} {word}".strip())))
             case "still":
                 self.feed(ev.TrainerSilent(float(words[0])))
             case "rejoined":
@@ -213,9 +213,9 @@ def root(words: str) -> bytes:
 
 def shown(effect: ef.Effect) -> str:
     match effect:
-        case ef.Initialise():
+        case ef.OrderInitialisation():
             return "initialise the model"
-        case ef.Train(view, carried, resume, on, rebased):
+        case ef.OrderTraining(view, carried, resume, on, rebased):
             start = "the local vector" if resume else "the anchor"
             how = [f"on top of {carried} samples"] * (carried > 0)
             how += ["keeping other fragments' steps"] * (resume and not carried)
@@ -223,7 +223,7 @@ def shown(effect: ef.Effect) -> str:
             how += ["its other fragments' steps are rebased"] * rebased
             ranges = "+".join(f"{r.first}..{r.first + r.count - 1}" for r in view.train.lease)
             return "; ".join([f"train round {view.train.round} on {ranges}, from {start}", *how])
-        case ef.Evaluate(round_):
+        case ef.OrderEvaluation(round_):
             return f"evaluate state {round_}"
         case ef.FinishTraining(round_):
             return f"finish the inner steps of round {round_}"

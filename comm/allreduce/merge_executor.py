@@ -30,7 +30,7 @@ OWN_CONTRIBUTION = np.empty(0, np.uint8)  # stands for this member's contributio
 
 
 @dataclass(frozen=True)
-class Merge:
+class PendingMerge:
     """A merge that was ordered, with the terms of its sum."""
 
     order: MergeChunk | SumRegion
@@ -80,7 +80,7 @@ class MergeExecutor:
         not used again."""
         self._inbox.clear()
 
-    def begin(self, order: MergeChunk | SumRegion, plan: Plan) -> Merge:
+    def begin(self, order: MergeChunk | SumRegion, plan: Plan) -> PendingMerge:
         """Take the terms of the merge that is ordered; `finish` it. This member's own contribution is put in only
         there."""
         c = order.chunk
@@ -96,9 +96,9 @@ class MergeExecutor:
             payload = OWN_CONTRIBUTION if mine else self._inbox[c, i]
             share = sum(plan.members[k].weight for k in listed) / total
             terms.append((i, payload, share * (plan.members[i].scale if i in direct else 1.0)))
-        return Merge(order, plan, terms)
+        return PendingMerge(order, plan, terms)
 
-    async def finish(self, merge: Merge) -> tuple[U8, bytes] | None:
+    async def finish(self, merge: PendingMerge) -> tuple[U8, bytes] | None:
         """Average and encode a merge that was begun: (bytes, digest). A region's mean has the places of those who
         are in it behind it, as it is sent; the digest leaves them out. None: this member's delta is of no more
         use, nor is its part in the reduce. Raises `UnusableContribution`."""

@@ -53,7 +53,7 @@ from atoll.comm.allreduce.effects import (
 )
 from atoll.comm.allreduce.late_peers import LatePeers, Lost, Ping, PullFrom
 from atoll.comm.allreduce.listener import ReduceListener, SealReport
-from atoll.comm.allreduce.merge_executor import Merge, MergeExecutor
+from atoll.comm.allreduce.merge_executor import MergeExecutor, PendingMerge
 from atoll.comm.allreduce.payloads import Payloads
 from atoll.comm.allreduce.protocol import ReduceProtocol
 from atoll.comm.allreduce.sealing import SealFormat, UnusableContribution, mean_of
@@ -378,7 +378,7 @@ class Reduction:
                 case _:
                     assert_never(effect)
 
-    async def _merge(self, merge: Merge) -> None:
+    async def _merge(self, merge: PendingMerge) -> None:
         order, c = merge.order, merge.order.chunk
         try:
             if (found := await self._executor.finish(merge)) is None:

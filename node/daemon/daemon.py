@@ -201,11 +201,11 @@ class Daemon:
     def _act(self, effect: ef.Effect) -> None:
         reports = self._member.reports
         match effect:
-            case ef.Initialise():
+            case ef.OrderInitialisation():
                 self._initialise()
-            case ef.Train():
+            case ef.OrderTraining():
                 self._train(effect)
-            case ef.Evaluate(round_):
+            case ef.OrderEvaluation(round_):
                 self._pulse.at = time.monotonic()
                 self._supervisor.send(Evaluate(round_))
             case ef.FinishTraining(round_):
@@ -256,7 +256,7 @@ class Daemon:
         elif self._loading is None or self._loading.done():  # else the trainer died meanwhile
             self._loading = self._spawn(self._load())
 
-    def _train(self, effect: ef.Train) -> None:
+    def _train(self, effect: ef.OrderTraining) -> None:
         order, carried = effect.view.train, effect.carried
         if effect.on:
             self._pulse.at = time.monotonic()

@@ -336,7 +336,7 @@ class OuterLoop:
 
     # The reduce
 
-    def begin_training(self, order: ef.Train) -> None:
+    def begin_training(self, order: ef.OrderTraining) -> None:
         """Forget what was encoded of the steps before: those that begin are encoded anew."""
         if (update := self.participation.residual_update(order.view)) is not None:
             self._spawn(self.compute(update))
@@ -379,7 +379,7 @@ class OuterLoop:
     def complete_reduce(self, plan: Plan, root: bytes, proven: bool) -> None:
         """Report that every sealed chunk is here; `proven`: and is the ledger's."""
         peers = self._member.plane.peers
-        self._emit(ev.ReduceComplete((plan.round, plan.attempt), root))
+        self._emit(ev.AttemptComplete((plan.round, plan.attempt), root))
         complete = pb.ReduceComplete(
             digest=root,
             proven=proven,

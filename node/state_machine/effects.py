@@ -9,12 +9,12 @@ from atoll.node.state_machine.state import Work
 
 
 @dataclass(frozen=True, slots=True)
-class Initialise:
+class OrderInitialisation:
     """Make state 0; answered by `StateMoved`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Train:
+class OrderTraining:
     """Take the inner steps that the view orders, on what its lease has behind the first `carried` samples."""
 
     view: pb.View
@@ -26,7 +26,7 @@ class Train:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluate:
+class OrderEvaluation:
     """Measure the validation loss of the state of `round`; answered by `Evaluated`."""
 
     round: int
@@ -158,9 +158,9 @@ class RunFinished:
 
 
 Effect = (
-    Initialise
-    | Train
-    | Evaluate
+    OrderInitialisation
+    | OrderTraining
+    | OrderEvaluation
     | FinishTraining
     | EndTrainer
     | Encode

@@ -44,7 +44,7 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
-class ReduceComplete:
+class AttemptComplete:
     """Every sealed chunk of the attempt is here."""
 
     attempt: Attempt
@@ -81,7 +81,7 @@ Event = (
     | Waits
     | Evaluated
     | Encoded
-    | ReduceComplete
+    | AttemptComplete
     | StateMoved
     | MoveFailed
     | Rejoined

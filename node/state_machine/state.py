@@ -121,14 +121,14 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ReadyWork:
     """Work on the state that the node holds: its round can have it."""
 
     work: Work
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class CarriedWork:
     """Work of rounds that left it out, brought to the state that the node holds: the next steps go on top."""
 
     work: Work
@@ -173,7 +173,7 @@ class State:
     layout: pb.LayoutReported | None = None  # of the trainer's model; None: it has not said hello yet
     trainer: Trainer = Down()
     outer: OuterPosition = NoState()
-    work: Ready | Carried | None = None
+    work: ReadyWork | CarriedWork | None = None
     reduce: Reducing | Reduced | None = None
     reached: int | None = None  # the round that has its inner steps here
     evaluated: int | None = None  # the round whose state was measured last
@@ -206,12 +206,12 @@ class State:
     @property
     def ready(self) -> Work | None:
         """The work that its round can have; None: there is none."""
-        return self.work.work if isinstance(self.work, Ready) else None
+        return self.work.work if isinstance(self.work, ReadyWork) else None
 
     @property
     def carried(self) -> Work | None:
         """The work that its rounds left out, and that was brought to the node's state; None: there is none."""
-        return self.work.work if isinstance(self.work, Carried) else None
+        return self.work.work if isinstance(self.work, CarriedWork) else None
 
     @property
     def reduced(self) -> Reduced | None:

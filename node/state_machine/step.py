@@ -10,9 +10,9 @@ are whole and idempotent, so nothing depends on having seen every one of them.
     reduce:   none -> Reducing (attempt 1, 2, ...) -> Reduced -> none
 
 With overlap a trainer that handed its work over does not stop: it goes `Ahead`, on the samples that follow, and
-takes the new state when it is told to `Train` on. While it is ahead, and only then, the state moves under a
-trainer at work: it reads neither anchor nor local vector until it is told, and from then on both stand still until
-it hands over again.
+takes the new state when it is told to `OrderTraining` on. While it is ahead, and only then, the state moves under
+a trainer at work: it reads neither anchor nor local vector until it is told, and from then on both stand still
+until it hands over again.
 
 Where fragments take turns, a round commits the steps of one fragment only. What the local vector has of the others
 stays (`FragmentTurns`): the next steps start from it, though no sample of it is to be committed any more.
@@ -30,10 +30,11 @@ from atoll.node.state_machine.effects import (
     Effect,
     Encode,
     EndTrainer,
-    Evaluate,
     FallBack,
     FinishTraining,
-    Initialise,
+    OrderEvaluation,
+    OrderInitialisation,
+    OrderTraining,
     Recover,
     Renumber,
     ReportEvaluated,
@@ -44,14 +45,13 @@ from atoll.node.state_machine.effects import (
     RunFinished,
     StartReduce,
     StopReduce,
-    Train,
     VerifySeals,
 )
 from atoll.node.state_machine.events import (
+    AttemptComplete,
     Encoded,
     Event,
     MoveFailed,
-    ReduceComplete,
     Rejoined,
     StateMoved,
     TrainerDown,
@@ -63,7 +63,7 @@ from atoll.node.state_machine.state import (
     Ahead,
     At,
     Attempt,
-    Carried,
+    CarriedWork,
     Down,
     Evaluating,
     FragmentTurns,
@@ -71,7 +71,7 @@ from atoll.node.state_machine.state import (
     Move,
     Moving,
     NoState,
-    Ready,
+    ReadyWork,
     Reduced,
     Reducing,
     State,
@@ -137,14 +137,14 @@ def _take(state: State, event: Event, out: list[Effect]) -> State:
             if state.ready == work:
                 out.append(ReportReady(work.round, _contribution(work, norm, damping)))
             return state
-        case ReduceComplete(attempt, root):
+        case AttemptComplete(attempt, root):
             if attempt not in _attempts(state):
                 return state
             return replace(state, reduce=Reduced(attempt, root))
         case StateMoved(round_, digest):
             out.append(ReportState(round_, digest))
-            if isinstance(state.work, Ready):
-                state = replace(state, work=Carried(state.work.work))
+            if isinstance(state.work, ReadyWork):
+                state = replace(state, work=CarriedWork(state.work.work))
             return replace(state, outer=At(round_, digest))
         case MoveFailed(round_):
             return _not_moved(state, round_)
@@ -159,7 +159,7 @@ def _without_trainer(state: State) -> State:
         state = replace(state, outer=state.outer.before)
     if isinstance(state.trainer, Training):  # it may have died while it wrote the local vector
         turns = state.turns and replace(state.turns, from_local=False)
-        state = replace(state, work=state.work if isinstance(state.work, Ready) else None, turns=turns)
+        state = replace(state, work=state.work if isinstance(state.work, ReadyWork) else None, turns=turns)
     return replace(state, trainer=Down())
 
 
@@ -225,7 +225,7 @@ def _handed_over(state: State, task: Training, ready: trainer.Ready, out: list[E
         out.append(Encode(work))
     rest = remaining(task.lease, total) if ready.ahead else ()
     following = Ahead(task.round, rest[0][0], evaluating=task.evaluating) if rest else at_rest
-    return replace(state, trainer=following, work=Ready(work))
+    return replace(state, trainer=following, work=ReadyWork(work))
 
 
 def _decide(state: State, out: list[Effect]) -> State:
@@ -295,7 +295,7 @@ def _holds(state: State, view: pb.View) -> bool:
 def _initialise(state: State, before: NoState | At, out: list[Effect]) -> State:
     if isinstance(state.trainer, Down):
         return state
-    out.append(Initialise())
+    out.append(OrderInitialisation())
     turns = state.turns and replace(state.turns, from_local=False)
     return replace(state, trainer=Idle(), outer=Moving(Move.INITIALISE, before), work=None, turns=turns)
 
@@ -337,7 +337,7 @@ def _occupy_trainer(state: State, at: At, view: pb.View, out: list[Effect]) -> S
         case Training():
             return _hurry(state, state.trainer, view, out)
     if view.evaluate and state.evaluated != view.committed and not state.evaluating:
-        out.append(Evaluate(view.committed))
+        out.append(OrderEvaluation(view.committed))
         if isinstance(state.trainer, Ahead):
             return replace(state, trainer=replace(state.trainer, evaluating=True))
         return replace(state, trainer=Evaluating(view.committed))
@@ -364,14 +364,14 @@ def _train(state: State, task: Idle | Ahead, view: pb.View, out: list[Effect]) -
     dropped = state.ready is not None or (state.carried is not None and base is None)
     local = turns is not None and turns.from_local and not dropped and not _in(front, turns.applied)
     resume, rebased = bool(carried) or (local and not on), turns is not None and on and turns.rebased
-    out.append(Train(view, carried, resume, on, rebased, owed=resume or (on and turns is not None)))
+    out.append(OrderTraining(view, carried, resume, on, rebased, owed=resume or (on and turns is not None)))
     old = state.ready or state.carried  # that its steps are committed may be by an earlier life of this node
     fresh = old is not None and old.fresh if on else not local
     evaluating = isinstance(task, Ahead) and task.evaluating
     return replace(
         state,
         trainer=Training(order.round, lease, fresh, evaluating=evaluating),
-        work=None if base is None else Carried(base),
+        work=None if base is None else CarriedWork(base),
         reduce=None,
         reached=None,
         turns=turns and replace(turns, from_local=local or on),

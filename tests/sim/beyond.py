@@ -25,7 +25,7 @@ class Beyond:
         """Behind the delta of this round."""
         return self._local[self._turns.fragment(round_)]
 
-    def train(self, effect: effects.Train) -> None:
+    def train(self, effect: effects.OrderTraining) -> None:
         """The trainer loads the anchor or the local vector, or takes what is new of them."""
         if effect.on and not effect.carried:
             self.vague = self.vague or self.applied < self._handed

@@ -127,11 +127,11 @@ class Node(Process):
 
     def _act(self, effect: ef.Effect) -> None:
         match effect:
-            case ef.Initialise():
+            case ef.OrderInitialisation():
                 self.trainer.busy(0.1, self._initialised)
-            case ef.Train():
+            case ef.OrderTraining():
                 self._train(effect)
-            case ef.Evaluate(round_):
+            case ef.OrderEvaluation(round_):
                 self.trainer.busy(0.1, lambda: self.feed(channel.Evaluated(round_, 2.0)))
             case ef.FinishTraining(round_):
                 self.trainer.finish(round_)
@@ -181,7 +181,7 @@ class Node(Process):
 
     # Training
 
-    def _train(self, effect: ef.Train) -> None:
+    def _train(self, effect: ef.OrderTraining) -> None:
         order, carried, on = effect.view.train, effect.carried, effect.on
         self.beyond.train(effect)
         lease = [s for r in order.lease for s in range(r.first, r.first + r.count)]
@@ -340,7 +340,7 @@ def told(event: object) -> str:
         case ef.Recover(view, differs, rebase):
             donors = " ".join(d.node_id for d in view.donors)
             return f"Recover({view.committed}, {differs=}, {rebase=}, from {donors})"
-        case ef.Train(view, carried, resume, on, rebased):
+        case ef.OrderTraining(view, carried, resume, on, rebased):
             return f"Train({view.train.round}, {carried=}, {resume=}, {on=}, {rebased=})"
         case ef.VerifySeals(view):
             return f"VerifySeals({view.plan.round}/{view.plan.attempt})"

@@ -351,7 +351,7 @@ class Plane:
         told = digest("a lie", root) if self._lies(reduce, "held") else root
         fence, rates = reduce.plan.fence, (self.world.rng.choice([0.0, 1e6, 5e6]), 1e6)
         trips, inside, outside = self.world.measured(self.node, list(reduce.came), bool(reduce.plan.regions))
-        self.node.later(0.0, self.node.feed, node_ev.ReduceComplete((fence.round, fence.attempt), root))
+        self.node.later(0.0, self.node.feed, node_ev.AttemptComplete((fence.round, fence.attempt), root))
         rest = (*rates, trips, inside, outside, proven)
         self.node.report(lambda n, life: ev.ReduceComplete(n, life, fence, told, 1000, 1000, *rest))
 

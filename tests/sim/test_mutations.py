@@ -541,7 +541,7 @@ MUTATIONS = [
     Mutation(
         "work is not carried over",
         N + "state_machine/step.py",
-        "state = replace(state, work=Carried(state.work.work))",
+        "state = replace(state, work=CarriedWork(state.work.work))",
         "state = replace(state, work=None)",
     ),
     Mutation(
@@ -575,7 +575,7 @@ MUTATIONS = [
     Mutation(
         "a trainer that died while it wrote keeps what it carried",
         N + "state_machine/step.py",
-        "work=state.work if isinstance(state.work, Ready) else None, turns=turns)",
+        "work=state.work if isinstance(state.work, ReadyWork) else None, turns=turns)",
         "turns=turns)",
         4,
     ),

@@ -26,7 +26,7 @@ def test_a_trainer_that_dies_while_state_0_is_read_has_it_read_no_second_time() 
         daemon._loop = cast(Any, SimpleNamespace(load_initial=begin))
         async with asyncio.TaskGroup() as daemon._tasks:
             for _ in range(2):  # the second time for a trainer that was started again
-                daemon._act(effects.Initialise())
+                daemon._act(effects.OrderInitialisation())
                 await asyncio.sleep(0)
             assert begun == 1
             read.set()

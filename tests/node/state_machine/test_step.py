@@ -8,18 +8,18 @@ from atoll.node.state_machine.effects import (
     Effect,
     Encode,
     FallBack,
+    OrderTraining,
     Recover,
     Renumber,
     ReportLayout,
     ReportReady,
     ReportState,
-    Train,
 )
 from atoll.node.state_machine.events import (
+    AttemptComplete,
     Encoded,
     Event,
     MoveFailed,
-    ReduceComplete,
     Rejoined,
     StateMoved,
     TrainerDown,
@@ -61,7 +61,7 @@ class Story:
         self.feed(TrainerUp(self.layout))
         self.feed(StateMoved(0, b"state 0"))
         (train,) = self.view(0, 0)
-        assert isinstance(train, Train) and not (train.resume or train.on or train.owed)
+        assert isinstance(train, OrderTraining) and not (train.resume or train.on or train.owed)
 
     def ready(self, round_: int, ahead: bool) -> None:
         self.feed(Ready(round_, 5, 2.0, 10, 1.0, ahead))
@@ -72,14 +72,14 @@ class Story:
         view = pb.View(version=self.version, committed=round_ - 1, you="active", phase="reducing")
         view.plan.round, view.plan.attempt = round_, 1
         self.feed(ViewArrived(view))
-        self.feed(ReduceComplete((round_, 1), b"root %d" % round_))
+        self.feed(AttemptComplete((round_, 1), b"root %d" % round_))
 
     def seen(self) -> pb.View:
         assert self.state.view is not None
         return self.state.view
 
-    def trains(self, effects: list[Effect]) -> Train:
-        (train,) = [e for e in effects if isinstance(e, Train)]
+    def trains(self, effects: list[Effect]) -> OrderTraining:
+        (train,) = [e for e in effects if isinstance(e, OrderTraining)]
         return train
 
 
