@@ -363,7 +363,7 @@ MUTATIONS = [
         "what came too late for any chunk consumes",
         C + "state_machine/reduce.py",
         "p.samples.get(data.front(held_[n]), 0)",
-        "book.used(ledger, n, data.front(held_[n]))",
+        "book.contributed_samples(ledger, n, data.front(held_[n]))",
         SCENARIOS,
     ),
     Mutation(
@@ -439,7 +439,7 @@ MUTATIONS = [
         "the fence counts members for the epoch",
         C + "state_machine/reduce.py",
         "Epoch(state.epoch)",
-        "Epoch(len(members))",
+        "Epoch(len(ledger.members))",
     ),
     Mutation(
         "a hung trainer is waited for",
