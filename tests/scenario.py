@@ -119,14 +119,14 @@ class Run:
 
     def member(self, node: NodeId) -> Member:
         members = self.state.members
-        return members.here.get(node) or members.gone[node]
+        return members.here.get(node) or members.departed[node]
 
     def name(self, node: NodeId) -> str:
         return self.state.name(node)
 
     @property
     def known(self) -> tuple[Member, ...]:
-        return (*self.state.members.here.values(), *self.state.members.gone.values())
+        return (*self.state.members.here.values(), *self.state.members.departed.values())
 
     def node(self, name: str) -> NodeId:
         return next(m.node for m in self.known if m.name == name)
@@ -243,7 +243,7 @@ class Run:
             case "reached":
                 return ev.StepsReached(node, life, int(options.get("round", r.number)))
             case "ready":
-                lease = self.state.leases.held.get(node, ())
+                lease = self.state.leases.by_node.get(node, ())
                 front = int(options.get("front", data.front(lease) if lease else 0))
                 steps = int(options.get("steps", 10))
                 samples = int(options.get("samples", steps))
@@ -339,7 +339,7 @@ class Run:
                     step_ = m.step[1] if node in self.hung else m.step[1] + 1
                     self.feed(ev.Heartbeat(node, m.life, self.phases.get(node, m.phase), 0, step_))
             for verdict in members.judge(
-                self.state.members, self.state.config.members, self.state.awaited, self.now
+                self.state.members, self.state.config.members, self.state.awaited_members, self.now
             ):
                 self.feed(verdict)
             self.feed(ev.Tick())
@@ -355,7 +355,7 @@ class Run:
         state, r = self.state, self.state.round
         match what:
             case "members":
-                return [shown_member(m) for m in (*state.members.here.values(), *state.members.gone.values())]
+                return [shown_member(m) for m in (*state.members.here.values(), *state.members.departed.values())]
             case "leases":
                 return [shown_leases(state.leases, self.name)]
             case "ledger":
@@ -409,7 +409,7 @@ class Desk:
 
 
 def shown_leases(leases: Leases, name: Callable[[NodeId], str]) -> str:
-    held = "".join(f"{name(n)} {ranges(lease)}; " for n, lease in sorted(leases.held.items()))
+    held = "".join(f"{name(n)} {ranges(lease)}; " for n, lease in sorted(leases.by_node.items()))
     return f"{held}free {ranges(leases.free)}; never leased {leases.next}.."
 
 

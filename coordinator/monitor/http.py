@@ -146,7 +146,7 @@ def snapshot(loop: EventLoop, run: str) -> dict[str, Any]:
         "members": [
             _member(m, loop.telemetry.vitals.get(m.node, Vitals()), state, now) for m in _listed(state, now)
         ],
-        "members_gone": len(state.members.gone),
+        "members_gone": len(state.members.departed),
         "events": [{"at": at, "node": note.node, "sentence": note.sentence} for at, note in loop.notes],
     }
 
@@ -168,7 +168,7 @@ def awaited_names(state: State) -> list[str]:
         case Phase.COLLECTING:
             late = [n for n in r.participants if n not in r.ledger.contributions]
         case Phase.REDUCING if r.plan is not None:
-            late = [n for n in r.ledger.members if n not in r.held]
+            late = [n for n in r.ledger.members if n not in r.completions]
         case _:
             late = []
     return [state.name(n) for n in late]
@@ -176,7 +176,7 @@ def awaited_names(state: State) -> list[str]:
 
 def _listed(state: State, now: float) -> list[Member]:
     """The members, and of those that are gone the latest of the last day."""
-    gone = [m for m in list(state.members.gone.values())[-MAX_GONE:] if now - m.heard_at < GONE_MEMORY]
+    gone = [m for m in list(state.members.departed.values())[-MAX_GONE:] if now - m.heard_at < GONE_MEMORY]
     return [*state.members.here.values(), *gone]
 
 

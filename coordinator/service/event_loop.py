@@ -163,7 +163,7 @@ class EventLoop:
         state = self.state
         verdicts: list[Event] = []
         if now > self._judging_from:
-            verdicts = members.judge(state.members, state.config.members, state.awaited, now)
+            verdicts = members.judge(state.members, state.config.members, state.awaited_members, now)
         await self._commit([(event, None) for event in (*verdicts, Tick())])
         if self.clock() - self._telemetry_saved_at > TELEMETRY_INTERVAL:
             await self._durably(self._save(self.telemetry.dump()))

@@ -59,7 +59,7 @@ class CoordinatorService:
         self._events, self._views, self._journal, self._metrics = events, views, journal, metrics
         self._run, self._key, self._tls = run, data_key, tls
         members = events.state.members
-        self._secrets = {m.session: m.node for m in (*members.gone.values(), *members.here.values())}
+        self._secrets = {m.session: m.node for m in (*members.departed.values(), *members.here.values())}
         self._joining = asyncio.Lock()  # ids and lives are given one at a time
         self._entering: asyncio.Task[None] | None = None  # the latest join, whose caller may be gone
         self._heartbeats, self._reports = TokenBuckets(HEARTBEAT_LIMIT), TokenBuckets(REPORT_LIMIT)
@@ -219,7 +219,7 @@ class CoordinatorService:
         if (node := self._secrets.get(secret)) is None:
             return None
         members = self._events.state.members
-        member = members.here.get(node) or members.gone.get(node)
+        member = members.here.get(node) or members.departed.get(node)
         if member is None:
             del self._secrets[secret]  # forgotten
         return member

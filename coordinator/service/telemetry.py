@@ -54,14 +54,14 @@ class Telemetry:
             if member is was:
                 continue
             if member is None:
-                gone = after.members.gone.get(node)
+                gone = after.members.departed.get(node)
                 self.meter.record_departure(node, gone is not None and gone.state is MemberState.LEFT, now)
             elif member.life != was.life:
                 self.meter.record_return(node, now)
             elif member.state is MemberState.RECOVERING and was.state in TRAINING_STATES:
                 self.meter.record_divergence(node, now)
-        if after.members.gone is not before.members.gone:
-            for node in before.members.gone.keys() - after.members.gone.keys():
+        if after.members.departed is not before.members.departed:
+            for node in before.members.departed.keys() - after.members.departed.keys():
                 if node in here:
                     self.meter.record_return(node, now)
                 else:

@@ -67,7 +67,7 @@ def common_view(state: State, before: CommonView | None = None, draining: bool =
         incarnation=state.incarnation,
         epoch=state.epoch,
         phase=r.phase,
-        has_state=state.held,
+        has_state=state.state_held,
         lost=rollback.state_lost(state),
         committed=state.committed,
         state_digest=state.digest,
@@ -97,7 +97,7 @@ def common_view(state: State, before: CommonView | None = None, draining: bool =
         train = before.train if before.train == train else train
         donors = before.donors if before.donors == donors else donors
         serve = before.serve if before.serve == serve else serve
-    apart = not state.committed and state.held and all(state.members.here[n].leaf for n in state.holders)
+    apart = not state.committed and state.state_held and all(state.members.here[n].leaf for n in state.holders)
     return CommonView(head, facts, train, plan, fence, planned, donors, serve, known, keepers, uploaders, apart)
 
 
@@ -112,7 +112,7 @@ def affected_nodes(before: State, after: State) -> set[NodeId] | None:
     for now, was in (
         (after.counted, before.counted),
         (after.members.here, before.members.here),
-        (after.leases.held, before.leases.held),
+        (after.leases.by_node, before.leases.by_node),
     ):
         if now is not was:
             nodes.update(n for n in now if was.get(n) is not now[n])
@@ -137,7 +137,7 @@ def node_view(state: State, common: CommonView, node: NodeId) -> NodeView:
     r = state.round
     me = state.members.here.get(node)
     if me is None:
-        gone = state.members.gone.get(node)
+        gone = state.members.departed.get(node)
         was = gone.state if gone is not None else ""
         return NodeView(was, False, False, False, False, False, (), False, (), (), False, 0)
     trains = r.phase in TRAINING and me.state in (MemberState.SYNCED, MemberState.ACTIVE)
@@ -149,7 +149,7 @@ def node_view(state: State, common: CommonView, node: NodeId) -> NodeView:
         ready=node in r.ledger.contributions,
         reached=node in r.reached,
         closing=r.phase in (Phase.COLLECTING, Phase.REDUCING) and node in r.participants,
-        lease=state.leases.held.get(node, ()) if trains else (),
+        lease=state.leases.by_node.get(node, ()) if trains else (),
         planned=node in common.plan_nodes,
         donors=_sources(common, node) if lacks else (),
         serve=common.serve if me.leaf and me.role != REDUCER and not _left_behind(state, me) else (),
@@ -205,7 +205,7 @@ def _served(state: State) -> Donors:
     here, k = state.members.here, state.committed
     behind = {n for n, m in here.items() if _left_behind(state, m)}
     have = [m for n, m in here.items() if n not in behind and m.role != REDUCER]
-    lack = behind if k else {n for n in behind if here[n].state_digest and state.held}
+    lack = behind if k else {n for n in behind if here[n].state_digest and state.state_held}
     if not lack or not have or not all(m.leaf for m in have):
         return ()
     able = sorted((n for n, m in here.items() if not m.leaf and state.members.trusted(n)), key=order)
@@ -287,7 +287,7 @@ def _plan(state: State) -> bytes:
     place = {entry.node: i for i, entry in enumerate(ledger.entries) if not entry.gone}
     plan.owners.extend(NOBODY if owner is None else place[owner] for owner in ledger.owners)
     plan.since.extend(ledger.since)
-    plan.kept = bitmap(ledger.kept, len(ledger.owners))
+    plan.kept = bitmap(ledger.sealed_before, len(ledger.owners))
     plan.regions.extend(ledger.regions)
     if ledger.layered:
         plan.layered = bitmap(ledger.layered, len(ledger.owners))

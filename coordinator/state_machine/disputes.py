@@ -45,7 +45,7 @@ def record_missing_chunks(state: State, event: ChunksMissing) -> State:
     late = r.plan is None or r.plan.fence != event.fence or not r.ledger.complete
     if late or r.plan is None or node not in r.wrong or node not in r.ledger.members or not chunks:
         return state
-    plan = replace(r.plan, lacking=r.plan.lacking | {node: chunks})
+    plan = replace(r.plan, missing_chunks=r.plan.missing_chunks | {node: chunks})
     return with_round(state, replace(state.round, plan=plan, wrong=r.wrong.union(r.ledger.members)))
 
 
@@ -54,11 +54,11 @@ def resolve(state: State, members: list[NodeId], now: float, out: list[Effect]) 
     r = state.round
     assert r.plan is not None
     root = r.ledger.root
-    right = {n: h for n, h in r.held.items() if h.digest == root}
-    wrong = [n for n in members if n in r.held and n not in right]
-    if liars := [n for n in wrong if r.held[n].proven]:
+    right = {n: h for n, h in r.completions.items() if h.digest == root}
+    wrong = [n for n in members if n in r.completions and n not in right]
+    if liars := [n for n in wrong if r.completions[n].proven]:
         reason = f"its sealed bytes in round {r.number} are not the ledger's, whose digests it was told"
-        state = with_round(state, replace(state.round, held=right))
+        state = with_round(state, replace(state.round, completions=right))
         for liar in liars:
             state = remove(state, liar, MemberState.EVICTED, reason, out)
         return state
@@ -66,10 +66,11 @@ def resolve(state: State, members: list[NodeId], now: float, out: list[Effect]) 
         for node in wrong:
             sentence = f"{state.name(node)} holds other sealed bytes than the ledger says: it is told which"
             out.append(Note(f"round {r.number}: {sentence}", node))
-        return with_round(state, replace(state.round, held=right, wrong=r.wrong.union(wrong)))
+        return with_round(state, replace(state.round, completions=right, wrong=r.wrong.union(wrong)))
     lack = [n for n in members if n not in right]
     why = f"{state.names(lack)} got sealed chunks from nobody as the ledger has them"
-    layered = any(c in r.ledger.layered for n in lack for c in r.plan.lacking[n])  # only its region was asked
+    # only its region was asked
+    layered = any(c in r.ledger.layered for n in lack for c in r.plan.missing_chunks[n])
     if layered or not r.settled.issuperset(members):
         ledger = book.flatten(r.ledger) if layered else r.ledger
         settled = frozenset() if layered else frozenset(members)
@@ -82,7 +83,7 @@ def _culprit(state: State, members: list[NodeId], lack: list[NodeId]) -> tuple[N
     """Who goes, and why."""
     r, here = state.round, state.members.here
     assert r.plan is not None
-    owners, lacks = r.ledger.owners, {n: r.plan.lacking[n] for n in lack}
+    owners, lacks = r.ledger.owners, {n: r.plan.missing_chunks[n] for n in lack}
 
     def longest(nodes: list[NodeId]) -> NodeId:
         return min(nodes, key=lambda n: (here[n].life, n in lacks, order(n)))

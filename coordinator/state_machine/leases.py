@@ -19,12 +19,12 @@ Lease = tuple[Range, ...]
 class Leases:
     """All samples of the run that were leased and are not consumed.
 
-    Invariant: `free` and the leases in `held` are disjoint, and all of their samples lie below `next`.
+    Invariant: `free` and the leases in `by_node` are disjoint, and all of their samples lie below `next`.
     """
 
     next: int = 0  # first sample never leased
     free: Lease = ()  # returned ranges, ascending
-    held: dict[NodeId, Lease] = field(default_factory=dict)
+    by_node: dict[NodeId, Lease] = field(default_factory=dict)
 
 
 def size(lease: Lease) -> int:
@@ -43,7 +43,7 @@ def grant(leases: Leases, node: NodeId, count: int) -> Leases:
 
 def grant_each(leases: Leases, counts: Mapping[NodeId, int]) -> Leases:
     """`grant` for many nodes, one after the other."""
-    held, free, next_ = dict(leases.held), leases.free, leases.next
+    held, free, next_ = dict(leases.by_node), leases.free, leases.next
     for node, count in counts.items():
         lease = held.get(node, ())
         if (missing := count - size(lease)) <= 0:
@@ -78,11 +78,11 @@ def consume(leases: Leases, node: NodeId, used: int) -> Leases:
 
 def consume_each(leases: Leases, used: Mapping[NodeId, int]) -> Leases:
     """`consume` for many nodes."""
-    held = dict(leases.held)
+    held = dict(leases.by_node)
     for node, left in used.items():
         rest = list(held.pop(node, ()))
-        if not 0 <= left <= size(leases.held.get(node, ())):
-            raise ValueError(f"{node} used {left} sample(s) of a lease of {size(leases.held.get(node, ()))}")
+        if not 0 <= left <= size(leases.by_node.get(node, ())):
+            raise ValueError(f"{node} used {left} sample(s) of a lease of {size(leases.by_node.get(node, ()))}")
         while left > 0:
             first, count = rest.pop(0)
             if count > left:
@@ -90,14 +90,14 @@ def consume_each(leases: Leases, used: Mapping[NodeId, int]) -> Leases:
             left -= min(count, left)
         if rest:
             held[node] = tuple(rest)
-    return replace(leases, held=held)
+    return replace(leases, by_node=held)
 
 
 def release(leases: Leases, node: NodeId) -> Leases:
     """Free all of a node's lease: what it trained on will never be committed."""
-    lease = leases.held.get(node, ())
-    held = {n: r for n, r in leases.held.items() if n != node}
-    return replace(leases, held=held, free=_joined(tuple(sorted((*leases.free, *lease)))))
+    lease = leases.by_node.get(node, ())
+    held = {n: r for n, r in leases.by_node.items() if n != node}
+    return replace(leases, by_node=held, free=_joined(tuple(sorted((*leases.free, *lease)))))
 
 
 def _joined(lease: Lease) -> Lease:

@@ -70,7 +70,7 @@ class Ledger:
     owners: tuple[NodeId | None, ...] = ()  # of each chunk; None: sealed by one that is gone
     since: tuple[int, ...] = ()  # of each chunk: the attempt in which it got its owner
     sealed: dict[int, Seal] = field(default_factory=dict)
-    kept: tuple[int, ...] = ()  # chunks that were sealed when the attempt was opened
+    sealed_before: tuple[int, ...] = ()  # chunks that were sealed when the attempt was opened
     regions: tuple[int, ...] = ()  # of the first attempt's entries; empty: it was not in regions
     relays: tuple[tuple[int, ...], ...] = ()  # (regions, chunks) places; empty: the next attempt is flat
     layered: frozenset[int] = frozenset()  # chunks that are reduced in two levels
@@ -175,7 +175,7 @@ def reopen(
         members=members,
         owners=tuple(owners),
         since=tuple(since),
-        kept=kept,
+        sealed_before=kept,
         withdrawn=False,
     )
 
@@ -225,7 +225,7 @@ def adopt(ledger: Ledger, here: Mapping[NodeId, Mapping[int, bytes]], deal: Deal
         owners=tuple(owners),
         since=tuple(since),
         sealed=sealed,
-        kept=tuple(sorted(sealed)),
+        sealed_before=tuple(sorted(sealed)),
     )
 
 

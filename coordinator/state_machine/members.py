@@ -97,12 +97,12 @@ class Member:
 class Members:
     """The members that are here and those that are gone, with counts that spare callers a look at all of them.
 
-    Invariant: `here` and `gone` have no node in common; `suspects`, `holding` and `able` are what a look at `here`
-    would give.
+    Invariant: `here` and `departed` have no node in common; `suspects`, `holding` and `able` are what a look at
+    `here` would give.
     """
 
     here: dict[NodeId, Member] = field(default_factory=dict)
-    gone: dict[NodeId, Member] = field(default_factory=dict)  # the latest last
+    departed: dict[NodeId, Member] = field(default_factory=dict)  # the latest last
     next_id: int = 1
     suspects: frozenset[NodeId] = frozenset()  # of those that are here
     holding: dict[int, int] = field(default_factory=dict)  # round: how many hold its state
@@ -139,7 +139,7 @@ def join(
 ) -> Members:
     """Admit a new node, or one that returns under its old id; its stream of views is not open yet."""
     before = members.here.get(node)
-    known = members.here.get(node) or members.gone.get(node)
+    known = members.here.get(node) or members.departed.get(node)
     member = Member(
         node,
         life,
@@ -161,10 +161,12 @@ def join(
         outside=known.outside if known is not None else 0.0,
         pin=pin,
     )
-    gone = {n: m for n, m in members.gone.items() if n != node} if node in members.gone else members.gone
+    gone = (
+        {n: m for n, m in members.departed.items() if n != node} if node in members.departed else members.departed
+    )
     next_id = max(members.next_id, int(node[1:]) + 1)
     return _counted(
-        replace(members, gone=gone, next_id=next_id), members.here | {node: member}, [(before, member)]
+        replace(members, departed=gone, next_id=next_id), members.here | {node: member}, [(before, member)]
     )
 
 
@@ -231,16 +233,16 @@ def remove(members: Members, node: NodeId, state: MemberState, reason: str) -> M
     member = replace(members.here[node], state=state, reason=reason, suspected=None, connected=False)
     here = dict(members.here)
     before = here.pop(node)
-    return _counted(replace(members, gone=members.gone | {node: member}), here, [(before, None)])
+    return _counted(replace(members, departed=members.departed | {node: member}), here, [(before, None)])
 
 
 def oldest_departed(members: Members) -> tuple[NodeId, ...]:
     """The members that went longest ago, as many as are remembered beyond MAX_DEPARTED."""
-    return tuple(members.gone)[: max(0, len(members.gone) - MAX_DEPARTED)]
+    return tuple(members.departed)[: max(0, len(members.departed) - MAX_DEPARTED)]
 
 
 def forget(members: Members, nodes: Container[NodeId]) -> Members:
-    return replace(members, gone={n: m for n, m in members.gone.items() if n not in nodes})
+    return replace(members, departed={n: m for n, m in members.departed.items() if n not in nodes})
 
 
 def suspect(members: Members, node: NodeId, reason: str) -> Members:

@@ -127,9 +127,10 @@ def _scaled(state: State, ledger: book.Ledger) -> dict[NodeId, float]:
 def _put_in_force(state: State, ledger: book.Ledger, predicted: float, now: float) -> State:
     fence = Fence(Incarnation(state.incarnation), Epoch(state.epoch), Round(state.round.number), ledger.attempt)
     members = ledger.members
-    held = {n: h for n, h in state.round.held.items() if n in members and h.fence.attempt >= ledger.newest}
+    held = {n: h for n, h in state.round.completions.items() if n in members and h.fence.attempt >= ledger.newest}
     return with_round(
-        state, replace(state.round, ledger=ledger, plan=AttemptState(fence, now, predicted=predicted), held=held)
+        state,
+        replace(state.round, ledger=ledger, plan=AttemptState(fence, now, predicted=predicted), completions=held),
     )
 
 
@@ -181,7 +182,7 @@ def record_completion(state: State, event: ReduceComplete) -> State:
             rtts={n: seconds for n, seconds in (member.rtts | dict(event.rtts)).items() if n in here},
         )
         state = with_member(state, measured)
-    return with_round(state, replace(state.round, held=r.held | {event.node: event}))
+    return with_round(state, replace(state.round, completions=r.completions | {event.node: event}))
 
 
 def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, out: list[Effect]) -> State:
@@ -225,10 +226,11 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
     assert plan_ is not None
     gone = [n for n in members if n not in ledger.contributions] if ledger.withdrawn else []
     left = [n for n in members if n in ledger.contributions] if gone else list(members)
-    answered = len(r.held) + len(plan_.lacking) >= len(left) > 0  # before, no look at each is worth it
-    if answered and ledger.complete and all(n in r.held or n in plan_.lacking for n in left):
+    # before so many have answered, no look at each is worth it
+    answered = len(r.completions) + len(plan_.missing_chunks) >= len(left) > 0
+    if answered and ledger.complete and all(n in r.completions or n in plan_.missing_chunks for n in left):
         root = ledger.root
-        if all(n in r.held and r.held[n].digest == root for n in left):
+        if all(n in r.completions and r.completions[n].digest == root for n in left):
             return _commit(state, left, now, out)
         if not ledger.orphans and not gone:
             return disputes.resolve(state, left, now, out)
@@ -238,7 +240,7 @@ def commit_or_retry(state: State, now: float, out: list[Effect]) -> State:
         return _adopt(state, now)
     if now - plan_.opened_at > state.config.rounds.reduce_timeout:
         slow = {o for c in ledger.unsealed if (o := ledger.owners[c])} or {
-            n for n in members if n not in r.held and n not in plan_.lacking
+            n for n in members if n not in r.completions and n not in plan_.missing_chunks
         }
         late = sorted(slow, key=order)
         # Where others sealed all of theirs, all contributions were there; where not, once more is no accident.
@@ -274,10 +276,10 @@ def _adopt(state: State, now: float) -> State:
 def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect]) -> State:
     state = publish(state, out)
     r, ledger = state.round, state.round.ledger
-    assert r.plan is not None and r.told_at is not None and r.planned_at is not None
+    assert r.plan is not None and r.closed_at is not None and r.planned_at is not None
     sample, parts = state.config.model.seq_len, book.inclusions(ledger, state.chunks)
     weights = {n: float(int(p.contribution.samples * sample * p.part)) for n, p in parts.items()}
-    held_ = state.leases.held
+    held_ = state.leases.by_node
     used = {n: p.samples.get(data.front(held_[n]), 0) for n, p in parts.items() if held_.get(n)}
     here = state.members.here
     missed = {n: min(here[n].missed + 1, MAX_MISSED_ROUNDS) for n in r.participants if n in here}
@@ -297,13 +299,13 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         train_loss=sum(p.contribution.loss * p.part * p.contribution.samples for p in parts.values())
         / sum(p.part * p.contribution.samples for p in parts.values()),
         seconds={
-            "inner": r.told_at - r.started_at,
-            "collect": r.planned_at - r.told_at,
+            "inner": r.closed_at - r.started_at,
+            "collect": r.planned_at - r.closed_at,
             "reduce": r.sealed_at - r.planned_at,
             "commit": now - r.sealed_at,
         },
-        bytes_up={n: r.held[n].bytes_up for n in members_},
-        bytes_down={n: r.held[n].bytes_down for n in members_},
+        bytes_up={n: r.completions[n].bytes_up for n in members_},
+        bytes_down={n: r.completions[n].bytes_down for n in members_},
         reason=r.story,
         sealed_digest=ledger.root.hex(),
         shares={n: k / len(ledger.owners) for n, k in Counter(o for o in ledger.owners if o).items()},
@@ -333,7 +335,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         leases=data.consume_each(state.leases, used),
         pending=record,
         round=RoundState(
-            number=r.number + 1, reason="the next round is about to start", started_at=now, opened_at=r.told_at
+            number=r.number + 1, reason="the next round is about to start", started_at=now, opened_at=r.closed_at
         ),
     )
 

@@ -41,7 +41,7 @@ MAX_TICK_GAP_SECONDS = 5.0  # seconds without a tick after which the coordinator
 
 def state_lost(state: State) -> bool:
     """Whether nobody here holds the state of the last commit, or can make it from what it holds."""
-    if not state.committed or state.round.phase is Phase.FINISHED or state.held:
+    if not state.committed or state.round.phase is Phase.FINISHED or state.state_held:
         return False
     here = state.members.here
     return not any(n in here and here[n].state is MemberState.ACTIVE for n in state.makers)
@@ -74,7 +74,7 @@ def possible_holders(state: State) -> list[NodeId]:
     k, members = state.committed, state.members
     away = [
         n
-        for n, m in members.gone.items()
+        for n, m in members.departed.items()
         if m.state is MemberState.EVICTED and (n in state.makers or m.state_round == k)
     ]
     coming = [n for n, m in members.here.items() if m.state is MemberState.JOINING and m.role != REDUCER]
@@ -85,12 +85,12 @@ def go_on_without(state: State, now: float, out: list[Effect]) -> State:
     """Declare rounds void when it is time."""
     past = newest_proven(state) if state_lost(state) else None
     if past is None:
-        return state if state.gone is None else replace(state, gone=None)
+        return state if state.lost_state is None else replace(state, lost_state=None)
     since = _waiting(state, now)
-    if since != state.gone:
-        return replace(state, gone=since)
+    if since != state.lost_state:
+        return replace(state, lost_state=since)
     patience = (state.committed - past.round) * state.config.checkpoint.patience
-    heard = now >= min(since.came_at + SETTLE_SECONDS, since.at + 2 * patience)
+    heard = now >= min(since.returned_at + SETTLE_SECONDS, since.at + 2 * patience)
     all_back = since.all_back_at is not None and now >= since.all_back_at + SETTLE_SECONDS
     late = now >= since.at + patience
     return _void(state, past, now, out) if (late and heard) or all_back else state
@@ -98,15 +98,15 @@ def go_on_without(state: State, now: float, out: list[Effect]) -> State:
 
 def _waiting(state: State, now: float) -> LostState:
     """Since when the run waits, and who came meanwhile."""
-    since = state.gone
+    since = state.lost_state
     if since is None or now > since.seen_at + MAX_TICK_GAP_SECONDS:
         since = LostState(now, now)
     elif now > since.seen_at + MAX_TICK_GAP_SECONDS / 4:
         since = replace(since, seen_at=now)
     may = possible_holders(state)
-    came = since.came.union((n, state.members.here[n].life) for n in may if state.members.trusted(n))
-    if came != since.came:
-        since = replace(since, came=came, came_at=now)
+    came = since.returned.union((n, state.members.here[n].life) for n in may if state.members.trusted(n))
+    if came != since.returned:
+        since = replace(since, returned=came, returned_at=now)
     if may:
         return replace(since, all_back_at=None)
     return since if since.all_back_at is not None else replace(since, all_back_at=now)
@@ -129,7 +129,7 @@ def _void(state: State, past: CommittedState, now: float, out: list[Effect]) -> 
         tokens=past.tokens,
         pending=None,
         past=tuple(p for p in state.past if p.round < j or p is past),
-        gone=None,
+        lost_state=None,
         round=RoundState(
             number=k + 1,
             reason="the next round is about to start",

@@ -138,7 +138,7 @@ def record_contribution(state: State, event: ContributionReady, now: float, out:
     r, node = state.round, event.node
     if event.round != r.number or node not in r.participants or node in r.ledger.contributions:
         return state
-    lease = state.leases.held.get(node, ())
+    lease = state.leases.by_node.get(node, ())
     if not lease or event.front != data.front(lease) or state.members.here[node].state_round != state.committed:
         return state  # trained on samples of another lease or from another state: it takes these steps again
     if not 0 < event.samples <= data.size(lease):
@@ -152,7 +152,7 @@ def record_contribution(state: State, event: ContributionReady, now: float, out:
     earlier = state.earlier[node][state.fragment] if node in state.earlier else 0
     work = event.samples, event.steps, event.loss, event.norm
     entry = Contribution(*work, event.life, event.front, event.damping, earlier)
-    answers = r.answers if r.told_at is None else (*r.answers, now - r.asked_at)
+    answers = r.answers if r.closed_at is None else (*r.answers, now - r.asked_at)
     full = event.steps >= state.steps or event.samples == data.size(lease)
     done = r.reached | {node} if full and node not in r.reached else r.reached
     return with_round(
@@ -251,7 +251,7 @@ def _inner_time(state: State) -> float:
 
 def _close(state: State, now: float, why: str) -> State:
     return with_round(
-        state, replace(state.round, phase=Phase.COLLECTING, told_at=now, asked_at=now, reason=why, story=why)
+        state, replace(state.round, phase=Phase.COLLECTING, closed_at=now, asked_at=now, reason=why, story=why)
     )
 
 

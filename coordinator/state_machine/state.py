@@ -41,7 +41,8 @@ class AttemptState:
     opened_at: float  # seconds
     orphans: dict[NodeId, OrphansFound] = field(default_factory=dict)  # who has told which of them it holds
     predicted: float = 0.0  # seconds; 0: nothing is known of the links
-    lacking: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)  # who asked all in vain for which chunks
+    # who asked all in vain for which chunks
+    missing_chunks: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)
     forged: frozenset[Pair] = frozenset()  # who told that who gave other bytes than the ledger's
 
 
@@ -67,7 +68,7 @@ class RoundState:
     reached: frozenset[NodeId] = frozenset()  # have taken the round's inner steps
     reached_at: float | None = None  # seconds; when they became a quorum
     grace: Grace | None = None  # since then
-    told_at: float | None = None  # seconds; when the members were told to finish
+    closed_at: float | None = None  # seconds; when the members were told to finish
     asked_at: float = 0.0  # seconds; the same, or later where not all could hear it then
     planned_at: float | None = None  # seconds; when the first attempt was
     story: str = ""  # why it closed, and why attempts failed: the commit record's reason
@@ -77,7 +78,7 @@ class RoundState:
     answers: tuple[float, ...] = ()  # seconds that members took to finish, when told
     ledger: Ledger = Ledger()
     plan: AttemptState | None = None
-    held: dict[NodeId, ReduceComplete] = field(default_factory=dict)  # members that have every sealed chunk
+    completions: dict[NodeId, ReduceComplete] = field(default_factory=dict)  # members that have every sealed chunk
     # told the digests: members that said so and had others, and all that lack chunks then
     wrong: frozenset[NodeId] = frozenset()
     settled: frozenset[NodeId] = frozenset()  # who held, or lacked, what the ledger says in an attempt before
@@ -102,8 +103,8 @@ class LostState:
 
     at: float  # seconds; since when an older one is proven
     seen_at: float  # seconds; when the coordinator last looked, about
-    came: frozenset[tuple[NodeId, int]] = frozenset()  # lives that were here since, and may have brought it
-    came_at: float = 0.0  # seconds; when the last of these came
+    returned: frozenset[tuple[NodeId, int]] = frozenset()  # lives that were here since, and may have brought it
+    returned_at: float = 0.0  # seconds; when the last of these came
     all_back_at: float | None = None  # seconds; since when nobody is away who may bring it
 
 
@@ -135,7 +136,7 @@ class State:
     # where fragments take turns: of each node and fragment, samples committed with others since a commit had the
     # node's delta of this one
     earlier: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)
-    gone: LostState | None = None  # nobody has the state, but one an older one
+    lost_state: LostState | None = None  # nobody has the state, but one an older one
 
     @property
     def holders(self) -> tuple[NodeId, ...]:
@@ -143,12 +144,12 @@ class State:
         return tuple(n for n, m in self.members.here.items() if m.state_round == self.committed)
 
     @property
-    def held(self) -> bool:
+    def state_held(self) -> bool:
         """Whether a living member holds state_committed."""
         return self.committed in self.members.holding
 
     @property
-    def awaited(self) -> frozenset[NodeId]:
+    def awaited_members(self) -> frozenset[NodeId]:
         """Members whose trainers the run waits for."""
         r = self.round
         late: set[NodeId] = set()
@@ -171,7 +172,7 @@ class State:
 
     def _fetching(self, nodes: set[NodeId]) -> set[NodeId]:
         """Those that cannot train yet: they fetch the state, or would if it could be had."""
-        here, there = self.members.here, bool(self.digest) and self.held
+        here, there = self.members.here, bool(self.digest) and self.state_held
         lack = {n for n in nodes if here[n].state_round != self.committed}
         return {n for n in lack if not there or here[n].phase in ("sync", "recovering")}
 
@@ -211,7 +212,7 @@ class State:
         return (most + ahead) * self.config.inner.batch_size
 
     def name(self, node: NodeId) -> str:
-        member = self.members.here.get(node) or self.members.gone.get(node)
+        member = self.members.here.get(node) or self.members.departed.get(node)
         return member.name if member is not None else str(node)
 
     def names(self, nodes: Iterable[NodeId], count: int | None = None) -> str:
@@ -263,7 +264,7 @@ def drop_from_round(state: State, node: NodeId) -> State:
             state.round,
             participants=tuple(n for n in r.participants if n != node),
             reached=r.reached - {node},
-            held={n: h for n, h in r.held.items() if n != node},
+            completions={n: h for n, h in r.completions.items() if n != node},
             settled=r.settled - {node},
             ledger=withdraw(r.ledger, node),
             evaluator=None if r.evaluator == node else r.evaluator,
@@ -293,7 +294,7 @@ def remove(state: State, node: NodeId, how: MemberState, reason: str, out: list[
 def _used(state: State, node: NodeId) -> Leases:
     """The leases, when what the node contributed to the reduce under way counts as consumed: it is in sealed
     chunks, or may be."""
-    lease = state.leases.held.get(node, ())
+    lease = state.leases.by_node.get(node, ())
     samples = contributed_samples(state.round.ledger, node, data.front(lease)) if lease else 0
     return data.consume(state.leases, node, samples)
 

@@ -83,7 +83,7 @@ def record_loss(state: State, node: NodeId, round_: int, loss: float) -> State:
 
 def choose_initialiser(state: State) -> State:
     """Choose who makes state_0 while nobody holds it; who was asked stays asked while it lives."""
-    if state.committed or state.held:
+    if state.committed or state.state_held:
         return state if state.initialiser is None else replace(state, initialiser=None)
     here = state.members.here
     if state.digest:

@@ -98,7 +98,7 @@ def _watched(before: State, state: State, event: Event, now: float) -> State:
     reports = state.members.reports - before.members.reports
     earlier, later = frozenset[NodeId](), frozenset[NodeId]()
     if _waits_for(before) != _waits_for(state) or reports > isinstance(event, StateReported):
-        earlier, later = before.awaited, state.awaited
+        earlier, later = before.awaited_members, state.awaited_members
     elif did is not None and reports:  # only this one may have what it lacked
         earlier, later = (frozenset({did}) if s.awaits(did) else frozenset() for s in (before, state))
     elif did is not None:  # for the same ones, but perhaps for the one that spoke
@@ -115,7 +115,7 @@ def _watched(before: State, state: State, event: Event, now: float) -> State:
 
 def _waits_for(state: State) -> tuple[object, ...]:
     r = state.round
-    there = state.digest, state.held
+    there = state.digest, state.state_held
     return (state.members.changes, there, state.initialiser, r.number, r.phase, r.participants, r.evaluator)
 
 
@@ -123,7 +123,7 @@ def _late(state: State, event: Event) -> bool:
     """It speaks of a node that is gone, or of an earlier life of it."""
     if isinstance(event, Started | Tick):
         return False
-    member = state.members.here.get(event.node) or state.members.gone.get(event.node)
+    member = state.members.here.get(event.node) or state.members.departed.get(event.node)
     if isinstance(event, Joined):
         return member is not None and event.life <= member.life
     return event.node not in state.members.here or member is None or event.life != member.life
@@ -244,7 +244,7 @@ def _restarted(state: State, incarnation: int, now: float) -> State:
     plan = state.round.plan
     state = replace(state, incarnation=incarnation, members=members)
     return with_round(
-        replace(state, gone=None),
+        replace(state, lost_state=None),
         replace(
             state.round,
             patient_until=now + who.RECONNECT_GRACE_SECONDS,
@@ -256,7 +256,7 @@ def _restarted(state: State, incarnation: int, now: float) -> State:
 
 def _joined(state: State, event: Joined, now: float, out: list[Effect]) -> State:
     node = event.node
-    again = node in state.members.here or node in state.members.gone
+    again = node in state.members.here or node in state.members.departed
     out.append(Note(f"{event.name} {'is back' if again else 'joins'} as {node}", node))
     if node in state.members.here:  # before it was missed, but with nothing that the round could use
         state = drop_from_round(state, node)

@@ -62,7 +62,7 @@ def check_written(world: "World", before: State, batch: Batch) -> None:
         check_commit(world, before, batch)
     if after.digest != before.digest or after.committed != before.committed:
         the_digest_is_the_logs(world, after)
-    if after.leases is not before.leases or after.members.gone is not before.members.gone:
+    if after.leases is not before.leases or after.members.departed is not before.members.departed:
         every_sample_has_one_place(world, after)
     if after.members is not before.members or after.digest != before.digest:
         members_have_the_runs_state(after)
@@ -103,7 +103,7 @@ def only_what_nobody_can_bring_is_void(
     state before."""
     truth, after, first, last = world.truth, batch.state, records[0].round, records[-1].round
     limit = 2 * len(records) * after.config.checkpoint.patience
-    spent = before.gone is not None and batch.now >= before.gone.at + limit
+    spent = before.lost_state is not None and batch.now >= before.lost_state.at + limit
     hold([r.round for r in records] == list(range(first, len(truth.roots) + 1)), f"void are {records}")
     for node in world.living:
         holds = node.state == (last, truth.states[last]) and node.still and not node.control.joining
@@ -312,17 +312,17 @@ def every_sample_has_one_place(world: "World", state: State) -> None:
     """Every sample given out so far is consumed, free, or in one lease, and who left for good has none."""
     leases, consumed = state.leases, world.truth.consumed | world.truth.withheld
     end, size = 0, 0
-    for first, count in sorted([*leases.free, *(r for lease in leases.held.values() for r in lease)]):
+    for first, count in sorted([*leases.free, *(r for lease in leases.by_node.values() for r in lease)]):
         hold(first >= end and count > 0, f"sample {first} is in two leases, or a lease is empty: {leases}")
         hold(consumed.isdisjoint(range(first, first + count)), f"{first}..{first + count - 1} was consumed before")
         end, size = first + count, size + count
     hold(end <= leases.next, f"samples beyond {leases.next} are leased")
     lost = leases.next - size - len(consumed)
     hold(lost == 0, f"{lost} samples are neither consumed, free nor leased")
-    for node in leases.held:
-        member = state.members.gone.get(node)
+    for node in leases.by_node:
+        member = state.members.departed.get(node)
         left = member is not None and member.state is MemberState.LEFT
-        hold(not left, f"{node} left with the lease {leases.held[node]}")
+        hold(not left, f"{node} left with the lease {leases.by_node[node]}")
 
 
 def fences_grow(world: "World", fence: Fence) -> None:
@@ -383,8 +383,8 @@ def members_said_what_is_believed(world: "World", before: State, after: State) -
         hold(told, f"{node} is believed to hold {state} in life {m.life}")
         old = b is not None and b.life == m.life and b.state_round > m.state_round
         hold(not old, f"{node} is believed to have gone back to {state}")
-    for node in after.members.gone.keys() - before.members.gone.keys():
-        m = after.members.gone[node]
+    for node in after.members.departed.keys() - before.members.departed.keys():
+        m = after.members.departed[node]
         if m.state is MemberState.LEFT:
             left = any(isinstance(e, ev.Leaving) and (e.node, e.life) == (node, m.life) for e in said)
             hold(left, f"{node} is said to have left in life {m.life}")
@@ -395,11 +395,11 @@ def the_ledger_has_what_members_said(world: "World", state: State) -> None:
     truth, r = world.truth, state.round
     here = state.members.here
     for node, c in r.ledger.contributions.items():
-        front = state.leases.held[node][0][0]
+        front = state.leases.by_node[node][0][0]
         ready = ev.ContributionReady(node, here[node].life, r.number, front, c.samples, c.steps, c.loss, c.norm)
         said = ready in truth.said or replace(ready, fresh=True) in truth.said
         hold(said, f"{node} never said that it is ready with {c.samples} samples")
-    for node, held in r.held.items():
+    for node, held in r.completions.items():
         right = held.fence.round == r.number and (node not in here or held.life == here[node].life)
         hold(held in truth.said and right, f"{node} never said that it holds {held.fence}")
         newest = max(r.ledger.since, default=0)
@@ -408,7 +408,7 @@ def the_ledger_has_what_members_said(world: "World", state: State) -> None:
         for orphans in r.plan.orphans.values():
             right = orphans in truth.said and orphans.fence == r.plan.fence
             hold(right, f"{orphans.node} did not tell its orphans of {r.plan.fence}")
-        for node, chunks in r.plan.lacking.items():
+        for node, chunks in r.plan.missing_chunks.items():
             said = node in here and ev.ChunksMissing(node, here[node].life, r.plan.fence, chunks) in truth.said
             hold(said, f"{node} did not say what it lacks of {r.plan.fence}")
 
@@ -586,7 +586,7 @@ def durable(state: State) -> State:
             n: replace(m, heard_at=0.0, moved_at=0.0, stuck=0.0, phase="", step=(0, 0)) for n, m in members.items()
         }
 
-    members = replace(state.members, here=still(state.members.here), gone=still(state.members.gone))
+    members = replace(state.members, here=still(state.members.here), departed=still(state.members.departed))
     return replace(state, members=members)
 
 
@@ -595,7 +595,7 @@ def the_late_are_out(state: State, then: State, now: float) -> None:
     limits, back = state.config.members, RECONNECT_GRACE_SECONDS
     for node, m in then.members.here.items():
         late = now - m.heard_at > limits.lease or (not m.connected and now > m.expire_at + back)
-        hung = node in then.awaited and now - m.moved_at > limits.stall
+        hung = node in then.awaited_members and now - m.moved_at > limits.stall
         here = state.members.here.get(node)
         out = here is None or here.life > m.life or here.heard_at > m.heard_at or here.connected > m.connected
         hold(out or not (late or hung), f"{node} is a member though it is {'late' if late else 'hung'}")

@@ -176,7 +176,7 @@ class Service(Process):
             self._enter_beats()
         state = self.state
         if now > self._patient_until:
-            for verdict in members.judge(state.members, state.config.members, state.awaited, now):
+            for verdict in members.judge(state.members, state.config.members, state.awaited_members, now):
                 self.submit(verdict)
             self.submit(ev.Tick(), self._looked_after, state, now)
         else:
@@ -199,7 +199,7 @@ class Service(Process):
         """A known session returns as the same node, in its next life."""
         members = self.state.members
         secret = session.partition(".")[0]
-        known = (m for m in (*members.here.values(), *members.gone.values()) if secret and m.session == secret)
+        known = (m for m in (*members.here.values(), *members.departed.values()) if secret and m.session == secret)
         member = next(known, None)
         if member is not None:
             node, life = member.node, member.life + 1

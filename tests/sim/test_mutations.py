@@ -82,8 +82,8 @@ MUTATIONS = [
     Mutation(
         "who came back still holds what it held",
         C + "state_machine/state.py",
-        "held={n: h for n, h in r.held.items() if n != node},",
-        "held=r.held,",
+        "completions={n: h for n, h in r.completions.items() if n != node},",
+        "completions=r.completions,",
         10,
     ),
     Mutation(
@@ -263,14 +263,14 @@ MUTATIONS = [
     Mutation(
         "a round commits before all hold it",
         C + "state_machine/reduce.py",
-        "    answered = len(r.held)",
-        "    left = [n for n in left if n in r.held] or left\n    answered = len(r.held)",
+        "    answered = len(r.completions)",
+        "    left = [n for n in left if n in r.completions] or left\n    answered = len(r.completions)",
     ),
     Mutation(
         "a round commits whatever its members hold",
         C + "state_machine/reduce.py",
-        "        if all(n in r.held and r.held[n].digest == root for n in left):\n",
-        "        if all(n in r.held for n in left):\n",
+        "        if all(n in r.completions and r.completions[n].digest == root for n in left):\n",
+        "        if all(n in r.completions for n in left):\n",
     ),
     Mutation(
         "an attempt may take for ever",
@@ -375,15 +375,15 @@ MUTATIONS = [
     Mutation(
         "who was told which bytes differ is told again for ever",
         C + "state_machine/disputes.py",
-        "        return with_round(state, replace(state.round, held=right, wrong=r.wrong.union(wrong)))",
-        "        return with_round(state, replace(state.round, held=right))",
+        "        return with_round(state, replace(state.round, completions=right, wrong=r.wrong.union(wrong)))",
+        "        return with_round(state, replace(state.round, completions=right))",
         4,
     ),
     Mutation(
         "a released lease stays with its node too",
         C + "state_machine/leases.py",
-        "if n != node}\n    return replace(leases, held=held, free=",
-        "}\n    return replace(leases, held=held, free=",
+        "if n != node}\n    return replace(leases, by_node=held, free=",
+        "}\n    return replace(leases, by_node=held, free=",
         3,
     ),
     Mutation(

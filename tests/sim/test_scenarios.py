@@ -212,7 +212,7 @@ def test_far_regions_go_in_two_levels_once_their_rates_are_known_and_a_relays_de
 
 def standing(world: World, node: Node) -> MemberState:
     members = world.durable.members
-    return (members.here.get(node.me) or members.gone[node.me]).state
+    return (members.here.get(node.me) or members.departed[node.me]).state
 
 
 @pytest.mark.parametrize(

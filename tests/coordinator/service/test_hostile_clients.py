@@ -44,7 +44,7 @@ def honest(rng: Random, state: State, node: NodeId) -> ev.Event | None:
         return ev.StateReported(node, life, state.committed, state.digest or sum_of(f"state {state.committed}"))
     if r.evaluator == node:
         return ev.LossEvaluated(node, life, state.committed, 2.0)
-    lease = state.leases.held.get(node)
+    lease = state.leases.by_node.get(node)
     if node in r.participants and r.phase in (Phase.INNER, Phase.COLLECTING) and lease:
         if node not in ledger.contributions:
             return ev.ContributionReady(node, life, r.number, front(lease), 4, 4, 2.0, 1.0)
@@ -78,7 +78,7 @@ def hostile(rng: Random, state: State) -> pb.ReportRequest:
     chunks = [pb.Seal(chunk=rng.choice([*range(4), *ODD]), digest=rng.choice(digests)) for _ in range(3)]
     for seal in chunks:
         seal.inputs = rng.choice([b"", b"\xff", b"\x02", bytes(2048), b"\xff" * 2048])
-    lease = state.leases.held.get(HOSTILE)
+    lease = state.leases.by_node.get(HOSTILE)
     ready = pb.ContributionReady(
         steps=rng.choice(ODD),
         samples=rng.choice([1, 4, 1 << 53]),
@@ -133,7 +133,7 @@ def test_no_report_ends_the_coordinator_or_the_run(seed: int) -> None:
         node = rng.choice([*state.members.here, HOSTILE])
         event: ev.Event | None = ev.Tick()
         if node not in state.members.here:
-            life = state.members.gone[node].life + 1
+            life = state.members.departed[node].life + 1
             state = step(state, ev.Joined(node, life, "back", "h:1", f"s{node}"), now)[0]
             event = ev.Connected(node, life)
         elif node != HOSTILE or rng.random() < 0.3:

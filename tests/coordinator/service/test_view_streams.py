@@ -42,8 +42,8 @@ def test_a_slow_reader_gets_the_latest_view_and_none_of_those_in_between() -> No
 
 def draw(rng: random.Random, state: State, node: NodeId) -> ev.Event:
     """Something that `node` may say in this state, or that is said of it."""
-    life, r, lease = 1, state.round, state.leases.held.get(node, ())
-    member = state.members.here.get(node) or state.members.gone.get(node)
+    life, r, lease = 1, state.round, state.leases.by_node.get(node, ())
+    member = state.members.here.get(node) or state.members.departed.get(node)
     life = member.life if member is not None else 0
     said: list[ev.Event] = [
         ev.Joined(node, life + 1, str(node), f"{node}:1", f"session of {node}"),
@@ -248,7 +248,7 @@ def test_leaves_go_on_offering_while_they_apply_the_next_round() -> None:
     offered = told(play.state, "n1")
     assert offered == told(play.state, "n2") == ([], [("n4", "r:1")])
     commit()
-    assert play.state.committed == 2 and not play.state.held
+    assert play.state.committed == 2 and not play.state.state_held
     assert told(play.state, "n3") == ([("n4", "r:1")], [])
     for node in ("n1", "n2"):
         assert told(play.state, node)[1] == offered[1]

@@ -24,7 +24,7 @@ def run_of_three(feedback: float) -> scenario.Run:
 
 
 def contribute(run: scenario.Run, node: NodeId, samples: int, loss: float, norm: float, damping: float) -> None:
-    front = run.state.leases.held[node][0][0]
+    front = run.state.leases.by_node[node][0][0]
     run.feed(ev.ContributionReady(node, 1, 1, front, samples, 10, loss, norm, damping))
 
 
@@ -63,7 +63,7 @@ def test_of_a_round_with_contributions_of_all_kinds(feedback: float) -> None:
     assert record.lacking == {1: (CY,), 2: (CY,)}
     assert record.samples == {ADA: ((0, 10),), BO: ((20, 8),), CY: ((40, 6),)}
     assert (record.members, record.attempts, record.sealed_digest) == (NODES, 1, root(DIGESTS).hex())
-    assert run.state.leases.held[CY][0] == (46, 14)
+    assert run.state.leases.by_node[CY][0] == (46, 14)
     assert (run.state.sealed, run.state.makers, run.state.digest) == (root(DIGESTS), NODES, b"")
     out: dict[NodeId, list[int]] = {ADA: [], BO: [], CY: [1, 2]}
     assert run.state.counted == ({n: (1, bitmap(cs, 4)) for n, cs in out.items()} if feedback else {})

@@ -74,7 +74,7 @@ class Fleet:
             self.feed(ev.StepsReached(node, 1, 1))
         assert self.state.round.phase is Phase.COLLECTING
         for node in self.in_no_order():
-            front = data.front(self.state.leases.held[node])
+            front = data.front(self.state.leases.by_node[node])
             self.feed(ev.ContributionReady(node, 1, 1, front, 10, 10, 2.0, 1.0))
 
     def reduce(self) -> None:

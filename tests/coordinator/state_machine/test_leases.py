@@ -49,7 +49,7 @@ def test_leases_are_what_they_would_be_sample_by_sample(seed: int) -> None:
     nodes = [NodeId(f"n{i}") for i in range(6)]
     for _ in range(200):
         node, draw = rng.choice(nodes), rng.random()
-        lease = leases.held.get(node, ())
+        lease = leases.by_node.get(node, ())
         if draw < 0.5:
             count = rng.randint(0, 40)
             leases = data.grant(leases, node, count)
@@ -62,15 +62,15 @@ def test_leases_are_what_they_would_be_sample_by_sample(seed: int) -> None:
             leases = data.release(leases, node)
             naive.release(node)
 
-        held = {n: samples(lease) for n, lease in leases.held.items()}
+        held = {n: samples(lease) for n, lease in leases.by_node.items()}
         assert held == {n: lease for n, lease in naive.held.items() if lease}
         assert (set(samples(leases.free)), leases.next) == (naive.free, naive.next)
         everywhere = [*naive.consumed, *samples(leases.free), *(s for lease in held.values() for s in lease)]
         assert sorted(everywhere) == list(range(leases.next)), "a sample is in two places, or in none"
-        for ranges in (leases.free, *leases.held.values()):
+        for ranges in (leases.free, *leases.by_node.values()):
             assert all(count > 0 for _, count in ranges)
             assert all(a + n != b for (a, n), (b, _) in zip(ranges, ranges[1:], strict=False)), "not joined"
-        assert all(data.front(lease) == held[n][0] for n, lease in leases.held.items())
+        assert all(data.front(lease) == held[n][0] for n, lease in leases.by_node.items())
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -79,12 +79,12 @@ def test_a_front_stays_until_a_commit_consumes_it(seed: int) -> None:
     rng, leases = random.Random(seed), Leases()
     me, others = NodeId("n0"), [NodeId(f"n{i}") for i in range(1, 5)]
     leases = data.grant(leases, me, 10)
-    before = samples(leases.held[me])
+    before = samples(leases.by_node[me])
     for _ in range(100):
         other = rng.choice(others)
         leases = data.grant(leases, rng.choice([me, other]), rng.randint(1, 60))
         leases = data.release(leases, other) if rng.random() < 0.3 else leases
-        now = samples(leases.held[me])
+        now = samples(leases.by_node[me])
         assert now[: len(before)] == before
         before = now
 

@@ -52,7 +52,7 @@ def test_whatever_is_said_the_ledger_keeps_its_promises(seed: int) -> None:
         elif draw < 0.32 and ledger.contributions:
             some = sorted(ledger.contributions)
             ledger = opened(ledger, *rng.sample(some, rng.randint(1, len(some))))
-            assert ledger.sealed == before.sealed and set(ledger.kept) == set(ledger.sealed)
+            assert ledger.sealed == before.sealed and set(ledger.sealed_before) == set(ledger.sealed)
             assert [e.node for e in ledger.entries if not e.gone].sort() == list(ledger.members).sort()
             assert [e.node for e in before.entries] == [e.node for e in ledger.entries[: len(before.entries)]]
             stays = {e.node for e, was in zip(ledger.entries, before.entries, strict=False) if not e.gone}
@@ -126,7 +126,7 @@ def test_the_chunks_of_those_that_stay_are_theirs_and_only_unsealed_ones_of_the_
     ledger = sealed_by(sealed_by(opened(contributed(A, B, C), A, B, C), A, 0), C, 2)
     ledger = opened(book.withdraw(ledger, C), A, B)
     assert ledger.owners == (A, B, None, A, B, A) and ledger.since == (1, 1, 2, 1, 1, 2)
-    assert ledger.orphans == (2,) and ledger.kept == (0, 2)
+    assert ledger.orphans == (2,) and ledger.sealed_before == (0, 2)
 
 
 def test_an_orphan_goes_to_who_holds_it_and_is_reopened_if_nobody_does() -> None:
@@ -134,17 +134,17 @@ def test_an_orphan_goes_to_who_holds_it_and_is_reopened_if_nobody_does() -> None
     ledger = opened(book.withdraw(ledger, C), A, B)
     ledger = book.adopt(ledger, {A: {2: digest(b"forged"), 5: digest(b"5")}, B: {}}, turns(B))
     assert ledger.owners[2] == B and 2 not in ledger.sealed  # what A holds is not what was sealed
-    assert ledger.owners[5] == A and ledger.kept == (5,)
+    assert ledger.owners[5] == A and ledger.sealed_before == (5,)
     assert ledger.since == (1, 1, 3, 1, 1, 3)
 
 
 def test_orphans_that_several_hold_go_to_one_after_another() -> None:
     ledger = sealed_by(opened(contributed(A, B, C), A, B, C), C, 5, 2)
     ledger = opened(book.withdraw(ledger, C), A, B)
-    assert ledger.kept == (2, 5)
+    assert ledger.sealed_before == (2, 5)
     here = {c: digest(b"%d" % c) for c in (2, 5)}
     ledger = book.adopt(ledger, {A: here, B: here}, turns(A))
-    assert {ledger.owners[2], ledger.owners[5]} == {A, B} and ledger.kept == (2, 5)
+    assert {ledger.owners[2], ledger.owners[5]} == {A, B} and ledger.sealed_before == (2, 5)
 
 
 def test_a_first_attempt_without_relays_is_flat() -> None:

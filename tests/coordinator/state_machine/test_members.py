@@ -27,15 +27,15 @@ def test_who_went_longest_ago_is_forgotten_when_too_many_are_gone() -> None:
     state = joined(State(CONFIG), first)
     for event in (ev.LayoutReported(first, 1, 40, b"layout"), ev.StateReported(first, 1, 0, b"state")):
         state, _ = step(state, event, 0.0)
-    lease = state.leases.held[first]
+    lease = state.leases.by_node[first]
     state, _ = step(state, ev.Expired(first, 1, "silent"), 1.0)
     for i in range(2, MAX_DEPARTED + 2):
-        assert first in state.members.gone and state.leases.held == {first: lease}, "it may still come back"
+        assert first in state.members.departed and state.leases.by_node == {first: lease}, "it may still come back"
         node = NodeId(f"n{state.members.next_id}")
         assert node == f"n{i}"
         state, _ = step(joined(state, node), ev.Leaving(node, 1, "bye"), 1.0)
-    assert first not in state.members.gone and len(state.members.gone) == MAX_DEPARTED
-    assert state.leases.free == lease and not state.leases.held
+    assert first not in state.members.departed and len(state.members.departed) == MAX_DEPARTED
+    assert state.leases.free == lease and not state.leases.by_node
 
 
 @pytest.mark.parametrize("seed", range(20))

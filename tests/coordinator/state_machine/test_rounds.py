@@ -62,8 +62,8 @@ def durable(state: State) -> State:
             n: replace(m, heard_at=0.0, moved_at=0.0, stuck=0.0, phase="", step=(0, 0)) for n, m in members.items()
         }
 
-    here, gone = quiet(state.members.here), quiet(state.members.gone)
-    return replace(state, members=replace(state.members, here=here, gone=gone))
+    here, gone = quiet(state.members.here), quiet(state.members.departed)
+    return replace(state, members=replace(state.members, here=here, departed=gone))
 
 
 class Fuzz:
@@ -98,7 +98,7 @@ class Fuzz:
             if r.plan.fence not in self.fences[-1:]:
                 assert all(fence < r.plan.fence for fence in self.fences)
                 self.fences.append(r.plan.fence)
-        leased = [(*state.leases.free, *(range_ for lease in state.leases.held.values() for range_ in lease))]
+        leased = [(*state.leases.free, *(range_ for lease in state.leases.by_node.values() for range_ in lease))]
         samples = [s for ranges in leased for first, count in ranges for s in range(first, first + count)]
         assert len(samples) == len(set(samples)) and not self.consumed & set(samples)
         used = set(range(state.leases.next)) - set(samples) - self.consumed
@@ -113,7 +113,9 @@ class Fuzz:
         for node, m in self.state.members.here.items():
             if m.connected and self.rng.random() < heard:
                 self.feed(ev.Heartbeat(node, m.life, "inner", 0, self.rng.randint(0, 3)))
-        for verdict in members.judge(self.state.members, self.config.members, self.state.awaited, self.now):
+        for verdict in members.judge(
+            self.state.members, self.config.members, self.state.awaited_members, self.now
+        ):
             self.feed(verdict)
         self.feed(ev.Tick())
 
@@ -142,7 +144,7 @@ class Fuzz:
         if not members.here or (rng.random() < 0.03 and len(members.here) < 6):
             return self.join(NodeId(f"n{members.next_id}"), 1)
         if rng.random() < 0.01:
-            known = members.here | members.gone
+            known = members.here | members.departed
             node = rng.choice(list(known))
             return self.join(node, known[node].life + 1)
         if rng.random() < 0.15:
@@ -154,7 +156,7 @@ class Fuzz:
         life = members.here[node].life - (rng.random() < 0.01)
         fence = rng.choice(self.fences) if self.fences and rng.random() < 0.1 else NO_FENCE
         fence = r.plan.fence if r.plan is not None and rng.random() < 0.9 else fence
-        lease = self.state.leases.held.get(node, ())
+        lease = self.state.leases.by_node.get(node, ())
         front = data.front(lease) if lease and rng.random() < 0.95 else rng.randint(0, 99)
         samples = rng.randint(1, 20) if rng.random() < 0.99 else rng.randint(-2, 200)
         round_ = r.number if rng.random() < 0.9 else rng.randint(0, 5)
@@ -189,7 +191,7 @@ class Fuzz:
     def behave(self) -> None:
         """Everybody does what its view says; who was lost comes back, with the state if it held it."""
         members = self.state.members
-        for node, m in list(members.gone.items())[-6:]:
+        for node, m in list(members.departed.items())[-6:]:
             if m.state is MemberState.EVICTED and len(self.state.members.here) < 6:
                 self.join(node, m.life + 1)
         while sum(m.role != REDUCER and not m.leaf for m in self.state.members.here.values()) < 4:
@@ -204,7 +206,7 @@ class Fuzz:
 def answers(v: pb.View, state: State, node: NodeId) -> list[ev.Event]:
     """What a node that does its work says to its view."""
     r, m = state.round, state.members.here[node]
-    life, lease = m.life, state.leases.held.get(node, ())
+    life, lease = m.life, state.leases.by_node.get(node, ())
     said: list[ev.Event] = [] if m.connected else [ev.Connected(node, life)]
     if m.role == REDUCER:
         return said + sealed(v, state, node)
