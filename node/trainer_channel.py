@@ -7,8 +7,8 @@ restarts the trainer.
     trainer                          daemon
     Hello(layout)        ------->
                          <-------    Attach(vectors)
-                         <-------    Initialise | Train | Evaluate | Finish | Stop   (one at a time)
-    Initialised | Progress... Reached... Ready | Evaluated | LogLine | Failed   ------->
+                         <-------    Initialise | Train | Evaluate | Finish | Stop
+    Initialised | Progress... Reached... Ready | Waits | Evaluated | LogLine | Failed   ------->
 
 `Reached`, `Ready`, `Waits` and `Evaluated` are events of the node's machine (`atoll.node.state_machine`) as they
 are.
@@ -51,7 +51,9 @@ class Train(msgspec.Struct, tag=True, frozen=True):
     fleet: int  # active members, so that the clock can be interpolated within the round
     lease: tuple[tuple[int, int], ...]  # (first, count) ranges of samples to train on
     resume: bool = False  # start from the local vector, which has work that was carried over
-    on: bool = False  # the lease's first steps are taken since Ready: put them on top of where it would start
+    continues: bool = (
+        False  # the lease's first steps are taken since Ready: put them on top of where it would start
+    )
     rebased: bool = False  # going on where fragments take turns: what was handed over of the others was rebased
 
 
@@ -85,7 +87,7 @@ class Initialised(msgspec.Struct, tag=True, frozen=True):
 
 
 class Progress(msgspec.Struct, tag=True, frozen=True):
-    """Inner steps were taken; said every second or so."""
+    """Inner steps were taken; said four times a second at most."""
 
     round: int
     step: int  # inner steps taken in this round

@@ -83,7 +83,7 @@ class Run:
 
     def encoded(self, work: Work) -> None:
         before = len(self.said)
-        self.feed(ev.Encoded(work, work.norm, 1.0))
+        self.feed(ev.EncodingBegun(work, work.norm, 1.0))
         if len(self.said) == before:
             self.said.append("it is not: the node no longer has that work")
 

@@ -46,3 +46,11 @@ def test_every_link_of_the_page_leads_somewhere() -> None:
 def test_the_picture_is_of_the_graph_that_the_layer_test_holds() -> None:
     assert set(rooms.PLACES) | rooms.OPEN_TO_ALL == set(MAY_IMPORT)
     assert rooms.PICTURE.read_text() == rooms.draw(), "make it anew: PYTHONPATH=tests python tests/tools/rooms.py"
+
+
+def test_the_places_to_begin_a_change_exist() -> None:
+    table = SECTIONS["Where to change what"]
+    found = re.findall(r"`((?:comm|coordinator|node|outer_opt)/[\w/]+\.\w+)`", table)
+    assert len(found) >= 6
+    for path in found:
+        assert (ROOT / path).exists(), path

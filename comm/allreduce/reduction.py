@@ -96,16 +96,16 @@ class Reduction:
         codec: Codec,
         chunks: Chunks,
         plan: Plan,
-        outcome: ReduceListener,
+        listener: ReduceListener,
         sealing: SealFormat | None = None,
-        came: Callable[[int, U8], None] | None = None,
+        on_sealed: Callable[[int, U8], None] | None = None,
     ) -> None:
         """`encoded`: None for a member that only owns chunks. `plan`: the first one, valid or `InvalidPlan`.
-        `sealing`: None for the plain mean, encoded with `codec`, as contributions are. `came` is told of each
-        sealed chunk that is here; before the commit another one may still take its place."""
+        `sealing`: None for the plain mean, encoded with `codec`, as contributions are. `on_sealed` is called with
+        each sealed chunk that is here; before the commit another one may still take its place."""
         self.round, self.me = plan.round, me
         self._peers, self._encoded, self._codec, self._chunks = peers, encoded, codec, chunks
-        self._outcome, self._came = outcome, came or _nobody
+        self._listener, self._on_sealed = listener, on_sealed or _nobody
         others = max(sum(m.weight > 0 for m in plan.members) - 1, 1)
         self._exchange = ReduceProtocol(me, chunks.count, int(WINDOW_SHARE * chunks.count / others))
         self._payloads = Payloads(codec, chunks, sealing or mean_of(codec), peers.buffers, peers.compressor)
@@ -203,7 +203,7 @@ class Reduction:
 
     # What the links ask (atoll.comm.transport.frame_handler.FrameHandler)
 
-    async def place(self, node: NodeId, header: Header) -> U8 | None:
+    async def buffer_for(self, node: NodeId, header: Header) -> U8 | None:
         """Memory of `header.length` bytes for the payload of a frame of `node`; None: it is of no use. Waits for
         the plan under which the frame was sent where the answer depends on that. Raises `LinkBroken` if that plan
         does not come in time, or no such peer may send the frame."""
@@ -288,7 +288,7 @@ class Reduction:
         """Report that `node` cannot be reached, or does not do its part, unless that was reported just now."""
         now = asyncio.get_running_loop().time()
         if self._late.may_report(now, node):
-            self._outcome.lost(self.plan, node, sentence)
+            self._listener.lost(self.plan, node, sentence)
 
     # Chunks
 
@@ -359,7 +359,7 @@ class Reduction:
                     self._merges.add(task)
                     task.add_done_callback(self._merge_ended)
                 case ReportSeal(c, since, sum_, inputs):
-                    self._outcome.sealed(
+                    self._listener.sealed(
                         self.plan, SealReport(c, since, sum_, inputs), self._exchange.chunks_to_seal > 0
                     )
                 case FreeContributions(c):
@@ -368,13 +368,13 @@ class Reduction:
                 case FreeSealed(c):
                     self._sealed[c] = None
                 case ReportOrphans(here):
-                    self._outcome.orphans(self.plan, here)
+                    self._listener.orphans(self.plan, here)
                 case ReportComplete(root_, proven):
-                    self._outcome.held(self.plan, root_, proven)
+                    self._listener.held(self.plan, root_, proven)
                 case ReportForged(c, node):
-                    self._outcome.forged(self.plan, node, c)
+                    self._listener.forged(self.plan, node, c)
                 case ReportMissing(chunks):
-                    self._outcome.lacking(self.plan, chunks)
+                    self._listener.lacking(self.plan, chunks)
                 case _:
                     assert_never(effect)
 
@@ -409,7 +409,7 @@ class Reduction:
         """The sealed bytes of a chunk are here. This member's own are of no more use then, unless the chunk starts
         anew."""
         self._sealed[c] = payload
-        self._came(c, payload)
+        self._on_sealed(c, payload)
         own = self._encoded.release(c) if self._encoded is not None else None
         # If it may have been sealed without them, they may still be on their way, or being read in a merge.
         if own is not None and of_owner and self._only_plan and self._sent[c] <= 1:

@@ -3,9 +3,9 @@ delta.
 
     contributions --seal--> bytes --decode--> merged delta, and the round's length
 
-    Encoded     the merged delta, encoded once
-    Gathered    the contributions as they came: everybody merges them by itself
-    Timed       another sealing's bytes, and behind them the round's length, fp64, little-endian
+    EncodedSeal     the merged delta, encoded once
+    GatheredSeal    the contributions as they came: everybody merges them by itself
+    TimedSeal       another sealing's bytes, and behind them the round's length, fp64, little-endian
 
 How contributions are merged is a `ChunkMerge`: here the weighted mean. Only operations that IEEE arithmetic rounds
 once are used, so all owners would make the same bytes of the same contributions, and all members the same delta.

@@ -1,4 +1,8 @@
-"""The codec that a run's config names: a new codec is entered here and in `CodecName`."""
+"""The codec that a run's config names.
+
+A new codec is a class with `codec.Codec`'s methods, entered here, in `CodecName` and in
+`ReduceConfig.bytes_per_element` (both in atoll/comm/config/run.py).
+"""
 
 from typing import assert_never
 

@@ -8,6 +8,7 @@ dataclasses (`from_json`).
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import assert_never
 
 import msgspec
 
@@ -239,14 +240,19 @@ class ReduceConfig:
     def bytes_per_element(self) -> float:
         """Bytes that each element of an encoded vector takes, on average."""
         scale = (2 if self.scales is ScaleName.FP16 else 4) / self.block
-        sizes = {
-            CodecName.FP32: 4.0,
-            CodecName.BF16: 2.0,
-            CodecName.INT8: 1 + scale,
-            CodecName.INT4: 0.5 + scale,
-            CodecName.SPARSE: (64 * 14 / 8 + 2) / 4096,
-        }
-        return sizes[self.codec]
+        match self.codec:
+            case CodecName.FP32:
+                return 4.0
+            case CodecName.BF16:
+                return 2.0
+            case CodecName.INT8:
+                return 1 + scale
+            case CodecName.INT4:
+                return 0.5 + scale
+            case CodecName.SPARSE:
+                return (64 * 14 / 8 + 2) / 4096
+            case _:
+                assert_never(self.codec)
 
     def rules(self) -> Iterator[Rule]:
         """Rules of blocks and chunks."""

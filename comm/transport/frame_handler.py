@@ -14,7 +14,7 @@ class FrameHandler(Protocol):
 
     round: Round
 
-    async def place(self, node: NodeId, header: Header) -> U8 | None:
+    async def buffer_for(self, node: NodeId, header: Header) -> U8 | None:
         """Memory of `header.length` bytes for the payload of a frame of `node`; None: it is of no use. Waits while
         that cannot be told yet. Raises `LinkBroken` if the frame is not what such a peer may send."""
 

@@ -377,7 +377,7 @@ class PeerLinks:
                 await frames.skip(link, header.length)
             elif header.whole:
                 await self._read_piece(handler, peer, link, header)
-            elif (place := await handler.place(peer.node, header)) is not None:
+            elif (place := await handler.buffer_for(peer.node, header)) is not None:
                 await link.read_into(place.data)
                 handler.arrived(peer.node, header, place)
             else:
@@ -386,7 +386,7 @@ class PeerLinks:
 
     async def _read_piece(self, handler: FrameHandler, peer: Peer, link: Link, header: Header) -> None:
         async def place(whole: Header) -> U8 | None:
-            buffer = await handler.place(peer.node, whole)
+            buffer = await handler.buffer_for(peer.node, whole)
             return buffer if handler is self._handler else None
 
         if (found := await self._reassembly.read_piece(peer.node, link, header, place)) is not None:

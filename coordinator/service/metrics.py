@@ -6,7 +6,8 @@ LATENCY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
 
 
 class Metrics:
-    """The counters, in a registry of their own; the page adds the run's figures to it."""
+    """The counters, in a registry of their own; `atoll.coordinator.monitor.http` adds the run's and members'
+    figures."""
 
     def __init__(self) -> None:
         r = self.registry = CollectorRegistry()

@@ -110,7 +110,7 @@ def affected_nodes(before: State, after: State) -> set[NodeId] | None:
     if (a.wrong, a.ledger.complete) != (b.wrong, b.ledger.complete):
         nodes |= a.wrong | b.wrong
     for now, was in (
-        (after.counted, before.counted),
+        (after.last_counted, before.last_counted),
         (after.members.here, before.members.here),
         (after.leases.by_node, before.leases.by_node),
     ):
@@ -155,7 +155,7 @@ def node_view(state: State, common: CommonView, node: NodeId) -> NodeView:
         serve=common.serve if me.leaf and me.role != REDUCER and not _left_behind(state, me) else (),
         keeps=me.role != REDUCER and (common.keepers is None or node in common.keepers),
         upload=common.uploaders.index(node) + 1 if node in common.uploaders else 0,
-        counted=state.counted.get(node, (0, b"")),
+        counted=state.last_counted.get(node, (0, b"")),
         ledger=b"".join(r.ledger.digests) if node in r.wrong and r.ledger.complete else b"",
     )
 

@@ -15,7 +15,9 @@ from atoll.coordinator.state_machine.state import State
 
 # Times that links' rates differ from the usual one at most, to be taken for the same:
 SHORT_PATH_NOISE = 2.0  # of near links: their machines were busy
-NEW_LINK_NOISE = 1.6  # of links in their first FEW reduces: how soon TCP found out what they carry was chance
+NEW_LINK_NOISE = (
+    1.6  # of links in their first NEW_LINK_REDUCES reduces: how soon TCP found out what they carry was chance
+)
 NEW_LINK_REDUCES = 4
 LONG_PATH_NOISE = 1.2  # of others: losses, and what else their machines did
 

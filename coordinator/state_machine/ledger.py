@@ -30,7 +30,7 @@ class Contribution:
 
     samples: int  # from the front of its lease, earlier rounds' uncommitted ones included
     steps: int  # inner steps of this round
-    loss: float  # mean over this round's steps
+    loss: float  # mean over the samples
     norm: float  # l2, of the delta
     life: int = 0  # of the member that made it
     front: int = 0  # of the lease

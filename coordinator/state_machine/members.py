@@ -165,7 +165,7 @@ def join(
         {n: m for n, m in members.departed.items() if n != node} if node in members.departed else members.departed
     )
     next_id = max(members.next_id, int(node[1:]) + 1)
-    return _counted(
+    return _recounted(
         replace(members, departed=gone, next_id=next_id), members.here | {node: member}, [(before, member)]
     )
 
@@ -180,7 +180,7 @@ def put(members: Members, *changed: Member) -> Members:
             counted.append((before, member))
     if not counted:
         return replace(members, here=here)
-    return _counted(replace(members, reports=members.reports + reports), here, counted)
+    return _recounted(replace(members, reports=members.reports + reports), here, counted)
 
 
 def _kind(member: Member) -> tuple[object, ...]:
@@ -194,7 +194,7 @@ def report_state(members: Members, node: NodeId, round_: int, digest: bytes) -> 
     return replace(put(members, member), reports=members.reports + 1)
 
 
-def _counted(
+def _recounted(
     members: Members, here: dict[NodeId, Member], changed: Iterable[tuple[Member | None, Member | None]]
 ) -> Members:
     """With `here` in the place of who was; `changed`: whom it has in the place of whom, None: nobody."""
@@ -233,7 +233,7 @@ def remove(members: Members, node: NodeId, state: MemberState, reason: str) -> M
     member = replace(members.here[node], state=state, reason=reason, suspected=None, connected=False)
     here = dict(members.here)
     before = here.pop(node)
-    return _counted(replace(members, departed=members.departed | {node: member}), here, [(before, None)])
+    return _recounted(replace(members, departed=members.departed | {node: member}), here, [(before, None)])
 
 
 def oldest_departed(members: Members) -> tuple[NodeId, ...]:

@@ -323,14 +323,14 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
     return replace(
         state,
         members=members,
-        counted=state.counted | _counted(state, record),
+        last_counted=state.last_counted | _last_counted(state, record),
         earlier=state.earlier | _earlier(state, parts),
         committed=r.number,
         past=remember(state),
         digest=b"",
         sealed=ledger.root,
         makers=tuple(members_),
-        made_at=members.losses - sum(not here[n].trusted_as(MemberState.ACTIVE) for n in members_),
+        losses_at_commit=members.losses - sum(not here[n].trusted_as(MemberState.ACTIVE) for n in members_),
         tokens=record.tokens,
         leases=data.consume_each(state.leases, used),
         pending=record,
@@ -340,7 +340,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
     )
 
 
-def _counted(state: State, record: CommitRecord) -> dict[NodeId, tuple[int, bytes]]:
+def _last_counted(state: State, record: CommitRecord) -> dict[NodeId, tuple[int, bytes]]:
     """For nodes that keep what was not sent: which chunks of this round have nothing of them."""
     if not state.config.outer.feedback:
         return {}

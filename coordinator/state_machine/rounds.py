@@ -168,9 +168,9 @@ def _paced(state: State, node: NodeId, steps: int, now: float) -> State:
     return with_member(state, replace(member, pace=steps / took)) if took > 0 and steps > 0 else state
 
 
-def close_if_due(state: State, now: float, measure: bool, out: list[Effect]) -> State:
+def close_if_due(state: State, now: float, renew_grace: bool, out: list[Effect]) -> State:
     """INNER: tell the members to finish when the round has what it needs. How long it waits for the late takes a
-    look at all of them: that is done where `measure` says so, at ticks, and when the last one of them came."""
+    look at all of them: that is done where `renew_grace` says so, at ticks, and when the last one of them came."""
     r, away = state.round, _away(state)
     trusted = len(r.participants) - len(away)
     if r.participants and rollback.state_lost(state):
@@ -189,7 +189,7 @@ def close_if_due(state: State, now: float, measure: bool, out: list[Effect]) -> 
     if not number:
         return _close(state, now, _all_done(state, away, h))
     late = _late(state, away)
-    if measure or r.grace is None or not _is_late(state, r.grace.node, away):
+    if renew_grace or r.grace is None or not _is_late(state, r.grace.node, away):
         state = with_round(state, replace(state.round, grace=choose_grace(state, list(late))))
         r, late = state.round, _late(state, away)
     assert r.grace is not None

@@ -122,7 +122,7 @@ class State:
     digest: bytes = b""  # of state_committed; empty: no member has told yet
     sealed: bytes = b""  # root over the sealed chunks of round `committed`
     makers: tuple[NodeId, ...] = ()  # contributors of round `committed`: they can make its state by themselves
-    made_at: int = 0  # `members.losses` when they did
+    losses_at_commit: int = 0  # `members.losses` when they did
     tokens: int = 0  # committed
     initialiser: NodeId | None = None  # makes state_0, while nobody holds it
     initial_val_loss: float | None = None
@@ -132,7 +132,7 @@ class State:
     past: tuple[CommittedState, ...] = ()  # earlier commits, the latest last
     # with error feedback, of each node the last committed round that has bytes of it, and a bitmap of the chunks
     # of that round that have none
-    counted: dict[NodeId, tuple[int, bytes]] = field(default_factory=dict)
+    last_counted: dict[NodeId, tuple[int, bytes]] = field(default_factory=dict)
     # where fragments take turns: of each node and fragment, samples committed with others since a commit had the
     # node's delta of this one
     earlier: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)
@@ -282,10 +282,10 @@ def remove(state: State, node: NodeId, how: MemberState, reason: str, out: list[
     for old in forgotten:
         state = replace(state, leases=data.release(state.leases, old))
     if forgotten:
-        counted = {n: c for n, c in state.counted.items() if n not in forgotten}
+        counted = {n: c for n, c in state.last_counted.items() if n not in forgotten}
         earlier = {n: e for n, e in state.earlier.items() if n not in forgotten}
         members = who.forget(state.members, forgotten)
-        state = replace(state, members=members, counted=counted, earlier=earlier)
+        state = replace(state, members=members, last_counted=counted, earlier=earlier)
     if state.committed == 0 and all(m.state is MemberState.JOINING for m in state.members.here.values()):
         state = replace(state, layout=None, fragments=())  # nobody is left who has built this model
     return state

@@ -137,7 +137,7 @@ def settle_one(state: State, node: NodeId, out: list[Effect]) -> State:
     It is as much work whoever else is here, until the last ones tell their state.
     """
     pending, told = state.pending, state.members.holding.get(state.committed, 0)
-    voters = len(state.makers) - (state.members.losses - state.made_at)  # at least so many
+    voters = len(state.makers) - (state.members.losses - state.losses_at_commit)  # at least so many
     last = told >= voters if pending is not None else not state.digest and told > 0
     if last or (not state.digest and 2 * told > voters):
         return settle_digests(state, out)

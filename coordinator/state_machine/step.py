@@ -73,8 +73,8 @@ def step(state: State, event: Event, now: float) -> tuple[State, list[Effect]]:
     if isinstance(event, Heartbeat):
         return hear(state, (event,), now), effects
     before = state
-    state = _counted(before, _take(before, event, now, effects))
-    state = _counted(state, _advance(before, state, event, now, effects))
+    state = _with_epoch(before, _take(before, event, now, effects))
+    state = _with_epoch(state, _advance(before, state, event, now, effects))
     return _watched(before, state, event, now), effects
 
 
@@ -83,7 +83,7 @@ def hear(state: State, beats: Iterable[Heartbeat], now: float) -> State:
     return replace(state, members=who.record_heartbeats(state.members, beats, now))
 
 
-def _counted(before: State, state: State) -> State:
+def _with_epoch(before: State, state: State) -> State:
     """A new generation of members has a new epoch."""
     if state.members.generations == before.members.generations:
         return state

@@ -215,7 +215,7 @@ class Daemon:
                 self._pulse.at = time.monotonic()
                 self._supervisor.hang_up()
             case ef.Encode(work):
-                self._outer_loop.encode(work)
+                self._outer_loop.begin_encoding(work)
             case ef.StartReduce(plan, work):
                 self._outer_loop.start_reduce(plan, work)
             case ef.VerifySeals(view):
@@ -258,13 +258,13 @@ class Daemon:
 
     def _train(self, effect: ef.OrderTraining) -> None:
         order, carried = effect.view.train, effect.carried
-        if effect.on:
+        if effect.continues:
             self._pulse.at = time.monotonic()
         else:
             self._pulse = Pulse(time.monotonic(), 0, order.round, loss=self._pulse.loss)
         self._outer_loop.begin_training(effect)
         more = f", on top of {carried} samples of before" if carried else ""
-        begun = ", some of which it has taken" if effect.on else ""
+        begun = ", some of which it has taken" if effect.continues else ""
         log.info(f"round {order.round}: {order.steps} inner steps{begun}{more}")
         train = Train(
             order.round,
@@ -275,7 +275,7 @@ class Daemon:
             order.fleet,
             lease=remaining([(r.first, r.count) for r in order.lease], carried),
             resume=effect.resume,
-            on=effect.on,
+            continues=effect.continues,
             rebased=effect.rebased,
         )
         self._supervisor.send(train)

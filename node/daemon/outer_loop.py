@@ -341,10 +341,10 @@ class OuterLoop:
         if (update := self.participation.residual_update(order.view)) is not None:
             self._spawn(self.compute(update))
         self.participation.forget()
-        if self.outer.staleness is not None and not order.owed:
+        if self.outer.staleness is not None and not order.keeps_uncounted:
             self.outer.staleness.restart()
 
-    def encode(self, work: Work) -> None:
+    def begin_encoding(self, work: Work) -> None:
         """Begin to encode what this node brings to a round, and emit `Encoded`: once the disk has the round
         before; and where deltas are clipped, with the norm of what was encoded."""
         self.durable.release_buffers()
@@ -362,7 +362,7 @@ class OuterLoop:
 
     def _emit_encoded(self, work: Work, norm: float) -> None:
         damping = 1.0 if self.outer.staleness is None else self.outer.staleness.damping(work.round)
-        self._emit(ev.Encoded(work, norm, damping))
+        self._emit(ev.EncodingBegun(work, norm, damping))
 
     def start_reduce(self, wire: pb.Plan, work: Work) -> None:
         """Take part in the round's reduce under this plan, or go on under it."""

@@ -1,9 +1,8 @@
 """A node's participation in the reduces: what it brings to a round, the reduce under way, and what becomes of
 the rest.
 
-    encode              anchor - local of the round's fragment, once a round, whatever the number of attempts; with
-    error
-                        feedback, what the wire left out before is added
+    encode              anchor - local of the round's fragment, once a round, whatever the number of attempts;
+                        with error feedback, what the wire left out before is added
     begin               take part under the round's first plan, or go on under a newer one
     verify_seals        the ledger's digests, where what is here was found to be something else
     sealed              every sealed chunk, once the round is committed
@@ -73,7 +72,7 @@ class RoundParticipation:
         sealings: Sequence[SealFormat],
         layout: TensorShapes,
         residual: Residual | None,
-        outcome: ReduceListener,
+        listener: ReduceListener,
         compute: Callable[[Callable[[], Any]], Awaitable[Any]],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
@@ -81,7 +80,7 @@ class RoundParticipation:
         arithmetic; `spawn` starts a task."""
         self._plane, self._outer, self._codec, self._layout = plane, outer, codec, layout
         self._sealings = sealings
-        self._residual, self._outcome, self._compute, self._spawn = residual, outcome, compute, spawn
+        self._residual, self._listener, self._compute, self._spawn = residual, listener, compute, spawn
         self._round = RoundBuffers()
         self._reducing: RunningReduce | None = None
         self._plan: Plan  # the latest one
@@ -215,7 +214,7 @@ class RoundParticipation:
         encoded, peers, chunks = self.encode(ready), self._plane.peers, self._chunks(reducing.round)
         try:
             sealing = self._sealings[self._outer.fragment_schedule.fragment(reducing.round)]
-            terms = self._codec, chunks, self._plan, self._outcome, sealing
+            terms = self._codec, chunks, self._plan, self._listener, sealing
             reducing.reduction = Reduction(peers, me, encoded, *terms, self.on_sealed)
             await reducing.reduction.run()
         except AtollError as error:

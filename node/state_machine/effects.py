@@ -20,9 +20,9 @@ class OrderTraining:
     view: pb.View
     carried: int  # samples from the front of the lease that the local vector has
     resume: bool  # start from the local vector, for it has work; else from the anchor
-    on: bool  # the trainer has begun: its steps since it handed over go on top of the one or the other
+    continues: bool  # the trainer has begun: its steps since it handed over go on top of the one or the other
     rebased: bool  # of a trainer that goes on: what it has of other fragments is to be rebased
-    owed: bool  # these steps go on top of some that are to count yet, if only in other fragments
+    keeps_uncounted: bool  # these steps go on top of some that are to count yet, if only in other fragments
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class TrainerSilent:
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodingBegun:
     """The outcome of `Encode`: the delta of this work is encoded, or is being, and the disk has caught up."""
 
     work: Work
@@ -80,7 +80,7 @@ Event = (
     | Ready
     | Waits
     | Evaluated
-    | Encoded
+    | EncodingBegun
     | AttemptComplete
     | StateMoved
     | MoveFailed

@@ -49,7 +49,7 @@ from atoll.node.state_machine.effects import (
 )
 from atoll.node.state_machine.events import (
     AttemptComplete,
-    Encoded,
+    EncodingBegun,
     Event,
     MoveFailed,
     Rejoined,
@@ -131,7 +131,7 @@ def _take(state: State, event: Event, out: list[Effect]) -> State:
         case trainer.Evaluated(round_, loss):
             out.append(ReportEvaluated(round_, loss))
             return replace(_evaluated(state), evaluated=round_)
-        case Encoded(work, norm, damping):
+        case EncodingBegun(work, norm, damping):
             # A report of what the node has dropped since, or begun anew, would have other steps weighed with these
             # tokens.
             if state.ready == work:
@@ -364,7 +364,9 @@ def _train(state: State, task: Idle | Ahead, view: pb.View, out: list[Effect]) -
     dropped = state.ready is not None or (state.carried is not None and base is None)
     local = turns is not None and turns.from_local and not dropped and not _in(front, turns.applied)
     resume, rebased = bool(carried) or (local and not on), turns is not None and on and turns.rebased
-    out.append(OrderTraining(view, carried, resume, on, rebased, owed=resume or (on and turns is not None)))
+    out.append(
+        OrderTraining(view, carried, resume, on, rebased, keeps_uncounted=resume or (on and turns is not None))
+    )
     old = state.ready or state.carried  # that its steps are committed may be by an earlier life of this node
     fresh = old is not None and old.fresh if on else not local
     evaluating = isinstance(task, Ahead) and task.evaluating

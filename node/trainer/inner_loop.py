@@ -285,7 +285,7 @@ def carry_out(cursor: TrainingCursor, io: TrainerIO, command: ToTrainer) -> ToTr
         case Finish(round=number):
             if number == cursor.order.round and not cursor.ahead:  # else it had handed over when it came
                 cursor.finishing = True
-        case Train(on=True) if cursor.ahead:
+        case Train(continues=True) if cursor.ahead:
             cursor.go_on(command)
         case Evaluate(round=number):
             io.evaluate(number)

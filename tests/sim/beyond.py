@@ -27,7 +27,7 @@ class Beyond:
 
     def train(self, effect: effects.OrderTraining) -> None:
         """The trainer loads the anchor or the local vector, or takes what is new of them."""
-        if effect.on and not effect.carried:
+        if effect.continues and not effect.carried:
             self.vague = self.vague or self.applied < self._handed
             if effect.rebased:
                 self._trained = list(self._local)

@@ -290,8 +290,10 @@ def nodes_are_told_what_counted(world: "World", after: State, record: CommitReco
         for x in mean.contributions:
             has.setdefault(x.node, set()).add(mean.chunk)
     if not world.config.outer.feedback:
-        return hold(not after.counted, f"without feedback {after.counted}")
-    told = {n: set(places(lacking)) for n, (round_, lacking) in after.counted.items() if round_ == record.round}
+        return hold(not after.last_counted, f"without feedback {after.last_counted}")
+    told = {
+        n: set(places(lacking)) for n, (round_, lacking) in after.last_counted.items() if round_ == record.round
+    }
     chunks = set(range(len(_means(world, record))))
     right = {n: chunks - having for n, having in has.items()}
     hold(told == right, f"round {record.round} lacks {right}, told is {told}")

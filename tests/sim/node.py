@@ -182,7 +182,7 @@ class Node(Process):
     # Training
 
     def _train(self, effect: ef.OrderTraining) -> None:
-        order, carried, on = effect.view.train, effect.carried, effect.on
+        order, carried, on = effect.view.train, effect.carried, effect.continues
         self.beyond.train(effect)
         lease = [s for r in order.lease for s in range(r.first, r.first + r.count)]
         if not carried:
@@ -219,7 +219,7 @@ class Node(Process):
         if self.durable.is_pending(work.round - 1) and self.clock - since < DISK_WAIT:
             self.later(0.05, self._encoded, work, since)
         else:
-            self.feed(node_ev.Encoded(work, work.norm, 1.0))
+            self.feed(node_ev.EncodingBegun(work, work.norm, 1.0))
 
     def _report_ready(self, round_: int, contribution: pb.ContributionReady) -> None:
         lies_about = self.host.lies_about

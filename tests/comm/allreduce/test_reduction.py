@@ -575,7 +575,7 @@ def test_a_frame_that_waits_for_a_plan_holds_its_link_up_no_longer_than_the_redu
             member = Member(planes[0], ENCODED[0], plan := plan_for(planes))
             early = Header(FrameKind.CONTRIBUTION, plan.fence._replace(attempt=2), 0, SIZE, place=1)
             await asyncio.sleep(0)
-            waiting = asyncio.create_task(member.reduction.place(name(1), early))
+            waiting = asyncio.create_task(member.reduction.buffer_for(name(1), early))
             await asyncio.sleep(0)
             await member.stop()
             assert await waiting is None

@@ -96,7 +96,7 @@ class Recorder:
     def __init__(self) -> None:
         self.whole: list[bytes] = []
 
-    async def place(self, node: NodeId, header: Header) -> U8 | None:
+    async def buffer_for(self, node: NodeId, header: Header) -> U8 | None:
         if header.length != PAYLOAD.size:
             raise LinkBroken(f"a payload of {header.length} bytes")
         return np.zeros(header.length, np.uint8)

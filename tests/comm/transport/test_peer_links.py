@@ -46,7 +46,7 @@ class Notes:
         self.sentences: list[str] = []
         self.changed = asyncio.Event()
 
-    async def place(self, node: NodeId, header: Header) -> U8 | None:
+    async def buffer_for(self, node: NodeId, header: Header) -> U8 | None:
         self.seen.append((node, header.kind, header.chunk))
         if header.length > 1 << 24:
             raise LinkBroken("too long for this reduce")

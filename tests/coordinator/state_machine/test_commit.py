@@ -66,7 +66,7 @@ def test_of_a_round_with_contributions_of_all_kinds(feedback: float) -> None:
     assert run.state.leases.by_node[CY][0] == (46, 14)
     assert (run.state.sealed, run.state.makers, run.state.digest) == (root(DIGESTS), NODES, b"")
     out: dict[NodeId, list[int]] = {ADA: [], BO: [], CY: [1, 2]}
-    assert run.state.counted == ({n: (1, bitmap(cs, 4)) for n, cs in out.items()} if feedback else {})
+    assert run.state.last_counted == ({n: (1, bitmap(cs, 4)) for n, cs in out.items()} if feedback else {})
 
 
 def test_of_a_delta_that_hardly_counts_it_is_said_once() -> None:

@@ -17,7 +17,7 @@ from atoll.node.state_machine.effects import (
 )
 from atoll.node.state_machine.events import (
     AttemptComplete,
-    Encoded,
+    EncodingBegun,
     Event,
     MoveFailed,
     Rejoined,
@@ -61,7 +61,7 @@ class Story:
         self.feed(TrainerUp(self.layout))
         self.feed(StateMoved(0, b"state 0"))
         (train,) = self.view(0, 0)
-        assert isinstance(train, OrderTraining) and not (train.resume or train.on or train.owed)
+        assert isinstance(train, OrderTraining) and not (train.resume or train.continues or train.keeps_uncounted)
 
     def ready(self, round_: int, ahead: bool) -> None:
         self.feed(Ready(round_, 5, 2.0, 10, 1.0, ahead))
@@ -92,7 +92,7 @@ def test_after_a_commit_a_trainer_that_waited_starts_from_the_local_vector() -> 
     (apply,) = story.view(1, 10, sealed=b"root 1")
     assert isinstance(apply, Apply)
     train = story.trains(story.feed(StateMoved(1, b"state 1")))
-    assert train.resume and train.owed and not (train.carried or train.on or train.rebased)
+    assert train.resume and train.keeps_uncounted and not (train.carried or train.continues or train.rebased)
     story.ready(2, ahead=False)
     assert story.state.ready is not None and not story.state.ready.fresh
 
@@ -112,12 +112,12 @@ def test_a_trainer_that_went_ahead_is_told_whether_later_rounds_were_missed() ->
     (_, recover) = story.feed(StateMoved(1, b"state 1"))
     assert isinstance(recover, Recover) and recover.rebase, "the other fragments' steps come along"
     train = story.trains(story.feed(StateMoved(2, b"state 2")))
-    assert train.on and train.rebased and not train.carried
+    assert train.continues and train.rebased and not train.carried
     story.ready(3, ahead=True)
     story.reduced(3)
     story.view(3, 20, sealed=b"root 3")
     train = story.trains(story.feed(StateMoved(3, b"state 3")))
-    assert train.on and not (train.rebased or train.carried)
+    assert train.continues and not (train.rebased or train.carried)
 
 
 def test_nothing_is_kept_of_a_vector_that_a_trainer_may_have_died_over() -> None:
@@ -140,17 +140,17 @@ def test_work_that_waits_to_be_reported_is_not_once_the_node_has_dropped_it() ->
     story.ready(1, ahead=False)
     work = story.state.ready
     assert work is not None
-    (report,) = story.feed(Encoded(work, 3.0, 0.5))
+    (report,) = story.feed(EncodingBegun(work, 3.0, 0.5))
     contribution = pb.ContributionReady(steps=5, samples=10, loss=2.0, delta_norm=3.0, damping=0.5, fresh=True)
     assert report == ReportReady(1, contribution)
     (recover,) = [
         e for e in story.view(0, 0, you="recovering", state_digest=b"the run's") if isinstance(e, Recover)
     ]
-    assert recover.differs and story.feed(Encoded(work, 3.0, 0.5)) == []
+    assert recover.differs and story.feed(EncodingBegun(work, 3.0, 0.5)) == []
     story.feed(StateMoved(0, b"the run's"))
     story.view(0, 0, state_digest=b"the run's")
     story.feed(Ready(1, 5, 2.0, 20, 1.0))
-    assert story.state.ready is not None and story.feed(Encoded(work, 3.0, 0.5)) == []
+    assert story.state.ready is not None and story.feed(EncodingBegun(work, 3.0, 0.5)) == []
 
 
 def test_steps_from_a_state_that_may_not_be_the_runs_are_not_reported() -> None:

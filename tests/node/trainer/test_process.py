@@ -225,7 +225,7 @@ def test_with_overlap_steps_go_on_and_end_up_on_top_of_the_new_anchor(ranks: int
                 before = await node.ask(trainer_channel.Evaluate(1), trainer_channel.Evaluated)
                 assert before == await node.ask(trainer_channel.Evaluate(1), trainer_channel.Evaluated)
                 node.anchor[:] = start - np.float32(0.5) * (start - sent)
-                order = trainer_channel.Train(2, 5, 1, 5, 0, 1, ((20, 20),), on=True)
+                order = trainer_channel.Train(2, 5, 1, 5, 0, 1, ((20, 20),), continues=True)
                 ready = await node.ask(order, trainer_channel.Ready)
                 assert (ready.steps, ready.samples, ready.ahead) == (5, 20, False)  # the lease is at its end
                 return np.subtract(node.local, node.anchor)
@@ -253,7 +253,7 @@ def test_with_overlap_work_that_was_left_out_is_kept_with_what_followed_it(tmp_p
             await node.answer(trainer_channel.Waits)
             node.anchor[:] += np.float32(1.0)
             node.local[:] = sent + np.float32(0.25)  # by the daemon: rebased
-            resumed = trainer_channel.Train(2, 2, 1, 2, 0, 1, ((12, 40),), resume=True, on=True)
+            resumed = trainer_channel.Train(2, 2, 1, 2, 0, 1, ((12, 40),), resume=True, continues=True)
             await node.ask(resumed, trainer_channel.Ready)
             moved = node.local - sent  # its three steps, at a small learning rate, and the rebase
             assert np.abs(moved - 0.25).max() < 1e-4
@@ -294,14 +294,16 @@ def test_of_fragments_that_take_turns_only_the_one_that_was_exchanged_takes_the_
             assert 0 < moved and math.isclose(ready.norm, moved, rel_tol=1e-5), "the norm is of what is exchanged"
             await node.answer(trainer_channel.Waits)
             node.anchor[:] += np.float32(0.5)  # the trainer may look at the first third only
-            await node.ask(trainer_channel.Train(2, 2, 1, 2, 0, 1, ((12, 108),), on=True), trainer_channel.Ready)
+            await node.ask(
+                trainer_channel.Train(2, 2, 1, 2, 0, 1, ((12, 108),), continues=True), trainer_channel.Ready
+            )
             mixed = np.float32(0.25) * trained + np.float32(0.75) * node.anchor
             assert np.abs(node.local - mixed)[first].max() < 1e-3
             assert np.abs(node.local - trained)[second].max() < 1e-3 > np.abs(node.local - trained)[third].max()
             await node.answer(trainer_channel.Waits)
             trained = node.local.copy()
             node.local[:] += np.float32(0.125)  # the daemon: rounds were missed, all is on another anchor
-            missed = trainer_channel.Train(5, 2, 1, 2, 0, 1, ((20, 100),), on=True, rebased=True)
+            missed = trainer_channel.Train(5, 2, 1, 2, 0, 1, ((20, 100),), continues=True, rebased=True)
             await node.ask(missed, trainer_channel.Ready)
             mixed = np.float32(0.25) * trained + np.float32(0.75) * node.anchor
             assert np.abs(node.local - mixed)[second].max() < 1e-3
