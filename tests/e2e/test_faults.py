@@ -26,7 +26,7 @@ POINTS = (
     "plan.written",
     "seal.told",
     "sealed-all.before-write",
-    "held.written",
+    "complete.written",
     "commit.before-write",
     "commit.written",
     "commit.told",
