@@ -270,7 +270,10 @@ def build_model(spec: TrainerSpec, ranks: RankGroup, device: torch.device) -> nn
 def shard_model(
     model: nn.Module, blocks: list[nn.Module], ranks: RankGroup, device: torch.device, bf16: bool
 ) -> None:
-    """Shard block by block, then the rest: one block's parameters at a time are gathered."""
+    """Shard block by block, then the rest: one block's parameters at a time are gathered. One rank in fp32 has
+    nothing to share out, and keeps plain parameters: FSDP's hooks take a sixth of a small model's step."""
+    if ranks.size == 1 and not bf16:
+        return
     mesh = init_device_mesh(device.type, (ranks.size,), mesh_dim_names=("shard",))
     policy = MixedPrecisionPolicy(torch.bfloat16 if bf16 else None, torch.float32 if bf16 else None)
     for module in (*blocks, model):  # the root last
