@@ -51,13 +51,15 @@ def take_part(shm: Path | None = None) -> Iterator[None]:
         return
     here = f"{name.removesuffix('.new')}{SUFFIX}"
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        os.fchmod(descriptor, 0o644)  # another user's nodes count this one, too
-        os.rename(name, here)  # only now: what can be seen and is not locked is of a dead one
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            os.fchmod(descriptor, 0o644)  # another user's nodes count this one, too
+            os.rename(name, here)  # only now: what can be seen and is not locked is of a dead one
         yield
     finally:
-        with suppress(OSError):
-            os.unlink(here)
+        for file in (name, here):
+            with suppress(OSError):
+                os.unlink(file)
         os.close(descriptor)
 
 

@@ -25,6 +25,7 @@ DEFAULT_PROJECT = "atoll"  # where neither config nor environment names one
 MODE_OF_WORD = {  # what WANDB_MODE may be, with wandb's older words
     "online": WandbMode.ONLINE,
     "run": WandbMode.ONLINE,
+    "shared": WandbMode.ONLINE,
     "offline": WandbMode.OFFLINE,
     "dryrun": WandbMode.OFFLINE,
     "disabled": WandbMode.DISABLED,
@@ -158,7 +159,7 @@ def wandb_mode(config: RunConfig) -> WandbMode:
         log.info(f"nothing goes to wandb (wandb.mode=auto): {missing}")
         return WandbMode.DISABLED
     if said := os.environ.get("WANDB_MODE"):
-        if (known := MODE_OF_WORD.get(said)) is None:
+        if (known := MODE_OF_WORD.get(said.lower())) is None:
             raise ConfigError(f"WANDB_MODE is {said[:40]!r}: set it to online, offline or disabled")
         return known
     netrc = Path.home() / ".netrc"

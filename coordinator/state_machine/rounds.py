@@ -334,6 +334,7 @@ def refill(state: State, now: float, out: list[Effect]) -> State:
             state.round,
             participants=tuple(sorted((*r.participants, *entering), key=order)),
             reached_at=None,
+            grace=None,
             asked_at=now,
             story=f"{r.story}; {state.names(entering)} entered later" if r.story else "",
         ),

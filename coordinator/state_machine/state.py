@@ -266,6 +266,7 @@ def drop_from_round(state: State, node: NodeId) -> State:
             reached=r.reached - {node},
             completions={n: h for n, h in r.completions.items() if n != node},
             settled=r.settled - {node},
+            wrong=r.wrong - {node},
             ledger=withdraw(r.ledger, node),
             evaluator=None if r.evaluator == node else r.evaluator,
         ),

@@ -40,6 +40,8 @@ class Reducer:
         self._reduction: Reduction | None = None
         self._task: asyncio.Task[None] | None = None
         self._reduced = 0
+        self._waiting_plan: tuple[Plan, int] | None = None  # with its elements; came before the kernels were there
+        self._compiled = False
         self._heartbeat = 0.0  # seconds between two
         self._member: CoordinatorSession
 
@@ -63,25 +65,34 @@ class Reducer:
 
     async def _live(self) -> None:
         """The session with the coordinator until the run, or this node, is over."""
+        compiling = asyncio.create_task(self._compile())
         session = asyncio.create_task(self._member.maintain(self._stop, self._watch, self._beat))
         over = asyncio.create_task(self._over.wait())
         try:
             await asyncio.wait((session, over), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            over.cancel()
-            session.cancel()
-            ended = (await asyncio.gather(session, return_exceptions=True))[0]
+            for task in (over, session, compiling):
+                task.cancel()
+            ended = (await asyncio.gather(session, compiling, return_exceptions=True))[0]
         if ended is not None and not isinstance(ended, asyncio.CancelledError):
             raise ended
 
+    async def _compile(self) -> None:
+        """Make the kernels once, while views come in: a member that opens no stream is taken for dead."""
+        await asyncio.to_thread(warm_up, codec_of(self._member.run), log.info)
+        self._compiled = True
+        if self._waiting_plan is not None:
+            self._follow(*self._waiting_plan)
+
     async def _watch(self) -> None:
-        await asyncio.to_thread(warm_up, codec_of(self._member.run), log.info)  # it is given no work before
         async for view in self._member.control.watch():
             if view.finished:
                 self._finished = True
                 self._over.set()
-            elif view.HasField("plan"):
-                self._follow(plan_of(view.plan), view.plan.numel)
+            self._waiting_plan = (plan_of(view.plan), view.plan.numel) if view.HasField("plan") else None
+            if self._waiting_plan is not None:
+                if self._compiled:
+                    self._follow(*self._waiting_plan)
             elif self._reduction is not None and self._reduction.round <= view.committed:
                 self._stop()
 

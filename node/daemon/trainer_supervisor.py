@@ -81,7 +81,7 @@ class TrainerSupervisor:
 
     async def _live_once(self, spec_file: Path) -> None:
         command = [sys.executable, "-P", "-m", "atoll.node.trainer.launcher", "--spec", str(spec_file)]
-        self._log.bound()
+        await self._bound_log()
         with self._log.open() as out:
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out
@@ -90,7 +90,7 @@ class TrainerSupervisor:
             self._connected.get_nowait().close()
         connecting = asyncio.create_task(self._connected.get())
         exited = asyncio.create_task(process.wait())
-        bounding = asyncio.create_task(self._bound_log())
+        bounding = asyncio.create_task(self._keep_log_bounded())
         try:
             # One that does not come up is ended and started again; one that is busy loading is not.
             start = max(self._spec.run.members.stall, START_SECONDS)
@@ -103,13 +103,16 @@ class TrainerSupervisor:
             await _kill(process)
             await asyncio.gather(exited, bounding, return_exceptions=True)
 
-    async def _bound_log(self) -> None:
+    async def _keep_log_bounded(self) -> None:
         while True:
             await asyncio.sleep(LOG_CHECK_SECONDS)
-            try:
-                await asyncio.to_thread(self._log.bound)
-            except ResourceError as error:
-                log.warning(str(error))  # the log may still be written: it is no reason to stop
+            await self._bound_log()
+
+    async def _bound_log(self) -> None:
+        try:
+            await asyncio.to_thread(self._log.bound)
+        except ResourceError as error:
+            log.warning(str(error))  # the log may still be written: it is no reason to stop
 
     async def _listen(self, end: DaemonEnd) -> None:
         self._end = end

@@ -92,7 +92,13 @@ def step(state: State, event: Event) -> tuple[State, list[Effect]]:
         if after == state:
             break
         state = after
-    if isinstance(event, ViewArrived) and state.view is event.view and event.view.ledger:
+    # Without a reduce there is nothing to compare: this is a new life of the node that was asked.
+    if (
+        isinstance(event, ViewArrived)
+        and state.view is event.view
+        and event.view.ledger
+        and state.reduce is not None
+    ):
         effects.append(VerifySeals(event.view))
     return state, effects
 

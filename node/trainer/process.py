@@ -312,15 +312,16 @@ def serve(
     optimizer_state: OptimizerCheckpoint,
     before_round: Callable[[], None],
 ) -> None:
-    """Carry out the daemon's commands until it says stop or is gone; `before_round` is called before each order
-    to train."""
+    """Carry out the daemon's commands until it says stop or is gone; `before_round` is called before each round,
+    whether it is ordered or gone on to."""
     io: SharedMemoryIO | None = None
     unfinished: trainer_channel.ToTrainer | None = None  # a command that ended the training
     while True:
         command, unfinished = unfinished or commands.next_command(), None
         match command:
             case trainer_channel.Attach():
-                io = SharedMemoryIO(commands, learner, layout, attach(command, layout), optimizer_state)
+                vectors = attach(command, layout)
+                io = SharedMemoryIO(commands, learner, layout, vectors, optimizer_state, before_round)
             case trainer_channel.Initialise(seed=seed):
                 assert io, "Initialise before Attach"
                 io.initialise(seed)
@@ -360,8 +361,11 @@ class SharedMemoryIO:
         layout: FlatLayout,
         vectors: MappedVectors,
         optimizer_state: OptimizerCheckpoint,
+        after_round: Callable[[], None],
     ) -> None:
+        """`after_round` is called at each hand-over, from which training may go on ahead."""
         self._learner, self._layout, self._vectors = learner, layout, vectors
+        self._after_round = after_round
         self._optimizer_state = optimizer_state
         self._adopt = anchor_adoption(learner.run.overlap)
         self._sent: list[Tensor] = []  # this rank's shards at the last hand-over from which it went ahead
@@ -388,6 +392,7 @@ class SharedMemoryIO:
         """Write this rank's shards to the local vector, keep a copy if training goes on ahead, send `ready` with
         the l2 norm of the exchanged parameters' distance from the anchor, and have the moments saved if that is
         due. Raises `Diverged` where a parameter is not finite."""
+        self._after_round()
         model, vectors = self._learner.model, self._vectors
         write_shards(model, self._layout, vectors.local)
         if ready.ahead:

@@ -37,3 +37,19 @@ def test_a_trainer_that_said_nothing_and_a_log_that_is_gone_are_said_to_be_so(tm
     assert TrainerLog(tmp_path).last_line().startswith("it said nothing (see ")
     with pytest.raises(ResourceError, match="cannot read .*trainer.log: No such file"):
         TrainerLog(tmp_path / "elsewhere").last_line()
+
+
+def test_a_full_disk_does_not_keep_a_log_from_being_bounded(tmp_path: Path) -> None:
+    log = TrainerLog(tmp_path, limit=100)
+    (tmp_path / "trainer.log").write_bytes(b"x" * 200)
+    (tmp_path / "trainer.log.1").symlink_to("/dev/full")
+    log.bound()
+    assert (tmp_path / "trainer.log").stat().st_size == 0
+    assert not (tmp_path / "trainer.log.1").exists(), "what was copied of it is not the log, and takes room"
+
+
+def test_the_last_line_is_found_where_the_log_was_moved_just_before(tmp_path: Path) -> None:
+    log = TrainerLog(tmp_path, limit=10)
+    (tmp_path / "trainer.log").write_bytes(b"ValueError: no such model\n")
+    log.bound()
+    assert log.last_line() == f"ValueError: no such model (see {tmp_path}/trainer.log.1)"
