@@ -1,5 +1,7 @@
 """A node takes its share of the cores that it may use, and knows which other nodes live."""
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -93,3 +95,15 @@ def test_a_node_counts_while_it_lives_and_not_when_it_was_killed(tmp_path: Path)
 def test_where_no_file_can_be_had_a_node_works_all_the_same(tmp_path: Path) -> None:
     with take_part(tmp_path / "no such folder"):
         assert core_share(tmp_path / "no such folder").nodes == 1
+
+
+def test_a_node_runs_uncounted_where_files_cannot_be_locked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with take_part(tmp_path):
+        pass
+    assert not list(tmp_path.iterdir())

@@ -8,7 +8,7 @@ import scenario
 from atoll.comm.ids import NodeId, Round
 from atoll.comm.plan import Fence
 from atoll.coordinator.state_machine import events as ev
-from atoll.coordinator.state_machine.state import Phase
+from atoll.coordinator.state_machine.state import Phase, drop_from_round
 
 A, B, C, D, NOBODY = (NodeId(f"n{i}") for i in (1, 2, 3, 4, 9))
 NAMES = ["ada", "bo", "cy", "dee"]
@@ -214,3 +214,9 @@ def test_a_reducer_that_is_late_twice_is_not_dealt_more_whoever_else_was_late() 
     for attempt, owners in ((1, both | {run.node("dan")}), (2, both | {run.node("dan")}), (3, both)):
         assert (run.state.round.ledger.attempt, set(run.state.round.ledger.owners)) == (attempt, owners)
         run.do("wait", ["61"])
+
+
+def test_a_new_life_is_not_asked_for_the_seals_of_the_one_before() -> None:
+    run = reducing()
+    disputed = replace(run.state, round=replace(run.state.round, wrong=frozenset({A, B})))
+    assert drop_from_round(disputed, A).round.wrong == {B}
