@@ -19,7 +19,7 @@ pytestmark = pytest.mark.e2e
 ROUNDS = 18
 TINY = (
     "model.dim=64 model.layers=2 model.heads=2 model.kv_heads=2 model.ffn_dim=128 model.seq_len=64 "
-    "inner.optimizer=adamw inner.batch_size=4 rounds.inner_steps=60 reduce.chunk=4096"
+    "inner.optimizer=adamw inner.batch_size=4 rounds.inner_steps=180 reduce.chunk=4096"
 ).split()
 DEADLINE = 240.0  # seconds
 MARK = "ATOLL_TEST_DEMO"
