@@ -145,11 +145,6 @@ def choose_run(state_dir: Path, run: str = "") -> SavedRun:
     return found[0]
 
 
-def _is_named(saved: SavedRun, run: str) -> bool:
-    """Whether `run` is the run's name, or four digits or more that its id begins with, or empty."""
-    return run in ("", saved.manifest.run.name) or (len(run) >= 4 and saved.run_id.startswith(run))
-
-
 def open_run(folder: Path) -> SavedRun | None:
     """Open the snapshots and the log in the folder of a run; None: nothing there can be read."""
     known = run_manifest.read(folder)

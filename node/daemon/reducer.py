@@ -73,13 +73,19 @@ class Reducer:
         finally:
             for task in (over, session, compiling):
                 task.cancel()
-            ended = (await asyncio.gather(session, compiling, return_exceptions=True))[0]
-        if ended is not None and not isinstance(ended, asyncio.CancelledError):
-            raise ended
+            ended = await asyncio.gather(session, compiling, return_exceptions=True)
+        for error in ended:
+            if error is not None and not isinstance(error, asyncio.CancelledError):
+                raise error
 
     async def _compile(self) -> None:
-        """Make the kernels once, while views come in: a member that opens no stream is taken for dead."""
-        await asyncio.to_thread(warm_up, codec_of(self._member.run), log.info)
+        """Make the kernels once, while views come in: a member that opens no stream is taken for dead. A node that
+        cannot make them ends with the error, as it would be of no use."""
+        try:
+            await asyncio.to_thread(warm_up, codec_of(self._member.run), log.info)
+        except Exception:
+            self._over.set()
+            raise
         self._compiled = True
         if self._waiting_plan is not None:
             self._follow(*self._waiting_plan)
