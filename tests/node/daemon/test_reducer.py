@@ -52,7 +52,7 @@ def test_a_plan_that_came_before_the_kernels_is_followed_when_they_are_there(
         await forever()
 
     async def story() -> None:
-        node = alone(lambda *_: node._watch())
+        node: Reducer = alone(lambda *_: node._watch())
         node._member.control = cast(Any, SimpleNamespace(watch=views))
 
         def follow(plan: Any, numel: int) -> None:
