@@ -1,6 +1,7 @@
 """The local message channel between a daemon and its trainer: JSON lines over a unix socket.
 
-The daemon listens, local rank 0 of the trainer connects. Bulk never travels here: parameters are in the
+The daemon listens, local rank 0 of the trainer connects. Another rank connects only to say `Failed`, once: rank 0,
+whose collectives break when it ends, cannot say it in its place. Bulk never travels here: parameters are in the
 memory-mapped flat vectors. A closed channel means the other side is gone: a trainer exits, a daemon
 restarts the trainer.
 

@@ -30,6 +30,7 @@ class Node:
     process: asyncio.subprocess.Process
     end: DaemonEnd
     folder: Path
+    connections: asyncio.Queue[DaemonEnd]  # later ones: of other ranks, which say `Failed`
     progress: list[trainer_channel.Progress] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
 
@@ -59,6 +60,17 @@ class Node:
                     self.told.append(sentence)
                 case _:
                     assert isinstance(message, trainer_channel.Reached), message
+
+    async def failure(self) -> str:
+        """The sentence with which any rank says that a restart would not help, before the trainer ends."""
+        while True:
+            message = await asyncio.wait_for(self.end.receive(), DEADLINE)
+            if isinstance(message, trainer_channel.Failed):
+                break
+            if message is None:
+                self.end = await asyncio.wait_for(self.connections.get(), DEADLINE)
+        assert await asyncio.wait_for(self.process.wait(), DEADLINE) != 0
+        return message.sentence
 
     async def working(self) -> None:
         """Return when the trainer has reported progress."""
@@ -91,20 +103,20 @@ async def launched(
 ) -> AsyncIterator[Node]:
     """A trainer of `ranks` ranks that has connected; `through` is a command that starts the launcher."""
     folder.mkdir()
-    connected: asyncio.Future[DaemonEnd] = asyncio.get_running_loop().create_future()
+    connections: asyncio.Queue[DaemonEnd] = asyncio.Queue()
     path, spec = str(folder / "socket"), folder / "spec.json"
     settings = NodeConfig(device=Device.CPU, ranks=ranks, threads=1, **node)
     spec.write_bytes(msgspec.json.encode(TrainerSpec(run, settings, path, str(folder / "cache"), moments)))
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connected.set_result(DaemonEnd(reader, writer))
+        connections.put_nowait(DaemonEnd(reader, writer))
 
     async with await asyncio.start_unix_server(accept, path):
         launcher = (sys.executable, "-m", "atoll.node.trainer.launcher", "--spec", str(spec))
         process = await asyncio.create_subprocess_exec(*through, *launcher)
         try:
-            end = await asyncio.wait_for(connected, DEADLINE)
-            yield Node(process, end, folder)
+            end = await asyncio.wait_for(connections.get(), DEADLINE)
+            yield Node(process, end, folder, connections)
             end.close()
         finally:
             if process.returncode is None:

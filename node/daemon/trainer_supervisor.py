@@ -82,12 +82,12 @@ class TrainerSupervisor:
     async def _live_once(self, spec_file: Path) -> None:
         command = [sys.executable, "-P", "-m", "atoll.node.trainer.launcher", "--spec", str(spec_file)]
         await self._bound_log()
+        while not self._connected.empty():  # of one that connected when it was given up
+            self._connected.get_nowait().close()
         with self._log.open() as out:
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out
             )
-        while not self._connected.empty():  # of one that connected when it was given up
-            self._connected.get_nowait().close()
         connecting = asyncio.create_task(self._connected.get())
         exited = asyncio.create_task(process.wait())
         bounding = asyncio.create_task(self._keep_log_bounded())
@@ -102,6 +102,7 @@ class TrainerSupervisor:
             bounding.cancel()
             await _kill(process)
             await asyncio.gather(exited, bounding, return_exceptions=True)
+        await self._hear_other_ranks()
 
     async def _keep_log_bounded(self) -> None:
         while True:
@@ -127,6 +128,14 @@ class TrainerSupervisor:
             self._end = None
             end.close()
             self._on_down()
+
+    async def _hear_other_ranks(self) -> None:
+        while not self._connected.empty():
+            end = self._connected.get_nowait()
+            message = await end.receive()
+            end.close()
+            if isinstance(message, Failed):
+                raise TrainerFailed(message.sentence)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connected.put_nowait(DaemonEnd(reader, writer))

@@ -16,7 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -106,6 +106,11 @@ class RankBroadcast:
         assert (ranks.rank == 0) == (link is not None)
         self._ranks, self._link = ranks, link
 
+    @property
+    def has_link(self) -> bool:
+        """Whether this is the rank that the daemon hears."""
+        return self._link is not None
+
     def next_command(self) -> trainer_channel.ToTrainer:
         """Wait for the daemon's next command; every rank must call it."""
         message = self._link.next_command() if self._link else None
@@ -150,7 +155,7 @@ def main(spec_path: str, group: str) -> None:
     ranks = RankGroup(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
     try:
         commands = RankBroadcast(ranks, DaemonLink(connect(spec.channel)) if ranks.rank == 0 else None)
-        with report_failures(commands):
+        with report_failures(spec.channel, commands):
             device = choose_device(spec.node, ranks)
             with rank_process_group(ranks, device, group):
                 learner, layout = build_learner(spec, ranks, device)
@@ -174,12 +179,21 @@ def connect(path: str) -> TrainerEnd:
 
 
 @contextmanager
-def report_failures(commands: RankBroadcast) -> Iterator[None]:
-    """Tell the daemon what a restart would not cure, as `Failed`, and raise it as an `AtollError`."""
+def report_failures(channel: str, commands: RankBroadcast) -> Iterator[None]:
+    """Tell the daemon what a restart would not cure, as `Failed`, and raise it as an `AtollError`. A rank without a
+    link to the daemon makes one: rank 0 may not have failed."""
+
+    def report(sentence: str) -> None:
+        if commands.has_link:
+            commands.send(trainer_channel.Failed(sentence))
+            return
+        with suppress(AtollError, OSError):  # the daemon is gone
+            connect(channel).send(trainer_channel.Failed(sentence))
+
     try:
         yield
     except AtollError as error:
-        commands.send(trainer_channel.Failed(str(error)))
+        report(str(error))
         raise
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
@@ -188,7 +202,7 @@ def report_failures(commands: RankBroadcast) -> Iterator[None]:
             f"the trainer ran out of memory ({str(error).partition('. ')[0]}): share the model among more "
             "local ranks (ranks=), or join a run with a smaller model or batch"
         )
-        commands.send(trainer_channel.Failed(sentence))
+        report(sentence)
         raise ResourceError(sentence) from error
 
 

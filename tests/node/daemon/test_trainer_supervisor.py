@@ -8,8 +8,8 @@ import pytest
 
 from atoll.comm.config.run import MembersConfig, RunConfig
 from atoll.node.config import NodeConfig, TrainerSpec
-from atoll.node.daemon.trainer_supervisor import TrainerSupervisor, _kill
-from atoll.node.trainer_channel import Hello, ToDaemon
+from atoll.node.daemon.trainer_supervisor import TrainerFailed, TrainerSupervisor, _kill
+from atoll.node.trainer_channel import Failed, Hello, ToDaemon
 
 NOBODY = 1 << 30  # a process id that there is not
 
@@ -78,6 +78,28 @@ def test_a_trainer_that_connects_when_it_was_given_up_is_not_taken_for_the_next(
         process.kill()
         await second
         assert heard == [hello] and late[1].closed
+
+    asyncio.run(asyncio.wait_for(story(), 20))
+
+
+def test_what_a_rank_beside_the_first_failed_of_ends_the_node_with_its_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        spec = TrainerSpec(RunConfig(members=MembersConfig(stall=60.0)), NodeConfig(), "", "", "")
+        supervisor = TrainerSupervisor(spec, tmp_path, lambda _: None, lambda: None)
+        process = Process()
+
+        async def start(*command: str, **how: Any) -> Process:
+            for messages in ((Hello(NOBODY, 2, 1, ()),), (Failed("rank 1 has no memory"),)):
+                reader, writer = connection(*messages)
+                await supervisor._accept(reader, cast(Any, writer))
+            process.kill()
+            return process
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+        with pytest.raises(TrainerFailed, match="rank 1 has no memory"):
+            await supervisor._live_once(tmp_path)
 
     asyncio.run(asyncio.wait_for(story(), 20))
 

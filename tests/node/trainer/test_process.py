@@ -378,9 +378,7 @@ def test_killing_the_launcher_or_the_daemon_leaves_no_process(tmp_path: Path) ->
 def test_what_a_restart_would_not_cure_is_said_in_a_sentence(tmp_path: Path) -> None:
     async def sentence(folder: str, run: RunConfig, ranks: int = 1, **node: Any) -> str:
         async with launched(tmp_path / folder, run, ranks, **node) as trainer:
-            failed = await trainer.answer(trainer_channel.Failed)
-            assert await asyncio.wait_for(trainer.process.wait(), DEADLINE) != 0
-            return failed.sentence
+            return await trainer.failure()
 
     async def all_of_them() -> None:
         odd, absent, folder = await asyncio.gather(
@@ -393,6 +391,25 @@ def test_what_a_restart_would_not_cure_is_said_in_a_sentence(tmp_path: Path) -> 
         assert "data=/no/such/folder: there is no such folder" in folder
 
     asyncio.run(all_of_them())
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_only_one_rank_fails_of_is_said_too(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_models.py").write_text(
+        "import os, torch\n"
+        "def build(config):\n"
+        f"    assert os.environ['RANK'] != '{rank}', 'not on this rank'\n"
+        "    return torch.nn.Linear(2, 2)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    async def story() -> None:
+        async with launched(tmp_path / "node", small(), 2, model="my_models:build") as trainer:
+            assert "AssertionError: not on this rank" in await trainer.failure()
+
+    asyncio.run(story())
 
 
 def test_bf16_and_your_own_model_train_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
