@@ -180,7 +180,7 @@ def connect(path: str) -> TrainerEnd:
 
 @contextmanager
 def report_failures(channel: str, commands: RankBroadcast) -> Iterator[None]:
-    """Tell the daemon what a restart would not cure, as `Failed`, and raise it as an `AtollError`. A rank without a
+    """Tell the daemon what a restart would not cure, as `Failed`, and raise it as an `AtollError`. A rank with no
     link to the daemon makes one: rank 0 may not have failed."""
 
     def report(sentence: str) -> None:
