@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "configs": set(),
     "outer_opt": set(),
     "comm": set(),
-    "comm.proto": set(),
+    "comm.proto": {"comm"},
     "comm.cli": {"comm"},
     "comm.config": {"comm", "configs"},
     "comm.codecs": {"comm", "comm.config"},

@@ -977,6 +977,7 @@ class View(_message.Message):
     LACKING_FIELD_NUMBER: _builtins.int
     SERVE_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
+    PACKED_PLAN_FIELD_NUMBER: _builtins.int
     LEDGER_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     epoch: _builtins.int
@@ -1020,6 +1021,8 @@ class View(_message.Message):
     """bitmap: the chunks of that round that have none"""
     lost: _builtins.bool
     """nobody here holds state_committed, or can make it: who has an earlier one on disk says so"""
+    packed_plan: _builtins.bytes
+    """a zstandard frame of a Plan, for receivers to put into plan"""
     ledger: _builtins.bytes
     """digests of the plan's sealed chunks, 16 bytes each: this node told that it holds others"""
     @_builtins.property
@@ -1032,7 +1035,7 @@ class View(_message.Message):
 
     @_builtins.property
     def plan(self) -> Global___Plan:
-        """absent: no reduce in force"""
+        """absent: no reduce in force; on the wire it is in packed_plan"""
 
     @_builtins.property
     def serve(self) -> _containers.RepeatedCompositeFieldContainer[Global___Donor]:
@@ -1068,11 +1071,12 @@ class View(_message.Message):
         lacking: _builtins.bytes = ...,
         serve: _abc.Iterable[Global___Donor] | None = ...,
         lost: _builtins.bool = ...,
+        packed_plan: _builtins.bytes = ...,
         ledger: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closing", b"closing", "committed", b"committed", "counted", b"counted", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "keeps", b"keeps", "lacking", b"lacking", "ledger", b"ledger", "lost", b"lost", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "sealed", b"sealed", "serve", b"serve", "state_digest", b"state_digest", "tokens", b"tokens", "train", b"train", "upload", b"upload", "version", b"version", "you", b"you"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closing", b"closing", "committed", b"committed", "counted", b"counted", "donors", b"donors", "draining", b"draining", "epoch", b"epoch", "evaluate", b"evaluate", "finished", b"finished", "has_state", b"has_state", "incarnation", b"incarnation", "initialise", b"initialise", "keeps", b"keeps", "lacking", b"lacking", "ledger", b"ledger", "lost", b"lost", "packed_plan", b"packed_plan", "phase", b"phase", "plan", b"plan", "reached", b"reached", "ready", b"ready", "reason", b"reason", "sealed", b"sealed", "serve", b"serve", "state_digest", b"state_digest", "tokens", b"tokens", "train", b"train", "upload", b"upload", "version", b"version", "you", b"you"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,6 +20,7 @@ from atoll.comm.bitmap import bitmap
 from atoll.comm.digest import root
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as rpc
+from atoll.comm.proto.packed_plan import unpack_plan
 from atoll.comm.transport.frames import PROTOCOL
 
 NICENESS = 5  # the members stand for other machines: they take no time from the coordinator
@@ -74,6 +75,7 @@ class LoadProcess:
         self._tasks: set[asyncio.Task[None]] = set()
         self._owned: dict[tuple[int, int], dict[str, list[int]]] = {}
         self._root = b""
+        self._packed_plan, self._plan = b"", pb.Plan()
 
     async def run(self) -> None:
         """Run the members until the order after the last round has reached all of them; then tell the
@@ -111,6 +113,13 @@ class LoadProcess:
             self.tell(round_)
             if round_ > self.task.rounds:
                 self._done.set()
+
+    def plan(self, view: pb.View) -> pb.Plan | None:
+        """The view's plan, if it has one: unpacked once for all members, which share this machine's time."""
+        if (packed := view.packed_plan) and packed != self._packed_plan:
+            unpack_plan(view)
+            self._packed_plan, self._plan = packed, view.plan
+        return self._plan if packed else None
 
     def owned(self, plan: pb.Plan) -> dict[str, list[int]]:
         """Each member's chunks: worked out once for all of them."""
@@ -185,9 +194,9 @@ class LoadMember:
             load.start(self._report_steps(load.task.period + spread(), train))
         if view.closing and train and self._first("closing", train):
             load.start(self._report_contribution(spread(), train, view.train.lease[0].first))
-        if view.HasField("plan") and self._first("plan", view.plan.round):
-            load.result.planned.setdefault(view.plan.round, {})[self._node] = at
-            load.start(self._reduce(view.plan))
+        if (plan := load.plan(view)) and self._first("plan", plan.round):
+            load.result.planned.setdefault(plan.round, {})[self._node] = at
+            load.start(self._reduce(plan))
         making = view.initialise and not committed
         if (making or view.has_state or committed) and self._first("state", committed):
             load.start(self._report_state(spread(), committed))

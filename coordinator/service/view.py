@@ -12,6 +12,7 @@ from atoll.comm.bitmap import bitmap
 from atoll.comm.ids import NO_PIN, NodeId, Pin
 from atoll.comm.plan import NOBODY, Fence
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.proto.packed_plan import pack_plan, unpack_plan
 from atoll.coordinator.state_machine import rollback
 from atoll.coordinator.state_machine.leases import Lease
 from atoll.coordinator.state_machine.members import REDUCER, Member, MemberState
@@ -189,7 +190,9 @@ def encode(common: CommonView, mine: NodeView, version: int) -> bytes:
 def view(state: State, node: NodeId, version: int = 0) -> pb.View:
     """A node's whole view of the state; for the simulation and tests."""
     common = common_view(state)
-    return pb.View.FromString(encode(common, node_view(state, common, node), version))
+    found = pb.View.FromString(encode(common, node_view(state, common, node), version))
+    unpack_plan(found)
+    return found
 
 
 def _donors(state: State) -> Donors:
@@ -293,4 +296,4 @@ def _plan(state: State) -> bytes:
         plan.layered = bitmap(ledger.layered, len(ledger.owners))
         for row in ledger.relays:
             plan.relays.extend(row)
-    return pb.View(plan=plan).SerializeToString()
+    return pb.View(packed_plan=pack_plan(plan)).SerializeToString()

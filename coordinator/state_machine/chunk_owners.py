@@ -3,7 +3,7 @@
 `reduce.open_attempt` and `reduce_levels.choose_levels` call it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -35,7 +35,7 @@ class ChunkOwners:
         return tuple(self.nodes[i] for i in deal(self.shares, chunks))
 
 
-def reducers(state: State, members: Sequence[NodeId] = ()) -> tuple[NodeId, ...]:
+def reducers(state: State, members: Collection[NodeId] = ()) -> tuple[NodeId, ...]:
     """Members that only own chunks; without those that somebody could not reach in this round, or that were late
     in any, unless these members, or all participants, have nobody else to dial."""
     here, lost = state.members.here, {n for pair in state.round.lost for n in pair}
@@ -45,7 +45,7 @@ def reducers(state: State, members: Sequence[NodeId] = ()) -> tuple[NodeId, ...]
     return all_ if needed else sound
 
 
-def reachable(state: State, members: Sequence[NodeId]) -> bool:
+def reachable(state: State, members: Collection[NodeId]) -> bool:
     """Whether one of the members, or a reducer, can own a chunk."""
     here = state.members.here
     if any(n in here and not here[n].leaf for n in members):
@@ -59,7 +59,8 @@ def assign_owners(state: State, members: Sequence[NodeId], helpers: Sequence[Nod
     Where nobody can be dialled the first owns everything: a plan that all refuse.
     """
     nodes, here = (*members, *helpers), state.members.here
-    links = [PlanNode(here[n].up, here[n].down, here[n].leaf, n in members) for n in nodes]
+    contributors = frozenset(members)
+    links = [PlanNode(here[n].up, here[n].down, here[n].leaf, n in contributors) for n in nodes]
     links = smooth_rates(links, [rate_noise(here[n]) for n in nodes])
     payload = state.chunks.numel * state.config.reduce.bytes_per_element
     try:

@@ -60,7 +60,6 @@ class Member:
     expire_at: float = 0.0  # and when it is out
     state_round: int = -1  # the state it holds, -1: none
     state_digest: bytes = b""
-    entered_at: float = 0.0  # seconds; when it was first counted in the present round
     pace: float = 0.0  # inner steps a second in its last round; 0: not measured yet
     missed: int = 0  # rounds whose commits left its work out, which it may still bring
     phase: str = "starting"  # what its heartbeat says it is doing
@@ -291,16 +290,18 @@ def disconnect_all(members: Members, limits: MembersConfig, now: float) -> Membe
     return put(members, *away)
 
 
-def start_stall_clock(members: Members, node: NodeId, now: float) -> Members:
-    """Begin to wait for a member's trainer: its clock goes on where it stood."""
-    member = members.here[node]
-    return put(members, replace(member, moved_at=now - member.stuck))
+def start_stall_clocks(members: Members, nodes: Iterable[NodeId], now: float) -> Members:
+    """Begin to wait for these members' trainers: their clocks go on where they stood."""
+    waited_for = map(members.here.__getitem__, nodes)
+    return put(members, *(replace(m, moved_at=now - m.stuck) for m in waited_for))
 
 
-def stop_stall_clock(members: Members, node: NodeId, moved: bool, now: float) -> Members:
-    """Stop waiting for a member's trainer; `moved`: because it did what it was waited for."""
-    member = members.here[node]
-    return put(members, replace(member, stuck=0.0 if moved else max(now - member.moved_at, 0.0)))
+def stop_stall_clocks(members: Members, nodes: Iterable[NodeId], mover: NodeId | None, now: float) -> Members:
+    """Stop waiting for the trainers of those of `nodes` that are here; `mover`: who did what it was waited for."""
+    stopped = (m for n in nodes if (m := members.here.get(n)) is not None)
+    return put(
+        members, *(replace(m, stuck=0.0 if m.node == mover else max(now - m.moved_at, 0.0)) for m in stopped)
+    )
 
 
 def record_heartbeats(members: Members, beats: Iterable[Heartbeat], now: float) -> Members:

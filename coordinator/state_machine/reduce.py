@@ -102,7 +102,7 @@ def open_attempt(state: State, members: tuple[NodeId, ...], now: float, out: lis
         predicted = split.predicted or predicted
         reason += describe_choice(split)
     if r.planned_at is not None:
-        without = [n for n in r.participants if n not in members]
+        without = sorted(r.participants.keys() - set(members), key=order)
         reason = f"attempt {ledger.attempt} among {count(len(members), 'member')}"
         reason += f", without {state.names(without)}" if without else ""
         out.append(Note(f"round {r.number}: {reason}; {r.story.rpartition('; ')[2]}"))
@@ -126,7 +126,7 @@ def _scaled(state: State, ledger: book.Ledger) -> dict[NodeId, float]:
 
 def _put_in_force(state: State, ledger: book.Ledger, predicted: float, now: float) -> State:
     fence = Fence(Incarnation(state.incarnation), Epoch(state.epoch), Round(state.round.number), ledger.attempt)
-    members = ledger.members
+    members = frozenset(ledger.members)
     held = {n: h for n, h in state.round.completions.items() if n in members and h.fence.attempt >= ledger.newest}
     return with_round(
         state,
@@ -193,7 +193,7 @@ def record_unreachable_peer(state: State, event: PeerUnreachable, now: float, ou
         return state
     pair = (node, peer) if order(node) < order(peer) else (peer, node)
     if r.plan is None or r.plan.fence != event.fence:
-        known = {node, peer} <= set(r.participants) and event.fence.attempt < r.ledger.attempt
+        known = {node, peer} <= r.participants.keys() and event.fence.attempt < r.ledger.attempt
         return (
             with_round(state, replace(state.round, lost=(*r.lost, pair)))
             if known and pair not in r.lost
@@ -284,7 +284,8 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
     here = state.members.here
     missed = {n: min(here[n].missed + 1, MAX_MISSED_ROUNDS) for n in r.participants if n in here}
     missed |= dict.fromkeys((n for n in weights if n in missed), 0)
-    members = who.put(state.members, *(replace(here[n], missed=rounds) for n, rounds in missed.items()))
+    changed = (replace(here[n], missed=rounds) for n, rounds in missed.items() if rounds != here[n].missed)
+    members = who.put(state.members, *changed)
     near: dict[int, list[NodeId]] = {}
     for entry, g in zip(ledger.entries, ledger.regions, strict=False):
         near.setdefault(g, []).append(entry.node)
@@ -293,7 +294,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         round=r.number,
         epoch=state.epoch,
         attempts=ledger.attempt,
-        members=r.participants,
+        members=tuple(r.participants),
         contributors=weights,
         tokens=state.tokens + int(sum(weights.values())),
         train_loss=sum(p.contribution.loss * p.part * p.contribution.samples for p in parts.values())
@@ -329,7 +330,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         past=remember(state),
         digest=b"",
         sealed=ledger.root,
-        makers=tuple(members_),
+        makers=frozenset(members_),
         losses_at_commit=members.losses - sum(not here[n].trusted_as(MemberState.ACTIVE) for n in members_),
         tokens=record.tokens,
         leases=data.consume_each(state.leases, used),

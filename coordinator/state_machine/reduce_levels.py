@@ -5,7 +5,7 @@ and to others. So the first round knows nothing, the second measures, and from t
 predicted, the flat one as it would be dealt. Two levels must be predicted to save a tenth: they round once more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from statistics import median
 
@@ -59,7 +59,7 @@ def choose_levels(state: State, members: Sequence[NodeId], planned: ChunkOwners)
         return None
     nodes, here = (*members, *reducers(state)), state.members.here
     told = [here[n] for n in nodes]
-    links = _links(told, members)
+    links = _links(told, frozenset(members))
     rtts = _rtts(told)
     regions = usable(find_regions(len(nodes), rtts), links, rtts)
     if len(regions) < 2:
@@ -94,7 +94,7 @@ def describe_choice(split: RegionLevels) -> str:
     return f", {regions} regions, flat: {split.flat:.2g} s predicted, {split.two_level:.2g} s in two levels"
 
 
-def _links(told: Sequence[Member], contributors: Sequence[NodeId]) -> list[PlanNode]:
+def _links(told: Sequence[Member], contributors: Set[NodeId]) -> list[PlanNode]:
     """The members as the predictions see them: who told no rates is like most of the others. That its link carried
     something within the region and something to others does not mean that it carries both at once."""
     inside = median([m.inside for m in told if m.inside] or [0.0])

@@ -32,7 +32,15 @@ from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.events import CommitRecord, Effect, Note, Publish
 from atoll.coordinator.state_machine.ledger import Ledger
 from atoll.coordinator.state_machine.members import REDUCER, MemberState
-from atoll.coordinator.state_machine.state import CommittedState, LostState, Phase, RoundState, State, most_common
+from atoll.coordinator.state_machine.state import (
+    CommittedState,
+    LostState,
+    Phase,
+    RoundState,
+    State,
+    most_common,
+    order,
+)
 
 MAX_PAST_COMMITS = 256  # commits
 SETTLE_SECONDS = 10.0  # seconds that who came back has to say what it can make of what it holds
@@ -51,7 +59,7 @@ def wait_reason(state: State) -> str:
     """The sentence that says for whom a run waits whose state is lost."""
     k, proven, may = state.committed, newest_proven(state), possible_holders(state)
     reason = f"no living member holds the state of round {k}: "
-    names = state.names(may or state.makers)
+    names = state.names(may or sorted(state.makers, key=order))
     if proven is None:
         had = f"; {names} had it" if names else ""
         return f"{reason}waits for a node whose disk has it, or an earlier one{had}"
@@ -125,7 +133,7 @@ def _void(state: State, past: CommittedState, now: float, out: list[Effect]) -> 
         members=who.put(state.members, *(replace(m, state_round=k) for m in holders)),
         digest=past.digest,
         sealed=b"",
-        makers=(),
+        makers=frozenset(),
         tokens=past.tokens,
         pending=None,
         past=tuple(p for p in state.past if p.round < j or p is past),

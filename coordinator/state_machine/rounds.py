@@ -69,11 +69,11 @@ def too_few(state: State, ready: int, need: int) -> str:
 
 def _start(state: State, members: tuple[NodeId, ...], now: float, out: list[Effect]) -> State:
     number = state.committed + 1
-    state = _enter(state, members, now, out)
-    participants = tuple(sorted(members, key=order))
+    state, entered = _enter(state, members, now, out)
+    participants = dict(sorted(entered.items(), key=lambda entry: order(entry[0])))
     every = state.config.data.eval_every * state.turns.fragments
     due = state.committed % every == 0 and not _evaluated_before(state)
-    able = [n for n in participants if n in state.makers] or participants  # the first to have the new state
+    able = [n for n in participants if n in state.makers] or list(participants)  # the first to have the new state
     attempts = state.round.ledger.attempt if state.round.number == number else 0
     return replace(
         state,
@@ -94,9 +94,11 @@ def _training(state: State, members: int) -> str:
     return f"{members} members at {steps} each" if members > 1 else f"1 member at {steps}"
 
 
-def _enter(state: State, nodes: tuple[NodeId, ...], now: float, out: list[Effect]) -> State:
-    """Make `nodes` active members with leases for the round, and for what they may have carried over. So may
-    suspects that are heard again before the next one."""
+def _enter(
+    state: State, nodes: tuple[NodeId, ...], now: float, out: list[Effect]
+) -> tuple[State, dict[NodeId, float]]:
+    """Make `nodes` active members with leases for the round, and for what they may have carried over; so may
+    suspects that are heard again before the next one. Also returns since when each is counted, in seconds."""
     entering, rounds = frozenset(nodes), dict[NodeId, int]()  # of samples
     for node, member in state.members.here.items():
         if node in entering:
@@ -108,14 +110,14 @@ def _enter(state: State, nodes: tuple[NodeId, ...], now: float, out: list[Effect
         member = state.members.here[node]
         if member.state is not MemberState.ACTIVE:
             out.append(Note(f"{member.name} is active from round {state.committed + 1} on", node))
-    begun = dict.fromkeys(nodes, now)
+    entered = dict.fromkeys(nodes, now)
     if state.config.delay(state.committed) and state.round.opened_at:  # makers did not stop in between
-        begun |= {n: state.round.opened_at for n in nodes if n in state.makers}
+        entered |= {n: state.round.opened_at for n in nodes if n in state.makers}
     here = state.members.here
-    entered = (replace(here[n], state=MemberState.ACTIVE, reason="", entered_at=at) for n, at in begun.items())
-    members = who.put(state.members, *entered)
+    changed = (m for m in map(here.__getitem__, nodes) if m.state is not MemberState.ACTIVE or m.reason)
+    members = who.put(state.members, *(replace(m, state=MemberState.ACTIVE, reason="") for m in changed))
     leases = data.grant_each(state.leases, {n: state.lease * k for n, k in rounds.items()})
-    return replace(state, members=members, leases=leases)
+    return replace(state, members=members, leases=leases), entered
 
 
 def _evaluated_before(state: State) -> bool:
@@ -164,7 +166,7 @@ def _paced(state: State, node: NodeId, steps: int, now: float) -> State:
     if state.round.patient_until:
         return state  # the coordinator was away: how much of the time went into steps cannot be told
     member = state.members.here[node]
-    took = now - member.entered_at
+    took = now - state.round.participants[node]
     return with_member(state, replace(member, pace=steps / took)) if took > 0 and steps > 0 else state
 
 
@@ -235,7 +237,7 @@ def choose_grace(state: State, late: list[NodeId]) -> Grace:
     soon = -inf
     for node in late:
         pace, missed = here[node].pace, here[node].missed
-        expected = here[node].entered_at + state.steps / pace if pace else most
+        expected = r.participants[node] + state.steps / pace if pace else most
         if soon < expected <= most and (pace or not missed):
             last, soon = node, expected
             until = min(most, soon + 0.1 * inner)
@@ -327,12 +329,13 @@ def refill(state: State, now: float, out: list[Effect]) -> State:
                 reason=too_few(state, len(r.participants) - len(_away(state)), state.config.members.minimum),
             ),
         )
-    state = _enter(state, entering, now, out)
+    state, entered = _enter(state, entering, now, out)
+    participants = {**r.participants, **entered}
     state = with_round(
         state,
         replace(
             state.round,
-            participants=tuple(sorted((*r.participants, *entering), key=order)),
+            participants={n: participants[n] for n in sorted(participants, key=order)},
             reached_at=None,
             grace=None,
             asked_at=now,

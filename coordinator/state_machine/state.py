@@ -64,7 +64,8 @@ class RoundState:
     started_at: float = 0.0  # seconds
     # seconds; when the round before closed: with overlap, its makers' steps since count here
     opened_at: float = 0.0
-    participants: tuple[NodeId, ...] = ()
+    # in the order in which they first joined; seconds: when each was first counted in the round
+    participants: dict[NodeId, float] = field(default_factory=dict)
     reached: frozenset[NodeId] = frozenset()  # have taken the round's inner steps
     reached_at: float | None = None  # seconds; when they became a quorum
     grace: Grace | None = None  # since then
@@ -121,7 +122,8 @@ class State:
     committed: int = 0  # the last committed round; 0: the initial state
     digest: bytes = b""  # of state_committed; empty: no member has told yet
     sealed: bytes = b""  # root over the sealed chunks of round `committed`
-    makers: tuple[NodeId, ...] = ()  # contributors of round `committed`: they can make its state by themselves
+    # Contributors of round `committed`: they can make its state by themselves.
+    makers: frozenset[NodeId] = frozenset()
     losses_at_commit: int = 0  # `members.losses` when they did
     tokens: int = 0  # committed
     initialiser: NodeId | None = None  # makes state_0, while nobody holds it
@@ -262,7 +264,7 @@ def drop_from_round(state: State, node: NodeId) -> State:
         state,
         replace(
             state.round,
-            participants=tuple(n for n in r.participants if n != node),
+            participants={n: at for n, at in r.participants.items() if n != node},
             reached=r.reached - {node},
             completions={n: h for n, h in r.completions.items() if n != node},
             settled=r.settled - {node},

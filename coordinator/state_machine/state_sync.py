@@ -18,6 +18,7 @@ from atoll.coordinator.state_machine.state import (
     State,
     count,
     most_common,
+    order,
     remove,
     with_member,
     with_round,
@@ -173,7 +174,7 @@ def _voters(state: State) -> tuple[NodeId, ...]:
     """Who names the digest of state_committed: those that made it, live and did not lose it, or whoever else
     holds it. One that came back without its state waits for this very digest."""
     here, held = state.members.here, state.committed
-    makers = state.makers if state.pending is not None else ()
+    makers = sorted(state.makers, key=order) if state.pending is not None else []
     living = [m for n in makers if (m := here.get(n)) is not None and m.suspected is None]
     able = [m.node for m in living if m.state is MemberState.ACTIVE or m.state_round == held]
     return tuple(able) or state.holders

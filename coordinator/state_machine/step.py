@@ -104,13 +104,10 @@ def _watched(before: State, state: State, event: Event, now: float) -> State:
     elif did is not None:  # for the same ones, but perhaps for the one that spoke
         earlier = frozenset({did})
     left, came = earlier - later, later - earlier
-    members = state.members
-    for node in left:
-        if node in members.here:
-            members = who.stop_stall_clock(members, node, node == did, now)
-    for node in came:
-        members = who.start_stall_clock(members, node, now)
-    return state if members is state.members else replace(state, members=members)
+    if not left and not came:
+        return state
+    members = who.stop_stall_clocks(state.members, left, did, now)
+    return replace(state, members=who.start_stall_clocks(members, came, now))
 
 
 def _waits_for(state: State) -> tuple[object, ...]:

@@ -25,6 +25,7 @@ from atoll.comm.ids import NO_PIN, Pin
 from atoll.comm.invite import Invite
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as rpc
+from atoll.comm.proto.packed_plan import unpack_plan
 from atoll.comm.transport.frames import PROTOCOL
 from atoll.node.control import tls_channel
 
@@ -143,6 +144,7 @@ class ControlClient:
         try:
             async for view in call:
                 self._note_answer()
+                unpack_plan(view)
                 yield view
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:

@@ -10,6 +10,7 @@ from sim.engine import Call
 
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.proto.packed_plan import unpack_plan
 from atoll.coordinator.state_machine import events as ev
 from atoll.node.state_machine import events as node_ev
 
@@ -96,6 +97,7 @@ class Control:
         if number != self.stream:
             return
         view = pb.View.FromString(encoded)
+        unpack_plan(view)
         self._pause_watch = 0.25
         if (view.incarnation, view.version) >= self._seen:
             self._seen, self._behind_since = (view.incarnation, view.version), None

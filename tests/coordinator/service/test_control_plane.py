@@ -22,6 +22,7 @@ from atoll.comm.digest import root
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto import atoll_pb2_grpc as pb_grpc
+from atoll.comm.proto.packed_plan import unpack_plan
 from atoll.comm.transport.certificates import NAME, Certificate, load_or_make, pin_of
 from atoll.comm.transport.frames import PROTOCOL
 from atoll.coordinator.monitor import http
@@ -80,6 +81,7 @@ class Node:
     async def _watch(self) -> None:
         with suppress(grpc.aio.AioRpcError):
             async for view in self.stub.Watch(pb.WatchRequest(session=self.session)):
+                unpack_plan(view)
                 self.seen.append(view)
 
     async def sees(self, holds: Callable[[pb.View], object]) -> pb.View:

@@ -51,7 +51,7 @@ def test_where_nobody_can_be_dialled_there_is_one_owner_whom_nobody_can_follow()
 
 def test_a_late_or_lost_reducer_is_taken_only_where_there_is_nobody_else() -> None:
     for state, expected in ((told(leaves=(A, B)), ()), (told(leaves=(A, B, C)), (DAN,))):
-        state = replace(state, round=replace(state.round, participants=(A, B, C)))
+        state = replace(state, round=replace(state.round, participants=dict.fromkeys((A, B, C), 0.0)))
         late = state.members.here | {DAN: replace(state.members.here[DAN], late=True)}
         assert reducers(state) == (DAN,)
         assert reducers(replace(state, members=replace(state.members, here=late))) == expected
@@ -70,5 +70,5 @@ def test_a_late_reducer_is_taken_where_only_somebody_who_is_left_out_could_be_di
     state = told(leaves=(A, B))
     late = state.members.here | {DAN: replace(state.members.here[DAN], late=True)}
     state = replace(state, members=replace(state.members, here=late))
-    state = replace(state, round=replace(state.round, participants=(A, B, C)))
+    state = replace(state, round=replace(state.round, participants=dict.fromkeys((A, B, C), 0.0)))
     assert reducers(state) == () and reducers(state, (A, B)) == (DAN,) and reachable(state, (A, B))

@@ -64,7 +64,7 @@ def test_of_a_round_with_contributions_of_all_kinds(feedback: float) -> None:
     assert record.samples == {ADA: ((0, 10),), BO: ((20, 8),), CY: ((40, 6),)}
     assert (record.members, record.attempts, record.sealed_digest) == (NODES, 1, root(DIGESTS).hex())
     assert run.state.leases.by_node[CY][0] == (46, 14)
-    assert (run.state.sealed, run.state.makers, run.state.digest) == (root(DIGESTS), NODES, b"")
+    assert (run.state.sealed, run.state.makers, run.state.digest) == (root(DIGESTS), frozenset(NODES), b"")
     out: dict[NodeId, list[int]] = {ADA: [], BO: [], CY: [1, 2]}
     assert run.state.last_counted == ({n: (1, bitmap(cs, 4)) for n, cs in out.items()} if feedback else {})
 
