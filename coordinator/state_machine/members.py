@@ -96,8 +96,8 @@ class Member:
 class Members:
     """The members that are here and those that are gone, with counts that spare callers a look at all of them.
 
-    Invariant: `here` and `departed` have no node in common; `suspects`, `holding` and `able` are what a look at
-    `here` would give.
+    Invariant: `here` and `departed` have no node in common; `suspects`, `holding` and `trusted_counts` are what a
+    look at `here` would give.
     """
 
     here: dict[NodeId, Member] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Members:
     next_id: int = 1
     suspects: frozenset[NodeId] = frozenset()  # of those that are here
     holding: dict[int, int] = field(default_factory=dict)  # round: how many hold its state
-    able: int = 0  # synced or active, and not suspected
+    trusted_counts: dict[MemberState, int] = field(default_factory=dict)  # how many in a state are not suspected
     changes: int = 0  # grows when somebody comes or goes, and when what one is changes
     reports: int = 0  # grows when one tells which state it holds
     losses: int = 0  # grows when an active member goes, begins anew or is suspected
@@ -119,6 +119,10 @@ class Members:
     def generation(self) -> tuple[NodeId, ...]:
         """The members that an epoch is named for."""
         return tuple(n for n, m in self.here.items() if m.state is MemberState.ACTIVE)
+
+    def count(self, *states: MemberState) -> int:
+        """The number of members in these states that are not suspected."""
+        return sum(self.trusted_counts.get(state, 0) for state in states)
 
     def trusted(self, node: NodeId) -> bool:
         return node in self.here and self.here[node].suspected is None
@@ -198,7 +202,7 @@ def _recounted(
 ) -> Members:
     """With `here` in the place of who was; `changed`: whom it has in the place of whom, None: nobody."""
     active = MemberState.ACTIVE
-    suspects, holding, able = members.suspects, dict(members.holding), members.able
+    suspects, holding, trusted = members.suspects, dict(members.holding), dict(members.trusted_counts)
     changes, losses, generations = members.changes, members.losses, members.generations
     for was, now in changed:
         same = was is not None and now is not None and was.life == now.life
@@ -206,7 +210,7 @@ def _recounted(
         for member, by in ((was, -1), (now, 1)):
             if member is not None:
                 holding[member.state_round] = holding.get(member.state_round, 0) + by
-                able += by * member.trusted_as(*TRAINABLE_STATES)
+                trusted[member.state] = trusted.get(member.state, 0) + by * (member.suspected is None)
         if was is not None and now is not None:
             changes += same and (was.state, was.suspected is None) != (now.state, now.suspected is None)
         generations += (was is not None and was.state is active) != (now is not None and now.state is active)
@@ -220,7 +224,7 @@ def _recounted(
         here=here,
         suspects=suspects,
         holding={round_: n for round_, n in holding.items() if n},
-        able=able,
+        trusted_counts={state: n for state, n in trusted.items() if n},
         changes=changes,
         losses=losses,
         generations=generations,

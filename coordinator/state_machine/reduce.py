@@ -162,7 +162,8 @@ def record_orphans(state: State, event: OrphansFound) -> State:
 def record_completion(state: State, event: ReduceComplete) -> State:
     """Enter that a member has every sealed chunk, and what its links carried."""
     r = state.round
-    late = event.fence.round != r.number or event.fence.attempt < r.ledger.newest
+    attempt, ledger = event.fence.attempt, r.ledger
+    late = event.fence.round != r.number or (attempt < ledger.attempt and attempt < ledger.newest)
     if late or event.node not in r.ledger.members or event.node not in state.members.here:
         return state
     if event.node in r.wrong and not event.proven and not (r.ledger.complete and event.digest == r.ledger.root):

@@ -44,7 +44,7 @@ def start_if_enough(state: State, now: float, out: list[Effect]) -> State:
         return with_round(
             state, replace(state.round, phase=Phase.FINISHED, reason="all rounds are committed", started_at=now)
         )
-    able = state.members.able
+    able = state.members.count(*TRAINABLE_STATES)
     need = max(limits.start, limits.minimum) if state.committed == 0 else limits.minimum
     if able >= need:
         return _start(state, state.members.of(*TRAINABLE_STATES), now, out)

@@ -91,6 +91,8 @@ def choose_initialiser(state: State) -> State:
         state = replace(state, digest=b"")  # state_0 went with its last holder: it is made again
     if state.initialiser in here and here[state.initialiser].state is MemberState.RECOVERING:
         return state
+    if not state.members.count(MemberState.RECOVERING):
+        return state if state.initialiser is None else replace(state, initialiser=None)
     able = state.members.of(MemberState.RECOVERING)
     coming = any(m.state is MemberState.JOINING and not m.leaf for m in here.values())
     if coming or not all(here[n].leaf for n in able):  # the others are to fetch it from there
@@ -132,17 +134,18 @@ def settle_digests(state: State, out: list[Effect]) -> State:
     return state
 
 
-def settle_one(state: State, node: NodeId, out: list[Effect]) -> State:
-    """Do what `settle_digests` does where since the last time only this node changed.
-
-    It is as much work whoever else is here, until the last ones tell their state.
-    """
-    pending, told = state.pending, state.members.holding.get(state.committed, 0)
+def may_settle(state: State) -> bool:
+    """Whether enough members have told their state for the digest to be named or the record to be published."""
+    told = state.members.holding.get(state.committed, 0)
     voters = len(state.makers) - (state.members.losses - state.losses_at_commit)  # at least so many
-    last = told >= voters if pending is not None else not state.digest and told > 0
-    if last or (not state.digest and 2 * told > voters):
-        return settle_digests(state, out)
-    member = state.members.here.get(node)
+    last = told >= voters if state.pending is not None else not state.digest and told > 0
+    return last or (not state.digest and 2 * told > voters)
+
+
+def settle_one(state: State, node: NodeId, out: list[Effect]) -> State:
+    """Do what `settle_digests` does where only this node changed since the last time, and not `may_settle`: as
+    much work whoever else is here."""
+    pending, member = state.pending, state.members.here.get(node)
     if not state.digest or member is None or member.state_round != state.committed:
         return state
     if pending is not None and node not in pending.digests and _votes(state, member):

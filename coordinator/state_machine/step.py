@@ -183,19 +183,23 @@ def _advance(settled: State, state: State, event: Event, now: float, out: list[E
     """Make every transition that is due. `settled`: the state before the event, where none was."""
     one = (
         event.node if isinstance(event, EVENTS_OF_ONE_MEMBER) else None
-    )  # only this member may have changed until now
+    )  # only this member may have changed since `settled`
     while True:
         chosen = state_sync.choose_initialiser(rollback.go_on_without(state, now, out))
         after = chosen
         if not state_sync.settled_alike(settled, chosen):
             if one is not None and state_sync.settled_alike(settled, chosen, one=True):
+                one = None if state_sync.may_settle(chosen) else one
+            else:
+                one = None
+            if one is not None:
                 after = state_sync.settle_one(chosen, one, out)
                 whole = after.members is chosen.members and after.digest == chosen.digest
             else:
                 after = state_sync.settle_digests(chosen, out)
                 whole = after == chosen
             settled = after if whole else settled
-        one = None
+        members = after.members
         match after.round.phase:
             case Phase.WAITING:
                 after = rounds.start_if_enough(after, now, out)
@@ -211,6 +215,7 @@ def _advance(settled: State, state: State, event: Event, now: float, out: list[E
                 assert_never(after.round.phase)
         if after is state or after == state:
             return state
+        one = one if after.members is members else None
         state = after
 
 

@@ -19,7 +19,7 @@ from atoll.coordinator.service.journaled_machine import Batch
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.events import CommitRecord
 from atoll.coordinator.state_machine.ledger import Entry
-from atoll.coordinator.state_machine.members import RECONNECT_GRACE_SECONDS, TRAINABLE_STATES, Member, MemberState
+from atoll.coordinator.state_machine.members import RECONNECT_GRACE_SECONDS, Member, MemberState
 from atoll.coordinator.state_machine.state import Phase, State
 
 if TYPE_CHECKING:
@@ -493,8 +493,8 @@ def members_have_the_runs_state(state: State) -> None:
     hold(members.suspects == suspects, f"{suspects} are suspects, known are {members.suspects}")
     holding = Counter(m.state_round for m in here)
     hold(members.holding == holding, f"states are held as in {holding}, known is {members.holding}")
-    able = sum(m.trusted_as(*TRAINABLE_STATES) for m in here)
-    hold(members.able == able, f"{able} can train a round, known are {members.able}")
+    trusted = Counter(m.state for m in here if m.suspected is None)
+    hold(members.trusted_counts == trusted, f"trusted are {trusted}, known is {members.trusted_counts}")
     for member in state.members.here.values():
         if member.state in (MemberState.ACTIVE, MemberState.SYNCED) and member.state_round == state.committed:
             same = not state.digest or member.state_digest == state.digest
