@@ -78,7 +78,8 @@ class ControlFigures:
 def coordinator(members: int, rounds: int, period: float, processes: int, as_json: bool) -> None:
     """Serve MEMBERS simulated members on this machine for some rounds; print what it took.
 
-    A round lasts about four seconds longer than its inner steps: the members' reports are spread as real ones are.
+    A round lasts longer than its inner steps, by about four steps and four seconds at least: the members' reports
+    are spread as real ones are.
     """
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
         figures = measure(Path(folder), members, rounds, period, min(processes, members))

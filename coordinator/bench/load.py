@@ -27,7 +27,7 @@ NICENESS = 5  # the members stand for other machines: they take no time from the
 MEMBERS_PER_CONNECTION = 10  # members on one connection
 CONCURRENT_JOINS = 16  # joins
 READ_DELAY = 0.25  # seconds from a view's arrival until its member acts on it
-REPORT_SPREAD = 1.0  # seconds over which the members' reports of one kind come
+MIN_REPORT_SPREAD = 1.0  # seconds over which the members' reports of one kind come
 CALL_TIMEOUT = 30.0  # seconds
 INNER_STEPS = 100  # inner steps of a round
 CHUNK_NUMEL = 65_536  # of one chunk
@@ -191,30 +191,35 @@ class LoadMember:
         if view.you == "active" and train and self._first("order", train):
             self._round = train
             load.ordered(self._node, train, at)
-            load.start(self._report_steps(load.task.period + spread(), train))
+            load.start(self._report_steps(load.task.period + self._spread(), train))
         if view.closing and train and self._first("closing", train):
-            load.start(self._report_contribution(spread(), train, view.train.lease[0].first))
+            load.start(self._report_contribution(self._spread(), train, view.train.lease[0].first))
         if (plan := load.plan(view)) and self._first("plan", plan.round):
             load.result.planned.setdefault(plan.round, {})[self._node] = at
             load.start(self._reduce(plan))
         making = view.initialise and not committed
         if (making or view.has_state or committed) and self._first("state", committed):
-            load.start(self._report_state(spread(), committed))
+            load.start(self._report_state(self._spread(), committed))
         if view.evaluate and self._first("evaluate", committed):
-            load.start(self._report_loss(spread(), committed))
+            load.start(self._report_loss(self._spread(), committed))
 
     def _first(self, what: str, round_: int) -> bool:
         first = self._done.get(what, -1) < round_
         self._done[what] = max(self._done.get(what, -1), round_)
         return first
 
+    def _spread(self) -> float:
+        """Seconds by which one member reports later than the first: it ends the inner step that it is in, and
+        exchanges take the longer the larger the model."""
+        return random.uniform(0.0, max(MIN_REPORT_SPREAD, self._load.task.period / INNER_STEPS))
+
     async def _reduce(self, plan: pb.Plan) -> None:
         """Seal the chunks that it owns, and a moment later have everybody's."""
         fence = pb.Fence(incarnation=plan.incarnation, epoch=plan.epoch, round=plan.round, attempt=plan.attempt)
-        wait = spread()
+        wait = self._spread()
         if owned := self._load.owned(plan).get(self._node, []):
             self._load.start(self._report_seals(wait, fence, owned, len(plan.members)))
-        await self._report_complete(wait + 0.1 + spread(), fence)
+        await self._report_complete(wait + 0.1 + self._spread(), fence)
 
     async def _report_steps(self, delay: float, round_: int) -> None:
         await asyncio.sleep(delay)
@@ -254,10 +259,6 @@ class LoadMember:
         self._load.result.reports.append(time.monotonic())
         if not ack.known:
             self._load.tell(f"{self._node} is no member any more: {ack.reason}")
-
-
-def spread() -> float:
-    return random.uniform(0.0, REPORT_SPREAD)
 
 
 def digest(*parts: object) -> bytes:
