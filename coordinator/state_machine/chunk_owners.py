@@ -4,10 +4,11 @@
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.comm.transport.stream_policy import LONG_PATH_RTT
 from atoll.coordinator.placement.bandwidth_shares import NobodyReachable, PlanNode, deal, plan_shares
 from atoll.coordinator.state_machine.members import Member, MemberState

@@ -17,9 +17,8 @@ nothing:
 One goes at a time, and comes back as who was never there: what it sealed is reduced again where nobody has it.
 """
 
-from dataclasses import replace
-
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine.events import ChunkForged, ChunksMissing, Effect, Note
 from atoll.coordinator.state_machine.members import MemberState

@@ -7,9 +7,10 @@ a consumed sample is never leased again, so no two leases ever have the same wor
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 
 Range = tuple[int, int]  # first, count
 Lease = tuple[Range, ...]

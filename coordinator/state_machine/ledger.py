@@ -14,12 +14,13 @@ same owner; so does an unsealed one when a member comes back: what it brought be
 """
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from atoll.comm.bitmap import bit
 from atoll.comm.chunks import Chunks
 from atoll.comm.digest import root
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 
 Deal = Callable[[int], tuple[NodeId, ...]]  # owners for so many chunks
 

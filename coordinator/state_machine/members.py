@@ -14,11 +14,12 @@ the coordinator's.
 """
 
 from collections.abc import Container, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from atoll.comm.config.run import MembersConfig
 from atoll.comm.ids import NO_PIN, NodeId, Pin
+from atoll.comm.replace import replace
 from atoll.coordinator.state_machine.events import Event, Expired, Heartbeat, Suspected, SuspicionCleared
 
 # Members have so long to find a coordinator that was started again; their backoff ends below.
@@ -175,6 +176,8 @@ def join(
 
 def put(members: Members, *changed: Member) -> Members:
     """Replace members that are here by what they are now. KeyError for one that is not here."""
+    if not changed:
+        return members
     here, counted, reports = dict(members.here), list[tuple[Member | None, Member | None]](), 0
     for member in changed:
         before, here[member.node] = here[member.node], member

@@ -6,11 +6,11 @@ attempt goes on among the others with what is there; sealed chunks that nobody l
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 
 from atoll.comm.bitmap import bitmap
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Fence
+from atoll.comm.replace import replace
 from atoll.coordinator.placement.bandwidth_shares import blend
 from atoll.coordinator.state_machine import disputes
 from atoll.coordinator.state_machine import leases as data

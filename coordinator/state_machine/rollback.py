@@ -25,9 +25,8 @@ A node contributes only once its disk has the last round. So where disks work, o
 all died between its commit and the end of its write to any disk.
 """
 
-from dataclasses import replace
-
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.events import CommitRecord, Effect, Note, Publish
 from atoll.coordinator.state_machine.ledger import Ledger

@@ -7,12 +7,12 @@ and how long the others took to finish in this one.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from math import ceil, inf
 from statistics import median
 
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine import rollback

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
 
@@ -11,6 +11,7 @@ from atoll.comm.config.run import RunConfig
 from atoll.comm.fragment_schedule import FragmentSchedule
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence
+from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.events import CommitRecord, Effect, Note, OrphansFound, ReduceComplete
@@ -116,6 +117,8 @@ class State:
     config: RunConfig
     incarnation: int = 0
     epoch: int = 0
+    # The round above the members: what changes with most events is compared first.
+    round: RoundState = RoundState()
     members: Members = Members()
     layout: tuple[int, bytes] | None = None  # numel and digest of the run's flat vector
     fragments: tuple[int, ...] = ()  # elements of each, if they take turns
@@ -128,7 +131,6 @@ class State:
     tokens: int = 0  # committed
     initialiser: NodeId | None = None  # makes state_0, while nobody holds it
     initial_val_loss: float | None = None
-    round: RoundState = RoundState()
     leases: Leases = Leases()
     pending: CommitRecord | None = None  # the last commit, until its digests and validation loss are in
     past: tuple[CommittedState, ...] = ()  # earlier commits, the latest last
@@ -220,11 +222,13 @@ class State:
     def names(self, nodes: Iterable[NodeId], count: int | None = None) -> str:
         """The names of a few members; of many, the first five and how many more.
 
-        `count`: how many nodes there are, which are not all looked at then.
+        `count`: how many nodes there are, where that is known: of many that is all that is said, without a look.
         """
         if count is None:
             nodes = tuple(nodes)
             count = len(nodes)
+        elif count > 5:
+            return f"{count} members"
         shown = ", ".join(self.name(n) for n in islice(nodes, 5))
         return f"{shown} and {count - 5} more" if count > 5 else shown
 

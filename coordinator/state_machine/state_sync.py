@@ -4,10 +4,10 @@ Every commit record's digests are settled here: the contributors name the digest
 a member that differs fetches it again.
 """
 
-from dataclasses import replace
 from itertools import islice
 
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.events import Effect, LayoutReported, Note, Publish, StateRepaired

@@ -15,10 +15,10 @@ had), `rollback` (when the state is gone with all who held it), on the small mac
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import assert_never
 
 from atoll.comm.ids import NodeId
+from atoll.comm.replace import replace
 from atoll.coordinator.state_machine import disputes, reduce, rollback, rounds, state_sync
 from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine.chunk_owners import reachable
