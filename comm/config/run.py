@@ -194,6 +194,9 @@ class RoundsConfig:
     floor: int = 1  # inner steps that every contribution has at least
     ceiling: float = 2.0  # times inner_steps: a member that waits for others or for the coordinator takes no more
     total: int = 0  # rounds after which the run is finished; 0: until stopped
+    # the run is not finished before the member of this number, in the order of joining, is in a commit that is its
+    # last; 0: no matter who is
+    until_member: int = 0
     quorum: float = 0.5  # share of active members that make a round close
     grace: float = 0.25  # of the quorum's inner time: how much longer those that will soon be there may take
     collect: float = 60.0  # seconds that a member told to finish may take at most
@@ -223,6 +226,7 @@ class RoundsConfig:
             f"rounds.floor {self.floor} is above rounds.inner_steps {self.inner_steps}",
         )
         yield self.total >= 0, f"rounds.total is {self.total}: it must not be negative"
+        yield self.until_member >= 0, f"rounds.until_member is {self.until_member}: it must not be negative"
 
 
 @dataclass

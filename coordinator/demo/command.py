@@ -49,6 +49,7 @@ MIN_STARTUPS_LEFT = 2.5  # times its start-up that a node which joins needs at l
 MIN_ROUNDS = 8  # that leave time for a death and a recovery
 POLL_INTERVAL = 0.2  # seconds
 PROGRESS_TIMEOUT = 120.0  # seconds without a step or a commit
+JOIN_TIMEOUT = 300.0  # seconds from the late node's start until it has contributed to a round
 LEAVE_TIMEOUT = 20.0  # seconds; a daemon's time to end after the run did
 STOP_TIMEOUT = 45.0  # seconds; the coordinator's, wandb's flush included
 MARK_VARIABLE = "ATOLL_DEMO"  # in the environment of everything a demo starts
@@ -61,7 +62,11 @@ class DemoFailed(AtollError):
 @click.command()
 @click.argument("overrides", nargs=-1)
 @click.option("--nodes", default=4, show_default=True, type=click.IntRange(min=1), help="Daemons at the start.")
-@click.option("--rounds", type=click.IntRange(min=1), help="Outer steps; default: the demo's config.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    help="Outer steps, or as many more as the late node takes to contribute; default: the demo's config.",
+)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("demo-out"), show_default=True)
 @click.option("--no-chaos", is_flag=True, help="Kill no node and let none join later.")
 @click.option("--json", "as_json", is_flag=True, help="Print report.json's object as the last line.")
@@ -80,7 +85,7 @@ def demo(
     key=value OVERRIDES change the run's config. Leaves report.json, loss.png, rounds.jsonl, wandb/ and the logs
     in --out. What an earlier demo left there is replaced: it is deleted when this one starts.
     """
-    asked = _overrides(nodes, rounds, overrides)
+    asked = _overrides(nodes, rounds, overrides, chaos=not no_chaos)
     config = load_run(configs.DEMO, asked)
     _check(config, nodes, chaos=not no_chaos)
     demand("atoll demo", "torch", "numba")
@@ -195,7 +200,8 @@ class Chaos:
             return None
         active = [m for m in by_age(run) if m["state"] == "active" and m["phase"] == "inner"]
         middle = 0.5 * story.records[-1].seconds["inner"]
-        if len(active) < 2 or now - self.round[1] < middle:
+        seen = middle >= POLL_INTERVAL  # else a round is over before the next look at it
+        if len(active) < 2 or seen and now - self.round[1] < middle:
             return None
         return str(active[-1]["name"])
 
@@ -211,14 +217,15 @@ class DemoWatch:
 
     def __init__(self, story: DemoStory, fleet: "DemoProcesses", page: str) -> None:
         self._story, self._fleet, self._page = story, fleet, page
-        self._begun = self._moved_at = time.monotonic()
+        self._begun = self._moved_at = self._acted_at = time.monotonic()
         self._progress: object = None
         self._heard: set[tuple[float, str]] = set()
         self._lines: list[DisplayLine] = [DisplayLine(time.time(), LineKind.ACT, f"the run's page is {page}")]
 
     @property
     def finished(self) -> bool:
-        return self._story.run.get("phase") == "finished" and len(self._story.records) == self._story.rounds
+        run = self._story.run
+        return run.get("phase") == "finished" and len(self._story.records) == run["committed"]
 
     def poll(self) -> None:
         """Fetch what is new."""
@@ -232,6 +239,9 @@ class DemoWatch:
         for name, code in ended.items():
             if code or name == COORDINATOR or story.run.get("phase") != "finished":
                 raise self._fleet.failure(f"{name} ended with exit code {code} in the middle of the run", name)
+        for name in story.names(MarkKind.JOINED) - story.recovered:
+            if time.monotonic() - self._acted_at > JOIN_TIMEOUT:
+                raise self._fleet.failure(f"{name} contributed to no round within {JOIN_TIMEOUT:g} s", name)
         if time.monotonic() - self._moved_at > PROGRESS_TIMEOUT:
             raise self._fleet.failure(
                 f"the run made no progress for {PROGRESS_TIMEOUT:g} s: round {story.run.get('round')} is "
@@ -257,6 +267,7 @@ class DemoWatch:
 
     def record_act(self, kind: MarkKind, name: str, what: str) -> None:
         """Take in something that the demo did itself."""
+        self._acted_at = time.monotonic()
         self._story.marks.append(Mark(kind, name, self._story.run["round"]))
         self._lines.append(DisplayLine(time.time(), LineKind.ACT, what, name))
 
@@ -400,11 +411,13 @@ def by_age(run: dict[str, Any]) -> list[dict[str, Any]]:
     return sorted(run["members"], key=lambda m: int(m["node_id"][1:]))
 
 
-def _overrides(nodes: int, rounds: int | None, overrides: tuple[str, ...]) -> tuple[str, ...]:
-    """The run's overrides: those that follow from the options, then the user's, which win."""
+def _overrides(nodes: int, rounds: int | None, overrides: tuple[str, ...], chaos: bool) -> tuple[str, ...]:
+    """The run's overrides: those that follow from the options, then the user's, which win. Where a node joins
+    late the run has more rounds than were asked for if they are over before it is there."""
     minimum = min(load_run(configs.DEMO).members.minimum, nodes)
     total = () if rounds is None else (f"rounds.total={rounds}",)
-    return (f"members.start={nodes}", f"members.minimum={minimum}", *total, *overrides)
+    late = (f"rounds.until_member={nodes + 1}",) if chaos else ()
+    return (f"members.start={nodes}", f"members.minimum={minimum}", *total, *late, *overrides)
 
 
 def _check(config: RunConfig, nodes: int, chaos: bool) -> None:
@@ -443,7 +456,7 @@ def _judge(story: DemoStory, numbers: report.DemoReport, chaos: bool) -> None:
     if chaos and not numbers.nodes_killed:
         raise DemoFailed("the demo failed: the rounds were too short to kill a node in one: give more inner steps")
     if chaos and not numbers.nodes_recovered:
-        raise DemoFailed("the demo failed: the late node contributed to no round: give more --rounds")
+        raise DemoFailed("the demo failed: the run ended before the late node contributed to a round")
 
 
 @contextmanager

@@ -96,9 +96,8 @@ def headline(story: DemoStory) -> Text:
     run = story.run
     if not run:
         return Text("the coordinator is starting")
-    number = min(run["round"], story.rounds)
     return Text.assemble(
-        (f"round {number} of {story.rounds}", "bold cyan"),
+        (f"round {run['round']} of {max(story.rounds, run['round'])}", "bold cyan"),
         (f"  {run['phase']}", "bold"),
         (f"  {run['phase_reason']}", "dim"),
         f"  ·  {run['tokens']:,} tokens",
@@ -164,7 +163,7 @@ def summary(story: DemoStory, report: DemoReport, out: Path) -> Table:
     killed = ", ".join(sorted(story.names(MarkKind.KILLED))) or "none"
     recovered = ", ".join(sorted(story.recovered)) or "none"
     rows = {
-        "rounds": f"{report.rounds_committed} of {story.rounds}",
+        "rounds": f"{report.rounds_committed} of {max(story.rounds, report.rounds_committed)}",
         "tokens": f"{report.tokens:,}",
         "validation loss": loss,
         "states equal": "in every round" if report.digests_equal else "NO",
@@ -193,7 +192,7 @@ def remaining(story: DemoStory) -> float | None:
     """Seconds until the last commit, by the last few rounds."""
     if not (recent := story.records[-3:]):
         return None
-    return round_seconds(story) * (story.rounds - recent[-1].round)
+    return round_seconds(story) * max(story.rounds - recent[-1].round, 0)
 
 
 def round_seconds(story: DemoStory) -> float:

@@ -38,9 +38,9 @@ MIN_COLLECT_SECONDS = 5.0  # nobody is left out of a round sooner after it was t
 
 def start_if_enough(state: State, now: float, out: list[Effect]) -> State:
     """Start the next round once the run has the members it needs."""
-    limits, total = state.config.members, state.config.rounds.total
-    if total and state.committed >= total:
-        out.append(Note(f"the run is finished after {count(total, 'round')}"))
+    limits = state.config.members
+    if _all_committed(state):
+        out.append(Note(f"the run is finished after {count(state.committed, 'round')}"))
         return with_round(
             state, replace(state.round, phase=Phase.FINISHED, reason="all rounds are committed", started_at=now)
         )
@@ -55,6 +55,14 @@ def start_if_enough(state: State, now: float, out: list[Effect]) -> State:
             reason=rollback.wait_reason(state) if rollback.state_lost(state) else too_few(state, able, need),
         ),
     )
+
+
+def _all_committed(state: State) -> bool:
+    """Whether the run has its rounds, and the last of them the contribution that it is to end with."""
+    rounds = state.config.rounds
+    if not rounds.total or state.committed < rounds.total:
+        return False
+    return not rounds.until_member or rounds.until_member in map(order, state.makers)
 
 
 def too_few(state: State, ready: int, need: int) -> str:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from atoll import configs
+from atoll.comm.config.load import load_run
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import ConfigError
 from atoll.comm.ids import NodeId
@@ -49,6 +51,18 @@ def test_the_last_that_joined_dies_in_the_middle_of_the_round_after_40_percent()
     assert chaos.due(at_round(5), 101.9) is None
     assert chaos.due(at_round(5), 102.0) == (MarkKind.KILLED, "cy")
     assert chaos.due(at_round(5), 102.1) is None
+
+
+def test_rounds_that_are_over_before_the_next_look_at_them_have_their_death_too() -> None:
+    chaos = Chaos.of(config())
+    assert chaos.due(at_round(5, seconds=0.1), 100.0) == (MarkKind.KILLED, "cy")
+
+
+def test_only_a_run_with_a_late_node_waits_for_it_with_its_end() -> None:
+    def until_member(chaos: bool) -> int:
+        return load_run(configs.DEMO, command._overrides(3, 18, (), chaos)).rounds.until_member
+
+    assert (until_member(True), until_member(False)) == (4, 0)
 
 
 def test_another_joins_under_a_new_name_at_60_percent() -> None:
