@@ -27,8 +27,10 @@ from rich.table import Table
 
 from atoll.comm.config.load import load_run
 from atoll.comm.config.run import CodecName, RunConfig
+from atoll.comm.cores import usable_cores
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.comm.extras import demand
+from atoll.comm.workers import threads_of
 from atoll.node.bench.allreduce_figures import (
     FP32,
     AllreduceBench,
@@ -62,6 +64,13 @@ CODECS = [str(name) for name in CodecName if name is not CodecName.SPARSE]  # fo
     show_default=True,
     type=click.IntRange(0, 64),
     help="TCP streams between two peers; 0: automatic.",
+)
+@click.option(
+    "--threads",
+    default=lambda: threads_of(usable_cores()),
+    show_default="half of the cores, as alone on the machine",
+    type=click.IntRange(1, 256),
+    help="Threads of each peer that encode and merge.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Peer {i} listens there.")
 @click.option(
@@ -160,7 +169,8 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 
 def _table(figures: AllreduceFigures) -> None:
     streams = f"{figures.streams} streams" if figures.streams else "streams as the nodes choose"
-    title = f"{figures.peers} peers, {figures.numel:,} elements, {figures.codec}, {streams}"
+    threads = f"{figures.threads} codec thread{'s' if figures.threads > 1 else ''} each"
+    title = f"{figures.peers} peers, {figures.numel:,} elements, {figures.codec}, {streams}, {threads}"
     table = Table("iteration", "seconds", "MB/s", "plan to seal", "attempts")
     for column in table.columns:
         column.justify = "right"

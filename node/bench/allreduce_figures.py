@@ -21,6 +21,7 @@ class AllreduceBench:
     iters: int
     warmup: int  # rounds before the first iteration
     streams: int  # TCP streams between two peers; 0: automatic
+    threads: int  # of each peer that encode and merge
     host: str  # {i} is the peer's number
     prefix: str  # of each peer's command, likewise
     victim: int  # peer to kill; 0: none
@@ -51,6 +52,7 @@ class AllreduceFigures:
     numel: int
     codec: str
     streams: int
+    threads: int  # of each peer that encode and merge
     seconds: list[float | None]  # of each iteration; None: it was not committed
     rel_err: float | None  # of the last iteration
     digests_equal: bool  # in every round
@@ -155,6 +157,7 @@ def summarise(bench: AllreduceBench, history: BenchHistory) -> AllreduceFigures:
         numel=bench.numel,
         codec=bench.codec,
         streams=bench.streams,
+        threads=bench.threads,
         seconds=seconds,
         rel_err=history.rel_err,
         digests_equal=bool(history.records) and all(record["digests_equal"] for record in history.records),

@@ -269,7 +269,8 @@ async def _peer(bench: AllreduceBench, number: int, folder: Path, url: str) -> A
     process = await _start([*bench.command_prefix(number), *PEER], log, PIPE, PIPE, settings)
     peer = PeerProcess(number, process, log)
     try:
-        peer.send(PeerSpec(number, bench.numel, url, str(state_dir), bench.listen_address(number), ANSWER_TIMEOUT))
+        listen = bench.listen_address(number)
+        peer.send(PeerSpec(number, bench.numel, url, str(state_dir), listen, ANSWER_TIMEOUT, bench.threads))
         yield peer
     finally:
         if process.returncode is None:

@@ -39,6 +39,7 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.errors import AtollError
 from atoll.comm.invite import Invite, parse
 from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.workers import fix_threads
 from atoll.node.bench.early_mean import EarlyMean
 from atoll.node.config import NodeConfig
 from atoll.node.daemon.daemon import Daemon
@@ -77,6 +78,7 @@ class PeerSpec(msgspec.Struct, tag=True, frozen=True):
     state_dir: str
     listen: str  # data plane, host:port
     patience: float  # seconds to try for the coordinator
+    threads: int  # that encode and merge
 
 
 class StartRound(msgspec.Struct, tag=True, frozen=True):
@@ -368,6 +370,7 @@ async def serve() -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     spec = _to_peer.decode(await lines.readline())
     assert isinstance(spec, PeerSpec)
+    fix_threads(spec.threads)
     peer = BenchPeer(spec, parse(spec.url), report)
     async with asyncio.TaskGroup() as group:
         orders = group.create_task(peer.carry_out(lines))

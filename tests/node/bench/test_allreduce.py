@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from atoll.comm.chunks import Chunks
+from atoll.comm.cores import CoreShare
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node.bench.allreduce import allreduce, check
 from atoll.node.bench.allreduce_figures import (
@@ -49,6 +50,7 @@ def bench(**changes: Any) -> AllreduceBench:
         "iters": 2,
         "warmup": 1,
         "streams": 0,
+        "threads": 1,
         "host": "127.0.0.1",
         "prefix": "",
         "victim": 0,
@@ -73,6 +75,12 @@ def measured(tmp: Path, *options: str) -> Any:
     return json.loads(out)
 
 
+def test_a_peer_has_the_threads_of_a_node_that_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.node.bench.allreduce.usable_cores", lambda: 16)
+    monkeypatch.setattr("atoll.comm.workers.core_share", lambda: CoreShare(16, 4))
+    assert allreduce.make_context("allreduce", []).params["threads"] == 8
+
+
 def exact_mean(round_: int, weights: dict[int, float], numel: int) -> Any:
     deltas = {peer: np.resize(tile(peer, round_, numel), numel).astype(np.float64) for peer in weights}
     return sum(w * deltas[peer] for peer, w in weights.items()) / sum(weights.values())
@@ -84,7 +92,8 @@ def exact_mean(round_: int, weights: dict[int, float], numel: int) -> Any:
 @pytest.mark.e2e
 @pytest.mark.long
 def test_peers_agree_on_the_mean_and_move_as_many_bytes_as_the_formula_says(tmp_path: Path) -> None:
-    said = measured(tmp_path, "--peers", "3", "--codec", "int8", "--iters", "2")
+    said = measured(tmp_path, "--peers", "3", "--codec", "int8", "--iters", "2", "--threads", "2")
+    assert said["threads"] == 2
     assert said["committed"] == [True, True]
     assert said["digests_equal"]
     assert said["killed"] == []
