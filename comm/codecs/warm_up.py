@@ -1,10 +1,11 @@
 """Compile what a run's codec calls before anybody waits for it.
 
-A kernel that is compiled in the middle of a reduce holds up every peer for seconds. A node and the demo call
-`warm_up` at their start, in a thread; machine code that an earlier process left on the disk is only loaded. Of
-several nodes on one machine one compiles, the others wait for it and load what it made.
+A kernel that is compiled in the middle of a reduce holds up every peer for seconds. A node calls
+`warm_up_in_thread` at its start, the demo `warm_up`; machine code that an earlier process left on the disk is only
+loaded. Of several nodes on one machine one compiles, the others wait for it and load what it made.
 """
 
+import asyncio
 import fcntl
 import os
 import tempfile
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -25,9 +27,21 @@ LOCK_POLL = 0.1  # seconds
 ELEMENTS = 515  # several blocks, and a shorter one at the end
 
 
-def warm_up(codec: Codec, say: Callable[[str], None], lock: Path = LOCK) -> None:
+async def warm_up_in_thread(codec: Codec, say: Callable[[str], None], lock: Path = LOCK) -> None:
+    """`warm_up` in a thread. When it is cancelled the thread waits no longer for another process, so that this one
+    can end; what it compiles itself it compiles to the end."""
+    stop = Event()
+    try:
+        await asyncio.to_thread(warm_up, codec, say, lock, stop)
+    finally:
+        stop.set()
+
+
+def warm_up(codec: Codec, say: Callable[[str], None], lock: Path = LOCK, stop: Event | None = None) -> None:
     """Load or compile each kernel that `codec` calls; `say` is told when something must be compiled. Takes seconds
-    of one core once in the life of an installation, a third of a second later on."""
+    of one core once in the life of an installation, a third of a second later on. Once `stop` is set it waits for
+    no other process, and begins nothing."""
+    stop = Event() if stop is None else stop
     from numba.core import event
 
     class _Told(event.Listener):
@@ -42,7 +56,9 @@ def warm_up(codec: Codec, say: Callable[[str], None], lock: Path = LOCK) -> None
         def on_end(self, event: Any) -> None:
             pass
 
-    with _claimed(lock), one_compiles:
+    with _claimed(lock, stop), one_compiles:
+        if stop.is_set():
+            return
         listener = _Told()
         with event.install_listener("numba:compile", listener):
             exercise(codec)
@@ -63,8 +79,9 @@ def exercise(codec: Codec) -> None:
 
 
 @contextmanager
-def _claimed(lock: Path) -> Iterator[None]:
-    """Alone among this user's processes; without it where the file cannot be had, or another keeps it too long."""
+def _claimed(lock: Path, stop: Event) -> Iterator[None]:
+    """Alone among this user's processes; without it where the file cannot be had, another keeps it too long, or
+    `stop` is set."""
     try:
         file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:
@@ -72,8 +89,8 @@ def _claimed(lock: Path) -> Iterator[None]:
         return
     try:
         deadline = time.monotonic() + LOCK_PATIENCE
-        while not _locked(file) and time.monotonic() < deadline:
-            time.sleep(LOCK_POLL)
+        while not _locked(file) and time.monotonic() < deadline and not stop.wait(LOCK_POLL):
+            pass
         yield
     finally:
         os.close(file)

@@ -17,7 +17,7 @@ from typing import Any, assert_never
 import psutil
 
 from atoll.comm.codecs.factory import codec_of
-from atoll.comm.codecs.warm_up import warm_up
+from atoll.comm.codecs.warm_up import warm_up_in_thread
 from atoll.comm.cores import take_part
 from atoll.comm.errors import AtollError, Refused
 from atoll.comm.ids import NodeId, Pin
@@ -308,7 +308,7 @@ class Daemon:
 
     async def _compile(self) -> None:
         """While the trainer loads, and the heartbeats say that this node lives."""
-        await asyncio.to_thread(warm_up, codec_of(self._member.run), log.info)
+        await warm_up_in_thread(codec_of(self._member.run), log.info)
         self._compiled.set()
 
     async def _announce_trainer(self, hello: Hello) -> None:

@@ -12,7 +12,7 @@ from atoll.comm.allreduce.reduction import Reduction
 from atoll.comm.byte_view import Octets
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.factory import codec_of
-from atoll.comm.codecs.warm_up import warm_up
+from atoll.comm.codecs.warm_up import warm_up_in_thread
 from atoll.comm.cores import take_part
 from atoll.comm.errors import AtollError
 from atoll.comm.ids import Round
@@ -82,7 +82,7 @@ class Reducer:
         """Make the kernels once, while views come in: a member that opens no stream is taken for dead. A node that
         cannot make them ends with the error, as it would be of no use."""
         try:
-            await asyncio.to_thread(warm_up, codec_of(self._member.run), log.info)
+            await warm_up_in_thread(codec_of(self._member.run), log.info)
         except Exception:
             self._over.set()
             raise

@@ -1,17 +1,22 @@
 """Kernels are compiled before anybody waits for them: by one process of several, and only what is needed."""
 
+import asyncio
+import fcntl
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from atoll.comm.codecs import codec as codec_module
 from atoll.comm.codecs import sparse as sparse_module
+from atoll.comm.codecs import warm_up as warm_up_module
 from atoll.comm.codecs.codec import Bf16, Codec, Fp32, Int4, Int8
 from atoll.comm.codecs.sparse import Sparse
-from atoll.comm.codecs.warm_up import exercise, warm_up
+from atoll.comm.codecs.warm_up import LOCK_PATIENCE, exercise, warm_up, warm_up_in_thread
 from atoll.comm.config.run import ScaleName
 
 SCRIPT = """
@@ -77,3 +82,27 @@ def test_without_a_lock_file_it_is_done_all_the_same(tmp_path: Path) -> None:
     warm_up(Fp32(), said.append, tmp_path / "no such folder" / "lock")
     warm_up(Fp32(), said.append, tmp_path / "lock")
     assert len(said) in (0, 2)
+
+
+def test_who_is_stopped_waits_for_no_other_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, waits = tmp_path / "lock", threading.Event()
+    others = lock.open("w")
+    fcntl.flock(others, fcntl.LOCK_EX)  # of another descriptor: as another process's
+    locked = warm_up_module._locked
+
+    def noted(file: int) -> bool:
+        found = locked(file)
+        waits.set()
+        return found
+
+    monkeypatch.setattr(warm_up_module, "_locked", noted)
+
+    async def story() -> None:
+        warming = asyncio.create_task(warm_up_in_thread(Fp32(), lambda _: None, lock))
+        await asyncio.to_thread(waits.wait)
+        warming.cancel()
+
+    began = time.monotonic()
+    asyncio.run(story())  # it joins the threads
+    assert time.monotonic() - began < LOCK_PATIENCE / 2
+    others.close()

@@ -1,7 +1,6 @@
 """A reducer hears the coordinator while its kernels are made, and takes part when they are."""
 
 import asyncio
-import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,10 +25,10 @@ async def forever(*_: object) -> None:
 
 
 def test_a_reducer_that_cannot_make_its_kernels_ends_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> None:
+    async def fails(*_: object) -> None:
         raise RuntimeError("no compiler here")
 
-    monkeypatch.setattr(module, "warm_up", fails)
+    monkeypatch.setattr(module, "warm_up_in_thread", fails)
 
     async def story() -> None:
         async with asyncio.timeout(10):
@@ -42,8 +41,8 @@ def test_a_reducer_that_cannot_make_its_kernels_ends_with_the_error(monkeypatch:
 def test_a_plan_that_came_before_the_kernels_is_followed_when_they_are_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made, followed = threading.Event(), list[int]()
-    monkeypatch.setattr(module, "warm_up", lambda *_: made.wait(10))
+    made, followed = asyncio.Event(), list[int]()
+    monkeypatch.setattr(module, "warm_up_in_thread", lambda *_: made.wait())
 
     async def views() -> Any:
         yield pb.View(plan=pb.Plan(round=7, numel=40))
