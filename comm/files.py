@@ -1,10 +1,12 @@
 """Files that appear under their name whole and on the disk, or not at all; and how much room there is for them."""
 
 import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 
 SPARE_FRACTION = 0.05  # of a disk is left to others...
@@ -27,27 +29,64 @@ def room(folder: Path) -> int:
 @contextmanager
 def atomic_write(path: Path, size: int | None, room: Room = room, mode: int = 0o600) -> Iterator[int]:
     """A descriptor of an empty file to write `size` bytes to; None: as many as come, and none are reserved. The
-    file is `path` when the context is left; if it is left by an exception, or the process ends, nothing is.
-    `mode`: who may use the file, within the process's umask. One process at a time writes a path. Raises
-    `DiskFull` before anything is written, if `size` is more than `room` says."""
+    file is `path` when the context is left; if it is left by an exception, or the process ends, nothing is. Of
+    several that write a path at the same time the last to leave has its file there. What writers of `path` that
+    were killed left behind is removed. `mode`: who may use the file, within the process's umask. Raises `DiskFull`
+    before anything is written, if `size` is more than `room` says."""
+    for new in path.parent.glob(f"{escape(path.name)}.????????{UNFINISHED_SUFFIX}"):
+        _remove_abandoned(new)
     if size is not None and (have := room(path.parent)) < size:
         raise DiskFull(f"{path.name} takes {size / 1e6:,.1f} MB, the disk has {max(have, 0) / 1e6:,.1f} MB for it")
-    new = path.with_name(path.name + UNFINISHED_SUFFIX)
-    new.unlink(missing_ok=True)  # of a process that was killed; its mode may be another
-    file = os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode)
+    new, file = _create(path, mode)
     try:
         try:
             if size is not None:
                 os.posix_fallocate(file, 0, size)
             yield file
             os.fsync(file)
+            publish(new, path)
         finally:
-            os.close(file)
-        publish(new, path)
+            os.close(file)  # only now: what is not locked is of a dead one
     except BaseException:
         with suppress(OSError):
             new.unlink(missing_ok=True)
         raise
+
+
+def _create(path: Path, mode: int) -> tuple[Path, int]:
+    """A new file beside `path`, and its descriptor, locked while it is open: nobody takes it for an abandoned
+    one."""
+    while True:
+        new = path.with_name(f"{path.name}.{os.urandom(4).hex()}{UNFINISHED_SUFFIX}")
+        file = os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode)
+        try:
+            _lock(file)
+            if new.exists():
+                return new, file
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)  # before it was locked another removed it
+
+
+def _remove_abandoned(new: Path) -> None:
+    """Remove an unfinished file if no process has it open."""
+    with suppress(OSError):
+        file = os.open(new, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)  # some shares lock only what can be written
+        try:
+            if _lock(file):
+                new.unlink()
+        finally:
+            os.close(file)
+
+
+def _lock(file: int) -> bool:
+    """Whether this descriptor has the file's lock now; not, too, where files cannot be locked."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def publish(new: Path, path: Path) -> None:
