@@ -121,7 +121,8 @@ def choose_run(state_dir: Path, run: str = "") -> SavedRun:
         raise ConfigError(
             f"{state_dir} is a coordinator's, which never has the model: give the state directory of a node"
         )
-    folders = sorted({path.parent for path in state_dir.glob(f"outer/*/{snapshots.PREFIX}*{snapshots.SUFFIX}")})
+    paths = sorted(state_dir.glob(f"outer/*/{snapshots.PREFIX}*{snapshots.SUFFIX}"))
+    folders = sorted({path.parent for path in paths})
     if not folders:
         raise ResourceError(
             f"there is no snapshot in {state_dir} yet: a node takes its first when it has the run's state, and "
@@ -129,6 +130,9 @@ def choose_run(state_dir: Path, run: str = "") -> SavedRun:
         )
     everything = [saved for folder in folders if (saved := open_run(folder)) is not None]
     if not everything:
+        for path in paths:
+            if (other := snapshots.other_format(path)) is not None:
+                raise ResourceError(f"{path} cannot be read, {other}: export it with the version that wrote it")
         raise ResourceError(
             f"no snapshot in {state_dir} can be read (damaged, another user's, or without the .json beside its "
             "folder, which a node writes when it starts): start this node, or export from another"

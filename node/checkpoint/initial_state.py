@@ -89,10 +89,11 @@ class InitialStateLoader:
     def _load(self, url: str, with_momentum: bool) -> InitialState:
         store = RemoteStore(url, self.files)
         if url.endswith(".safetensors"):
-            if store.fs.protocol in ("file", ("file", "local")) and (
-                described := snapshots.describe(Path(store.path))
-            ):
-                return self._snapshot(Path(store.path), described, with_momentum)
+            if store.fs.protocol in ("file", ("file", "local")):
+                if (other := snapshots.other_format(Path(store.path))) is not None:
+                    raise _Unusable(f"{other}: give what atoll export makes of it with the version that wrote it")
+                if described := snapshots.describe(Path(store.path)):
+                    return self._snapshot(Path(store.path), described, with_momentum)
             return self._weights(store, store.path)
         folder = checkpoint_in(store)
         if folder is None:
@@ -104,6 +105,8 @@ class InitialStateLoader:
     def _checkpoint(self, store: RemoteStore, folder: str, with_momentum: bool) -> InitialState:
         try:
             manifest = store.manifest(folder.removeprefix(store.path).strip("/"))
+        except snapshots.OtherFormat as other:
+            raise _Unusable(f"{other}: for its weights without the momentum give {folder}/{ANCHOR}") from None
         except (ValueError, msgspec.MsgspecError) as error:
             raise _Unusable(f"{folder}/{MANIFEST} is damaged: {error}") from None
         assert manifest is not None

@@ -26,7 +26,7 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.digest import DIGEST_SIZE, digest, root
 from atoll.comm.errors import ResourceError
 from atoll.comm.files import atomic_write, sync, write_all
-from atoll.node.checkpoint.snapshots import TensorShapes, safetensors_header
+from atoll.node.checkpoint.snapshots import OtherFormat, TensorShapes, safetensors_header
 
 FORMAT = "atoll checkpoint 2"
 MANIFEST, ANCHOR, MOMENTUM = "checkpoint.json", "model.safetensors", "momentum.safetensors"
@@ -43,6 +43,12 @@ class WrittenFile(msgspec.Struct, frozen=True):
 
     size: int  # bytes
     digest: str  # hexadecimal digits
+
+
+class _ManifestFormat(msgspec.Struct, frozen=True):
+    """What every version's manifest has."""
+
+    format: str
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True):
@@ -193,16 +199,16 @@ class RemoteStore:
 
     def manifest(self, folder: str = "") -> CheckpointManifest | None:
         """The manifest of the checkpoint in `folder`; None: there is none. Raises what the store does, and
-        `ValueError` for one that is damaged."""
+        `ValueError` for one that is damaged, `OtherFormat` for one that another version of Atoll wrote."""
         path = self._at(folder, MANIFEST) if folder else self._at(MANIFEST)
         if not self.fs.exists(path):
             return None
         if (size := self.fs.size(path)) > MAX_MANIFEST_SIZE:
             raise ValueError(f"{MANIFEST} of {size} bytes")
-        manifest = msgspec.json.decode(self.fs.cat_file(path), type=CheckpointManifest)
-        if manifest.format != FORMAT:
-            raise ValueError(f"{MANIFEST} is of {manifest.format!r}, not {FORMAT!r}")
-        return manifest
+        data = self.fs.cat_file(path)
+        if (found := msgspec.json.decode(data, type=_ManifestFormat).format) != FORMAT:
+            raise OtherFormat(found, FORMAT)
+        return msgspec.json.decode(data, type=CheckpointManifest)
 
     def _at(self, *parts: str) -> str:
         return "/".join((self.path, *parts))

@@ -49,7 +49,13 @@ class SnapshotSet:
         )  # paths, also of files that are no snapshot
         self.replacing = False  # one is being written, and older ones may be removed meanwhile
         for path in sorted(self._damaged):
-            damage.report(path, "its header is damaged, or of another run or format")
+            if (other := snapshots.other_format(path)) is None:
+                damage.report(path, "its header is damaged, or of another run")
+                continue
+            log.warning(
+                f"{path.name} is not used, {other}: this node takes the state from its peers; where none of them "
+                "has it, start the version of atoll that wrote it"
+            )
 
     @property
     def size(self) -> int:

@@ -21,6 +21,7 @@ order of the flat vector. Its metadata, all text:
 import json
 import math
 import os
+import re
 import struct
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
@@ -172,6 +173,25 @@ def read(path: Path, run: bytes, layout: TensorShapes, chunks: Chunks) -> Snapsh
 def unreadable(folder: Path, found: Sequence[Snapshot]) -> list[Path]:
     """The files in `folder` that have a snapshot's name, and are not among those found."""
     return sorted(set(folder.glob(f"{PREFIX}*{SUFFIX}")) - {s.path for s in found})
+
+
+class OtherFormat(ValueError):
+    """A file is of a format that another version of Atoll writes; the text names both."""
+
+    def __init__(self, found: str, expected: str) -> None:
+        super().__init__(f"it is of the format {found!r}, and this version of atoll reads {expected!r}")
+
+
+def other_format(path: Path) -> OtherFormat | None:
+    """The error of a file that is a snapshot of another version of Atoll's; None: it is not, or no snapshot."""
+    try:
+        _, text = _read_header(path)
+        found = str(json.loads(text)["__metadata__"]["format"])
+    except HEADER_ERRORS:
+        return None
+    return (
+        OtherFormat(found, FORMAT) if re.fullmatch(r"atoll snapshot \d{1,9}", found) and found != FORMAT else None
+    )
 
 
 def describe(path: Path) -> tuple[bytes, TensorShapes, Chunks] | None:

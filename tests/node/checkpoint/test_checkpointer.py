@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from formats import to_snapshot_1
 from numpy.typing import NDArray
 
 from atoll.comm.allreduce.sealing import mean_of
@@ -213,6 +214,23 @@ def test_a_damaged_snapshot_is_made_up_for_by_the_one_before(tmp_path: Path, pla
         assert len(third.snapshots) == 2 and third.disk.restore() == 4 and not third.disk.newly_damaged()
 
     run(body())
+
+
+def test_a_snapshot_of_another_format_is_not_damaged_but_says_which_version_to_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body() -> None:
+        node = Node(tmp_path)
+        await node.initialise()
+        to_snapshot_1(node.snapshots[0].path)
+        again = Node(tmp_path)
+        assert again.disk.restore() == -1 and not again.disk.newly_damaged()
+
+    run(body())
+    (said,) = [r.getMessage() for r in caplog.records if "snapshot-" in r.getMessage()]
+    assert "changed on the disk" not in said
+    assert "'atoll snapshot 1'" in said and f"{snapshots.FORMAT!r}" in said
+    assert "start the version of atoll that wrote it" in said
 
 
 def test_a_damaged_round_ends_the_tail_there(tmp_path: Path) -> None:

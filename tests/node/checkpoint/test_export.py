@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from formats import to_snapshot_1
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_tensors
@@ -135,6 +136,11 @@ def damaged(folder: Path) -> None:
         path.write_bytes(path.read_bytes()[:100])
 
 
+def of_format_1(folder: Path) -> None:
+    for path in filled(folder, 1).folder.glob("snapshot-*"):
+        to_snapshot_1(path)
+
+
 def unknown(folder: Path) -> None:
     path_of(filled(folder, 1).folder).unlink()
 
@@ -151,10 +157,11 @@ def two_runs(folder: Path) -> None:
         (coordinators, ConfigError, "a coordinator's"),
         (no_snapshot, ResourceError, "no snapshot"),
         (damaged, ResourceError, "can be read"),
+        (of_format_1, ResourceError, "'atoll snapshot 1'"),
         (unknown, ResourceError, "can be read"),
         (two_runs, ConfigError, "tiny (72727272, round 1), other (73737373, round 2): say which with --run"),
     ],
-    ids=["absent", "coordinator", "no snapshot", "damaged", "unknown", "two runs"],
+    ids=["absent", "coordinator", "no snapshot", "damaged", "of format 1", "unknown", "two runs"],
 )
 def test_a_state_directory_without_a_model_is_refused(
     tmp_path: Path, prepare: Callable[[Path], None], kind: type[AtollError], sentence: str

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from formats import to_checkpoint_1, to_snapshot_1
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from states import MARK, RUN, TINY, Node, filled, layout_for
@@ -107,6 +108,24 @@ def test_a_snapshot_of_a_nodes_disk_comes_back(name: str, tmp_path: Path) -> Non
     flip(path, -9)
     with pytest.raises(ConfigError, match=r"chunk \d+ is damaged"):
         loaded(str(path))
+
+
+def test_a_snapshot_of_another_format_is_refused_by_its_name(tmp_path: Path) -> None:
+    (path,) = filled(tmp_path / "node", 3).folder.glob("snapshot-*3.safetensors")
+    to_snapshot_1(path)
+    with pytest.raises(
+        ConfigError, match="of the format 'atoll snapshot 1'.* with the version that wrote it"
+    ) as told:
+        loaded(str(path))
+    assert "damaged" not in str(told.value)
+
+
+def test_a_checkpoint_of_another_format_is_refused_by_its_name(tmp_path: Path) -> None:
+    folder = stored(filled(tmp_path / "node", 1), f"file://{tmp_path}/store", 1)
+    to_checkpoint_1(folder / MANIFEST)
+    with pytest.raises(ConfigError, match=f"of the format 'atoll checkpoint 1'.* give {folder}/{ANCHOR}") as told:
+        loaded(str(folder))
+    assert "damaged" not in str(told.value)
 
 
 def flip(path: Path, at: int) -> None:
