@@ -183,7 +183,7 @@ def test_coordinator_imports_nothing_that_its_image_leaves_out() -> None:
         "atoll.comm.cli.cli(['--help'], standalone_mode=False)"
     )
     done = subprocess.run(
-        [sys.executable, "-P", "-c", probe, *left_out], timeout=60, capture_output=True, text=True
+        [sys.executable, "-P", "-c", probe, *left_out], timeout=240, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
 

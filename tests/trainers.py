@@ -19,7 +19,8 @@ from atoll.node.config import Device, NodeConfig, TrainerSpec
 from atoll.node.trainer_channel import DaemonEnd
 
 T = TypeVar("T")
-DEADLINE = 60.0  # seconds for anything a trainer does here
+# Seconds for anything a trainer does here: where the machine is busy torch alone may take a minute to load.
+DEADLINE = 240.0
 FAR = 1_000_000  # steps that no test waits for
 
 
@@ -74,7 +75,7 @@ class Node:
 
     async def working(self) -> None:
         """Return when the trainer has reported progress."""
-        assert isinstance(await asyncio.wait_for(self.end.receive(), DEADLINE), trainer_channel.Progress)
+        self.progress.append(await self.answer(trainer_channel.Progress))
 
     async def stop(self) -> None:
         """Have it end in order, with all that it has yet to write."""

@@ -179,7 +179,7 @@ class OtherFormat(ValueError):
     """A file is of a format that another version of Atoll writes; the text names both."""
 
     def __init__(self, found: str, expected: str) -> None:
-        super().__init__(f"it is of the format {found!r}, and this version of atoll reads {expected!r}")
+        super().__init__(f"it is of the format {found[:40]!r}, and this version of atoll reads {expected!r}")
 
 
 def other_format(path: Path) -> OtherFormat | None:
@@ -189,9 +189,8 @@ def other_format(path: Path) -> OtherFormat | None:
         found = str(json.loads(text)["__metadata__"]["format"])
     except HEADER_ERRORS:
         return None
-    return (
-        OtherFormat(found, FORMAT) if re.fullmatch(r"atoll snapshot \d{1,9}", found) and found != FORMAT else None
-    )
+    ours = found == FORMAT or not re.fullmatch(r"atoll snapshot \d+", found)
+    return None if ours else OtherFormat(found, FORMAT)
 
 
 def describe(path: Path) -> tuple[bytes, TensorShapes, Chunks] | None:

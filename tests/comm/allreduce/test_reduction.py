@@ -229,7 +229,7 @@ def plan_for(
     return Plan(Incarnation(1), Epoch(1), Round(round), attempt, members, tuple(owners), **rest)
 
 
-def run(body: Coroutine[Any, Any, None], seconds: float = 20.0) -> None:
+def run(body: Coroutine[Any, Any, None], seconds: float = 60.0) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(seconds):
             await body
@@ -569,7 +569,11 @@ def test_what_was_held_in_vain_comes_again(late: str, monkeypatch: pytest.Monkey
 # Two levels
 
 
-def test_a_frame_that_waits_for_a_plan_holds_its_link_up_no_longer_than_the_reduce_lasts() -> None:
+def test_a_frame_that_waits_for_a_plan_holds_its_link_up_no_longer_than_the_reduce_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reduce_module, "PLAN_WITHIN", 120.0)
+
     async def body() -> None:
         async with fleet(2) as planes:
             member = Member(planes[0], ENCODED[0], plan := plan_for(planes))
@@ -1165,7 +1169,7 @@ def test_what_a_void_merge_still_reads_is_not_used_again_before_it_is_done(
 
     def slowly(*work: Any) -> bytes:
         begun.set()
-        assert may_end.wait(20)
+        assert may_end.wait(60)
         return merge(*work)
 
     monkeypatch.setattr(merge_module, "seal_chunk", slowly)

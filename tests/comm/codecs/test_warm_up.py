@@ -21,10 +21,11 @@ from atoll.comm.config.run import ScaleName
 
 SCRIPT = """
 import sys; from pathlib import Path
+from atoll.comm.codecs import warm_up
 from atoll.comm.codecs.codec import Int8, kernels
-from atoll.comm.codecs.warm_up import warm_up
 from atoll.comm.config.run import ScaleName
-warm_up(Int8(96, ScaleName.FP16), print, Path(sys.argv[1]))
+warm_up.LOCK_PATIENCE = 600.0  # seconds: however long the compiler takes
+warm_up.warm_up(Int8(96, ScaleName.FP16), print, Path(sys.argv[1]))
 from atoll.comm.codecs.kernels import SIGNATURES
 print("loaded", *sorted(k.__name__ for k in SIGNATURES if k.nopython_signatures))
 """

@@ -78,7 +78,7 @@ async def answer(link: Link) -> bytes:
 
 def run(body: Coroutine[Any, Any, None]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await body
 
     asyncio.run(bounded())

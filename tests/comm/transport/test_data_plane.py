@@ -18,6 +18,7 @@ from atoll.comm.transport.data_plane import DataPlane
 from atoll.comm.transport.fetch_client import DonorLost, FetchClient, FetchItem, NotAvailable
 from atoll.comm.transport.frames import FrameKind
 
+DEADLINE = 60.0  # seconds; nothing here takes longer than a moment on an idle machine
 RUN, A, B, KEY = RunId("run"), NodeId("a"), NodeId("b"), b"k" * 32
 SEALED, NOISE, ZEROS = os.urandom(1000), os.urandom(100_000), bytes(100_000)
 NEW, OLD = Round(7), Round(6)
@@ -68,7 +69,7 @@ async def two_planes(
 
 def run(body: Coroutine[Any, Any, None]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE):
             await body
 
     asyncio.run(bounded())
@@ -539,7 +540,7 @@ def test_ipv6_literals_work_as_addresses_or_are_refused_with_a_sentence() -> Non
 async def offered(to: DataPlane, by: DataPlane) -> AsyncIterator[None]:
     """`by`, which nobody dials, answers what is asked at `to`."""
     by.offering.offer_to([(to.node, to.address, NO_PIN)])
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE):
         while len(to.offers._free) < leaf_relay.LINKS_PER_TARGET:
             await asyncio.sleep(0)
     yield
@@ -582,7 +583,7 @@ def test_an_offer_that_broke_is_one_less_and_is_made_again() -> None:
                 gone.link.close()
             with pytest.raises(DonorLost):
                 await b.fetch(B, "", FetchItem.STATE, NEW, 0, len(NOISE))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(DEADLINE):
                 while True:
                     try:
                         assert await b.fetch(B, "", FetchItem.STATE, NEW, 0, len(NOISE)) == NOISE

@@ -38,7 +38,7 @@ class Books:
 
 def run(body: Coroutine[Any, Any, None]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await body
         assert asyncio.all_tasks() == {asyncio.current_task()}, "tasks are left"
 

@@ -23,7 +23,7 @@ def test_the_percentile_is_a_value_that_was_measured() -> None:
 def test_a_few_members_commit_rounds_and_are_measured() -> None:
     command = [sys.executable, "-P", "-m", "atoll.comm.cli", "bench", "coordinator"]
     size = ["--members", "6", "--rounds", "2", "--period", "0.5", "--json"]
-    done = subprocess.run([*command, *size], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, *size], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert (figures["members"], figures["rounds"]) == (6, 2)
@@ -41,13 +41,13 @@ def test_ctrl_c_ends_it_with_one_sentence() -> None:
         )
     finally:
         signal.signal(signal.SIGINT, usual)
-    started, deadline = psutil.Process(bench.pid), time.monotonic() + 60
+    started, deadline = psutil.Process(bench.pid), time.monotonic() + 240
     while time.monotonic() < deadline and bench.poll() is None:
         if sum("spawn_main" in " ".join(child.cmdline()) for child in started.children()) == 2:
             break
         time.sleep(0.02)
     os.killpg(bench.pid, signal.SIGINT)
-    _, said = bench.communicate(timeout=60)
+    _, said = bench.communicate(timeout=240)
     assert (bench.returncode, said.split("\n")) == (130, ["", "atoll: interrupted", ""])
 
 

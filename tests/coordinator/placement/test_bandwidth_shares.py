@@ -247,14 +247,14 @@ def test_a_rate_rises_at_once_falls_slowly_and_ignores_what_was_not_measured() -
 def test_a_thousand_members_are_planned_well_under_a_second() -> None:
     rng = random.Random(1)
     nodes = drawn(rng, 1000)
-    begun = time.perf_counter()
+    begun = time.process_time()
     plan_shares(nodes, 1e9, chunks=1000)
-    assert time.perf_counter() - begun < 0.5
+    assert time.process_time() - begun < 0.5
     local = [PlanNode(node.up, node.down, local=rng.uniform(1, 10) * GBIT) for node in nodes]
     regions = [range(g, min(g + 16, 1000)) for g in range(0, 1000, 16)]
-    begun = time.perf_counter()
+    begun = time.process_time()
     plan_shares(local, 1e9, chunks=1000, regions=regions, between=GBIT)
-    assert time.perf_counter() - begun < 2
+    assert time.process_time() - begun < 2
 
 
 def test_a_plan_without_regions_does_not_load_the_solver() -> None:
@@ -264,7 +264,7 @@ def test_a_plan_without_regions_does_not_load_the_solver() -> None:
         "plan_shares([PlanNode(1e8, 1e8), PlanNode(1e8, 1e8), PlanNode(1e8, 1e8), PlanNode(1e6, 1e6)], 1e9);"
         "sys.exit('highspy' in sys.modules or 'numpy' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-P", "-c", probe], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-P", "-c", probe], timeout=240).returncode == 0
 
 
 def test_near_links_that_showed_less_than_others_because_their_machines_were_busy_own_as_much() -> None:

@@ -365,18 +365,18 @@ def test_a_thousand_peers_are_not_predicted_for_free() -> None:
 
 def test_a_thousand_members_are_planned_in_seconds() -> None:
     nodes, measured = labs(random.Random(1), 1000), rtts(1000, 16)
-    begun = time.perf_counter()
+    begun = time.process_time()
     assert isinstance(choose(nodes, measured, PAYLOAD, 1000, between=GBIT), TwoLevel)
-    assert time.perf_counter() - begun < 6
+    assert time.process_time() - begun < 6
 
 
 def test_the_bench_predicts_every_scenario_for_people_and_for_programs() -> None:
     command = [sys.executable, "-P", "-m", "atoll.comm.cli", "bench", "plan"]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=240, check=True)
     clusters, homes_ = json.loads(done.stdout)["scenarios"]
     assert [row["n"] for row in clusters["rows"]] == [4, 8, 16, 32, 64, 128, 256, 512, 1000]
     assert {row["chosen"] for row in homes_["rows"]} == {"flat"}
     for row in clusters["rows"]:
         assert (row["chosen"] == "two-level") == (row["n"] > 16) == (row["two_level_s"] is not None)
-    table = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    table = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True).stdout
     assert "clusters: " in table and "two-level" in table

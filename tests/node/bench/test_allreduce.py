@@ -120,7 +120,7 @@ def test_survivors_commit_the_round_in_which_a_peer_is_killed(tmp_path: Path) ->
 @pytest.mark.long
 def test_an_interrupted_bench_leaves_nothing_behind(tmp_path: Path) -> None:
     process = start(tmp_path, "--peers", "2", "--iters", "100000")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not (folders := list(tmp_path.glob("atoll-bench-*/peer2/session"))) and time.monotonic() < deadline:
         time.sleep(0.02)
     children = psutil.Process(process.pid).children(recursive=True)
@@ -136,7 +136,7 @@ def test_an_interrupted_bench_leaves_nothing_behind(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_peer_that_cannot_start_is_a_sentence_with_the_logs(tmp_path: Path) -> None:
     process = start(tmp_path, "--peers", "2", "--launch-prefix", "env", "--host", "192.0.2.{i}")  # of no interface
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     assert process.returncode == 1
     assert out == ""
     assert "the coordinator did not come up" in err and "192.0.2.3" in err and "are in" in err
@@ -199,7 +199,7 @@ def test_the_run_waits_for_nothing_but_the_reduce() -> None:
 
 def test_a_peer_runs_without_torch() -> None:
     probe = "import sys, atoll.node.bench.synthetic; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-P", "-c", probe], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-P", "-c", probe], timeout=240).returncode == 0
 
 
 def test_i_stands_for_the_number_of_the_peer() -> None:

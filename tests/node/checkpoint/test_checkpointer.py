@@ -557,7 +557,7 @@ def test_a_doubt_that_comes_while_a_better_state_is_written_is_kept(tmp_path: Pa
 
         def slowly(c: int) -> Any:
             begun.set()
-            assert may_end.wait(20)
+            assert may_end.wait(60)
             return copy(c)
 
         node.outer.copy_chunk = slowly  # type: ignore[method-assign]

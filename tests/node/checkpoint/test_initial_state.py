@@ -113,9 +113,8 @@ def test_a_snapshot_of_a_nodes_disk_comes_back(name: str, tmp_path: Path) -> Non
 def test_a_snapshot_of_another_format_is_refused_by_its_name(tmp_path: Path) -> None:
     (path,) = filled(tmp_path / "node", 3).folder.glob("snapshot-*3.safetensors")
     to_snapshot_1(path)
-    with pytest.raises(
-        ConfigError, match="of the format 'atoll snapshot 1'.* with the version that wrote it"
-    ) as told:
+    sentence = "of the format 'atoll snapshot 1'.* with the version that wrote it"
+    with pytest.raises(ConfigError, match=sentence) as told:
         loaded(str(path))
     assert "damaged" not in str(told.value)
 

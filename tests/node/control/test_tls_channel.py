@@ -18,7 +18,7 @@ from atoll.node.control import tls_channel
 
 def run(body: Coroutine[Any, Any, None]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await body
 
     asyncio.run(bounded())

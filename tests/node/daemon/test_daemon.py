@@ -31,4 +31,4 @@ def test_a_trainer_that_dies_while_state_0_is_read_has_it_read_no_second_time() 
             assert begun == 1
             read.set()
 
-    asyncio.run(asyncio.wait_for(story(), 20))
+    asyncio.run(asyncio.wait_for(story(), 60))

@@ -73,4 +73,4 @@ def test_a_snapshot_of_a_fetched_state_tells_the_tokens_of_its_round(
         assert heard == [(3, view.state_digest)], "what is sent to a store is compared with it"
         await outer_loop.close()
 
-    asyncio.run(asyncio.wait_for(story(), 20))
+    asyncio.run(asyncio.wait_for(story(), 60))

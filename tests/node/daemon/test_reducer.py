@@ -12,6 +12,8 @@ from atoll.node.config import NodeConfig
 from atoll.node.daemon import reducer as module
 from atoll.node.daemon.reducer import Reducer
 
+DEADLINE = 60.0  # seconds; nothing here takes longer than a moment on an idle machine
+
 
 def alone(maintain: Any) -> Reducer:
     """A reducer whose session with the coordinator is `maintain`."""
@@ -31,7 +33,7 @@ def test_a_reducer_that_cannot_make_its_kernels_ends_with_the_error(monkeypatch:
     monkeypatch.setattr(module, "warm_up_in_thread", fails)
 
     async def story() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE):
             await alone(forever)._live()
 
     with pytest.raises(RuntimeError, match="no compiler here"):
@@ -59,7 +61,7 @@ def test_a_plan_that_came_before_the_kernels_is_followed_when_they_are_there(
             node._over.set()
 
         monkeypatch.setattr(node, "_follow", follow)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE):
             await node._live()
 
     asyncio.run(story())

@@ -79,7 +79,7 @@ def test_a_trainer_that_connects_when_it_was_given_up_is_not_taken_for_the_next(
         await second
         assert heard == [hello] and late[1].closed
 
-    asyncio.run(asyncio.wait_for(story(), 20))
+    asyncio.run(asyncio.wait_for(story(), 60))
 
 
 def test_what_a_rank_beside_the_first_failed_of_ends_the_node_with_its_sentence(
@@ -101,7 +101,7 @@ def test_what_a_rank_beside_the_first_failed_of_ends_the_node_with_its_sentence(
         with pytest.raises(TrainerFailed, match="rank 1 has no memory"):
             await supervisor._live_once(tmp_path)
 
-    asyncio.run(asyncio.wait_for(story(), 20))
+    asyncio.run(asyncio.wait_for(story(), 60))
 
 
 def test_a_node_that_stops_at_the_moment_in_which_its_trainer_ends_stops() -> None:
@@ -114,4 +114,4 @@ def test_a_node_that_stops_at_the_moment_in_which_its_trainer_ends_stops() -> No
         with pytest.raises(asyncio.CancelledError):
             await ending
 
-    asyncio.run(asyncio.wait_for(story(), 20))
+    asyncio.run(asyncio.wait_for(story(), 60))

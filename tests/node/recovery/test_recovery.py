@@ -517,7 +517,9 @@ def test_a_donor_that_dies_half_way_costs_a_chunk_for_each_stream(tmp_path: Path
         assert len(asked) + len(given) <= CHUNKS.count + MIN_STREAMS
 
 
-def test_a_donor_that_is_silent_at_first_delays_nothing(tmp_path: Path) -> None:
+def test_a_donor_that_is_silent_at_first_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "HANDSHAKE_TIMEOUT", 120.0)
+
     @with_peers(tmp_path, "a", "joiner")
     async def _(a: Peer, joiner: Peer) -> None:
         sum_ = a.initialise()
