@@ -194,8 +194,8 @@ class RoundsConfig:
     floor: int = 1  # inner steps that every contribution has at least
     ceiling: float = 2.0  # times inner_steps: a member that waits for others or for the coordinator takes no more
     total: int = 0  # rounds after which the run is finished; 0: until stopped
-    # the run is not finished before the member of this number, in the order of joining, is in a commit that is its
-    # last; 0: no matter who is
+    # number of a member, in the order of joining, without which the run does not end: it has more rounds than
+    # `total` until one of them has that member's contribution; 0: none
     until_member: int = 0
     quorum: float = 0.5  # share of active members that make a round close
     grace: float = 0.25  # of the quorum's inner time: how much longer those that will soon be there may take

@@ -38,7 +38,9 @@ MIN_COLLECT_SECONDS = 5.0  # nobody is left out of a round sooner after it was t
 
 def start_if_enough(state: State, now: float, out: list[Effect]) -> State:
     """Start the next round once the run has the members it needs."""
-    limits = state.config.members
+    limits, last = state.config.members, state.config.rounds.until_member
+    if last and not state.has_until_member and last in map(order, state.makers):
+        state = replace(state, has_until_member=True)
     if _all_committed(state):
         out.append(Note(f"the run is finished after {count(state.committed, 'round')}"))
         return with_round(
@@ -58,11 +60,9 @@ def start_if_enough(state: State, now: float, out: list[Effect]) -> State:
 
 
 def _all_committed(state: State) -> bool:
-    """Whether the run has its rounds, and the last of them the contribution that it is to end with."""
+    """Whether the run has its rounds, and in one of them the member that it does not end without."""
     rounds = state.config.rounds
-    if not rounds.total or state.committed < rounds.total:
-        return False
-    return not rounds.until_member or rounds.until_member in map(order, state.makers)
+    return 0 < rounds.total <= state.committed and (state.has_until_member or not rounds.until_member)
 
 
 def too_few(state: State, ready: int, need: int) -> str:

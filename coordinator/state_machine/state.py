@@ -140,6 +140,7 @@ class State:
     # where fragments take turns: of each node and fragment, samples committed with others since a commit had the
     # node's delta of this one
     earlier: dict[NodeId, tuple[int, ...]] = field(default_factory=dict)
+    has_until_member: bool = False  # a commit had the member without which the run does not end
     lost_state: LostState | None = None  # nobody has the state, but one an older one
 
     @property

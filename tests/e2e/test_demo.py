@@ -94,7 +94,7 @@ def test_a_run_survives_the_death_of_a_node_and_takes_in_another(tmp_path: Path,
     assert all(set(r["digests"].values()) == {r["state_digest"]} for r in records)
     assert set(records[0]["contributors"]) == {"n1", "n2", "n3"}
     assert {"n1", "n2"} in [set(r["contributors"]) for r in records]  # the survivors went on by themselves
-    assert "n4" in records[-1]["contributors"]
+    assert any("n4" in record["contributors"] for record in records)
 
     assert (demo.out / "loss.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert logged_losses(demo.out) == [(r["round"], r["val_loss"]) for r in records]
