@@ -16,6 +16,7 @@ from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.service.telemetry import Vitals
 from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine.ledger import Contribution
 
 DIGEST_BYTES = 16
 MAX_LOSS = 1e6  # nats a token; sums of it stay finite
@@ -63,18 +64,16 @@ class Report:
     def contribution_ready(self, m: pb.ContributionReady) -> ev.ContributionReady:
         """The event of a contribution that can be fetched. Raises `ValueError` where samples, loss, norm or
         damping are out of range."""
-        return ev.ContributionReady(
-            self.node,
-            self.life,
-            self.fence.round,
-            m.front,
+        contribution = Contribution(
             int(_within("samples", m.samples, 1, MAX_SAMPLES)),
             m.steps,
             _loss(m.loss),
             _within("delta_norm", m.delta_norm, 0, MAX_NORM),
+            m.front,
             _within("damping", m.damping, 0, 1) or 1.0,
             m.fresh,
         )
+        return ev.ContributionReady(self.node, self.life, self.fence.round, contribution)
 
     def chunks_sealed(self, m: pb.ChunksSealed) -> ev.ChunksSealed:
         seals = tuple((s.chunk, _digest(s.digest), s.inputs[:MAX_MEMBER_BITMAP]) for s in m.seals)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from atoll.comm.ids import NO_PIN, NodeId, Pin
 from atoll.comm.plan import Fence
+from atoll.coordinator.state_machine.ledger import Contribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +109,7 @@ class ContributionReady:
     node: NodeId
     life: int
     round: int
-    front: int  # first sample of the lease it was trained on
-    samples: int  # from the front on, with what it carried over from rounds that left it out
-    steps: int  # inner steps of this round
-    loss: float
-    norm: float  # l2, of the delta
-    damping: float = 1.0  # of late work
-    fresh: bool = False  # nothing of earlier rounds is in it
+    contribution: Contribution
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,7 +224,7 @@ MUTATIONS = [
     Mutation(
         "a contribution from another lease counts",
         C + "state_machine/rounds.py",
-        "if not lease or event.front != data.front(lease) or",
+        "if not lease or work.front != data.front(lease) or",
         "if not lease or",
     ),
     Mutation(
@@ -626,7 +626,7 @@ MUTATIONS = [
     Mutation(
         "who began from the anchor is weighed as if it had not",
         C + "state_machine/rounds.py",
-        "    if event.fresh:",
+        "    if work.fresh:",
         "    if False:",
         1,
     ),
