@@ -52,7 +52,7 @@ from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members
 from atoll.coordinator.state_machine.leases import Lease, Leases
-from atoll.coordinator.state_machine.ledger import Contribution, Ledger
+from atoll.coordinator.state_machine.ledger import Ledger
 from atoll.coordinator.state_machine.members import Member
 from atoll.coordinator.state_machine.state import State
 from atoll.coordinator.state_machine.step import step
@@ -248,7 +248,7 @@ class Run:
                 steps = int(options.get("steps", 10))
                 samples = int(options.get("samples", steps))
                 round_ = int(options.get("round", r.number))
-                return ev.ContributionReady(node, life, round_, Contribution(samples, steps, 2.0, 1.0, front))
+                return ev.ContributionReady(node, life, round_, ev.Contribution(samples, steps, 2.0, 1.0, front))
             case "seal":
                 assert fence is not None
                 word = options.get("word", "sealed")

@@ -16,7 +16,6 @@ from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.service.telemetry import Vitals
 from atoll.coordinator.state_machine import events as ev
-from atoll.coordinator.state_machine.ledger import Contribution
 
 DIGEST_BYTES = 16
 MAX_LOSS = 1e6  # nats a token; sums of it stay finite
@@ -64,7 +63,7 @@ class Report:
     def contribution_ready(self, m: pb.ContributionReady) -> ev.ContributionReady:
         """The event of a contribution that can be fetched. Raises `ValueError` where samples, loss, norm or
         damping are out of range."""
-        contribution = Contribution(
+        contribution = ev.Contribution(
             int(_within("samples", m.samples, 1, MAX_SAMPLES)),
             m.steps,
             _loss(m.loss),

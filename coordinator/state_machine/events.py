@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from atoll.comm.ids import NO_PIN, NodeId, Pin
 from atoll.comm.plan import Fence
-from atoll.coordinator.state_machine.ledger import Contribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +99,22 @@ class StepsReached:
     node: NodeId
     life: int
     round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """The work behind one member's delta: what the member told of it, and what the run adds in the ledger."""
+
+    samples: int  # from the front of its lease, earlier rounds' uncommitted ones included
+    steps: int  # inner steps of this round
+    loss: float  # mean over the samples
+    norm: float  # l2, of the delta
+    front: int = 0  # first sample of the lease it was trained on
+    damping: float = 1.0  # of late work: by how far the anchor went meanwhile
+    fresh: bool = False  # nothing of earlier rounds is in it
+    # The run adds these when it enters the contribution.
+    life: int = 0  # of the member that made it
+    earlier: int = 0  # samples committed with other fragments, whose steps are in this one's delta as well
 
 
 @dataclass(frozen=True, slots=True)

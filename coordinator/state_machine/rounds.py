@@ -54,7 +54,7 @@ def start_if_enough(state: State, now: float, out: list[Effect]) -> State:
         state,
         replace(
             state.round,
-            reason=rollback.wait_reason(state) if rollback.state_lost(state) else too_few(state, able, need),
+            reason=rollback.wait_reason(state) if state.state_lost else too_few(state, able, need),
         ),
     )
 
@@ -182,7 +182,7 @@ def close_if_due(state: State, now: float, renew_grace: bool, out: list[Effect])
     look at all of them: that is done where `renew_grace` says so, at ticks, and when the last one of them came."""
     r, away = state.round, _away(state)
     trusted = len(r.participants) - len(away)
-    if r.participants and rollback.state_lost(state):
+    if r.participants and state.state_lost:
         return with_round(state, replace(state.round, reason=rollback.wait_reason(state)))
     if trusted < state.config.members.minimum:
         return refill(state, now, out)

@@ -21,7 +21,6 @@ from atoll.comm.ids import NodeId
 from atoll.comm.plan import NOBODY
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.state_machine import events as ev
-from atoll.coordinator.state_machine.ledger import Contribution as Entered
 from atoll.node import trainer_channel as channel
 from atoll.node.state_machine import effects as ef
 from atoll.node.state_machine import events as node_ev
@@ -230,7 +229,7 @@ class Node(Process):
         self.world.truth.contributed[self.session, round_] = tuple(self.local)
         self.report(
             lambda n, life: ev.ContributionReady(
-                n, life, round_, Entered(samples, steps, loss, norm(n, samples), front, fresh=fresh)
+                n, life, round_, ev.Contribution(samples, steps, loss, norm(n, samples), front, fresh=fresh)
             )
         )
 

@@ -69,7 +69,7 @@ MUTATIONS = [
     Mutation(
         "held bytes of earlier owners' chunks count",
         C + "state_machine/reduce.py",
-        "late = event.fence.round != r.number or event.fence.attempt < r.ledger.newest",
+        "late = event.fence.round != r.number or (attempt < ledger.attempt and attempt < ledger.newest)",
         "late = event.fence.round != r.number",
         4,
     ),

@@ -17,11 +17,11 @@ from atoll.comm.transport import peer_links as module
 from atoll.comm.transport.connection import ByteCounter, Link, LinkBroken
 from atoll.comm.transport.data_plane import DataPlane
 from atoll.comm.transport.fetch_client import FetchItem
-from atoll.comm.transport.frames import FrameKind, Header
+from atoll.comm.transport.frames import FrameKind, Header, QueuedFrame
 from atoll.comm.transport.peer import Peer
 from atoll.comm.transport.peer_links import PeerLinks
 from atoll.comm.transport.reassembly import MAX_FORMS
-from atoll.comm.transport.send_queue import QueuedFrame, SendQueue
+from atoll.comm.transport.send_queue import SendQueue
 
 DEADLINE = 60.0  # seconds; nothing here takes longer than a moment on an idle machine
 A, B = NodeId("a"), NodeId("b")

@@ -9,7 +9,7 @@ from atoll.comm.plan import Fence
 from atoll.coordinator.service.crash_points import crash_points
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.events import CommitRecord
-from atoll.coordinator.state_machine.ledger import Contribution, Ledger, Seal
+from atoll.coordinator.state_machine.ledger import Ledger, Seal
 from atoll.coordinator.state_machine.state import AttemptState, Phase, RoundState, State
 
 ADA = NodeId("n1")
@@ -49,7 +49,7 @@ def test_what_members_said_has_its_point() -> None:
         ev.Joined(ADA, 1, "ada", "ada:1", "s"),
         ev.StateReported(ADA, 1, 0, b"d"),
         ev.StepsReached(ADA, 1, 1),
-        ev.ContributionReady(ADA, 1, 1, Contribution(1, 1, 1.0, 1.0)),
+        ev.ContributionReady(ADA, 1, 1, ev.Contribution(1, 1, 1.0, 1.0)),
         ev.ChunksSealed(ADA, 1, FENCE, ()),
         ev.ReduceComplete(ADA, 1, FENCE, b"d", 0, 0),
         ev.Tick(),

@@ -16,7 +16,6 @@ from atoll.coordinator.service.journaled_machine import decode, encode
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.events import Publish
 from atoll.coordinator.state_machine.leases import front
-from atoll.coordinator.state_machine.ledger import Contribution
 from atoll.coordinator.state_machine.state import Phase, State
 from atoll.coordinator.state_machine.step import step
 
@@ -48,7 +47,7 @@ def honest(rng: Random, state: State, node: NodeId) -> ev.Event | None:
     lease = state.leases.by_node.get(node)
     if node in r.participants and r.phase in (Phase.INNER, Phase.COLLECTING) and lease:
         if node not in ledger.contributions:
-            return ev.ContributionReady(node, life, r.number, Contribution(4, 4, 2.0, 1.0, front(lease)))
+            return ev.ContributionReady(node, life, r.number, ev.Contribution(4, 4, 2.0, 1.0, front(lease)))
     if r.plan is None or node not in ledger.members:
         return None
     if mine := [c for c in ledger.unsealed if ledger.owners[c] == node]:

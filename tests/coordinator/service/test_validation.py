@@ -15,7 +15,6 @@ from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.service import validation
 from atoll.coordinator.state_machine import events as ev
-from atoll.coordinator.state_machine.ledger import Contribution
 
 ADA, DIGEST = NodeId("n1"), b"d" * 16
 FENCE = pb.Fence(incarnation=2, epoch=3, round=4, attempt=5)
@@ -31,7 +30,7 @@ def test_every_report_becomes_its_event() -> None:
     assert event(layout_reported=pb.LayoutReported(numel=5, digest=DIGEST)) == ev.LayoutReported(ADA, 7, 5, DIGEST)
     assert event(state_reported=pb.StateReported(round=8, digest=DIGEST)) == ev.StateReported(ADA, 7, 8, DIGEST)
     assert event(steps_reached=pb.StepsReached()) == ev.StepsReached(ADA, 7, 4)
-    assert event(contribution_ready=ready) == ev.ContributionReady(ADA, 7, 4, Contribution(36, 9, 2.5, 0.5, 40))
+    assert event(contribution_ready=ready) == ev.ContributionReady(ADA, 7, 4, ev.Contribution(36, 9, 2.5, 0.5, 40))
     seals = pb.ChunksSealed(seals=[pb.Seal(chunk=3, digest=DIGEST, inputs=b"\x05")])
     assert event(chunks_sealed=seals) == ev.ChunksSealed(ADA, 7, MINE, ((3, DIGEST, b"\x05"),))
     forged = pb.ChunkForged(node_id="n2", chunk=5)

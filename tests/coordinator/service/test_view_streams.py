@@ -17,7 +17,6 @@ from atoll.coordinator.service.event_loop import EventLoop
 from atoll.coordinator.service.metrics import Metrics
 from atoll.coordinator.service.view_streams import ViewStream, ViewStreams
 from atoll.coordinator.state_machine import events as ev
-from atoll.coordinator.state_machine.ledger import Contribution
 from atoll.coordinator.state_machine.state import State
 from atoll.coordinator.state_machine.step import step
 
@@ -64,7 +63,9 @@ def draw(rng: random.Random, state: State, node: NodeId) -> ev.Event:
     ]
     if lease:
         usual.append(
-            ev.ContributionReady(node, life, r.number, Contribution(1, rng.choice((4, 10)), 2.0, 1.0, lease[0][0]))
+            ev.ContributionReady(
+                node, life, r.number, ev.Contribution(1, rng.choice((4, 10)), 2.0, 1.0, lease[0][0])
+            )
         )
     if r.plan is not None:
         owned = tuple((c, bytes(16), b"\xff") for c, owner in enumerate(r.ledger.owners) if owner == node)

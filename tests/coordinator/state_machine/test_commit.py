@@ -9,7 +9,6 @@ from atoll.comm.bitmap import bitmap
 from atoll.comm.digest import digest, root
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine import events as ev
-from atoll.coordinator.state_machine.ledger import Contribution
 
 ADA, BO, CY = NODES = (NodeId("n1"), NodeId("n2"), NodeId("n3"))
 DIGESTS = [digest(b"%d" % c) for c in range(4)]
@@ -26,7 +25,7 @@ def run_of_three(feedback: float) -> scenario.Run:
 
 def contribute(run: scenario.Run, node: NodeId, samples: int, loss: float, norm: float, damping: float) -> None:
     front = run.state.leases.by_node[node][0][0]
-    run.feed(ev.ContributionReady(node, 1, 1, Contribution(samples, 10, loss, norm, front, damping)))
+    run.feed(ev.ContributionReady(node, 1, 1, ev.Contribution(samples, 10, loss, norm, front, damping)))
 
 
 def seal(run: scenario.Run, c: int, *places: int) -> None:

@@ -17,7 +17,6 @@ from atoll.comm.digest import digest, root
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import leases as data
-from atoll.coordinator.state_machine.ledger import Contribution
 from atoll.coordinator.state_machine.state import Phase, State
 from atoll.coordinator.state_machine.step import step
 
@@ -76,7 +75,7 @@ class Fleet:
         assert self.state.round.phase is Phase.COLLECTING
         for node in self.in_no_order():
             front = data.front(self.state.leases.by_node[node])
-            self.feed(ev.ContributionReady(node, 1, 1, Contribution(10, 10, 2.0, 1.0, front)))
+            self.feed(ev.ContributionReady(node, 1, 1, ev.Contribution(10, 10, 2.0, 1.0, front)))
 
     def reduce(self) -> None:
         plan, owners, all_ = self.state.round.plan, self.state.round.ledger.owners, len(self.nodes)

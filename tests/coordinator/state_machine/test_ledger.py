@@ -10,7 +10,8 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.digest import digest, root
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine import ledger as book
-from atoll.coordinator.state_machine.ledger import Contribution, Ledger
+from atoll.coordinator.state_machine.events import Contribution
+from atoll.coordinator.state_machine.ledger import Ledger
 
 A, B, C = NODES = (NodeId("n1"), NodeId("n2"), NodeId("n3"))
 

@@ -29,7 +29,6 @@ from atoll.coordinator.service.view import view
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine import leases as data
 from atoll.coordinator.state_machine import members
-from atoll.coordinator.state_machine.ledger import Contribution
 from atoll.coordinator.state_machine.members import REDUCER, Member, MemberState
 from atoll.coordinator.state_machine.state import Phase, State
 from atoll.coordinator.state_machine.step import step
@@ -171,7 +170,9 @@ class Fuzz:
         usual: list[ev.Event] = [
             ev.StateReported(node, life, committed, digest(b"state %d" % committed + flipped)),
             ev.StepsReached(node, life, round_),
-            ev.ContributionReady(node, life, round_, Contribution(samples, rng.randint(0, 20), 1.0, 1.0, front)),
+            ev.ContributionReady(
+                node, life, round_, ev.Contribution(samples, rng.randint(0, 20), 1.0, 1.0, front)
+            ),
             ev.LossEvaluated(node, life, committed, 1.0),
         ]
         reducing: list[ev.Event] = [
@@ -221,7 +222,7 @@ def answers(v: pb.View, state: State, node: NodeId) -> list[ev.Event]:
     if v.train.lease and m.state_round == v.committed and not v.ready:
         said += [] if v.reached else [ev.StepsReached(node, life, v.train.round)]
         said += (
-            [ev.ContributionReady(node, life, r.number, Contribution(1, 1, 1.0, 1.0, data.front(lease)))]
+            [ev.ContributionReady(node, life, r.number, ev.Contribution(1, 1, 1.0, 1.0, data.front(lease)))]
             if v.closing
             else []
         )
