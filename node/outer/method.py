@@ -138,7 +138,7 @@ def error_feedback(outer: OuterConfig) -> ErrorFeedback | None:
 
 
 def staleness_tracker(outer: OuterConfig, fragments: int) -> StalenessTracker | None:
-    """What measures how stale work is that rounds left out, of a run with `outer.damping`; None: of any other."""
+    """Make the tracker of how stale left-out work is, where `outer.damping` is on; None: it is off."""
     return StalenessTracker(FragmentSchedule(fragments)) if outer.damping else None
 
 
