@@ -71,7 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 DOORS: dict[str, str] = {
     "outer_opt": "arrays clip damping feedback fragments merge nesterov overlap schedule sgd tensors weights",
     "comm": "bitmap buffers byte_view child_process chunks cores digest errors extras faults files "
-    "fragment_schedule ids invite leases log plan workers",
+    "fragment_schedule ids invite leases log plan replace workers",
     "comm.proto": "atoll_pb2 atoll_pb2_grpc packed_plan",
     "comm.config": "load methods outer run shipped",
     "comm.codecs": "codec factory warm_up zstd",
