@@ -30,7 +30,7 @@ from atoll.coordinator.state_machine.events import CommitRecord, Event, Note
 EVENT_TYPES: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
 MAX_NOTES = 10_000
 APPLICATION_ID = 0x61746F6C  # "atol", in the file's header, where tools look for whose a database is
-FORMAT_VERSION = 5  # in the file's header
+FORMAT_VERSION = 4  # in the file's header
 TABLES = (
     "meta (key text primary key, value text not null)",
     "snapshot (id integer primary key, at real not null, body blob not null, digest blob not null)",
