@@ -3,11 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from atoll.comm.allreduce.effects import (
-    Effect,
-    FrameVerdict,
-    SendFrame,
-)
+from atoll.comm.allreduce.effects import Effect, FrameVerdict, SendFrame
 from atoll.comm.allreduce.protocol import ReduceProtocol
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import Plan, PlanMember

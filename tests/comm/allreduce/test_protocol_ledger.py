@@ -4,13 +4,7 @@ from dataclasses import replace
 
 from reduce_plans import A, B, C, D, begun, plan_of, sends
 
-from atoll.comm.allreduce.effects import (
-    FreeSealed,
-    ReportComplete,
-    ReportForged,
-    ReportMissing,
-    SendFrame,
-)
+from atoll.comm.allreduce.effects import FreeSealed, ReportComplete, ReportForged, ReportMissing, SendFrame
 from atoll.comm.allreduce.protocol import ReduceProtocol
 from atoll.comm.digest import root
 from atoll.comm.transport.frames import FrameKind
