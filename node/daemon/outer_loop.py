@@ -151,7 +151,7 @@ class OuterLoop:
             return None
         folder = self._member.options.state_dir / "outer" / mark.hex()
         manifest, every = RunManifest(self._run, config.model), self._run.checkpoint.every * parts
-        limit = DiskBudget.of(config.disk * 1e9, hello.numel, self._run.inner.optimizer).outer
+        limit = DiskBudget.divide(config.disk * 1e9, hello.numel, self._run.inner.optimizer).outer
         return CheckpointLocation(folder, mark, hello.layout, every, limit, manifest=manifest)
 
     def _begin_uploads(self, place: CheckpointLocation) -> Uploader:

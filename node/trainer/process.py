@@ -265,7 +265,7 @@ def optimizer_checkpoint(
     spec: TrainerSpec, learner: LearnerState, layout: FlatLayout, commands: RankBroadcast
 ) -> Iterator[OptimizerCheckpoint]:
     """The inner optimizer's state on disk; what is being written when the trainer ends is finished."""
-    limit = DiskBudget.of(spec.node.disk * 1e9, layout.numel, spec.run.inner.optimizer).inner
+    limit = DiskBudget.divide(spec.node.disk * 1e9, layout.numel, spec.run.inner.optimizer).inner
     files = OptimizerFiles(Path(spec.moments), limit) if spec.moments else None
     fragments, _ = fragments_and_chunks(spec.run, shapes_of(layout))
     every = spec.run.checkpoint.every * len(fragments)

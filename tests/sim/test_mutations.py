@@ -31,7 +31,8 @@ SCENARIOS, LEDGER = (
     "tests/coordinator/state_machine/test_transcripts.py",
     "tests/coordinator/state_machine/test_ledger.py",
 )
-EXCHANGE, NODE = "tests/comm/allreduce/test_protocol.py", "tests/node/state_machine"
+EXCHANGE, NODE = "tests/comm/allreduce/test_protocol_attempts.py", "tests/node/state_machine"
+LEVELS = "tests/comm/allreduce/test_protocol_levels.py"
 MUTATIONS = [
     # The ledger
     Mutation(
@@ -723,20 +724,20 @@ MUTATIONS = [
         "return []  #",
         EXCHANGE,
     ),
-    Mutation("a refused sum still counts", X, "chunk.region_sums.pop(place, (place,))", "(place,)", EXCHANGE),
+    Mutation("a refused sum still counts", X, "chunk.region_sums.pop(place, (place,))", "(place,)", LEVELS),
     Mutation(
         "a lost chunk comes again from its relay only",
         X,
         "chunk.state = ChunkState.SERVED if chunk.relayed else ChunkState.SEALED",
         "chunk.state = ChunkState.SEALED",
-        EXCHANGE,
+        LEVELS,
     ),
     Mutation(
         "relays get no sealed chunks",
         "comm/allreduce/routes.py",
         "self.contributes(place) or self.plan.relays_for(c, place)\n        return",
         "self.contributes(place)\n        return",
-        EXCHANGE,
+        LEVELS,
     ),
 ]
 
