@@ -2,8 +2,9 @@
 when it is looked at."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
+from math import inf
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -16,16 +17,23 @@ from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.service.journaled_machine import Batch
+from atoll.coordinator.service.view import common_view, node_view
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.events import CommitRecord
 from atoll.coordinator.state_machine.ledger import Entry
-from atoll.coordinator.state_machine.members import RECONNECT_GRACE_SECONDS, Member, MemberState
+from atoll.coordinator.state_machine.members import Member, MemberState
 from atoll.coordinator.state_machine.state import Phase, State
 
 if TYPE_CHECKING:
     from sim.node import Node
     from sim.service import Service
     from sim.world import World
+
+
+SILENCE = ("silent for", "it is silent")  # reasons of verdicts
+LONG_AWAY = 2.0  # seconds in which the coordinator hears nobody, after which it must not judge
+LENIENCY = 5.0  # seconds in which it does not, then
+REASON_DELAY = 2.5  # seconds after which a reason must be shown
 
 
 class Violation(AssertionError):
@@ -591,18 +599,80 @@ def durable(state: State) -> State:
     return replace(state, members=members)
 
 
-def the_late_are_out(state: State, then: State, now: float) -> None:
-    """Who was silent for its lease, hung while it was waited for, or did not come back is out at the next tick."""
-    limits, back = state.config.members, RECONNECT_GRACE_SECONDS
+def the_late_are_out(service: "Service", then: State, now: float) -> None:
+    """Who was silent for its lease, hung while it was waited for, or did not come back is out at the next tick,
+    unless the coordinator itself was away not long ago."""
+    if now < service.back_at + LENIENCY + 1.0:
+        return
+    state, limits = service.state, service.state.config.members
     for node, m in then.members.here.items():
-        late = now - m.heard_at > limits.lease or (not m.connected and now > m.expire_at + back)
+        late = now - m.heard_at > limits.lease or (not m.connected and now > m.expire_at + LENIENCY)
         hung = node in then.awaited_members and now - m.moved_at > limits.stall
         here = state.members.here.get(node)
         out = here is None or here.life > m.life or here.heard_at > m.heard_at or here.connected > m.connected
         hold(out or not (late or hung), f"{node} is a member though it is {'late' if late else 'hung'}")
 
 
+def verdicts_are_on_the_silent(service: "Service", verdicts: Sequence[ev.Event], now: float) -> None:
+    """Nobody is called dead while its heartbeats arrive, or soon after the coordinator was away."""
+    for event in verdicts:
+        if isinstance(event, ev.Expired | ev.Suspected):
+            told = f"{event.node} is judged ({event.reason}) at {now:.1f}"
+            hold(now >= service.lenient_until, f"{told}, the coordinator having been away a moment ago")
+            spoke = service.heard_at.get(event.node, -inf)
+            silent = now - spoke > service.state.config.members.lease / 2 or "come back" in event.reason
+            hold(silent or not event.reason.startswith(SILENCE), f"{told}, and spoke at {spoke:.1f}")
+
+
+def streams_show_the_state(service: "Service", state: State) -> None:
+    """After a dispatch the latest view of every stream says what its node must know of the state; only reasons,
+    and that a report was taken, may come later. A stream has ended if and only if its node or its life has."""
+    fresh, late = common_view(state), False
+    for node, stream in service.dispatch.streams.items():
+        member = state.members.here.get(node)
+        over = member is None or member.life != stream.life
+        hold(stream.ended == over, f"the stream of {node}.{stream.life} {'goes on' if over else 'ends'}: {member}")
+        if member is not None and over:
+            continue
+        assert stream.latest is not None
+        common, shown, _ = stream.latest
+        due = node_view(state, fresh, node)
+        taken = due._replace(ready=shown.ready and due.ready, reached=shown.reached and due.reached)
+        hold(shown == taken, f"{node} is shown {shown}, and not {due}")
+        hold(common.facts == fresh.facts, f"{node} is shown other facts than the state's")
+        hold(not due.lease or common.train == fresh.train, f"{node} is shown another order than the state's")
+        hold(not due.planned or common.fence == fresh.fence, f"{node} is shown {common.fence}, not {fresh.fence}")
+        late = late or common.head != fresh.head
+    service.late_since = min(service.late_since, service.now) if late else inf
+    waits = service.now - max(service.late_since, service.back_at)
+    hold(waits < REASON_DELAY, f"for {waits:.1f} s nobody is shown that {state.round.reason}")
+
+
+def nodes_are_told_of_views_that_they_lack(service: "Service", node: NodeId, version: int) -> None:
+    """The version that a heartbeat is answered is the one on the node's stream, or, where it has none, a newer one
+    than any that it was sent."""
+    stream = service.dispatch.streams.get(node)
+    if stream is None:
+        hold(version > service.sent.get(node, 0), f"{node} has no stream, and is told that it has all views")
+    elif stream.latest is not None:
+        hold(version == stream.latest.version, f"{node} is told of view {version}, not {stream.latest.version}")
+
+
 # At the nodes
+
+
+def one_node_a_session(world: "World", asked: str, node: NodeId, life: int, session: str) -> None:
+    """A session brings the same node back for good, each time in a life of its own."""
+    truth, secret = world.truth, session.partition(".")[0]
+    known = truth.sessions.get(asked.partition(".")[0], node)
+    hold(known == node == truth.sessions.setdefault(secret, node), f"{known} came back as {node}")
+    hold((node, life) not in truth.lives, f"life {life} of {node} is given out twice")
+    truth.lives.add((node, life))
+
+
+def a_stream_takes_no_other_with_it(stream: object, forgotten: object) -> None:
+    """When a stream's call is over, a later one of the node goes on."""
+    hold(stream is forgotten, "a later stream of the node is forgotten instead")
 
 
 def active_nodes_have_the_logs_state(world: "World", node: "Node") -> None:
