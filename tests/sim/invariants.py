@@ -644,8 +644,12 @@ def streams_show_the_state(service: "Service", state: State) -> None:
         hold(not due.planned or common.fence == fresh.fence, f"{node} is shown {common.fence}, not {fresh.fence}")
         late = late or common.head != fresh.head
     service.late_since = min(service.late_since, service.now) if late else inf
+
+
+def reasons_are_shown_soon(service: "Service") -> None:
+    """Why the round is where it is everybody is shown, though it may be a little later."""
     waits = service.now - max(service.late_since, service.back_at)
-    hold(waits < REASON_DELAY, f"for {waits:.1f} s nobody is shown that {state.round.reason}")
+    hold(waits < REASON_DELAY, f"for {waits:.1f} s nobody is shown that {service.state.round.reason}")
 
 
 def nodes_are_told_of_views_that_they_lack(service: "Service", node: NodeId, version: int) -> None:

@@ -142,6 +142,7 @@ class Service(Process):
         now = self.now
         if not self._group.ticks.due(now):
             return self._rest()
+        invariants.reasons_are_shown_soon(self)
         commit = self._group.prepare_tick(now)
         invariants.verdicts_are_on_the_silent(self, commit.events, now)
         self._commit(commit, self._looked, self.state, now)
