@@ -1,4 +1,4 @@
-"""When the coordinator looks at the clock, and from when on it may judge its members by it. Pure.
+"""The schedule of the coordinator's ticks, and from when on it may judge its members by the clock. Pure.
 
     silent for more than MAX_TICK_GAP (stopped, or its disk was full) --> nobody is judged for a while
 

@@ -1,11 +1,11 @@
-"""Who is shown which view, and when a stream of views ends. Pure: `view_streams` and the simulation feed it.
+"""The dispatch of views: which stream is shown which one, and when it ends. Pure.
 
     the state changed, or a stream is new --> update --> the streams whose view changed: set_view --> next
                                                 `------> those whose node is gone or lives anew: end
 
 After a change of the state the common parts are encoded once, and only the streams whose view changed are woken. A
 stream holds nothing but its latest view: a slow reader skips the ones in between. A phase's reason, which changes
-with every report, is shown by itself at most every REASON_INTERVAL.
+with every report, is shown by itself at most every REASON_INTERVAL. `view_streams` and the simulation feed it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
