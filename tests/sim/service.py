@@ -71,7 +71,8 @@ class Service(Process):
         self.world, self.folder = world, folder
         self.journal = Journal(folder)
         self.machine = JournaledMachine(world.config, self.journal, snapshot_every)
-        self._clock = max(self.machine.last_at, world.engine.now + world.rng.uniform(-20, 20)) - world.engine.now
+        last_at = self.machine.last_at + 1e-6  # so that rounding does not take its clock back
+        self._clock = max(last_at, world.engine.now + world.rng.uniform(-20, 20)) - world.engine.now
         self.crash_at = ""  # the point in the next write at which it dies
         self._group = GroupCommit[Waiter](self.machine, self.now)
         self._busy = True  # with a batch, or about to be

@@ -165,7 +165,7 @@ MUTATIONS = [
         "outer_opt/weights.py",
         "[min(w, QUALITY_BOUND * median(there)) for w in raw]",
         "raw",
-        97,
+        "tests/outer_opt/test_merge.py",
     ),
     Mutation(
         "a part of a contribution counts as all of it",
