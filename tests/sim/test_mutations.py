@@ -337,14 +337,14 @@ MUTATIONS = [
         C + "state_machine/reduce.py",
         "p.samples.get(data.front(held_[n]), 0)",
         "max(p.samples.values())",
-        101,
+        "tests/coordinator/state_machine/test_commit.py",
     ),
     Mutation(
         "who the round was committed without is taken for one that applies it",
         C + "service/view.py",
         "member.state_round == state.committed - 1 and member.node in state.makers",
         "member.state_round == state.committed - 1",
-        301,
+        "tests/coordinator/service/test_view_streams.py",
     ),
     Mutation(
         "who cannot make the first state that leaves have makes it again and again",
