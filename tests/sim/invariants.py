@@ -652,6 +652,14 @@ def reasons_are_shown_soon(service: "Service") -> None:
     hold(waits < REASON_DELAY, f"for {waits:.1f} s nobody is shown that {service.state.round.reason}")
 
 
+def who_has_a_stream_is_connected(service: "Service") -> None:
+    """A member whose stream of views is open counts as connected, whatever became of its earlier ones."""
+    for node, stream in service.streams.items():
+        member = service.state.members.here.get(node)
+        if stream.reading and member is not None and member.life == stream.life:
+            hold(member.connected, f"{node}.{stream.life} has a stream, and is said not to be connected")
+
+
 def nodes_are_told_of_views_that_they_lack(service: "Service", node: NodeId, version: int) -> None:
     """The version that a heartbeat is answered is the one on the node's stream, or, where it has none, a newer one
     than any that it was sent."""

@@ -144,6 +144,7 @@ class Service(Process):
         if not self._group.ticks.due(now):
             return self._rest()
         invariants.reasons_are_shown_soon(self)
+        invariants.who_has_a_stream_is_connected(self)
         commit = self._group.prepare_tick(now)
         invariants.verdicts_are_on_the_silent(self, commit.events, now)
         self._commit(commit, self._looked, self.state, now)
