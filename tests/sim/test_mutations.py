@@ -422,7 +422,7 @@ MUTATIONS = [
         C + "state_machine/step.py",
         "return event.node not in state.members.here or member is None or event.life != member.life",
         "return event.node not in state.members.here or member is None",
-        9,
+        SCENARIOS,
     ),
     Mutation(
         "the incarnation is not taken over",
