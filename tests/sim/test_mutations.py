@@ -400,7 +400,7 @@ MUTATIONS = [
         C + "state_machine/state_sync.py",
         "if not votes or (2 * votes <= len(voters) and len(told) < len(voters)):",
         "if not votes:",
-        2,
+        SCENARIOS,
     ),
     Mutation(
         "digests are not compared",
