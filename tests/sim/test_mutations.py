@@ -651,7 +651,7 @@ MUTATIONS = [
         N + "state_machine/step.py",
         "if state.view is not None and _order(view) <= _order(state.view):",
         "if False:",
-        8,
+        NODE,
     ),
     Mutation(
         "carried work is kept whatever the lease",
@@ -757,7 +757,7 @@ MUTATIONS = [
         N + "state_machine/step.py",
         " and not _in(front, turns.applied)",
         "",
-        1,
+        NODE,
     ),
     Mutation(
         "what a trainer left when it died is gone on from",
