@@ -5,7 +5,8 @@
 
 After a change of the state the common parts are encoded once, and only the streams whose view changed are woken. A
 stream holds nothing but its latest view: a slow reader skips the ones in between. A phase's reason, which changes
-with every report, is shown by itself every REASON_INTERVAL at most, of many streams more seldom. `view_streams` and the simulation feed it.
+with every report, is shown by itself every REASON_INTERVAL at most, of many streams more seldom. `view_streams`
+and the simulation feed it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
