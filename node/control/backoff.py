@@ -1,6 +1,6 @@
-"""Pauses between tries: each twice as long as the one before, up to a limit, and shortened at random so that those who
-lost the coordinator at the same moment do not come back at the same moment. Pure: told its luck. `ControlClient`
-paces its calls and its streams of views with it.
+"""Pauses between tries: each twice as long as the one before, up to a limit, and shortened at random so that those
+who lost the coordinator at the same moment do not come back at the same moment. Pure: told its luck.
+`ControlClient` paces its calls and its streams of views with it.
 """
 
 FIRST_RETRY_SECONDS = 0.25  # between the first two tries of a call

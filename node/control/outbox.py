@@ -1,5 +1,5 @@
-"""The reports that a member has for the coordinator: their order, which of them travel together, and which is to be
-sent now. Pure: told the time, in seconds of any clock that does not go back.
+"""The reports that a member has for the coordinator: their order, which of them travel together, and which is to
+be sent now. Pure: told the time, in seconds of any clock that does not go back.
 
     post --> waiting --take--> in flight --acknowledge--> gone
 

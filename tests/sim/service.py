@@ -16,6 +16,8 @@ from sim import invariants
 from sim.engine import Call, Process
 
 from atoll.comm.ids import NodeId
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.coordinator.service import validation
 from atoll.coordinator.service.journal import Journal, JournalFull
 from atoll.coordinator.service.journaled_machine import Batch, JournaledMachine
 from atoll.coordinator.service.view import CommonView, NodeView, common_view, encode, node_view
@@ -233,7 +235,9 @@ class Service(Process):
             del self.streams[node]
             self.submit(ev.Disconnected(node, life))
 
-    def heartbeat(self, client: "Control", beat: ev.Heartbeat) -> None:
+    def heartbeat(self, client: "Control", encoded: bytes) -> None:
+        request = pb.HeartbeatRequest.FromString(encoded)
+        beat = validation.heartbeat(*self._sender(request.session), request)
         if self._knows(beat.node, beat.life):
             self._beats[beat.node] = beat
         stream = self.streams.get(beat.node)
@@ -241,13 +245,23 @@ class Service(Process):
         newest = self.state.incarnation, version
         self._answer(client, client.beaten, beat.node, beat.life, self._knows(beat.node, beat.life), newest)
 
-    def report(self, client: "Control", number: int, event: ev.Event) -> None:
+    def report(self, client: "Control", number: int, encoded: bytes) -> None:
         """Also from an earlier life: the machine must refuse what overtook the news of the next one."""
         if not self.full:
-            self.submit(event, self._reported, client, number, event)
+            request = pb.ReportRequest.FromString(encoded)
+            assert request.fence.incarnation <= self.state.incarnation, "a node spoke to a later incarnation"
+            node, life = self._sender(request.session)
+            self.submit(validation.event(node, life, request), self._reported, client, number, node, life)
 
-    def _reported(self, client: "Control", number: int, event: Any) -> None:
-        self._answer(client, client.acked, number, self._knows(event.node, event.life))
+    def _reported(self, client: "Control", number: int, node: NodeId, life: int) -> None:
+        self._answer(client, client.acked, number, self._knows(node, life))
+
+    def _sender(self, session: str) -> tuple[NodeId, int]:
+        """The node that has or had this session, and the life that it is of."""
+        secret, _, life = session.partition(".")
+        members = self.state.members
+        everybody = (*members.here.values(), *members.departed.values())
+        return next((m.node for m in everybody if m.session == secret), NodeId("")), int(life)
 
     def _knows(self, node: NodeId, life: int) -> bool:
         member = self.state.members.here.get(node)
