@@ -30,6 +30,7 @@ from atoll.coordinator.service.metrics import Metrics
 from atoll.coordinator.service.rate_limits import RateLimit, TokenBuckets
 from atoll.coordinator.service.view_streams import ViewStreams
 from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine import state_sync
 from atoll.coordinator.state_machine.members import REDUCER, Member
 
 SERVICE_NAME = "atoll.v1.Coordinator"
@@ -152,7 +153,8 @@ class CoordinatorService:
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.Ack:
         """Make a member's report durable and act on it; the answer says whether it is still a member. Aborts with
         `INVALID_ARGUMENT` for a malformed report, `FAILED_PRECONDITION` if the node has spoken to a later
-        incarnation of the coordinator, `UNAVAILABLE` when the node should say it again."""
+        incarnation of the coordinator or has another model than the run, `UNAVAILABLE` when the node should say it
+        again."""
         member = self._member(request.session)
         if member is None:
             await self._stranger(request.session, context)
@@ -168,7 +170,10 @@ class CoordinatorService:
         await self._take(event, context)
         self._metrics.reports.labels(request.WhichOneof("report")).inc()
         if self._member(request.session) is None and not isinstance(event, ev.Leaving):
-            return self._unknown(request.session)
+            unknown = self._unknown(request.session)
+            if isinstance(event, ev.LayoutReported) and state_sync.is_other_layout(self._events.state, event):
+                await self._abort(context, Code.FAILED_PRECONDITION, unknown.reason)  # it need not join again
+            return unknown
         return self._ack(member.node)
 
     async def _admitted(self, request: pb.JoinRequest, address: str, pin: Pin, context: Context) -> Member:
