@@ -313,26 +313,24 @@ class Plane:
         return True
 
     def _tell(self, reduce: Reduce, seal: SealReport) -> None:
-        plan, x, reports, lies_about = reduce.plan, reduce.exchange, self.node.reports, self.node.host.lies_about
+        plan, x, lies_about = reduce.plan, reduce.exchange, self.node.host.lies_about
         if self._lies(reduce, "seal"):
             seal = replace(seal, digest=digest("a lie", seal.digest))
-        seals, more = [seal], x.chunks_to_seal > 0
+        seals, told = [seal], list[SealReport]()
         if lies_about("owner"):
-            others = [c for c in range(x.chunk_count) if c != seal.chunk and x.source(c) != self.node.me]
+            others = [c for c in range(x.chunk_count) if x.source(c) != self.node.me]
             seals += [replace(seal, chunk=c, digest=digest("not mine", c)) for c in others]
         again = [replace(s, digest=digest("again", s.digest)) for s in seals]
         if lies_about("stale"):
-            for other in {seal.since - 1, seal.since + 1, plan.attempt} - {seal.since}:
-                for stale in again:
-                    reports.sealed(plan, replace(stale, since=other), more)
+            attempts = {seal.since - 1, seal.since + 1, plan.attempt} - {seal.since}
+            told += [replace(s, since=attempt) for attempt in attempts for s in again]
         if lies_about("empty"):
-            for nothing in seals:
-                reports.sealed(plan, replace(nothing, inputs=()), more)
-        for true in seals:
-            reports.sealed(plan, true, more)
+            told += [replace(s, inputs=()) for s in seals]
+        told += seals
         if lies_about("seal again"):
-            for other_bytes in again:
-                reports.sealed(plan, other_bytes, more)
+            told += again
+        for report in told:
+            self.node.reports.sealed(plan, report, x.chunks_to_seal > 0)
 
     def _tell_orphans(self, reduce: Reduce, here: tuple[tuple[int, bytes], ...]) -> None:
         if self.node.host.lies_about("orphans"):
