@@ -30,7 +30,6 @@ from atoll.coordinator.service.metrics import Metrics
 from atoll.coordinator.service.rate_limits import RateLimit, TokenBuckets
 from atoll.coordinator.service.view_streams import ViewStreams
 from atoll.coordinator.state_machine import events as ev
-from atoll.coordinator.state_machine import state_sync
 from atoll.coordinator.state_machine.members import REDUCER, Member
 
 SERVICE_NAME = "atoll.v1.Coordinator"
@@ -171,8 +170,10 @@ class CoordinatorService:
         self._metrics.reports.labels(request.WhichOneof("report")).inc()
         if self._member(request.session) is None and not isinstance(event, ev.Leaving):
             unknown = self._unknown(request.session)
-            if isinstance(event, ev.LayoutReported) and state_sync.is_other_layout(self._events.state, event):
-                await self._abort(context, Code.FAILED_PRECONDITION, unknown.reason)  # it need not join again
+            if isinstance(event, ev.LayoutReported):
+                layout = event.numel, event.digest, event.fragments
+                if self._events.state.has_other_layout(*layout):  # it need not join again
+                    await self._abort(context, Code.FAILED_PRECONDITION, unknown.reason)
             return unknown
         return self._ack(member.node)
 

@@ -28,7 +28,7 @@ from atoll.coordinator.state_machine.state import (
 def record_layout(state: State, event: LayoutReported, out: list[Effect]) -> State:
     """Enter a member's layout. All train one model, in the same fragments; who builds another is evicted."""
     node, numel, digest = event.node, event.numel, event.digest
-    if state.layout is not None and is_other_layout(state, event):
+    if state.layout is not None and state.has_other_layout(numel, digest, event.fragments):
         reason = (
             f"its model has {numel:,} parameters in layout {digest.hex()[:8]}, the run's has "
             f"{state.layout[0]:,} in layout {state.layout[1].hex()[:8]}"
@@ -39,12 +39,6 @@ def record_layout(state: State, event: LayoutReported, out: list[Effect]) -> Sta
     if member.state is not MemberState.JOINING:
         return state
     return with_member(state, replace(member, state=MemberState.RECOVERING, reason="fetches the live state"))
-
-
-def is_other_layout(state: State, event: LayoutReported) -> bool:
-    """Whether the reported layout is not the run's. Not before there is one."""
-    known = state.layout, state.fragments
-    return state.layout is not None and known != ((event.numel, event.digest), event.fragments)
 
 
 def record_state(state: State, node: NodeId, round_: int, digest: bytes, out: list[Effect]) -> State:

@@ -130,6 +130,7 @@ def test_a_lost_session_is_told_and_the_next_one_begins_with_nothing() -> None:
             said = [(r.session, r.state_reported.round) for r in coordinator.reports]
             assert said == [("secret.1", 1), ("secret.2", 3)]
             sending.cancel()
+            await client.join(NodeIdentity("ada", ":7"), 10.0)
             coordinator.failures = [grpc.StatusCode.FAILED_PRECONDITION]
             client.report(state(4))
             with pytest.raises(Refused, match="its disk is full"):
