@@ -84,7 +84,7 @@ DOORS: dict[str, str] = {
     "coordinator.monitor": "http terminal wandb_logger",
     "node": "config data preflight trainer_channel",
     "node.state_machine": "effects events state step",
-    "node.control": "client reports",
+    "node.control": "client outbox reports",
     "node.outer": "layout method repair residual shared_vectors state",
     "node.checkpoint": "checkpoint_files checkpointer disk_budget export initial_state run_manifest uploader",
     "node.recovery": "recovery",

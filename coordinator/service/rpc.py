@@ -152,7 +152,8 @@ class CoordinatorService:
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.Ack:
         """Make a member's report durable and act on it; the answer says whether it is still a member. Aborts with
         `INVALID_ARGUMENT` for a malformed report, `FAILED_PRECONDITION` if the node has spoken to a later
-        incarnation of the coordinator, `UNAVAILABLE` when the node should say it again."""
+        incarnation of the coordinator or has another model than the run, `UNAVAILABLE` when the node should say it
+        again."""
         member = self._member(request.session)
         if member is None:
             await self._stranger(request.session, context)
@@ -170,7 +171,12 @@ class CoordinatorService:
         if isinstance(event, ev.Leaving):
             version = self._views.version(member.node)
             return pb.Ack(known=True, incarnation=self._events.state.incarnation, version=version)
-        return self._ack(request.session)
+        ack = self._ack(request.session)
+        if not ack.known and isinstance(event, ev.LayoutReported):
+            layout = event.numel, event.digest, event.fragments
+            if self._events.state.has_other_layout(*layout):  # it need not join again
+                await self._abort(context, Code.FAILED_PRECONDITION, ack.reason)
+        return ack
 
     async def _admitted(self, request: pb.JoinRequest, address: str, pin: Pin, context: Context) -> Member:
         """The node as a member: one that was here before, or a new one in return for a token. A crash between

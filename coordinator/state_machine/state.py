@@ -189,6 +189,10 @@ class State:
         lack = {n for n in nodes if here[n].state_round != self.committed}
         return {n for n in lack if not there or here[n].phase in ("sync", "recovering")}
 
+    def has_other_layout(self, numel: int, digest: bytes, fragments: tuple[int, ...]) -> bool:
+        """Whether the run's flat vector is known, and laid out otherwise than so."""
+        return self.layout is not None and (self.layout, self.fragments) != ((numel, digest), fragments)
+
     @property
     def turns(self) -> FragmentSchedule:
         return FragmentSchedule(len(self.fragments) or 1)

@@ -28,7 +28,7 @@ from atoll.coordinator.state_machine.state import (
 def record_layout(state: State, event: LayoutReported, out: list[Effect]) -> State:
     """Enter a member's layout. All train one model, in the same fragments; who builds another is evicted."""
     node, numel, digest = event.node, event.numel, event.digest
-    if state.layout is not None and (state.layout, state.fragments) != ((numel, digest), event.fragments):
+    if state.layout is not None and state.has_other_layout(numel, digest, event.fragments):
         reason = (
             f"its model has {numel:,} parameters in layout {digest.hex()[:8]}, the run's has "
             f"{state.layout[0]:,} in layout {state.layout[1].hex()[:8]}"

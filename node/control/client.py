@@ -2,20 +2,19 @@
 (`tls_channel`).
 
 Rides out a coordinator that is away: every call has a deadline and is tried again with jittered backoff, of at
-most a few seconds, so that the node is back soon after the coordinator is. Reports leave in order, each is
-repeated until it is acknowledged; seals, a complete reduce, and that the inner steps are taken have an order of
-their own, so that nothing else waits for their acknowledgements. Acknowledgements say how new the node's view
-should be; a stream that silently fell behind is opened again.
+most a few seconds, so that the node is back soon after the coordinator is. What it does when is decided elsewhere,
+without a clock or a connection: `outbox` says which reports are to be sent, `freshness` when a stream of views
+fell behind and is to be opened again, `backoff` how long to wait between tries.
 """
 
 import asyncio
 import logging
 import random
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from math import isfinite
 from typing import TypeVar
 
 import grpc
@@ -28,13 +27,13 @@ from atoll.comm.proto import atoll_pb2_grpc as rpc
 from atoll.comm.proto.packed_plan import unpack_plan
 from atoll.comm.transport.frames import PROTOCOL
 from atoll.node.control import tls_channel
+from atoll.node.control.backoff import FIRST_REOPENING_SECONDS, FIRST_RETRY_SECONDS, Backoff
+from atoll.node.control.freshness import StreamFreshness, ViewVersion
+from atoll.node.control.outbox import ReportOutbox, ReportQueue, SessionLost
 
 log = logging.getLogger("atoll.node")
 T = TypeVar("T")
 CALL_SECONDS = 10.0  # deadline of one call
-LONGEST_BACKOFF_SECONDS = 2.0  # between two tries at most; with what gRPC adds, less than the coordinator waits
-STALE_STREAM_SECONDS = 3.0  # seconds for which a stream may be behind the newest view
-BATCH_SECONDS = 0.1  # seconds for which a report waits when more of its kind are to follow
 OUTAGE_SECONDS = 24 * 3600.0  # seconds for which a member goes on without a coordinator
 FINAL_CODES = {  # answers that trying again will not change
     grpc.StatusCode.PERMISSION_DENIED,
@@ -50,20 +49,6 @@ OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1_500),
 ]
-
-
-class SessionLost(Exception):
-    """A session that the coordinator no longer counts among the members'."""
-
-
-class ReportQueue:
-    """Reports in their order, each sent when the one before was acknowledged."""
-
-    def __init__(self) -> None:
-        self.outbox: deque[pb.ReportRequest] = deque()
-        self.posted = asyncio.Event()
-        self.more = False  # others follow the newest one soon
-        self.last = asyncio.Event()  # that one has come
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +70,8 @@ class ControlClient:
         self._invite = invite
         self._channel: grpc.aio.Channel | None = None  # opened by the first join
         self._stub: rpc.CoordinatorAsyncStub
-        self._queues = {kind: ReportQueue() for kind in ("chunks_sealed", "reduce_complete", "steps_reached", "")}
-        self._seen = (0, 0)  # incarnation and version of the newest view
-        self._behind_since: float | None = None  # seconds
+        self._outbox, self._freshness = ReportOutbox(), StreamFreshness()
+        self._posted = {queue.kind: asyncio.Event() for queue in self._outbox.queues}
         self._stream: grpc.aio.UnaryStreamCall[pb.WatchRequest, pb.View] | None = None
         self._away_since: float | None = None  # seconds; when the coordinator stopped answering
         self.session = ""
@@ -111,9 +95,8 @@ class ControlClient:
         )
         reply = await self._retry(lambda: self._ask_to_join(request), patience)
         self.session = reply.session
-        for queue in self._queues.values():
-            queue.outbox.clear()  # reports of the lost session
-        self._seen, self._behind_since = (0, 0), None
+        self._outbox.begin_session(reply.session)
+        self._freshness.begin_session()
         return reply
 
     async def _ask_to_join(self, request: pb.JoinRequest) -> pb.JoinReply:
@@ -129,17 +112,17 @@ class ControlClient:
 
     async def watch(self) -> AsyncIterator[pb.View]:
         """Views as they come, through as many streams as it takes. Raises `SessionLost`."""
-        pause = 0.1
+        backoff = Backoff(FIRST_REOPENING_SECONDS)
         while True:
             async for view in self._views():
-                pause = 0.1
-                self._seen, self._behind_since = (view.incarnation, view.version), None
+                backoff.reset()
+                self._freshness.see((view.incarnation, view.version))
                 yield view
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, LONGEST_BACKOFF_SECONDS)
+            await asyncio.sleep(backoff.pause(random.random()))
 
     async def _views(self) -> AsyncIterator[pb.View]:
         """The views of one stream; ends when it breaks."""
+        self._freshness.open_stream()
         call = self._stream = self._stub.Watch(pb.WatchRequest(session=self.session), wait_for_ready=True)
         try:
             async for view in call:
@@ -158,46 +141,29 @@ class ControlClient:
             call.cancel()
 
     def report(self, report: pb.ReportRequest, more: bool = False) -> None:
-        """Send a report when its turn comes; seals that wait together travel together, and nothing waits for them.
-        `more`: others of its kind follow soon."""
-        report.session = self.session
-        kind = report.WhichOneof("report") or ""
-        queue = self._queues.get(kind, self._queues[""])
-        last = queue.outbox[-1] if queue.outbox else None
-        if last is not None and kind == "chunks_sealed" and report.fence == last.fence:
-            last.chunks_sealed.seals.extend(report.chunks_sealed.seals)
-        else:
-            queue.outbox.append(report)
-        queue.more = more
-        queue.posted.set()
-        if not more:
-            queue.last.set()
+        """Send a report when its turn comes (`ReportOutbox`); `more`: others of its kind follow soon."""
+        self._posted[self._outbox.post(report, time.monotonic(), more).kind].set()
 
     async def send_reports(self) -> None:
         """Empty the outboxes until cancelled. Raises `SessionLost`."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                for queue in self._queues.values():
+                for queue in self._outbox.queues:
                     tasks.create_task(self._send_queue(queue))
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
 
-    async def _send_queue(self, queue: "ReportQueue") -> None:
+    async def _send_queue(self, queue: ReportQueue) -> None:
+        posted = self._posted[queue.kind]
         while True:
-            while not queue.outbox:
-                queue.posted.clear()
-                await queue.posted.wait()
-            if queue.more:
-                queue.last.clear()
+            while (pause := queue.pause(time.monotonic())) > 0:
+                posted.clear()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(BATCH_SECONDS):
-                        await queue.last.wait()
-            request = queue.outbox.popleft()
+                    async with asyncio.timeout(pause if isfinite(pause) else None):
+                        await posted.wait()
+            request = queue.take()
             ack = await self._retry(lambda r=request: self._stub.Report(r, timeout=CALL_SECONDS), OUTAGE_SECONDS)  # type: ignore[misc]
-            if not ack.known and not request.HasField("leave"):
-                if request.HasField("layout_reported"):
-                    raise Refused(f"the coordinator refused this node: {ack.reason}")
-                raise SessionLost(ack.reason)
+            queue.acknowledge(ack)
 
     async def heartbeat(self, beat: pb.HeartbeatRequest) -> None:
         """One heartbeat; a missed one is made up for by the next. Raises `SessionLost`."""
@@ -212,16 +178,11 @@ class ControlClient:
             raise SessionLost(ack.reason)
         self._check_stream((ack.incarnation, ack.version))
 
-    def _check_stream(self, newest: tuple[int, int]) -> None:
+    def _check_stream(self, newest: ViewVersion) -> None:
         """Give up a stream that has not brought the newest view for too long."""
-        now = time.monotonic()
-        if newest <= self._seen:
-            self._behind_since = None
-        elif self._behind_since is None:
-            self._behind_since = now
-        elif now - self._behind_since > STALE_STREAM_SECONDS and self._stream is not None:
+        if self._stream is not None and self._freshness.is_stale(newest, time.monotonic()):
             log.info("the stream of views fell behind: it is opened again")
-            self._behind_since, stream, self._stream = None, self._stream, None
+            stream, self._stream = self._stream, None
             stream.cancel()
 
     async def leave(self, reason: str) -> None:
@@ -234,7 +195,7 @@ class ControlClient:
 
     async def _retry(self, call: Callable[[], Awaitable[T]], patience: float) -> T:
         until = time.monotonic() + patience
-        pause = 0.25
+        backoff = Backoff(FIRST_RETRY_SECONDS)
         while True:
             try:
                 answer = await call()
@@ -251,8 +212,7 @@ class ControlClient:
                         f"no coordinator at {self._invite.address} for {patience:g} s ({why}): "
                         "is it running, is the port open?"
                     ) from None
-                await asyncio.sleep(min(pause * random.uniform(0.5, 1.0), left))
-                pause = min(pause * 2, LONGEST_BACKOFF_SECONDS)
+                await asyncio.sleep(min(backoff.pause(random.random()), left))
 
     @property
     def away(self) -> float:

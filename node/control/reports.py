@@ -4,22 +4,29 @@ Each report carries the fence of what it speaks of: the plan's, or the newest vi
 """
 
 import logging
+from typing import Protocol
 
 from atoll.comm.allreduce.listener import SealReport
 from atoll.comm.bitmap import bitmap, places
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Pin, Round
 from atoll.comm.plan import Plan, PlanMember
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.node.control.client import ControlClient
 
 log = logging.getLogger("atoll.node")
+
+
+class ReportSender(Protocol):
+    """The way of reports to the coordinator."""
+
+    def report(self, report: pb.ReportRequest, more: bool = False) -> None:
+        """Send a report when its turn comes; `more`: others of its kind follow soon."""
 
 
 class Reports:
     """A member's reports to the coordinator, one method each; also a reduction's listener
     (`atoll.comm.allreduce.listener.ReduceListener`)."""
 
-    def __init__(self, control: ControlClient) -> None:
+    def __init__(self, control: ReportSender) -> None:
         self.control = control
         self.view: pb.View | None = None  # the newest that the node acts on
 

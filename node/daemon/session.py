@@ -16,7 +16,8 @@ from atoll.comm.invite import Invite, join_host_port, split_host_port
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.transport.data_plane import DataPlane, StateSource
 from atoll.node.config import NodeConfig
-from atoll.node.control.client import OUTAGE_SECONDS, ControlClient, NodeIdentity, SessionLost
+from atoll.node.control.client import OUTAGE_SECONDS, ControlClient, NodeIdentity
+from atoll.node.control.outbox import SessionLost
 from atoll.node.control.reports import Reports
 from atoll.node.daemon.state_dir import JoinOptions, load_session, save_next_session, save_session, tls_contexts
 

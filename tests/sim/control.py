@@ -1,9 +1,9 @@
-"""A node's side of the control plane, as `atoll.node.control.client` and the daemon run it: join, a stream of
-views, reports in order and each until it is acknowledged, heartbeats; and a stream that fell behind is opened
-again."""
+"""A node's side of the control plane: join, a stream of views, reports and heartbeats. What `ControlClient`
+decides with its outbox, its stream's freshness and its backoff is decided here with the same ones; around them is
+a network of messages for gRPC, and the virtual clock."""
 
 import itertools
-from collections import deque
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from sim.engine import Call
@@ -11,7 +11,10 @@ from sim.engine import Call
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto.packed_plan import unpack_plan
-from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.service import validation
+from atoll.node.control.backoff import FIRST_REOPENING_SECONDS, FIRST_RETRY_SECONDS, Backoff
+from atoll.node.control.freshness import StreamFreshness
+from atoll.node.control.outbox import ReportOutbox, ReportQueue, SessionLost
 from atoll.node.state_machine import events as node_ev
 
 if TYPE_CHECKING:
@@ -20,8 +23,6 @@ if TYPE_CHECKING:
 
 DEADLINE = 2.0  # seconds for one call
 BEAT = 1.0  # seconds
-BEHIND = 3.0  # seconds that a stream may be behind the newest view
-BACKOFF = 2.0  # seconds between two tries, at most
 
 
 class Control:
@@ -31,13 +32,12 @@ class Control:
         self.joining = True
         self.left = False
         self._numbers = itertools.count(1)
-        self._ticket = 0  # of the latest join, stream, report: older ones' answers do not count
+        self._ticket = 0  # of the latest join: older ones' answers do not count
         self.stream = 0  # number of the open one; 0: none
-        self._sent = 0
-        self._outbox: deque[ev.Event] = deque()
-        self._seen = (0, 0)  # incarnation and version of the newest view
-        self._behind_since: float | None = None  # seconds
-        self._pause = self._pause_watch = 0.25  # seconds
+        self._asked: dict[int, ReportQueue] = {}  # by the number of the latest call for what is in flight there
+        self._session = ""  # what reports and heartbeats are signed with
+        self.outbox, self._freshness = ReportOutbox(), StreamFreshness()
+        self._joins, self._streams = Backoff(FIRST_RETRY_SECONDS), Backoff(FIRST_REOPENING_SECONDS)
 
     @property
     def session(self) -> tuple[NodeId, int]:
@@ -52,7 +52,7 @@ class Control:
         host = self.node.host
         address = "" if host.leaf else host.name
         self._call(self._service.join, self._ticket, host.session, host.name, address, host.role)
-        self._pause = self._again(self._pause, self._rejoin_if, self._ticket)
+        self._again(self._joins, self._rejoin_if, self._ticket)
 
     def _rejoin_if(self, ticket: int) -> None:
         if self.joining and ticket == self._ticket:
@@ -63,9 +63,11 @@ class Control:
             return
         first = self.me == ""
         self.me, self.life, self.joining = node, life, False
-        self.node.host.session = session
-        self._outbox.clear()
-        self._seen, self._behind_since, self._pause = (0, 0), None, 0.25
+        self.node.host.session = self._session = session
+        self.outbox.begin_session(session)
+        self._freshness.begin_session()
+        self._joins.reset()
+        self._streams.reset()
         self.world.admitted(self.node)
         if first:
             self.node.trainer.start()
@@ -78,6 +80,7 @@ class Control:
         """The coordinator no longer counts this session among the members'."""
         if not self.joining:
             self._hang_up()
+            self._asked.clear()
             self.joining = True
             self.join()
 
@@ -87,9 +90,9 @@ class Control:
         if self.joining or self.left:
             return
         self.stream = next(self._numbers)
-        self._behind_since = None
+        self._freshness.open_stream()
         if self._service.alive:
-            self._call(self._service.watch, self.stream, *self.session)
+            self._call(self._service.watch, self.stream, self._session)
         else:
             self.broke(self.stream)
 
@@ -98,16 +101,17 @@ class Control:
             return
         view = pb.View.FromString(encoded)
         unpack_plan(view)
-        self._pause_watch = 0.25
-        if (view.incarnation, view.version) >= self._seen:
-            self._seen, self._behind_since = (view.incarnation, view.version), None
+        self._streams.reset()
+        self._freshness.see((view.incarnation, view.version))
         self.node.feed(node_ev.ViewArrived(view))
 
     def broke(self, number: int) -> None:
         if number == self.stream:
             self.stream = 0
-            pause, self._pause_watch = self._pause_watch, min(2 * self._pause_watch, BACKOFF)
-            self.node.later(pause * self.world.rng.uniform(0.5, 1.0), self._watch_if, self.session)
+            self._watch_soon()
+
+    def _watch_soon(self) -> None:
+        self.node.later(self._streams.pause(self.world.rng.random()), self._watch_if, self.session)
 
     def _watch_if(self, session: tuple[NodeId, int]) -> None:
         if not self.stream and session == self.session:
@@ -130,57 +134,64 @@ class Control:
             return
         self.node.trainer.end_if_hung()
         phase, round_, step = self.node.progress
-        self._call(self._service.heartbeat, ev.Heartbeat(*session, phase, round_, step))
+        beat = pb.HeartbeatRequest(session=self._session, phase=phase, round=round_, inner_step=step)
+        self._call(self._service.heartbeat, beat.SerializeToString())
         self.node.later(BEAT, self._beat, session)
 
-    def beaten(self, node: NodeId, life: int, known: bool, newest: tuple[int, int]) -> None:
-        if (node, life) != self.session or self.joining or self.left:
+    def beaten(self, session: str, ack: pb.Ack) -> None:
+        if session != self._session or self.joining or self.left:
             return
-        if not known:
+        if not ack.known:
             self.lost()
-        elif newest <= self._seen:
-            self._behind_since = None
-        elif self._behind_since is None:
-            self._behind_since = self.node.clock
-        elif self.node.clock - self._behind_since > BEHIND:
+        elif self.stream and self._freshness.is_stale((ack.incarnation, ack.version), self.node.engine.now):
             self._hang_up()
-            self.watch()
+            self._watch_soon()
 
     # Reports
 
-    def report(self, event: ev.Event) -> None:
-        self._outbox.append(event)
-        if len(self._outbox) == 1:
-            self._pause = 0.25
-            self._send_first()
+    def report(self, report: pb.ReportRequest, more: bool = False) -> None:
+        """Send a report when its turn comes; `more`: others of its kind follow soon."""
+        self.world.truth.hear(validation.event(*self.session, report))
+        self._send_next(self.outbox.post(report, self.node.engine.now, more))
 
-    def _send_first(self) -> None:
-        self._sent = next(self._numbers)
-        self._call(self._service.report, self._sent, self._outbox[0])
-        self._pause = self._again(self._pause, self._send_again, self._sent)
-
-    def _send_again(self, number: int) -> None:
-        if number == self._sent and self._outbox and not self.left:
-            self._send_first()
-
-    def acked(self, number: int, known: bool) -> None:
-        if number != self._sent or not self._outbox or self.left:
+    def _send_next(self, queue: ReportQueue) -> None:
+        pause = queue.pause(self.node.engine.now)
+        if self.joining or self.left or pause == inf:
             return
-        self._sent = 0
-        self._outbox.popleft()
-        if not known:
+        if pause:
+            self.node.later(pause, self._send_next, queue)
+        else:
+            self._send(queue, queue.take().SerializeToString(), Backoff(FIRST_RETRY_SECONDS))
+
+    def _send(self, queue: ReportQueue, request: bytes, backoff: Backoff) -> None:
+        number = next(self._numbers)
+        self._asked[number] = queue
+        self._call(self._service.report, number, request)
+        self._again(backoff, self._send_again, number, request, backoff)
+
+    def _send_again(self, number: int, request: bytes, backoff: Backoff) -> None:
+        queue = self._asked.pop(number, None)
+        if queue is not None and not self.left:
+            self._send(queue, request, backoff)
+
+    def acked(self, number: int, ack: pb.Ack) -> None:
+        queue = self._asked.pop(number, None)
+        if queue is None or self.left:
+            return
+        try:
+            queue.acknowledge(ack)
+        except SessionLost:
             self.lost()
-        elif self._outbox:
-            self._pause = 0.25
-            self._send_first()
+        else:
+            self._send_next(queue)
 
     def leave(self, reason: str) -> None:
         """Say good-bye, once; the node goes in any case."""
         self.left = True
         if not self.joining:
-            good_bye = ev.Leaving(*self.session, reason)
-            self.world.truth.hear(good_bye)
-            self._call(self._service.report, next(self._numbers), good_bye)
+            good_bye = pb.ReportRequest(session=self._session, leave=pb.Leave(reason=reason))
+            self.world.truth.hear(validation.event(*self.session, good_bye))
+            self._call(self._service.report, next(self._numbers), good_bye.SerializeToString())
 
     # Calls
 
@@ -193,8 +204,7 @@ class Control:
         if service.alive:
             self.world.network.send(self.node, service, call, *((self, *args) if client else args))
 
-    def _again(self, pause: float, call: Call, *args: Any) -> float:
-        """Try again when the answer does not come, or at once when nobody listens; return the next pause."""
+    def _again(self, backoff: Backoff, call: Call, *args: Any) -> None:
+        """Try again when the answer does not come, or soon when nobody listens."""
         deadline = DEADLINE if self._service.alive else 0.0
-        self.node.later(deadline + pause * self.world.rng.uniform(0.5, 1.0), call, *args)
-        return min(2 * pause, BACKOFF)
+        self.node.later(deadline + backoff.pause(self.world.rng.random()), call, *args)

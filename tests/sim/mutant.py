@@ -9,6 +9,7 @@ Prints the first seed that notices, and what it says, or the first test; exits 1
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import logging
 import sys
 import traceback
 from collections.abc import Sequence
@@ -70,6 +71,8 @@ def a_test(tests: str) -> int:
 
 def a_seed(first: int, seeds: int) -> int:
     from sim.world import World
+
+    logging.disable(logging.WARNING)
 
     for seed in range(first, first + seeds):
         world = World(seed)

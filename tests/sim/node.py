@@ -4,7 +4,6 @@ The outer state is a round and a digest. The local vector is the list of samples
 state `base`; a contribution is a copy of it.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
@@ -20,8 +19,8 @@ from sim.truth import Contribution, Life, digest, next_state, norm, root
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import NOBODY
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.coordinator.state_machine import events as ev
 from atoll.node import trainer_channel as channel
+from atoll.node.control.reports import Reports
 from atoll.node.state_machine import effects as ef
 from atoll.node.state_machine import events as node_ev
 from atoll.node.state_machine.state import Ahead, Evaluating, State, Training, Work
@@ -61,6 +60,7 @@ class Node(Process):
         self.world, self.host = world, host
         self.machine = State(stall=world.config.members.stall)
         self.control, self.trainer, self.plane = Control(self), Trainer(self), Plane(self)
+        self.reports = Reports(self.control)
         self.durable = Checkpointer(self)
         self.state = -1, b""  # round and digest of what anchor and momentum hold
         self.still = False  # peers may fetch it
@@ -114,16 +114,12 @@ class Node(Process):
         if isinstance(event, node_ev.ViewArrived):
             self.serve = [donor.node_id for donor in event.view.serve]
         self.machine, effects = step(self.machine, event)
+        self.reports.view = self.machine.view
         if self.world.tracing:
             self.say(f"{told(event)} -> {', '.join(map(told, effects)) or 'nothing'}")
         for effect in effects:
             self._act(effect)
         self.world.moved(self)
-
-    def report(self, event: Callable[[NodeId, int], ev.Event]) -> None:
-        said = event(*self.session)
-        self.world.truth.hear(said)
-        self.control.report(said)
 
     def _act(self, effect: ef.Effect) -> None:
         match effect:
@@ -164,16 +160,15 @@ class Node(Process):
                 self.still = False
                 self.later(self.world.apply_time, self._renumber, view.committed)
             case ef.ReportLayout(layout):
-                sizes = tuple(layout.fragments)
-                self.report(lambda n, life: ev.LayoutReported(n, life, layout.numel, layout.digest, sizes))
+                self.reports.layout(layout)
             case ef.ReportState(round_, state):
-                self.report(lambda n, life: ev.StateReported(n, life, round_, state))
+                self.reports.state(round_, state)
             case ef.ReportReached(round_):
-                self.report(lambda n, life: ev.StepsReached(n, life, round_))
+                self.reports.steps_reached(round_)
             case ef.ReportReady(round_, contribution):
                 self._report_ready(round_, contribution)
             case ef.ReportEvaluated(round_, loss):
-                self.report(lambda n, life: ev.LossEvaluated(n, life, round_, loss))
+                self.reports.loss(round_, loss)
             case ef.RunFinished():
                 self.world.over(self)
             case _:
@@ -222,16 +217,11 @@ class Node(Process):
             self.feed(node_ev.EncodingBegun(work, work.norm, 1.0))
 
     def _report_ready(self, round_: int, contribution: pb.ContributionReady) -> None:
-        lies_about = self.host.lies_about
-        front = contribution.front + lies_about("front")
-        samples = contribution.samples + 1000 * lies_about("samples")
-        steps, loss, fresh = contribution.steps, contribution.loss, contribution.fresh
+        contribution.front += self.host.lies_about("front")
+        contribution.samples += 1000 * self.host.lies_about("samples")
+        contribution.delta_norm = norm(self.me, contribution.samples)
         self.world.truth.contributed[self.session, round_] = tuple(self.local)
-        self.report(
-            lambda n, life: ev.ContributionReady(
-                n, life, round_, ev.Contribution(samples, steps, loss, norm(n, samples), front, fresh=fresh)
-            )
-        )
+        self.reports.contribution(round_, contribution)
 
     # The outer state
 

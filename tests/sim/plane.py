@@ -4,7 +4,6 @@ bytes; and the state for those who lack it.
 """
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
@@ -24,14 +23,13 @@ from atoll.comm.allreduce.effects import (
     SendFrame,
     SumRegion,
 )
+from atoll.comm.allreduce.listener import SealReport
 from atoll.comm.allreduce.protocol import ReduceProtocol
-from atoll.comm.bitmap import bitmap
 from atoll.comm.digest import DIGEST_SIZE
 from atoll.comm.ids import NodeId
-from atoll.comm.plan import Fence, Plan
+from atoll.comm.plan import Plan
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.transport.frames import FrameKind
-from atoll.coordinator.state_machine import events as ev
 from atoll.node.control.reports import plan_of
 from atoll.node.state_machine import effects
 from atoll.node.state_machine import events as node_ev
@@ -225,7 +223,7 @@ class Plane:
                     terms = {i: self._term(reduce, c, i) for i in inputs}
                     self.node.later(took, self._summed, reduce, c, since, inputs, terms)
                 case ReportSeal(c, since, payload, inputs):
-                    self._tell(reduce, c, since, payload, bitmap(inputs, len(reduce.plan.members)))
+                    self._tell(reduce, SealReport(c, since, payload, inputs))
                 case FreeContributions(c):
                     reduce.inbox = {key: x for key, x in reduce.inbox.items() if key[0] != c}
                     reduce.partials.pop(c, None)
@@ -237,10 +235,9 @@ class Plane:
                 case ReportComplete(root_, proven):
                     self._tell_held(reduce, root_, proven)
                 case ReportForged(c, node):
-                    fence = reduce.plan.fence
-                    self.node.report(partial(ev.ChunkForged, peer=node, fence=fence, chunk=c))
+                    self.node.reports.forged(reduce.plan, node, c)
                 case ReportMissing(chunks):
-                    self.node.report(partial(ev.ChunksMissing, fence=reduce.plan.fence, chunks=chunks))
+                    self.node.reports.lacking(reduce.plan, chunks)
                 case _:
                     assert_never(effect)
 
@@ -309,58 +306,63 @@ class Plane:
 
     # What the coordinator is told, or what a liar says
 
-    def _fence(self, reduce: Reduce, attempt: int) -> Fence:
-        return reduce.plan.fence._replace(attempt=attempt)
-
     def _lies(self, reduce: Reduce, what: str) -> bool:
         if not self.node.host.lies_about(what):
             return False
         self.world.truth.lied.add(reduce.round)
         return True
 
-    def _tell(self, reduce: Reduce, c: int, since: int, payload: bytes, inputs: bytes) -> None:
-        lies_about = self.node.host.lies_about
-        told = {c: digest("a lie", payload) if self._lies(reduce, "seal") else payload}
+    def _tell(self, reduce: Reduce, seal: SealReport) -> None:
+        plan, x, lies_about = reduce.plan, reduce.exchange, self.node.host.lies_about
+        if self._lies(reduce, "seal"):
+            seal = replace(seal, digest=digest("a lie", seal.digest))
+        seals, told = [seal], list[SealReport]()
         if lies_about("owner"):
-            x = reduce.exchange
-            told |= {i: digest("not mine", i) for i in range(x.chunk_count) if x.source(i) != self.node.me}
-        seals = tuple((i, sum_, inputs) for i, sum_ in told.items())
-        again = tuple((i, digest("again", sum_), inputs) for i, sum_ in told.items())
+            others = [c for c in range(x.chunk_count) if x.source(c) != self.node.me]
+            seals += [replace(seal, chunk=c, digest=digest("not mine", c)) for c in others]
+        again = [replace(s, digest=digest("again", s.digest)) for s in seals]
         if lies_about("stale"):
-            for other in {since - 1, since + 1, reduce.plan.attempt} - {since}:
-                stale = partial(ev.ChunksSealed, fence=self._fence(reduce, other), seals=again)
-                self.node.report(stale)
-        fence = self._fence(reduce, since)
+            attempts = {seal.since - 1, seal.since + 1, plan.attempt} - {seal.since}
+            told += [replace(s, since=attempt) for attempt in attempts for s in again]
         if lies_about("empty"):
-            nothing = tuple((i, sum_, b"") for i, sum_, _ in seals)
-            self.node.report(lambda n, life: ev.ChunksSealed(n, life, fence, nothing))
-        self.node.report(lambda n, life: ev.ChunksSealed(n, life, fence, seals))
+            told += [replace(s, inputs=()) for s in seals]
+        told += seals
         if lies_about("seal again"):
-            self.node.report(lambda n, life: ev.ChunksSealed(n, life, fence, again))
+            told += again
+        for report in told:
+            self.node.reports.sealed(plan, report, x.chunks_to_seal > 0)
 
     def _tell_orphans(self, reduce: Reduce, here: tuple[tuple[int, bytes], ...]) -> None:
         if self.node.host.lies_about("orphans"):
             plan = reduce.plan
             here = tuple((c, digest("a lie", c)) for c in range(len(plan.owners)))
-        fence = reduce.plan.fence
-        self.node.report(lambda n, life: ev.OrphansFound(n, life, fence, here))
+        self.node.reports.orphans_found(reduce.plan, here)
 
     def _tell_held(self, reduce: Reduce, root: bytes, proven: bool) -> None:
         self.held = self.result()
         self.world.truth.held.setdefault((self.node.me, reduce.round), set()).add(self.held)
         told = digest("a lie", root) if self._lies(reduce, "held") else root
-        fence, rates = reduce.plan.fence, (self.world.rng.choice([0.0, 1e6, 5e6]), 1e6)
-        trips, inside, outside = self.world.measured(self.node, list(reduce.came), bool(reduce.plan.regions))
-        self.node.later(0.0, self.node.feed, node_ev.AttemptComplete((fence.round, fence.attempt), root))
-        rest = (*rates, trips, inside, outside, proven)
-        self.node.report(lambda n, life: ev.ReduceComplete(n, life, fence, told, 1000, 1000, *rest))
+        plan, up = reduce.plan, self.world.rng.choice([0.0, 1e6, 5e6])
+        trips, inside, outside = self.world.measured(self.node, list(reduce.came), bool(plan.regions))
+        self.node.later(0.0, self.node.feed, node_ev.AttemptComplete((plan.round, plan.attempt), root))
+        complete = pb.ReduceComplete(
+            digest=told,
+            proven=proven,
+            bytes_up=1000,
+            bytes_down=1000,
+            rate_up=up,
+            rate_down=1e6,
+            rate_inside=inside,
+            rate_outside=outside,
+            round_trips=[pb.RoundTrip(node_id=peer, seconds=seconds) for peer, seconds in trips],
+        )
+        self.node.reports.reduce_complete(plan, complete)
 
     def lost(self, reduce: Reduce, node: NodeId, reason: str) -> None:
         now = self.node.clock
         if node in reduce.came and now - reduce.reported.get(node, now - LOST_AFTER) >= LOST_AFTER:
             reduce.reported[node] = now
-            fence = reduce.plan.fence
-            self.node.report(lambda n, life: ev.PeerUnreachable(n, life, node, fence, reason))
+            self.node.reports.lost(reduce.plan, node, reason)
 
     # Frames
 

@@ -8,7 +8,7 @@ leaves before it is durable.
 import shutil
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -18,6 +18,8 @@ from sim import invariants
 from sim.engine import Call, Process
 
 from atoll.comm.ids import NodeId
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.coordinator.service import validation
 from atoll.coordinator.service.event_loop import RETRY_INTERVAL
 from atoll.coordinator.service.group_commit import Commit, GroupCommit
 from atoll.coordinator.service.journal import Journal, JournalFull
@@ -247,9 +249,9 @@ class Service(Process):
         if self._joins:
             self._joins[0]()
 
-    def watch(self, client: "Control", number: int, node: NodeId, life: int) -> None:
+    def watch(self, client: "Control", number: int, session: str) -> None:
         """Open a stream of views; it takes the place of the node's earlier one."""
-        member = self._sessions.member(self._session(node, life), self.state.members)
+        member = self._sessions.member(session, self.state.members)
         if member is None:
             return self._answer(client, client.refused, number)
         stream = self.streams[member.node] = Stream(client, number, member.node, member.life)
@@ -292,35 +294,28 @@ class Service(Process):
             stream.deaf = True  # nobody listens
             self._close(stream)
 
-    def heartbeat(self, client: "Control", beat: ev.Heartbeat) -> None:
-        session = self._session(beat.node, beat.life)
-        if (member := self._sessions.member(session, self.state.members)) is not None:
-            self._group.hear(replace(beat, node=member.node, life=member.life))
+    def heartbeat(self, client: "Control", encoded: bytes) -> None:
+        request = pb.HeartbeatRequest.FromString(encoded)
+        if (member := self._sessions.member(request.session, self.state.members)) is not None:
+            self._group.hear(validation.heartbeat(member.node, member.life, request))
             self.heard_at[member.node] = self.now
-        ack = self._sessions.ack(session, self.state, self.dispatch.version)
-        newest = ack.incarnation, ack.version
-        if ack.known:
-            invariants.nodes_are_told_of_views_that_they_lack(self, beat.node, ack.version)
-        self._answer(client, client.beaten, beat.node, beat.life, ack.known, newest)
+        ack = self._sessions.ack(request.session, self.state, self.dispatch.version)
+        if member is not None:
+            invariants.nodes_are_told_of_views_that_they_lack(self, member.node, ack.version)
+        self._answer(client, client.beaten, request.session, ack)
 
-    def report(self, client: "Control", number: int, event: Any) -> None:
+    def report(self, client: "Control", number: int, encoded: bytes) -> None:
         """Where the node joins anew before it is written, the machine must refuse it."""
-        session = self._session(event.node, event.life)
-        if (member := self._sessions.member(session, self.state.members)) is None:
-            return self._reported(client, number, session)
+        request = pb.ReportRequest.FromString(encoded)
+        if (member := self._sessions.member(request.session, self.state.members)) is None:
+            return self._reported(client, number, request.session)
+        assert request.fence.incarnation <= self.state.incarnation, "a node spoke to a later incarnation"
         if not self.full:
-            event = replace(event, node=member.node, life=member.life)
-            self.submit(event, self._reported, client, number, session)
+            event = validation.event(member.node, member.life, request)
+            self.submit(event, self._reported, client, number, request.session)
 
     def _reported(self, client: "Control", number: int, session: str) -> None:
-        known = self._sessions.ack(session, self.state, self.dispatch.version).known
-        self._answer(client, client.acked, number, known)
-
-    def _session(self, node: NodeId, life: int) -> str:
-        """What a node's calls carry."""
-        members = self.state.members
-        member = members.here.get(node) or members.departed.get(node)
-        return session_of(replace(member, life=life)) if member is not None else ""
+        self._answer(client, client.acked, number, self._sessions.ack(session, self.state, self.dispatch.version))
 
     def _answer(self, client: "Control", call: Call, *args: Any) -> None:
         self.world.network.send(self, client.node, call, *args)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from control_nodes import SOON, Code, coordinator, refused
+from control_nodes import SOON, Code, coordinator, digest, refused
 
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.transport.frames import PROTOCOL
@@ -86,5 +86,20 @@ def test_only_the_latest_life_of_a_session_is_a_members(tmp_path: Path) -> None:
             stream = old.stub.Watch(pb.WatchRequest(session=old.session))
             assert "joined again" in await refused(stream.read(), Code.UNAUTHENTICATED)
             assert new.node in c.event_loop.state.members.here and (await new.heartbeat()).known
+
+    asyncio.run(story())
+
+
+def test_another_model_is_refused_for_good_and_a_layout_of_an_earlier_session_is_not(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            ada, bo = await c.pair()
+            other = pb.LayoutReported(numel=41, digest=digest("layout"))
+            assert "41 parameters" in await refused(bo.report(layout_reported=other), Code.FAILED_PRECONDITION)
+            before, same = ada.session, pb.LayoutReported(numel=40, digest=digest("layout"))
+            await ada.join(before)
+            late = await ada.stub.Report(pb.ReportRequest(session=before, layout_reported=same), timeout=SOON)
+            assert not late.known and "joined again" in late.reason
+            assert (await ada.report(layout_reported=same)).known
 
     asyncio.run(story())

@@ -19,3 +19,4 @@ SCENARIOS, LEDGER = (
 )
 EXCHANGE, NODE = "tests/comm/allreduce/test_protocol_attempts.py", "tests/node/state_machine"
 LEVELS = "tests/comm/allreduce/test_protocol_levels.py"
+OUTBOX = "tests/node/control/test_outbox.py"

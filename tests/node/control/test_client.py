@@ -1,0 +1,161 @@
+"""The client against a coordinator of a few lines: what the pure classes decide happens on a real connection."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from atoll.comm.errors import Refused
+from atoll.comm.invite import Invite
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.comm.proto import atoll_pb2_grpc as rpc
+from atoll.node.control import freshness
+from atoll.node.control.client import ControlClient, NodeIdentity
+from atoll.node.control.outbox import SessionLost
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Coordinator(rpc.CoordinatorServicer):
+    """Answers as it is set to, and remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.lives = self.streams = 0
+        self.reports: list[pb.ReportRequest] = []
+        self.failures: list[grpc.StatusCode] = []  # of the next reports of states
+        self.answering = asyncio.Event()  # reports of states
+        self.answering.set()
+        self.ack = pb.Ack(known=True)
+
+    async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
+        self.lives += 1
+        return pb.JoinReply(session=f"secret.{self.lives}")
+
+    async def Watch(self, request: pb.WatchRequest, context: Context) -> AsyncIterator[pb.View]:
+        self.streams += 1
+        yield pb.View(incarnation=1, version=self.streams)
+        await asyncio.Event().wait()  # and says no more
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.Ack:
+        return self.ack
+
+    async def Report(self, request: pb.ReportRequest, context: Context) -> pb.Ack:
+        self.reports.append(request)
+        if request.HasField("state_reported"):
+            await self.answering.wait()
+            if self.failures:
+                await context.abort(self.failures.pop(0), "its disk is full")
+        return self.ack
+
+
+def run(body: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await body
+
+    asyncio.run(bounded())
+
+
+@asynccontextmanager
+async def joined() -> AsyncIterator[tuple[Coordinator, ControlClient]]:
+    """A client that has joined a coordinator."""
+    server, coordinator = grpc.aio.server(), Coordinator()
+    rpc.add_CoordinatorServicer_to_server(coordinator, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    client = ControlClient(Invite(f"127.0.0.1:{port}", "reef", "token"))
+    try:
+        await client.join(NodeIdentity("ada", ":7"), 10.0)
+        yield coordinator, client
+    finally:
+        await client.close()
+        await server.stop(None)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.01)
+
+
+def state(round_: int) -> pb.ReportRequest:
+    return pb.ReportRequest(state_reported=pb.StateReported(round=round_))
+
+
+def seal(chunk: int) -> pb.ReportRequest:
+    return pb.ReportRequest(chunks_sealed=pb.ChunksSealed(seals=[pb.Seal(chunk=chunk)]))
+
+
+def test_a_report_is_said_until_it_is_acknowledged_and_seals_do_not_wait_for_it() -> None:
+    async def body() -> None:
+        async with joined() as (coordinator, client):
+            coordinator.failures = [grpc.StatusCode.UNAVAILABLE]
+            coordinator.answering.clear()
+            sending = asyncio.create_task(client.send_reports())
+            client.report(state(1))
+            client.report(state(2))
+            client.report(seal(0), more=True)
+            await until(lambda: len(coordinator.reports) == 2)
+            client.report(seal(1), more=True)
+            client.report(seal(2))
+            await until(lambda: len(coordinator.reports) == 3)
+            coordinator.answering.set()
+            await until(lambda: len(coordinator.reports) == 5)
+            states = [r.state_reported.round for r in coordinator.reports if r.HasField("state_reported")]
+            sealed = [[s.chunk for s in r.chunks_sealed.seals] for r in coordinator.reports]
+            assert states == [1, 1, 2] and [chunks for chunks in sealed if chunks] == [[0], [1, 2]]
+            assert {r.session for r in coordinator.reports} == {"secret.1"}
+            sending.cancel()
+
+    run(body())
+
+
+def test_a_lost_session_is_told_and_the_next_one_begins_with_nothing() -> None:
+    async def body() -> None:
+        async with joined() as (coordinator, client):
+            coordinator.ack = pb.Ack(known=False, reason="it was silent")
+            client.report(state(1))
+            client.report(state(2))
+            with pytest.raises(SessionLost, match="it was silent"):
+                await client.send_reports()
+            with pytest.raises(SessionLost, match="it was silent"):
+                await client.heartbeat(pb.HeartbeatRequest())
+            coordinator.ack = pb.Ack(known=True)
+            await client.join(NodeIdentity("ada", ":7"), 10.0)
+            client.report(state(3))
+            sending = asyncio.create_task(client.send_reports())
+            await until(lambda: len(coordinator.reports) == 2)
+            said = [(r.session, r.state_reported.round) for r in coordinator.reports]
+            assert said == [("secret.1", 1), ("secret.2", 3)]
+            sending.cancel()
+            await client.join(NodeIdentity("ada", ":7"), 10.0)
+            coordinator.failures = [grpc.StatusCode.FAILED_PRECONDITION]
+            client.report(state(4))
+            with pytest.raises(Refused, match="its disk is full"):
+                await client.send_reports()
+
+    run(body())
+
+
+def test_a_stream_that_fell_behind_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(freshness, "STALE_STREAM_SECONDS", 0.05)
+
+    async def body() -> None:
+        async with joined() as (coordinator, client):
+            seen: list[int] = []
+
+            async def watch() -> None:
+                async for view in client.watch():
+                    seen.append(view.version)
+
+            watching = asyncio.create_task(watch())
+            await until(lambda: seen == [1])
+            coordinator.ack = pb.Ack(known=True, incarnation=1, version=2)
+            while len(seen) < 2:
+                await client.heartbeat(pb.HeartbeatRequest())
+            assert seen == [1, 2] and coordinator.streams == 2
+            watching.cancel()
+
+    run(body())
