@@ -13,14 +13,24 @@ from statistics import median
 
 from atoll.comm.ids import NodeId
 
-PING_AFTER = 1.5  # seconds of silence after which a peer is asked what it has
-LOST_AFTER = 5.0  # seconds of silence after which a peer is lost
-MIN_CHUNK_TIME = 20.0  # seconds that the next chunk of a peer may take at least
 LATE_SPREADS = 8  # median absolute deviations beyond the median after which a chunk is late
 LATE_TIMES = 3  # times the time after which a chunk is late: so long may a contribution take
-MIN_PULL_TIME = 3.0  # seconds after which others are asked, at least: a busy machine may be silent for so long
 KNOWN_INTERVALS = 64  # latest times from chunk to chunk that are remembered
 MIN_INTERVALS = 8  # times from chunk to chunk that a median takes at least
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDeadlines:
+    """The times, in seconds, that a peer has. The defaults are those of a run; the simulation has shorter ones."""
+
+    ping_after: float = 1.5  # of silence, after which a peer is asked whether it is there
+    lost_after: float = 5.0  # of silence, after which a peer is lost
+    chunk_time: float = 20.0  # that the next chunk of a peer may take at least
+    # After which others are asked for a sealed chunk, at least: a busy machine may be silent for so long.
+    pull_after: float = 3.0
+
+
+DEADLINES = PeerDeadlines()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +58,8 @@ class PullFrom:
 class LatePeers:
     """The clock of one reduction. All times are seconds of one clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadlines: PeerDeadlines = DEADLINES) -> None:
+        self._deadlines = deadlines
         self._chunk_at: dict[NodeId, float] = {}  # when a peer's last chunk came, or it came into the plan
         self._intervals = deque[float]((), KNOWN_INTERVALS)  # from one chunk of a peer to its next
         self._planned_at = self._pulled_at = 0.0
@@ -69,7 +80,8 @@ class LatePeers:
 
     def may_report(self, now: float, node: NodeId) -> bool:
         """Whether it is to be said now that `node` is lost: it is in the plan, and that was not said just now."""
-        due = now - self._reported_at.get(node, -LOST_AFTER) >= LOST_AFTER and node in self._chunk_at
+        interval = self._deadlines.lost_after
+        due = now - self._reported_at.get(node, -interval) >= interval and node in self._chunk_at
         if due:
             self._reported_at[node] = now
         return due
@@ -85,29 +97,29 @@ class LatePeers:
         bring, in words; `contributors`: those of them whose window has room; `heard`: when bytes last came from a
         peer, in seconds, None if there is no link."""
         found: list[Ping | Lost | PullFrom] = []
-        late = late_after(self._intervals)
+        deadlines, late = self._deadlines, late_after(self._intervals, self._deadlines.lost_after)
         for node in dues.keys() & self._chunk_at.keys():
             if (heard_at := heard(node)) is None:
                 continue  # whoever dials it says so
             silence = now - max(heard_at, self._planned_at)  # before, nobody had anything to say
-            if silence > LOST_AFTER:
+            if silence > deadlines.lost_after:
                 found.append(Lost(node, f"it has been silent for {silence:.0f} s"))
-            elif silence > PING_AFTER:
+            elif silence > deadlines.ping_after:
                 found.append(Ping(node))
             waited = now - max(self._chunk_at[node], self._planned_at)
-            if node in contributors and waited > max(MIN_CHUNK_TIME, LATE_TIMES * late):
+            if node in contributors and waited > max(deadlines.chunk_time, LATE_TIMES * late):
                 found.append(Lost(node, f"its {dues[node]} did not come for {waited:.0f} s"))
-        if now - self._pulled_at > (interval := max(late, MIN_PULL_TIME)):
+        if now - self._pulled_at > (interval := max(late, deadlines.pull_after)):
             self._pulled_at = now
             owners = frozenset(node for node, at in self._chunk_at.items() if at < now - interval)
             found += [PullFrom(owners)] if owners else []
         return found
 
 
-def late_after(intervals: Sequence[float]) -> float:
+def late_after(intervals: Sequence[float], unknown: float) -> float:
     """Seconds after which the next chunk of a peer is late, by those that others took: the median and some median
-    absolute deviations; `LOST_AFTER` where too few are known."""
+    absolute deviations; `unknown` where too few are known."""
     if len(intervals) < MIN_INTERVALS:
-        return LOST_AFTER
+        return unknown
     middle = median(intervals)
     return middle + LATE_SPREADS * median(abs(interval - middle) for interval in intervals)

@@ -30,12 +30,14 @@ Which contributions these were is in the ledger. This file binds what decides (`
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
 import numpy as np
 
+from atoll.comm.allreduce import control_frames
+from atoll.comm.allreduce.control_frames import CONTROL_KINDS
 from atoll.comm.allreduce.delta_encoder import EncodedVector
 from atoll.comm.allreduce.effects import (
     Effect,
@@ -71,9 +73,6 @@ from atoll.comm.transport.send_queue import QueuedFrame
 
 TICK = 0.3  # seconds between two looks at the clock
 PLAN_WITHIN = 20.0  # seconds that a frame of an attempt to come is held
-PULLS_AT_ONCE = 4  # sealed chunks of one late owner that others are asked for
-# What a RESYNC is for, in place of its chunk. Of what is on its way, only what was lost with a link is sent again.
-TELL, TELL_AND_ASK, PING, PONG = range(4)
 WINDOW_SHARE = 0.5  # share of an encoded vector that an owner holds in contributions at once, at most
 
 
@@ -139,7 +138,7 @@ class Reduction:
             self._peers.end(self)
             for task in self._merges:
                 task.cancel()
-            self._executor.clear()
+            self._executor.inbox.clear()
 
     def replan(self, plan: Plan) -> None:
         """Go on under this plan, the first or a newer one of the round; begin under it, if that is yet to come.
@@ -208,7 +207,7 @@ class Reduction:
         the plan under which the frame was sent where the answer depends on that. Raises `LinkBroken` if that plan
         does not come in time, or no such peer may send the frame."""
         kind, c, length = header.kind, header.chunk, header.length
-        if kind in (FrameKind.MERGED, FrameKind.WANT, FrameKind.LACK, FrameKind.RESYNC):
+        if kind in CONTROL_KINDS:
             bits = -(-self._chunks.count // 8)
             resync = kind is FrameKind.RESYNC
             if length != (3 * bits if resync else 0) or not (resync or self._has(c)):
@@ -232,23 +231,13 @@ class Reduction:
         is malformed."""
         if self._over:
             return
-        x, c = self._exchange, header.chunk
+        c = header.chunk
         match header.kind:
             case FrameKind.CONTRIBUTION | FrameKind.PARTIAL | FrameKind.SEALED:
                 self._arrived_chunk(node, header, payload)
-            case FrameKind.MERGED:
-                self._do(x.peer_merged(node, c))
-            case FrameKind.WANT:
-                self._do(x.chunk_wanted(node, c))
-            case FrameKind.LACK:
-                self._do(x.chunk_lacked(node, c))
-            case FrameKind.RESYNC:
-                bits = len(payload) // 3
-                here, merged, sealed = (payload[i * bits : (i + 1) * bits].tobytes() for i in range(3))
-                if c in (TELL, TELL_AND_ASK):
-                    self._do(x.resync(node, header.fence.attempt, here, merged, sealed))
-                if c in (TELL_AND_ASK, PING):
-                    self._peers.peer(node).queue.post((FrameKind.RESYNC, TELL if c == TELL_AND_ASK else PONG, 0))
+            case kind if kind in CONTROL_KINDS:
+                attempt = header.fence.attempt
+                self._do(control_frames.receive(self._exchange, node, kind, c, attempt, payload.tobytes()))
             case _:
                 raise LinkBroken(f"a frame {header.kind.name} on a link")
 
@@ -282,7 +271,7 @@ class Reduction:
 
     def joined(self, node: NodeId) -> None:
         """Ask `node`, to which there is a link again, what it has, and tell it what is here."""
-        self._peers.peer(node).queue.post((FrameKind.RESYNC, TELL_AND_ASK, 0))
+        self._do([control_frames.ask_state(node)])
 
     def lost(self, node: NodeId, sentence: str) -> None:
         """Report that `node` cannot be reached, or does not do its part, unless that was reported just now."""
@@ -343,10 +332,10 @@ class Reduction:
             if (effects := self._exchange.region_sum_arrived(node, c, listed)) is None:
                 self.lost(node, f"its region's mean of chunk {c} was refused: it claims places of others")
                 return
-            self._executor.put(c, self.plan.index(node), mean)
+            self._executor.inbox.put(c, self.plan.index(node), mean)
             self._do(effects)
         else:
-            self._executor.put(c, self.plan.index(node), whole)
+            self._executor.inbox.put(c, self.plan.index(node), whole)
             self._do(self._exchange.contribution_arrived(node, c))
 
     def _do(self, effects: Sequence[Effect]) -> None:
@@ -386,7 +375,7 @@ class Reduction:
         except UnusableContribution as refused:
             again = self._exchange.contribution_refused(c, order.since, refused.place)
             if again is not None:
-                self._executor.drop(c, refused.place)
+                self._executor.inbox.drop(c, refused.place)
                 self._do(again)
                 sentence = f"its contribution to chunk {c} was refused: {refused.sentence}"
                 self.lost(merge.plan.members[refused.place].node, sentence)
@@ -428,22 +417,13 @@ class Reduction:
         for order in self._late.look(now, dict(x.dues()), set(x.contributors_due()), self._peers.heard):
             match order:
                 case Ping(node):
-                    self._peers.peer(node).queue.post((FrameKind.RESYNC, PING, 0))
+                    self._do([control_frames.ping(node)])
                 case Lost(node, sentence):
                     self.lost(node, sentence)
                 case PullFrom(owners):
-                    self._pull(owners)
+                    self._do(x.pull_from(owners))
                 case _:
                     assert_never(order)
-
-    def _pull(self, owners: Set[NodeId]) -> None:
-        """Ask others for sealed chunks of these owners."""
-        asked = dict.fromkeys(owners, 0)
-        for c in self._exchange.missing():
-            owner = self._exchange.source(c)
-            if owner in asked and asked[owner] < PULLS_AT_ONCE:
-                asked[owner] += 1
-                self._do(self._exchange.pull(c, owner) or self._exchange.pull(c))
 
 
 def _nobody(c: int, payload: U8) -> None:
