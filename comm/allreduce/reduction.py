@@ -58,6 +58,7 @@ from atoll.comm.allreduce.listener import ReduceListener, SealReport
 from atoll.comm.allreduce.merge_executor import MergeExecutor, PendingMerge
 from atoll.comm.allreduce.payloads import Payloads
 from atoll.comm.allreduce.protocol import ReduceProtocol
+from atoll.comm.allreduce.routes import links
 from atoll.comm.allreduce.sealing import SealFormat, UnusableContribution, mean_of
 from atoll.comm.bitmap import places
 from atoll.comm.byte_view import U8
@@ -65,7 +66,7 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import Codec, Malformed
 from atoll.comm.digest import digest, root
 from atoll.comm.ids import NodeId
-from atoll.comm.plan import Fence, InvalidPlan, Plan, PlanMember
+from atoll.comm.plan import Fence, InvalidPlan, Plan
 from atoll.comm.transport.connection import LinkBroken
 from atoll.comm.transport.frames import FrameKind, Header
 from atoll.comm.transport.peer_links import PeerLinks
@@ -149,16 +150,11 @@ class Reduction:
         if not self._begun:
             return
         place = plan.index(self.me)
-        me = plan.members[place]
         now = asyncio.get_running_loop().time()
         others = [m for m in plan.members if not m.gone and m.node != self.me]
         self._late.replan(now, [m.node for m in others])
         order = {m.node: i for i, m in enumerate(plan.members)}
-
-        def primary(member: PlanMember) -> bool:
-            return not member.leaf and (me.leaf or place < order[member.node])
-
-        self._peers.expect([m for m in others if not (m.leaf and me.leaf)], primary)
+        self._peers.expect(links(plan, self.me))
         shares = plan.receive_shares(place)
         for member in others:  # all that send to a peer share its link
             self._peers.pace(member.node, member.down, shares[order[member.node]])

@@ -35,11 +35,12 @@ from atoll.comm.config.run import CodecName
 from atoll.comm.digest import digest, root
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
 from atoll.comm.plan import InvalidPlan, Plan, PlanMember
-from atoll.comm.transport import frames
+from atoll.comm.transport import frames, link_policy
 from atoll.comm.transport.certificates import load_or_make
 from atoll.comm.transport.connection import Link, LinkBroken
 from atoll.comm.transport.data_plane import DataPlane
 from atoll.comm.transport.frames import FrameKind, Header
+from atoll.comm.transport.link_policy import LinkTimes
 from atoll.comm.transport.tls import TlsContexts
 
 CHUNKS = Chunks(10_000, 1024)  # 10 chunks, the last one shorter
@@ -539,7 +540,7 @@ def test_members_may_learn_of_the_plan_one_after_another() -> None:
 def test_what_was_held_in_vain_comes_again(late: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator died that had told only some of a plan, and was away for longer than their frames are held."""
     monkeypatch.setattr("atoll.comm.transport.peer_links.ROUND_BEGINS_WITHIN", 0)
-    monkeypatch.setattr("atoll.comm.transport.peer_links.REDIAL_INTERVALS", (0.001,))
+    monkeypatch.setattr(link_policy, "LINK_TIMES", LinkTimes(redial=(0.001,)))
     monkeypatch.setattr(reduce_module, "PLAN_WITHIN", 0)
 
     async def given_up(plane: DataPlane) -> None:
@@ -847,7 +848,7 @@ def test_orphans_are_told_and_come_from_whoever_holds_them() -> None:
 def test_links_that_break_in_mid_reduce_cost_nothing_but_time(
     seed: int, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atoll.comm.transport.peer_links.REDIAL_INTERVALS", (0.001,))
+    monkeypatch.setattr(link_policy, "LINK_TIMES", LinkTimes(redial=(0.001,)))
 
     async def body() -> None:
         random = Random(seed)

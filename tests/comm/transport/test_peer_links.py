@@ -12,12 +12,13 @@ import pytest
 from atoll.comm.byte_view import U8
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Pin, Round, RunId
 from atoll.comm.plan import Fence, PlanMember
-from atoll.comm.transport import frames
+from atoll.comm.transport import frames, link_policy
 from atoll.comm.transport import peer_links as module
 from atoll.comm.transport.connection import ByteCounter, Link, LinkBroken
 from atoll.comm.transport.data_plane import DataPlane
 from atoll.comm.transport.fetch_client import FetchItem
 from atoll.comm.transport.frames import FrameKind, Header
+from atoll.comm.transport.link_policy import LinkTimes
 from atoll.comm.transport.peer import Peer
 from atoll.comm.transport.peer_links import PeerLinks
 from atoll.comm.transport.reassembly import MAX_FORMS
@@ -113,7 +114,7 @@ async def pair(streams: int = 1, key_of_b: bytes = b"k" * 32) -> AsyncIterator[t
 
 def expect(plane: DataPlane, *others: DataPlane, primary: bool, address: str = "", leaf: bool = False) -> None:
     members = [PlanMember(o.node, address or o.address, 1.0, leaf=leaf) for o in others]
-    plane.peers.expect(members, lambda _: primary)
+    plane.peers.expect([(member, primary) for member in members])
 
 
 def meet(a: DataPlane, b: DataPlane, to_a: Notes, to_b: Notes) -> None:
@@ -257,7 +258,7 @@ def test_what_a_link_could_not_send_of_an_old_round_is_not_sent_of_the_next() ->
 
 
 def test_the_other_side_dials_when_nothing_comes_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "OTHER_SIDE_DIALS_AFTER", 0.02)
+    monkeypatch.setattr(link_policy, "LINK_TIMES", LinkTimes(other_side=0.02))
 
     async def body() -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -276,7 +277,7 @@ def test_the_other_side_dials_when_nothing_comes_of_the_first(monkeypatch: pytes
 
 
 def test_nobody_dials_a_leaf_and_one_that_does_not_come_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAF_DIALS_WITHIN", 0.02)
+    monkeypatch.setattr(link_policy, "LINK_TIMES", LinkTimes(leaf=0.02))
 
     async def body() -> None:
         async with pair() as (a, b):
@@ -297,10 +298,9 @@ class Pauses:
         self.seconds: list[float] = []
         monkeypatch.setattr(PeerLinks, "_pause", self.pause)
 
-    async def pause(self, peer: Peer, seconds: float) -> bool:
+    async def pause(self, peer: Peer, seconds: float) -> None:
         self.seconds.append(seconds)
         await asyncio.sleep(0)
-        return False
 
 
 def test_tries_in_vain_come_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,11 +312,11 @@ def test_tries_in_vain_come_at_growing_intervals(monkeypatch: pytest.MonkeyPatch
 
         peers, here = PeerLinks(nobody, ByteCounter()), Notes()
         peers.begin(here)
-        peers.expect([PlanMember(B, "b:1", 1.0)], lambda _: True)
+        peers.expect([(PlanMember(B, "b:1", 1.0), True)])
         await until(lambda: len(pauses.seconds) >= 7)
         assert pauses.seconds[:7] == [0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0]
         assert set(here.sentences) == {"nobody is there"}
-        peers.expect([PlanMember(B, "b:2", 1.0)], lambda _: True)  # it is another process
+        peers.expect([(PlanMember(B, "b:2", 1.0), True)])  # it is another process
         count = len(pauses.seconds)
         await until(lambda: len(pauses.seconds) > count)
         assert pauses.seconds[count] == 0.2
@@ -354,7 +354,7 @@ def test_a_link_that_was_dialled_when_the_dial_of_another_is_given_up_is_closed(
 
         link, peers, talk = links[0], PeerLinks(dial, ByteCounter(), fixed_streams=2), Notes()
         peers.begin(talk)
-        peers.expect([PlanMember(B, "there:7", 1.0)], lambda _: True)
+        peers.expect([(PlanMember(B, "there:7", 1.0), True)])
         await until(lambda: not links)
         peers.end(talk)
         await until(lambda: link._closed)
@@ -408,7 +408,7 @@ def test_a_frame_of_a_round_that_does_not_begin_in_time_breaks_its_link_and_the_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "ROUND_BEGINS_WITHIN", 0.02)
-    monkeypatch.setattr(module, "REDIAL_INTERVALS", (0.001,))
+    monkeypatch.setattr(link_policy, "LINK_TIMES", LinkTimes(redial=(0.001,)))
 
     async def body() -> None:
         async with pair() as (a, b):
@@ -480,7 +480,7 @@ def test_of_nodes_that_are_gone_nothing_is_kept_from_round_to_round() -> None:
                 here, there = Notes(number), Notes(number)
                 meet(a, b, here, there)
                 gone = PlanMember(NodeId(f"gone {number}"), "127.0.0.1:1", 1.0)
-                a.peers.expect([PlanMember(B, b.address, 1.0), gone], lambda _: True)
+                a.peers.expect([(PlanMember(B, b.address, 1.0), True), (gone, True)])
                 await until(lambda: bool(a.peers.links()))
                 part(a, b, here, there)
             a.peers.begin(here)
