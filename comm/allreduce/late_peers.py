@@ -2,7 +2,8 @@
 time, and answers what to do.
 
 A peer that says nothing is asked whether it is there, and then lost. One that speaks, and brings no contribution
-although its window has room, is lost when its next chunk takes several times longer than chunks take here. A
+although its window has room, is lost when its next chunk takes several times longer than chunks take here; it is
+also asked anew, as its contribution may have come and been refused, and a run of few members needs them all. A
 sealed chunk that is late in that sense is asked of others, which costs little if it was on its way.
 """
 
@@ -41,6 +42,13 @@ class Ping:
 
 
 @dataclass(frozen=True, slots=True)
+class AskState:
+    """Exchange with a peer that speaks what is here and there: what it was to send may be lost, or was refused."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """Tell the coordinator that a peer is lost."""
 
@@ -63,6 +71,7 @@ class LatePeers:
         self._chunk_at: dict[NodeId, float] = {}  # when a peer's last chunk came, or it came into the plan
         self._intervals = deque[float]((), KNOWN_INTERVALS)  # from one chunk of a peer to its next
         self._planned_at = self._pulled_at = 0.0
+        self._asked_at: dict[NodeId, float] = {}  # when a peer that speaks was asked for what it owes
         self._reported_at: dict[NodeId, float] = {}  # when a peer was said to be lost
 
     def replan(self, now: float, peers: Sequence[NodeId]) -> None:
@@ -92,13 +101,13 @@ class LatePeers:
         dues: Mapping[NodeId, str],
         contributors: Set[NodeId],
         heard: Callable[[NodeId], float | None],
-    ) -> list[Ping | Lost | PullFrom]:
+    ) -> list[Ping | AskState | Lost | PullFrom]:
         """Find the peers that are late at `now`, in seconds. `dues`: what each peer that is waited for is to
         bring, in words; `contributors`: those of them whose window has room; `heard`: when bytes last came from a
         peer, in seconds, None if there is no link."""
-        found: list[Ping | Lost | PullFrom] = []
+        found: list[Ping | AskState | Lost | PullFrom] = []
         deadlines, late = self._deadlines, late_after(self._intervals, self._deadlines.lost_after)
-        for node in dues.keys() & self._chunk_at.keys():
+        for node in [node for node in dues if node in self._chunk_at]:  # in an order that can be repeated
             if (heard_at := heard(node)) is None:
                 continue  # whoever dials it says so
             silence = now - max(heard_at, self._planned_at)  # before, nobody had anything to say
@@ -107,8 +116,12 @@ class LatePeers:
             elif silence > deadlines.ping_after:
                 found.append(Ping(node))
             waited = now - max(self._chunk_at[node], self._planned_at)
-            if node in contributors and waited > max(deadlines.chunk_time, LATE_TIMES * late):
+            limit = max(deadlines.chunk_time, LATE_TIMES * late)
+            if node in contributors and waited > limit:
                 found.append(Lost(node, f"its {dues[node]} did not come for {waited:.0f} s"))
+                if now - self._asked_at.get(node, -limit) >= limit:
+                    self._asked_at[node] = now
+                    found.append(AskState(node))
         if now - self._pulled_at > (interval := max(late, deadlines.pull_after)):
             self._pulled_at = now
             owners = frozenset(node for node, at in self._chunk_at.items() if at < now - interval)

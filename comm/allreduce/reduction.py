@@ -53,7 +53,7 @@ from atoll.comm.allreduce.effects import (
     SendFrame,
     SumRegion,
 )
-from atoll.comm.allreduce.late_peers import LatePeers, Lost, Ping, PullFrom
+from atoll.comm.allreduce.late_peers import AskState, LatePeers, Lost, Ping, PullFrom
 from atoll.comm.allreduce.listener import ReduceListener, SealReport
 from atoll.comm.allreduce.merge_executor import MergeExecutor, PendingMerge
 from atoll.comm.allreduce.payloads import Payloads
@@ -414,6 +414,8 @@ class Reduction:
             match order:
                 case Ping(node):
                     self._do([control_frames.ping(node)])
+                case AskState(node):
+                    self._do([control_frames.ask_state(node)])
                 case Lost(node, sentence):
                     self.lost(node, sentence)
                 case PullFrom(owners):

@@ -29,7 +29,7 @@ from atoll.comm.allreduce.effects import (
     SumRegion,
 )
 from atoll.comm.allreduce.inbox import ContributionInbox, MergeTerm
-from atoll.comm.allreduce.late_peers import LatePeers, Lost, PeerDeadlines, Ping, PullFrom
+from atoll.comm.allreduce.late_peers import AskState, LatePeers, Lost, PeerDeadlines, Ping, PullFrom
 from atoll.comm.allreduce.protocol import ReduceProtocol
 from atoll.comm.bitmap import bitmap
 from atoll.comm.ids import NodeId
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from sim.node import Node
 
 TICK = 0.3  # seconds between two looks at the clock
-DEADLINES = PeerDeadlines(ping_after=0.8, lost_after=2.0, chunk_time=3.5, pull_after=1.2)
+DEADLINES = PeerDeadlines(ping_after=0.5, lost_after=1.1, chunk_time=3.3, pull_after=0.8)
 MALFORMED = (-1,)
 
 Terms = list[MergeTerm[Contribution | Partial]]
@@ -304,6 +304,8 @@ class Reduce:
             match order:
                 case Ping(node):
                     self.do([control_frames.ping(node)])
+                case AskState(node):
+                    self.do([control_frames.ask_state(node)])
                 case Lost(node, sentence):
                     self.lost(node, sentence)
                 case PullFrom(owners):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from atoll.comm.allreduce.late_peers import DEADLINES, LatePeers, Lost, Ping, PullFrom
+from atoll.comm.allreduce.late_peers import DEADLINES, AskState, LatePeers, Lost, Ping, PullFrom
 from atoll.comm.ids import NodeId
 
 PING_AFTER, LOST_AFTER = DEADLINES.ping_after, DEADLINES.lost_after
@@ -49,6 +49,15 @@ def test_who_speaks_and_brings_no_contribution_is_lost(contributes: bool) -> Non
     said = late.look(now, {A: "contributions"}, {A} if contributes else set(), lambda node: now)
     lost = [Lost(A, "its contributions did not come for 21 s")] if contributes else []
     assert [order for order in said if isinstance(order, Lost)] == lost
+
+
+def test_who_speaks_and_brings_no_contribution_is_asked_anew_but_not_at_each_look() -> None:
+    """What it sent may have been refused: unasked it would not send it again as long as the link lives."""
+    late, asked = begun(), list[float]()
+    for t in range(1, 3 * int(DEADLINES.chunk_time)):
+        said = late.look(START + t, {A: "contributions"}, {A}, lambda node: START + t)  # noqa: B023
+        asked += [t for order in said if isinstance(order, AskState)]
+    assert asked == [21, 41]
 
 
 def test_late_chunks_are_asked_of_others_again_and_again_but_not_at_each_look() -> None:
