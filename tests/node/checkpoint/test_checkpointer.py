@@ -19,9 +19,10 @@ from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import CodecName
 from atoll.comm.digest import digest
 from atoll.comm.ids import Round
-from atoll.node.checkpoint import checkpoint_files, log_writer, snapshots
+from atoll.node.checkpoint import checkpoint_files, snapshots
 from atoll.node.checkpoint.checkpoint_files import CheckpointLocation
 from atoll.node.checkpoint.checkpointer import Checkpointer
+from atoll.node.checkpoint.policy import QUEUED_ROUNDS_LIMIT
 from atoll.node.checkpoint.sealed_log import SealedLog
 from atoll.node.checkpoint.snapshots import Snapshot, TornSnapshot
 from atoll.node.outer.repair import ChunkCondition, repair_chunk
@@ -375,7 +376,7 @@ def test_a_full_disk_is_said_and_costs_nothing_else(tmp_path: Path, caplog: pyte
         have[0] = 100
         await node.commit(2, 3, 4)
         assert "MB for it" in node.disk.trouble and caplog.text.count("not kept on disk") == 1
-        assert len(node.queued) <= log_writer.QUEUED_ROUNDS_LIMIT and node.disk.durable_round == 1
+        assert len(node.queued) <= QUEUED_ROUNDS_LIMIT and node.disk.durable_round == 1
         node.disk.release_buffers()
         assert not node.queued and len(node.given) == 4 * CHUNKS.count
         have[0] = PLENTY
