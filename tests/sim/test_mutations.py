@@ -32,6 +32,9 @@ SCENARIOS, LEDGER = (
     "tests/coordinator/state_machine/test_ledger.py",
 )
 EXCHANGE, NODE = "tests/comm/allreduce/test_protocol.py", "tests/node/state_machine"
+LATE, INBOX = "tests/comm/allreduce/test_late_peers.py", "tests/comm/allreduce/test_inbox.py"
+CONTROL = "tests/comm/allreduce/test_control_frames.py"
+LINKS, POLICY = "tests/comm/transport/test_link_policy.py", "tests/node/checkpoint/test_policy.py"
 MUTATIONS = [
     # The ledger
     Mutation(
@@ -737,6 +740,116 @@ MUTATIONS = [
         "self.contributes(place) or self.plan.relays_for(c, place)\n        return",
         "self.contributes(place)\n        return",
         EXCHANGE,
+    ),
+    # Links, late peers and merges
+    Mutation(
+        "a silent peer is never lost",
+        "comm/allreduce/late_peers.py",
+        "if silence > deadlines.lost_after:",
+        "if False:",
+        LATE,
+    ),
+    Mutation(
+        "the chunks of a late owner are never asked of others",
+        "comm/allreduce/late_peers.py",
+        "found += [PullFrom(owners)] if owners else []",
+        "pass",
+        LATE,
+    ),
+    Mutation(
+        "a contribution that was refused is not asked for again",
+        "comm/allreduce/late_peers.py",
+        "                    found.append(AskState(node))\n",
+        "",
+        "tests/sim/test_scenarios.py",
+    ),
+    Mutation(
+        "a late owner is asked for its own chunks alone",
+        X,
+        "out += self.pull(c, source) or self.pull(c)\n",
+        "out += [SendFrame(source, FrameKind.WANT, c, self._chunks[c].since)]\n",
+        CONTROL,
+    ),
+    Mutation(
+        "a question after a break is not answered",
+        "comm/allreduce/control_frames.py",
+        "ANSWERS.get(c)",
+        "ANSWERS.get(-1)",
+        CONTROL,
+    ),
+    Mutation(
+        "what was lost with the last link is not asked for",
+        "comm/transport/link_policy.py",
+        "        self._resync_due = not links\n",
+        "        self._resync_due = False\n",
+    ),
+    Mutation(
+        "the other side never dials",
+        "comm/transport/link_policy.py",
+        "LeafMissing(self._times.leaf) if self.leaf else",
+        "LeafMissing(self._times.leaf) if self.leaf or not self.primary else",
+        LINKS,
+    ),
+    Mutation(
+        "frames of a round to come are dropped",
+        "comm/transport/frame_handler.py",
+        "        return RoundOrder.AHEAD\n",
+        "        return RoundOrder.OVER\n",
+    ),
+    Mutation(
+        "two leaves wait for each other's links",
+        "comm/allreduce/routes.py",
+        " and not (m.leaf and leaf)]",
+        "]",
+        INBOX,
+    ),
+    Mutation(
+        "memory that a merge reads is used again",
+        "comm/allreduce/inbox.py",
+        "return [] if self._readers[c] else freed",
+        "return freed",
+    ),
+    Mutation(
+        "this member's own contribution is left out",
+        "comm/allreduce/inbox.py",
+        "for i in order.inputs if i not in inside}",
+        "for i in order.inputs if i not in inside and members[i].node != self._me}",
+    ),
+    # The disk
+    Mutation(
+        "the log is dropped before the snapshot that replaces it",
+        N + "checkpoint/policy.py",
+        "if round_ <= needed or size",
+        "if True or size",
+        POLICY,
+    ),
+    Mutation(
+        "a torn snapshot counts though the log lacks a round",
+        N + "checkpoint/policy.py",
+        "return newest if newest >= last else -1",
+        "return newest",
+        POLICY,
+    ),
+    Mutation(
+        "a state that was not the run's stays on the disk",
+        N + "checkpoint/policy.py",
+        "needed, self._distrusted\n",
+        "needed, False\n",
+        POLICY,
+    ),
+    Mutation(
+        "what cannot be had from the log gets no snapshot",
+        N + "checkpoint/policy.py",
+        "needed = sole_copy or disk.reach < round_ or self._distrusted",
+        "needed = sole_copy or self._distrusted",
+        POLICY,
+    ),
+    Mutation(
+        "a contribution does not wait for an urgent snapshot",
+        N + "checkpoint/policy.py",
+        "return self._running and (self._urgent or self._following is not None)",
+        "return False",
+        POLICY,
     ),
 ]
 
