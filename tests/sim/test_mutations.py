@@ -782,6 +782,7 @@ MUTATIONS = [
         "comm/transport/link_policy.py",
         "        self._resync_due = not links\n",
         "        self._resync_due = False\n",
+        LINKS,
     ),
     Mutation(
         "the other side never dials",
@@ -795,6 +796,7 @@ MUTATIONS = [
         "comm/transport/frame_handler.py",
         "        return RoundOrder.AHEAD\n",
         "        return RoundOrder.OVER\n",
+        12,
     ),
     Mutation(
         "two leaves wait for each other's links",
@@ -808,6 +810,7 @@ MUTATIONS = [
         "comm/allreduce/inbox.py",
         "return [] if self._readers[c] else freed",
         "return freed",
+        INBOX,
     ),
     Mutation(
         "this member's own contribution is left out",
