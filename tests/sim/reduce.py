@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from sim.node import Node
 
 TICK = 0.3  # seconds between two looks at the clock
-DEADLINES = PeerDeadlines(ping_after=0.5, lost_after=1.1, chunk_time=3.3, pull_after=0.8)
+DEADLINES = PeerDeadlines(ping_after=0.8, lost_after=1.5, chunk_time=3.5, pull_after=1.0)
 MALFORMED = (-1,)
 
 Terms = list[MergeTerm[Contribution | Partial]]
