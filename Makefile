@@ -48,8 +48,8 @@ chaos: .venv/installed-dev
 	ATOLL_CHAOS_TIMES=5 ATOLL_POWER_CUTS=50 $(PYTEST) -s -m e2e tests/e2e tests/tools/bench/test_wan.py
 	ATOLL_SIM_SEEDS=2000 $(PYTEST) $(CORES) -m "long or not long" tests/sim
 	ATOLL_FUZZ_SEEDS=2000 ATOLL_EXCHANGE_SEEDS=20000 $(PYTEST) $(CORES) -m "long or not long" \
-	    tests/coordinator/state_machine/test_rounds.py tests/comm/allreduce/test_protocol.py
-	ATOLL_CHURN_ROUNDS=2000 $(PYTEST) tests/comm/allreduce/test_reduction.py -k leave_nothing_behind
+	    tests/coordinator/state_machine/test_rounds.py tests/comm/allreduce/test_random_orders.py
+	ATOLL_CHURN_ROUNDS=2000 $(PYTEST) tests/comm/allreduce/test_reduction_memory.py -k leave_nothing_behind
 	$(PYTEST) $(CORES) -m hypothesis --hypothesis-profile search
 
 # docs/performance.md and docs/overlap.md: about 15 minutes. Emulated links need root; without it their rows say so.

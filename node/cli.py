@@ -89,14 +89,15 @@ def join(
     config = load_dataclass(NodeConfig, local if local.exists() else None, overrides)
     check(config)
     demand("a node", *(["torch", "numba"] if role == "trainer" else ["numba"]))
-    from atoll.node.daemon.daemon import live
-    from atoll.node.daemon.reducer import reduce_only
+    from atoll.node.daemon.daemon import Daemon
+    from atoll.node.daemon.reducer import Reducer
     from atoll.node.daemon.state_dir import JoinOptions
 
     log.setup(log_level)
     try:
         options = JoinOptions(state_dir, listen, advertise, name, patience, leaf)
-        asyncio.run(reduce_only(invite, config, options) if role == "reducer" else live(invite, config, options))
+        life = Reducer if role == "reducer" else Daemon
+        asyncio.run(life(invite, config, options).run())
     except* AtollError as errors:
         raise _first(errors) from None
 

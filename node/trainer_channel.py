@@ -19,7 +19,10 @@ told to `Train` on. It may be told to `Evaluate` in between.
 """
 
 import asyncio
+import queue
 import socket
+import threading
+from contextlib import suppress
 
 import msgspec
 
@@ -146,23 +149,36 @@ _decode_to_daemon = msgspec.json.Decoder(ToDaemon)
 
 
 class TrainerEnd:
-    """Rank 0's blocking end. Used by one thread for receiving; `send` is safe from that thread or another."""
+    """Rank 0's blocking end: a thread receives, so that the daemon is heard while a step runs."""
 
     def __init__(self, path: str) -> None:
+        """Connect to the daemon's socket. Raises `OSError`."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
-        self._lines = self._socket.makefile("rb")
+        self._commands: queue.SimpleQueue[ToTrainer] = queue.SimpleQueue()
+        threading.Thread(target=self._receive, name="channel", daemon=True).start()
+
+    def _receive(self) -> None:
+        try:
+            with self._socket.makefile("rb") as lines:
+                while (line := lines.readline(LIMIT)).endswith(b"\n"):
+                    self._commands.put(_decode_to_trainer.decode(line))
+        except (OSError, ValueError):  # the channel broke
+            pass
+        self._commands.put(Stop())
+
+    def next_command(self) -> ToTrainer:
+        """Wait for the daemon's next command; `Stop` when it is gone."""
+        return self._commands.get()
+
+    def has_command(self) -> bool:
+        """Whether `next_command` would return at once."""
+        return not self._commands.empty()
 
     def send(self, message: ToDaemon) -> None:
-        self._socket.sendall(msgspec.json.encode(message) + b"\n")
-
-    def receive(self) -> ToTrainer | None:
-        """The daemon's next message; None when the daemon is gone."""
-        line = self._lines.readline(LIMIT)
-        return _decode_to_trainer.decode(line) if line.endswith(b"\n") else None
-
-    def close(self) -> None:
-        self._socket.close()
+        """Tell the daemon; if it is gone, the receiving thread has noticed."""
+        with suppress(OSError):
+            self._socket.sendall(msgspec.json.encode(message) + b"\n")
 
 
 class DaemonEnd:

@@ -248,7 +248,7 @@ class Run:
                 steps = int(options.get("steps", 10))
                 samples = int(options.get("samples", steps))
                 round_ = int(options.get("round", r.number))
-                return ev.ContributionReady(node, life, round_, front, samples, steps, 2.0, 1.0)
+                return ev.ContributionReady(node, life, round_, ev.Contribution(samples, steps, 2.0, 1.0, front))
             case "seal":
                 assert fence is not None
                 word = options.get("word", "sealed")

@@ -1,9 +1,10 @@
-"""The rooms of the house: which folder may import which, as docs/architecture.md draws it, and where torch is."""
+"""The rooms of the house: which folder may import which, as docs/architecture.md draws it, by which door others
+come into a room, and where torch is."""
 
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -66,6 +67,36 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
 }
 
+# The door of a room: its modules that other rooms import. Nobody reaches through it to what is behind.
+DOORS: dict[str, str] = {
+    "outer_opt": "arrays clip damping feedback fragments merge nesterov overlap schedule sgd tensors weights",
+    "comm": "bitmap buffers byte_view child_process chunks cores digest errors extras faults files "
+    "fragment_schedule ids invite leases log plan replace workers",
+    "comm.proto": "atoll_pb2 atoll_pb2_grpc packed_plan",
+    "comm.config": "load methods outer run shipped",
+    "comm.codecs": "codec factory warm_up zstd",
+    "comm.transport": "adaptive_zstd certificates connection data_plane fetch_client frames peer_links "
+    "stream_policy tls",
+    "comm.allreduce": "delta_encoder listener reduction sealing",
+    "coordinator.placement": "bandwidth_shares two_level",
+    "coordinator.state_machine": "events members state step weights",
+    "coordinator.service": "control_plane event_loop journal telemetry",
+    "coordinator.monitor": "http terminal wandb_logger",
+    "node": "config data preflight trainer_channel",
+    "node.state_machine": "effects events state step",
+    "node.control": "client reports",
+    "node.outer": "layout method repair residual shared_vectors state",
+    "node.checkpoint": "checkpoint_files checkpointer disk_budget export initial_state run_manifest uploader",
+    "node.recovery": "recovery",
+    "node.daemon": "control_socket daemon reducer state_dir",
+}
+# What imitates or measures a room takes it apart: modules behind the door that these rooms import as well.
+WORKSHOPS = {"coordinator.bench", "node.bench", "node.simulate"}
+PARTS: dict[str, str] = {
+    "node.trainer": "flat_vector inner_loop lr_rewarm lr_schedule model optimizer",
+    "node.daemon": "outer_loop session state_server trainer_supervisor",
+}
+
 
 def module_of(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
@@ -83,15 +114,25 @@ def room_of(module: str) -> str:
     return f"{package}.{inside[0]}" if in_a_folder else package
 
 
-def imports(module: str) -> Iterator[str]:
+@cache
+def imports(module: str) -> frozenset[str]:
     """Every module that `module` imports, at its top or in a function; ours without the `atoll.` before it."""
+    found = set[str]()
     for statement in ast.walk(ast.parse(MODULES[module].read_text())):
         if isinstance(statement, ast.ImportFrom) and statement.module:
             for alias in statement.names:
                 ours = f"{statement.module}.{alias.name}".removeprefix("atoll.")
-                yield ours if ours in MODULES else statement.module.removeprefix("atoll.")
+                found.add(ours if ours in MODULES else statement.module.removeprefix("atoll."))
         elif isinstance(statement, ast.Import):
-            yield from (alias.name.removeprefix("atoll.") for alias in statement.names)
+            found.update(alias.name.removeprefix("atoll.") for alias in statement.names)
+    return frozenset(found)
+
+
+def entered(room: str, by_workshops: bool) -> set[str]:
+    """The modules of the room that other rooms import; a room that is one module has no door."""
+    users = (m for m in MODULES if room_of(m) != room and (room_of(m) in WORKSHOPS) is by_workshops)
+    inside = {other for m in users for other in imports(m) & MODULES.keys() if room_of(other) == room != other}
+    return {other.removeprefix(f"{room}.") for other in inside}
 
 
 def test_every_room_is_in_the_graph() -> None:
@@ -104,11 +145,18 @@ def test_a_room_imports_what_the_graph_says(room: str) -> None:
         (module, other)
         for module in MODULES
         if room_of(module) == room
-        for other in map(room_of, set(imports(module)) & set(MODULES))
+        for other in map(room_of, imports(module) & MODULES.keys())
         if other != room
     }
     assert {(module, other) for module, other in found if other not in MAY_IMPORT[room]} == set()
     assert {other for _, other in found} == MAY_IMPORT[room], "the graph allows what nobody imports any more"
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_others_come_into_a_room_by_its_door(room: str) -> None:
+    door, parts = set(DOORS.get(room, "").split()), set(PARTS.get(room, "").split())
+    assert entered(room, by_workshops=False) == door
+    assert entered(room, by_workshops=True) - door == parts
 
 
 def test_neither_rooms_nor_modules_go_in_circles() -> None:

@@ -23,10 +23,10 @@ class EncodedVector:
     more use may be released: if it is wanted after all, it is made again."""
 
     def __init__(
-        self, chunks: Sequence[U8 | None], ready: int = 0, again: Callable[[int], Awaitable[U8]] | None = None
+        self, chunks: Sequence[U8 | None], ready: int = 0, reencode: Callable[[int], Awaitable[U8]] | None = None
     ) -> None:
-        """`again` makes a chunk anew, the same bytes; None: all stay here."""
-        self._chunks, self.ready, self._again, self._ended = list(chunks), ready, again, False
+        """`reencode` makes a chunk anew, the same bytes; None: all stay here."""
+        self._chunks, self.ready, self._reencode, self._ended = list(chunks), ready, reencode, False
         self._more = asyncio.Event()  # set, and replaced, whenever there are more
 
     async def chunk(self, c: int) -> U8 | None:
@@ -35,14 +35,14 @@ class EncodedVector:
             if self._ended:
                 return None
             await self._more.wait()
-        if self._chunks[c] is None and self._again is not None and not self._ended:
-            self._chunks[c] = await self._again(c)
+        if self._chunks[c] is None and self._reencode is not None and not self._ended:
+            self._chunks[c] = await self._reencode(c)
         return self._chunks[c]
 
     def release(self, c: int) -> U8 | None:
         """Give up chunk `c`, which is of no more use for now; returns its memory, from which others may still
         read. None: it stays."""
-        if self._again is None or self.ready <= c:
+        if self._reencode is None or self.ready <= c:
             return None
         payload, self._chunks[c] = self._chunks[c], None
         return payload
@@ -94,7 +94,7 @@ class DeltaEncoder:
     """Encodes `anchor - local`, both (numel,) fp32, which do not change meanwhile.
 
     `buffers`: memory to use. `offer` changes a part of that difference in place before it is encoded; several
-    threads call it. `keep`: no chunk is released.
+    threads call it. `permanent`: no chunk is released.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class DeltaEncoder:
         chunks: Chunks,
         buffers: BufferPool | None = None,
         offer: Callable[[slice, F32], None] | None = None,
-        keep: bool = False,
+        permanent: bool = False,
     ) -> None:
         if anchor.shape != (chunks.numel,) or local.shape != (chunks.numel,):
             raise ValueError(f"vectors of shapes {anchor.shape} and {local.shape} for {chunks.numel} elements")
@@ -117,7 +117,7 @@ class DeltaEncoder:
         self._offer = offer
         self._buffers = BufferPool() if buffers is None else buffers
         self._largest = codec.size(chunks.largest)
-        self.encoded = EncodedVector([None] * chunks.count, again=None if keep else self._again)
+        self.encoded = EncodedVector([None] * chunks.count, reencode=None if permanent else self._reencode)
         self._threads = threads()
 
     async def run(self, compute: Compute) -> None:
@@ -127,7 +127,7 @@ class DeltaEncoder:
             several = range(first, min(first + CHUNKS_AT_ONCE * self._threads, self._chunks.count))
             self.encoded.put(first, await self._encoded(several))
 
-    async def _again(self, c: int) -> U8:
+    async def _reencode(self, c: int) -> U8:
         return (await self._encoded(range(c, c + 1)))[0]
 
     async def _encoded(self, several: range) -> list[U8]:

@@ -68,9 +68,8 @@ from atoll.comm.digest import digest, root
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence, InvalidPlan, Plan
 from atoll.comm.transport.connection import LinkBroken
-from atoll.comm.transport.frames import FrameKind, Header
+from atoll.comm.transport.frames import FrameKind, Header, QueuedFrame
 from atoll.comm.transport.peer_links import PeerLinks
-from atoll.comm.transport.send_queue import QueuedFrame
 
 TICK = 0.3  # seconds between two looks at the clock
 PLAN_WITHIN = 20.0  # seconds that a frame of an attempt to come is held

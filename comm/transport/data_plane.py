@@ -291,28 +291,28 @@ class DataPlane:
         slow = path is None or path.burst < FAST_PATH_RATE or 0 < self._up.rate < FAST_PATH_RATE
         return slow and self.peers.compressor.enabled  # where the run packs at all
 
-    async def _answer(self, node: NodeId, request: Header, link: Link, kept: ChunkSlot) -> None:
+    async def _answer(self, node: NodeId, request: Header, link: Link, slot: ChunkSlot) -> None:
         round, chunk = request.fence.round, request.chunk
-        if kept.request != (request.kind, round, chunk):
-            kept.packing_pays = self._suit(link)
-            await kept.begin((request.kind, round, chunk))
-            kept.data = await self._find(request)
-        if kept.data is None:
-            kept.drop()  # it may be there when it is asked for again
+        if slot.request != (request.kind, round, chunk):
+            slot.packing_pays = self._suit(link)
+            await slot.begin((request.kind, round, chunk))
+            slot.data = await self._find(request)
+        if slot.data is None:
+            slot.drop()  # it may be there when it is asked for again
             if not await self._pass_on(node, request, link):
                 await frames.send(link, frames.unfenced(FrameKind.MISSING, round, chunk))
             return
-        data, smaller = kept.data, False
+        data, smaller = slot.data, False
         if request.kind is FrameKind.GET_STATE:
             if request.total > len(data) or (request.total - request.offset) % 4:
                 raise LinkBroken(f"a request for bytes {request.offset} to {request.total} of {len(data)}")
             data = data[request.offset : request.total or None]
-            packed = zstd.pack_floats(data) if kept.packing_pays else b""
+            packed = zstd.pack_floats(data) if slot.packing_pays else b""
             if smaller := 0 < len(packed) < len(data):
                 data = view(packed)
         await frames.send(link, frames.unfenced(FrameKind.DATA, round, chunk, len(data), smaller), data)
-        if request.kind is not FrameKind.GET_STATE or request.total in (0, len(kept.data)):
-            kept.drop()  # that was all of it
+        if request.kind is not FrameKind.GET_STATE or request.total in (0, len(slot.data)):
+            slot.drop()  # that was all of it
 
     async def _find(self, request: Header) -> memoryview | None:
         """What was asked for, as a whole."""

@@ -6,8 +6,7 @@ from typing import Protocol
 
 from atoll.comm.byte_view import U8
 from atoll.comm.ids import NodeId, Round
-from atoll.comm.transport.frames import Header
-from atoll.comm.transport.send_queue import QueuedFrame
+from atoll.comm.transport.frames import Header, QueuedFrame
 
 
 class RoundOrder(Enum):

@@ -117,6 +117,9 @@ class FrameKind(IntEnum):
     MISSING = 25  # or this side does not have them
 
 
+QueuedFrame = tuple[FrameKind, int, int]  # kind, chunk, attempt in which the chunk got its owner
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """The header of a frame, which comes before its payload: 48 bytes on the wire."""

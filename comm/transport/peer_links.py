@@ -18,16 +18,17 @@ from atoll.comm.ids import NodeId, Pin, Round
 from atoll.comm.plan import PlanMember
 from atoll.comm.transport import frames
 from atoll.comm.transport.adaptive_zstd import AdaptiveZstd
+from atoll.comm.transport.bandwidth import sample_round_trips
 from atoll.comm.transport.connection import ByteCounter, Link, LinkBroken, RateLimiter, close_dialled
 from atoll.comm.transport.frame_handler import FrameHandler, RoundOrder, round_order
-from atoll.comm.transport.frames import FrameKind, Header
+from atoll.comm.transport.frames import FrameKind, Header, QueuedFrame
 from atoll.comm.transport.link_estimator import LinkEstimator
 from atoll.comm.transport.link_policy import Dial, LeafMissing, Pause, Rest
 from atoll.comm.transport.pacing import PeerPacer
 from atoll.comm.transport.peer import Peer
 from atoll.comm.transport.priority_lock import PriorityLock
 from atoll.comm.transport.reassembly import MIN_PIECE_BYTES, Reassembly
-from atoll.comm.transport.send_queue import OutgoingFrame, QueuedFrame
+from atoll.comm.transport.send_queue import OutgoingFrame
 from atoll.comm.transport.stream_policy import LONG_PATH_CONGESTION_CONTROL, LONG_PATH_RTT, is_lossy, stream_count
 
 log = logging.getLogger("atoll.plane")
@@ -164,14 +165,14 @@ class PeerLinks:
         return [(peer.node, link) for peer in self._peers.values() for link in peer.links]
 
     def round_trips(self) -> dict[NodeId, float]:
-        """The shortest round trip, in seconds, to each peer that there is a link to and the kernel has
-        measured."""
+        """The shortest round trip, in seconds, to each peer that there is a link to and the kernel has measured;
+        of many peers, a sample that tells who is near (`sample_round_trips`)."""
         paths = ((node, link.path()) for node, link in self.links())
         found: dict[NodeId, float] = {}
         for node, path in paths:
             if path is not None and path.rtt:
                 found[node] = min(path.rtt, found.get(node, path.rtt))
-        return found
+        return sample_round_trips(found)
 
     async def close(self) -> None:
         """Close all links, and wait for the tasks that used them."""

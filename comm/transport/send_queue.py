@@ -12,11 +12,9 @@ import asyncio
 from collections import deque
 from dataclasses import replace
 
-from atoll.comm.transport.frames import FrameKind, Header
+from atoll.comm.transport.frames import FrameKind, Header, QueuedFrame
 
 DIVISIBLE_KINDS = (FrameKind.CONTRIBUTION, FrameKind.PARTIAL, FrameKind.SEALED)  # payloads that may be cut
-
-QueuedFrame = tuple[FrameKind, int, int]  # kind, chunk, attempt in which the chunk got its owner
 
 
 class OutgoingFrame:

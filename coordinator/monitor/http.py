@@ -20,7 +20,6 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from atoll.coordinator.service.event_loop import STOPPING, EventLoop
-from atoll.coordinator.service.goodput import shares
 from atoll.coordinator.service.journal import Journal
 from atoll.coordinator.service.telemetry import Vitals
 from atoll.coordinator.state_machine.events import CommitRecord
@@ -126,7 +125,7 @@ def _records(journal: Journal, since: int, limit: int, kind: type[Any]) -> bytes
 def snapshot(loop: EventLoop, run: str) -> dict[str, Any]:
     """The run now, as `GET /api/run` shows it."""
     state, now = loop.state, loop.clock()
-    seconds = loop.telemetry.meter.seconds(now)
+    meter = loop.telemetry.meter
     return {
         "run_id": run,
         "incarnation": state.incarnation,
@@ -139,8 +138,8 @@ def snapshot(loop: EventLoop, run: str) -> dict[str, Any]:
         "tokens": state.tokens,
         "val_loss_first": state.initial_val_loss,
         "val_loss": last_val_loss(loop),
-        "goodput": shares(seconds),
-        "goodput_seconds": seconds,
+        "goodput": meter.shares(now),
+        "goodput_seconds": meter.seconds(now),
         "awaited": awaited_names(state),
         "draining": loop.draining,
         "members": [

@@ -92,8 +92,8 @@ class GoodputMeter:
                 total["inner" if bucket == "open" else bucket] += spent
         return total
 
-
-def shares(seconds: dict[str, float]) -> dict[str, float]:
-    """Each bucket's share of all node-seconds; they add up to 1."""
-    whole = sum(seconds.values())
-    return {bucket: spent / whole if whole else 0.0 for bucket, spent in seconds.items()}
+    def shares(self, now: float) -> dict[str, float]:
+        """Each bucket's share of all node-seconds; they add up to 1."""
+        seconds = self.seconds(now)
+        whole = sum(seconds.values())
+        return {bucket: spent / whole if whole else 0.0 for bucket, spent in seconds.items()}

@@ -63,18 +63,16 @@ class Report:
     def contribution_ready(self, m: pb.ContributionReady) -> ev.ContributionReady:
         """The event of a contribution that can be fetched. Raises `ValueError` where samples, loss, norm or
         damping are out of range."""
-        return ev.ContributionReady(
-            self.node,
-            self.life,
-            self.fence.round,
-            m.front,
+        contribution = ev.Contribution(
             int(_within("samples", m.samples, 1, MAX_SAMPLES)),
             m.steps,
             _loss(m.loss),
             _within("delta_norm", m.delta_norm, 0, MAX_NORM),
+            m.front,
             _within("damping", m.damping, 0, 1) or 1.0,
             m.fresh,
         )
+        return ev.ContributionReady(self.node, self.life, self.fence.round, contribution)
 
     def chunks_sealed(self, m: pb.ChunksSealed) -> ev.ChunksSealed:
         seals = tuple((s.chunk, _digest(s.digest), s.inputs[:MAX_MEMBER_BITMAP]) for s in m.seals)

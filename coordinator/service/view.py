@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 from atoll.comm.bitmap import bitmap
 from atoll.comm.ids import NO_PIN, NodeId, Pin
+from atoll.comm.leases import Range
 from atoll.comm.plan import NOBODY, Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto.packed_plan import pack_plan, unpack_plan
-from atoll.coordinator.state_machine import rollback
-from atoll.coordinator.state_machine.leases import Lease
 from atoll.coordinator.state_machine.members import REDUCER, Member, MemberState
 from atoll.coordinator.state_machine.state import TRAINING, Phase, State, order
 from atoll.coordinator.state_machine.weights import round_length, scales, weights
@@ -51,7 +50,7 @@ class NodeView(NamedTuple):
     ready: bool
     reached: bool
     closing: bool
-    lease: Lease
+    lease: tuple[Range, ...]
     planned: bool
     donors: Donors
     serve: Donors
@@ -69,7 +68,7 @@ def common_view(state: State, before: CommonView | None = None, draining: bool =
         epoch=state.epoch,
         phase=r.phase,
         has_state=state.state_held,
-        lost=rollback.state_lost(state),
+        lost=state.state_lost,
         committed=state.committed,
         state_digest=state.digest,
         sealed=state.sealed,

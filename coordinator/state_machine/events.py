@@ -102,19 +102,29 @@ class StepsReached:
 
 
 @dataclass(frozen=True, slots=True)
+class Contribution:
+    """The work behind one member's delta: what the member told of it, and what the run adds in the ledger."""
+
+    samples: int  # from the front of its lease, earlier rounds' uncommitted ones included
+    steps: int  # inner steps of this round
+    loss: float  # mean over the samples
+    norm: float  # l2, of the delta
+    front: int = 0  # first sample of the lease it was trained on
+    damping: float = 1.0  # of late work: by how far the anchor went meanwhile
+    fresh: bool = False  # nothing of earlier rounds is in it
+    # The run adds these when it enters the contribution.
+    life: int = 0  # of the member that made it
+    earlier: int = 0  # samples committed with other fragments, whose steps are in this one's delta as well
+
+
+@dataclass(frozen=True, slots=True)
 class ContributionReady:
     """The node stopped training and can contribute."""
 
     node: NodeId
     life: int
     round: int
-    front: int  # first sample of the lease it was trained on
-    samples: int  # from the front on, with what it carried over from rounds that left it out
-    steps: int  # inner steps of this round
-    loss: float
-    norm: float  # l2, of the delta
-    damping: float = 1.0  # of late work
-    fresh: bool = False  # nothing of earlier rounds is in it
+    contribution: Contribution
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,22 +21,9 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.digest import root
 from atoll.comm.ids import NodeId
 from atoll.comm.replace import replace
+from atoll.coordinator.state_machine.events import Contribution
 
 Deal = Callable[[int], tuple[NodeId, ...]]  # owners for so many chunks
-
-
-@dataclass(frozen=True, slots=True)
-class Contribution:
-    """The work behind one member's delta, as the member told it."""
-
-    samples: int  # from the front of its lease, earlier rounds' uncommitted ones included
-    steps: int  # inner steps of this round
-    loss: float  # mean over the samples
-    norm: float  # l2, of the delta
-    life: int = 0  # of the member that made it
-    front: int = 0  # of the lease
-    damping: float = 1.0  # of late work, as it told: by how far the anchor went meanwhile
-    earlier: int = 0  # samples committed with other fragments, whose steps are in this one's delta as well
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,6 @@ from atoll.coordinator.state_machine.members import REDUCER, MemberState
 from atoll.coordinator.state_machine.state import (
     CommittedState,
     LostState,
-    Phase,
     RoundState,
     State,
     most_common,
@@ -44,14 +43,6 @@ from atoll.coordinator.state_machine.state import (
 MAX_PAST_COMMITS = 256  # commits
 SETTLE_SECONDS = 10.0  # seconds that who came back has to say what it can make of what it holds
 MAX_TICK_GAP_SECONDS = 5.0  # seconds without a tick after which the coordinator itself was away
-
-
-def state_lost(state: State) -> bool:
-    """Whether nobody here holds the state of the last commit, or can make it from what it holds."""
-    if not state.committed or state.round.phase is Phase.FINISHED or state.state_held:
-        return False
-    here = state.members.here
-    return not any(n in here and here[n].state is MemberState.ACTIVE for n in state.makers)
 
 
 def wait_reason(state: State) -> str:
@@ -90,7 +81,7 @@ def possible_holders(state: State) -> list[NodeId]:
 
 def go_on_without(state: State, now: float, out: list[Effect]) -> State:
     """Declare rounds void when it is time."""
-    past = newest_proven(state) if state_lost(state) else None
+    past = newest_proven(state) if state.state_lost else None
     if past is None:
         return state if state.lost_state is None else replace(state, lost_state=None)
     since = _waiting(state, now)

@@ -18,7 +18,7 @@ from atoll.coordinator.state_machine import members as who
 from atoll.coordinator.state_machine import rollback
 from atoll.coordinator.state_machine.chunk_owners import reachable
 from atoll.coordinator.state_machine.events import ContributionReady, Effect, Note
-from atoll.coordinator.state_machine.ledger import Contribution, contribute
+from atoll.coordinator.state_machine.ledger import contribute
 from atoll.coordinator.state_machine.members import TRAINABLE_STATES, MemberState
 from atoll.coordinator.state_machine.state import (
     Grace,
@@ -54,7 +54,7 @@ def start_if_enough(state: State, now: float, out: list[Effect]) -> State:
         state,
         replace(
             state.round,
-            reason=rollback.wait_reason(state) if rollback.state_lost(state) else too_few(state, able, need),
+            reason=rollback.wait_reason(state) if state.state_lost else too_few(state, able, need),
         ),
     )
 
@@ -145,25 +145,24 @@ def record_steps(state: State, node: NodeId, round_: int, now: float) -> State:
 
 def record_contribution(state: State, event: ContributionReady, now: float, out: list[Effect]) -> State:
     """The member stopped training: enter what it can contribute."""
-    r, node = state.round, event.node
+    r, node, work = state.round, event.node, event.contribution
     if event.round != r.number or node not in r.participants or node in r.ledger.contributions:
         return state
     lease = state.leases.by_node.get(node, ())
-    if not lease or event.front != data.front(lease) or state.members.here[node].state_round != state.committed:
+    if not lease or work.front != data.front(lease) or state.members.here[node].state_round != state.committed:
         return state  # trained on samples of another lease or from another state: it takes these steps again
-    if not 0 < event.samples <= data.size(lease):
-        reason = f"it claims {count(event.samples, 'sample')} of a lease of {data.size(lease)}"
+    if not 0 < work.samples <= data.size(lease):
+        reason = f"it claims {count(work.samples, 'sample')} of a lease of {data.size(lease)}"
         return remove(state, node, MemberState.EVICTED, reason, out)
-    state = _paced(state, node, event.steps, now)
+    state = _paced(state, node, work.steps, now)
     if r.phase not in (Phase.INNER, Phase.COLLECTING):
         return state  # too late for this round: it counts in the next
-    if event.fresh:
+    if work.fresh:
         state = replace(state, earlier={n: e for n, e in state.earlier.items() if n != node})
     earlier = state.earlier[node][state.fragment] if node in state.earlier else 0
-    work = event.samples, event.steps, event.loss, event.norm
-    entry = Contribution(*work, event.life, event.front, event.damping, earlier)
+    entry = replace(work, life=event.life, earlier=earlier)
     answers = r.answers if r.closed_at is None else (*r.answers, now - r.asked_at)
-    full = event.steps >= state.steps or event.samples == data.size(lease)
+    full = work.steps >= state.steps or work.samples == data.size(lease)
     done = r.reached | {node} if full and node not in r.reached else r.reached
     return with_round(
         state, replace(state.round, ledger=contribute(r.ledger, node, entry), answers=answers, reached=done)
@@ -183,7 +182,7 @@ def close_if_due(state: State, now: float, renew_grace: bool, out: list[Effect])
     look at all of them: that is done where `renew_grace` says so, at ticks, and when the last one of them came."""
     r, away = state.round, _away(state)
     trusted = len(r.participants) - len(away)
-    if r.participants and rollback.state_lost(state):
+    if r.participants and state.state_lost:
         return with_round(state, replace(state.round, reason=rollback.wait_reason(state)))
     if trusted < state.config.members.minimum:
         return refill(state, now, out)

@@ -154,6 +154,14 @@ class State:
         return self.committed in self.members.holding
 
     @property
+    def state_lost(self) -> bool:
+        """Whether nobody here holds the state of the last commit, or can make it from what it holds."""
+        if not self.committed or self.round.phase is Phase.FINISHED or self.state_held:
+            return False
+        here = self.members.here
+        return not any(n in here and here[n].state is who.MemberState.ACTIVE for n in self.makers)
+
+    @property
     def awaited_members(self) -> frozenset[NodeId]:
         """Members whose trainers the run waits for."""
         r = self.round

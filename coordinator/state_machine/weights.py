@@ -7,7 +7,8 @@ goes in later attempts.
 
 from atoll.comm.config.outer import WeightName
 from atoll.comm.config.run import RunConfig
-from atoll.coordinator.state_machine.ledger import Contribution, Ledger
+from atoll.coordinator.state_machine.events import Contribution
+from atoll.coordinator.state_machine.ledger import Ledger
 from atoll.outer_opt.clip import clip_factors
 from atoll.outer_opt.weights import by_quality, by_tokens, equal
 

@@ -97,7 +97,7 @@ class RecoveryFigures(msgspec.Struct, frozen=True):
     seconds: float
     bytes: int  # received, headers included
     per_donor: dict[str, int]  # bytes of chunks that each gave
-    came: int  # bytes of chunks, all that came, also in an earlier life
+    received: int  # bytes of chunks, all that came, also in an earlier life
 
 
 @click.command()
@@ -179,7 +179,7 @@ def recovery(
         "bytes": figures.bytes,
         "bytes_per_s": rate,
         "link_share": rate * 8 / (link * 1e6) if link else None,
-        "twice": figures.came / (8 * numel) - 1,
+        "twice": figures.received / (8 * numel) - 1,
         "per_donor": figures.per_donor,
     }
     click.echo(msgspec.json.encode(result).decode()) if as_json else _table(result)
@@ -259,7 +259,7 @@ async def serve(spec: DonorSpec) -> None:
             await asyncio.to_thread(sys.stdin.buffer.read)
             return
         outer.resume()
-        came = _count(outer, Path(spec.folder))
+        received = _count(outer, Path(spec.folder))
         last, half = (
             RecoveryProgress(0),
             min(outer.chunk_rounds) != max(outer.chunk_rounds),
@@ -285,7 +285,7 @@ async def serve(spec: DonorSpec) -> None:
                 seconds,
                 plane.bytes_down,
                 {str(node): size for node, size in last.bytes_from.items()},
-                int(came[0]),
+                int(received[0]),
             )
         )
     finally:
@@ -296,16 +296,16 @@ async def serve(spec: DonorSpec) -> None:
 def _count(outer: OuterState, folder: Path) -> NDArray[np.int64]:
     """(1,): bytes of the chunks' parts that have come, in a file, so that they outlive who counts them."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "came").touch()
-    os.truncate(folder / "came", 8)
-    came, append = np.memmap(folder / "came", np.int64), outer.partial_chunks.append
+    (folder / "received").touch()
+    os.truncate(folder / "received", 8)
+    received, append = np.memmap(folder / "received", np.int64), outer.partial_chunks.append
 
     def counting(c: int, digest: bytes, at: int, part: bytes) -> None:
-        came[0] += len(part)
+        received[0] += len(part)
         append(c, digest, at, part)
 
     outer.partial_chunks.append = counting  # type: ignore[method-assign]
-    return came
+    return received
 
 
 def report(message: DonorUp | DonorProgress | RecoveryFigures) -> None:

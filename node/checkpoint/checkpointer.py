@@ -155,10 +155,10 @@ class Checkpointer:
 
     # What the coordinator and people ask
 
-    def take_snapshots(self, wanted: bool) -> None:
+    def take_snapshots(self, enabled: bool) -> None:
         """Say whether this node is one of those that hold full copies of the state, and so takes snapshots."""
         if self._files is not None:
-            self._files.takes_snapshots = wanted
+            self._files.takes_snapshots = enabled
 
     def on_snapshot(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever a snapshot was taken."""

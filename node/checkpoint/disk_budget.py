@@ -20,7 +20,7 @@ class DiskBudget:
     inner: float
 
     @classmethod
-    def of(cls, disk: float, n_params: int, optimizer: OptimizerName) -> "DiskBudget":
+    def divide(cls, disk: float, n_params: int, optimizer: OptimizerName) -> "DiskBudget":
         """Divide `disk` bytes (0: no limit) for a model of `n_params` parameters and this inner optimizer. The
         moments get what the outer state leaves, and no more than they need."""
         if not disk:

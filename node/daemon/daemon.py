@@ -398,10 +398,5 @@ class Daemon:
         self._over.set()
 
 
-async def live(invite: Invite, config: NodeConfig, options: JoinOptions) -> None:
-    """A node's life in this event loop."""
-    await Daemon(invite, config, options).run()
-
-
 class _Over(Exception):
     """The run is finished, or the node was told to leave."""

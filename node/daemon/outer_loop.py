@@ -1,9 +1,10 @@
 """The node's outer loop, from its trainer's first hello on: the outer state, in memory and on disk, and the
 participation in the reduces.
 
-The daemon calls it by these: `restore` and `close`; `encode`, `start_reduce`, `stop_reduce`, `verify_seals`; and
-`apply`, `recover`, `fall_back`, `renumber`, `load_initial`, which move the state in one worker thread and emit
-`StateMoved` or `MoveFailed`. The machine (`atoll.node.state_machine`) decides when; nothing here does.
+The daemon calls it by these: `restore` and `close`; `begin_training`, `begin_encoding`; `start_reduce`,
+`stop_reduce`, `verify_seals`; and `apply`, `recover`, `fall_back`, `renumber`, `load_initial`, which move the
+state in one worker thread and emit `StateMoved` or `MoveFailed`. The machine (`atoll.node.state_machine`) decides
+when; nothing here does.
 """
 
 import asyncio
@@ -19,11 +20,9 @@ import msgspec
 import numpy as np
 
 from atoll.comm.codecs.factory import make_codec
-from atoll.comm.fragment_schedule import FragmentSchedule
 from atoll.comm.ids import NodeId, Pin, Round
 from atoll.comm.plan import Plan
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.comm.transport.bandwidth import sample_round_trips
 from atoll.node.checkpoint.checkpoint_files import CheckpointLocation
 from atoll.node.checkpoint.checkpointer import Checkpointer
 from atoll.node.checkpoint.disk_budget import DiskBudget
@@ -35,11 +34,17 @@ from atoll.node.daemon.round import RoundParticipation
 from atoll.node.daemon.session import CoordinatorSession
 from atoll.node.daemon.state_server import StateServer
 from atoll.node.outer.layout import fragments_and_chunks
-from atoll.node.outer.method import anchor_adoption, error_feedback, left_out_adoption, outer_schedule, seal_format
+from atoll.node.outer.method import (
+    anchor_adoption,
+    error_feedback,
+    left_out_adoption,
+    outer_schedule,
+    seal_format,
+    staleness_tracker,
+)
 from atoll.node.outer.repair import ChunkCondition, repair_chunk
 from atoll.node.outer.residual import Residual
 from atoll.node.outer.shared_vectors import SharedVectors
-from atoll.node.outer.staleness import StalenessTracker
 from atoll.node.outer.state import OuterState
 from atoll.node.recovery.recovery import Donor, DonorsSilent, RecoveryProgress, RoundMovedOn, Target, recover
 from atoll.node.state_machine import effects as ef
@@ -68,9 +73,9 @@ class OuterLoop:
         vectors = SharedVectors.create(hello.numel, member.options.state_dir, owner=self._whose())
         fragments, chunks = fragments_and_chunks(self._run, hello.layout)
         self.codec = make_codec(self._run.reduce.codec, self._run.reduce.block, self._run.reduce.scales)
-        gap = StalenessTracker(FragmentSchedule(chunks.fragment_count)) if self._run.outer.damping else None
         sealing, schedule = seal_format(self._run, *fragments), outer_schedule(self._run)
-        self.outer = OuterState(vectors, chunks, sealing, schedule, gap, left_out_adoption(self._run.outer))
+        staleness = staleness_tracker(self._run.outer, chunks.fragment_count)
+        self.outer = OuterState(vectors, chunks, sealing, schedule, staleness, left_out_adoption(self._run.outer))
         place = self._place(chunks.fragment_count)
         self.durable = Checkpointer(self.outer, member.plane.peers.buffers.give, place)
         self._server = server
@@ -87,7 +92,7 @@ class OuterLoop:
             [seal_format(self._run, fragment) for fragment in fragments],
             hello.layout,
             self._residual,
-            ReduceReports(self, member.reports),
+            ReduceReports(self, member, emit),
             self.compute,
             spawn,
         )
@@ -146,7 +151,7 @@ class OuterLoop:
             return None
         folder = self._member.options.state_dir / "outer" / mark.hex()
         manifest, every = RunManifest(self._run, config.model), self._run.checkpoint.every * parts
-        limit = DiskBudget.of(config.disk * 1e9, hello.numel, self._run.inner.optimizer).outer
+        limit = DiskBudget.divide(config.disk * 1e9, hello.numel, self._run.inner.optimizer).outer
         return CheckpointLocation(folder, mark, hello.layout, every, limit, manifest=manifest)
 
     def _begin_uploads(self, place: CheckpointLocation) -> Uploader:
@@ -345,7 +350,7 @@ class OuterLoop:
             self.outer.staleness.restart()
 
     def begin_encoding(self, work: Work) -> None:
-        """Begin to encode what this node brings to a round, and emit `Encoded`: once the disk has the round
+        """Begin to encode what this node brings to a round, and emit `EncodingBegun`: once the disk has the round
         before; and where deltas are clipped, with the norm of what was encoded."""
         self.durable.release_buffers()
         self.participation.encode(work)
@@ -375,24 +380,6 @@ class OuterLoop:
     def verify_seals(self, view: pb.View) -> None:
         """Compare the sealed chunks that are here with the ledger's digests, which the view has."""
         self.participation.verify_seals(view.plan.round, view.ledger)
-
-    def complete_reduce(self, plan: Plan, root: bytes, proven: bool) -> None:
-        """Report that every sealed chunk is here; `proven`: and is the ledger's."""
-        peers = self._member.plane.peers
-        self._emit(ev.AttemptComplete((plan.round, plan.attempt), root))
-        complete = pb.ReduceComplete(
-            digest=root,
-            proven=proven,
-            bytes_up=self.participation.bytes_up,
-            bytes_down=self.participation.bytes_down,
-            rate_up=peers.rate_up,
-            rate_down=peers.rate_down,
-            rate_inside=peers.estimator.rate_inside,
-            rate_outside=peers.estimator.rate_outside,
-        )
-        for node, seconds_ in sample_round_trips(peers.round_trips()).items():
-            complete.round_trips.add(node_id=node, seconds=seconds_)
-        self._member.reports.reduce_complete(plan, complete)
 
 
 def on_disk(outer_loop: OuterLoop | None) -> dict[str, Any]:
@@ -424,12 +411,27 @@ def how_far(recovery: RecoveryProgress | None) -> dict[str, Any] | None:
 class ReduceReports(Reports):
     """The reports of a member that contributes: it holds the sealed chunks, too."""
 
-    def __init__(self, outer_loop: OuterLoop, reports: Reports) -> None:
-        super().__init__(reports.control)
-        self._outer_loop = outer_loop
+    def __init__(self, outer_loop: OuterLoop, member: CoordinatorSession, emit: Emit) -> None:
+        """`emit` hands the machine an event."""
+        super().__init__(member.reports.control)
+        self._outer_loop, self._peers, self._emit = outer_loop, member.plane.peers, emit
 
     def orphans(self, plan: Plan, here: tuple[tuple[int, bytes], ...]) -> None:
         self.orphans_found(plan, here)
 
     def held(self, plan: Plan, root: bytes, proven: bool) -> None:
-        self._outer_loop.complete_reduce(plan, root, proven)
+        self._emit(ev.AttemptComplete((plan.round, plan.attempt), root))
+        participation, peers = self._outer_loop.participation, self._peers
+        complete = pb.ReduceComplete(
+            digest=root,
+            proven=proven,
+            bytes_up=participation.bytes_up,
+            bytes_down=participation.bytes_down,
+            rate_up=peers.rate_up,
+            rate_down=peers.rate_down,
+            rate_inside=peers.estimator.rate_inside,
+            rate_outside=peers.estimator.rate_outside,
+        )
+        for node, seconds in peers.round_trips().items():
+            complete.round_trips.add(node_id=node, seconds=seconds)
+        self.reduce_complete(plan, complete)

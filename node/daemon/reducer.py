@@ -161,11 +161,6 @@ class Reducer:
         }
 
 
-async def reduce_only(invite: Invite, config: NodeConfig, options: JoinOptions) -> None:
-    """A reducer's life in this event loop."""
-    await Reducer(invite, config, options).run()
-
-
 class NothingToFetch:
     """The data plane's source of a node that has neither state nor sealed chunks."""
 

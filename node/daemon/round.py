@@ -31,7 +31,7 @@ from atoll.comm.ids import NodeId
 from atoll.comm.plan import InvalidPlan, Plan
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.transport.data_plane import DataPlane
-from atoll.node.checkpoint.snapshots import TensorShapes
+from atoll.node.outer.layout import Shapes
 from atoll.node.outer.residual import Residual
 from atoll.node.outer.state import OuterState
 from atoll.node.state_machine.state import Work
@@ -70,7 +70,7 @@ class RoundParticipation:
         outer: OuterState,
         codec: Codec,
         sealings: Sequence[SealFormat],
-        layout: TensorShapes,
+        layout: Shapes,
         residual: Residual | None,
         listener: ReduceListener,
         compute: Callable[[Callable[[], Any]], Awaitable[Any]],

@@ -26,10 +26,10 @@ def fragments_and_chunks(config: RunConfig, shapes: Shapes) -> tuple[tuple[Fragm
         (model,) = whole(rest)
         return (model,), Chunks(model.numel, config.reduce.chunk)
     for fragment in fragments:
-        mine: list[Tensor] = [rest.pop(0) for _ in fragment.tensors]
-        if [t.name for t in mine] != [t.name for t in fragment.tensors]:
+        tensors: list[Tensor] = [rest.pop(0) for _ in fragment.tensors]
+        if [t.name for t in tensors] != [t.name for t in fragment.tensors]:
             raise ValueError("the parameters do not lie fragment after fragment")
-        found.append(Fragment(tuple(mine)))
+        found.append(Fragment(tuple(tensors)))
     sizes = tuple(fragment.numel for fragment in found)
     return tuple(found), Chunks(sum(sizes), config.reduce.chunk, sizes)
 

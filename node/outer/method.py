@@ -30,6 +30,8 @@ from atoll.comm.config.outer import (
     TakeName,
 )
 from atoll.comm.config.run import CodecName, RunConfig
+from atoll.comm.fragment_schedule import FragmentSchedule
+from atoll.node.outer.staleness import StalenessTracker
 from atoll.outer_opt.arrays import Array
 from atoll.outer_opt.feedback import ErrorFeedback
 from atoll.outer_opt.fragments import Fragment, balanced, strided, whole
@@ -133,6 +135,11 @@ def chunk_pieces(fragment: Fragment, chunks: Chunks) -> list[Pieces]:
 def error_feedback(outer: OuterConfig) -> ErrorFeedback | None:
     """The run's error feedback; None: what the wire leaves out is lost."""
     return ErrorFeedback(outer.feedback) if outer.feedback else None
+
+
+def staleness_tracker(outer: OuterConfig, fragments: int) -> StalenessTracker | None:
+    """Make the tracker of how stale left-out work is, where `outer.damping` is on; None: it is off."""
+    return StalenessTracker(FragmentSchedule(fragments)) if outer.damping else None
 
 
 def divide(config: FragmentsConfig, tensors: Sequence[Tensor]) -> tuple[Fragment, ...]:

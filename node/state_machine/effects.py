@@ -51,7 +51,7 @@ class EndTrainer:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Encode the work's delta; `Encoded` when it can be reported, which the disk or the norm may delay."""
+    """Encode the work's delta; `EncodingBegun` when it can be reported, which the disk or the norm may delay."""
 
     work: Work
 

@@ -107,17 +107,20 @@ OuterPosition = NoState | At | Moving
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The inner steps that the local vector holds beyond the anchor: on the first `samples` of the lease at
-    `front`."""
+    """The inner steps that the local vector holds beyond the anchor: on the first `samples` of the lease."""
 
     round: int  # in which it was done
-    front: int
+    lease: tuple[Range, ...]
     samples: int
     steps: int = 0  # of this round
     loss: float = 0.0  # mean over the samples
     norm: float = 0.0  # l2, of the local vector's distance from the anchor
     fresh: bool = True  # it began from the anchor, with nothing of earlier rounds
-    lease: tuple[Range, ...] = ()
+
+    @property
+    def front(self) -> int:
+        """The lease's first sample."""
+        return self.lease[0][0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,13 +219,13 @@ def _repeat(state: State, view: pb.View, out: list[Effect]) -> None:
 def _handed_over(state: State, task: Training, ready: trainer.Ready, out: list[Effect]) -> State:
     """The trainer's steps on top of what was carried over."""
     state = replace(state, turns=state.turns and replace(state.turns, rebased=False))
-    base = state.carried or Work(task.round, task.front, 0, fresh=task.fresh)
+    base = state.carried or Work(task.round, task.lease, 0, fresh=task.fresh)
     total = base.samples + ready.samples
     at_rest = Evaluating(task.round) if task.evaluating else Idle()
     if not total:
         return replace(state, trainer=at_rest, work=None)
     mean = (base.loss * base.samples + ready.loss * ready.samples) / total
-    work = Work(task.round, task.front, total, ready.steps, mean, ready.norm, base.fresh, task.lease)
+    work = Work(task.round, task.lease, total, ready.steps, mean, ready.norm, base.fresh)
     # Else its state may yet be found to be another; a later view asks for the work, if it can be used.
     if state.view is not None and state.view.you == "active" and state.round == task.round - 1:
         out.append(Encode(work))

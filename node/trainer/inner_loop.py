@@ -224,10 +224,14 @@ def train(learner: LearnerState, order: Train, io: TrainerIO) -> ToTrainer | Non
     io.load(order.resume)
     learner.model.train()
     while True:
-        if cursor.takes_state:
-            take_state(cursor, io)
-        if cursor.is_complete and not hand_over(cursor, io):
-            return None
+        if cursor.takes_state:  # the steps since the hand-over go on top of the one that the new order begins with
+            cursor.state_due = False
+            io.take_state(cursor.order)
+        if cursor.is_complete:
+            ready = cursor.hand_over()
+            io.hand_over(ready)
+            if not ready.ahead:
+                return None
         if cursor.is_stalled:
             report_stall(cursor, io)
             has_command = True
@@ -236,19 +240,6 @@ def train(learner: LearnerState, order: Train, io: TrainerIO) -> ToTrainer | Non
         if has_command and (command := carry_out(cursor, io, io.next_command())) is not None:
             return command
         report_target(cursor, io)
-
-
-def take_state(cursor: TrainingCursor, io: TrainerIO) -> None:
-    """Have the steps since the hand-over put on top of the state that the new order begins with."""
-    cursor.state_due = False
-    io.take_state(cursor.order)
-
-
-def hand_over(cursor: TrainingCursor, io: TrainerIO) -> bool:
-    """Give the daemon the order's work; return whether there is more to do before the next order."""
-    ready = cursor.hand_over()
-    io.hand_over(ready)
-    return ready.ahead
 
 
 def report_stall(cursor: TrainingCursor, io: TrainerIO) -> None:

@@ -10,10 +10,8 @@ daemon as `Failed`; anything else is a crash, which the daemon answers with a ne
 import argparse
 import math
 import os
-import queue
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -66,43 +64,11 @@ class Diverged(AtollError):
     """The parameters are not finite any more, and of no use."""
 
 
-class DaemonLink:
-    """Rank 0's channel: a thread receives, so that the daemon is heard while a step runs."""
-
-    def __init__(self, end: TrainerEnd) -> None:
-        self._end = end
-        self._inbox: queue.SimpleQueue[trainer_channel.ToTrainer] = queue.SimpleQueue()
-        threading.Thread(target=self._receive, name="channel", daemon=True).start()
-
-    def _receive(self) -> None:
-        try:
-            while (message := self._end.receive()) is not None:
-                self._inbox.put(message)
-        except (OSError, ValueError):  # the channel broke
-            pass
-        self._inbox.put(trainer_channel.Stop())
-
-    def next_command(self) -> trainer_channel.ToTrainer:
-        """Wait for the daemon's next command; `Stop` when it is gone."""
-        return self._inbox.get()
-
-    def has_command(self) -> bool:
-        """Whether `next_command` would return at once."""
-        return not self._inbox.empty()
-
-    def send(self, message: trainer_channel.ToDaemon) -> None:
-        """Tell the daemon; if it is gone, the receiving thread has noticed."""
-        try:
-            self._end.send(message)
-        except OSError:
-            pass
-
-
 class RankBroadcast:
     """The daemon's commands in the same order on every rank; answers go out from rank 0."""
 
-    def __init__(self, ranks: RankGroup, link: DaemonLink | None) -> None:
-        """`link`: rank 0's, None on the others."""
+    def __init__(self, ranks: RankGroup, link: TrainerEnd | None) -> None:
+        """`link`: rank 0's channel, None on the others."""
         assert (ranks.rank == 0) == (link is not None)
         self._ranks, self._link = ranks, link
 
@@ -154,7 +120,7 @@ def main(spec_path: str, group: str) -> None:
     spec = msgspec.json.decode(Path(spec_path).read_bytes(), type=TrainerSpec)
     ranks = RankGroup(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
     try:
-        commands = RankBroadcast(ranks, DaemonLink(connect(spec.channel)) if ranks.rank == 0 else None)
+        commands = RankBroadcast(ranks, connect(spec.channel) if ranks.rank == 0 else None)
         with report_failures(spec.channel, commands):
             device = choose_device(spec.node, ranks)
             with rank_process_group(ranks, device, group):
@@ -187,7 +153,7 @@ def report_failures(channel: str, commands: RankBroadcast) -> Iterator[None]:
         if commands.has_link:
             commands.send(trainer_channel.Failed(sentence))
             return
-        with suppress(AtollError, OSError):  # the daemon is gone
+        with suppress(AtollError):  # the daemon is gone
             connect(channel).send(trainer_channel.Failed(sentence))
 
     try:
@@ -299,7 +265,7 @@ def optimizer_checkpoint(
     spec: TrainerSpec, learner: LearnerState, layout: FlatLayout, commands: RankBroadcast
 ) -> Iterator[OptimizerCheckpoint]:
     """The inner optimizer's state on disk; what is being written when the trainer ends is finished."""
-    limit = DiskBudget.of(spec.node.disk * 1e9, layout.numel, spec.run.inner.optimizer).inner
+    limit = DiskBudget.divide(spec.node.disk * 1e9, layout.numel, spec.run.inner.optimizer).inner
     files = OptimizerFiles(Path(spec.moments), limit) if spec.moments else None
     fragments, _ = fragments_and_chunks(spec.run, shapes_of(layout))
     every = spec.run.checkpoint.every * len(fragments)

@@ -397,10 +397,9 @@ def the_ledger_has_what_members_said(world: "World", state: State) -> None:
     truth, r = world.truth, state.round
     here = state.members.here
     for node, c in r.ledger.contributions.items():
-        front = state.leases.by_node[node][0][0]
-        ready = ev.ContributionReady(node, here[node].life, r.number, front, c.samples, c.steps, c.loss, c.norm)
-        said = ready in truth.said or replace(ready, fresh=True) in truth.said
-        hold(said, f"{node} never said that it is ready with {c.samples} samples")
+        hold(c.front == state.leases.by_node[node][0][0], f"the work of {node} is of another lease")
+        ready = ev.ContributionReady(node, here[node].life, r.number, replace(c, life=0, earlier=0))
+        hold(ready in truth.said, f"{node} never said that it is ready with {c.samples} samples")
     for node, held in r.completions.items():
         right = held.fence.round == r.number and (node not in here or held.life == here[node].life)
         hold(held in truth.said and right, f"{node} never said that it holds {held.fence}")

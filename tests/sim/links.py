@@ -12,9 +12,8 @@ from sim.truth import Contribution
 from atoll.comm.ids import NodeId, Round
 from atoll.comm.plan import PlanMember
 from atoll.comm.transport.frame_handler import RoundOrder, round_order
-from atoll.comm.transport.frames import FrameKind
+from atoll.comm.transport.frames import FrameKind, QueuedFrame
 from atoll.comm.transport.link_policy import Dial, LeafMissing, LinkPolicy, LinkTimes, Pause, Rest
-from atoll.comm.transport.send_queue import QueuedFrame
 
 if TYPE_CHECKING:
     from sim.node import Node

@@ -230,7 +230,7 @@ class Node(Process):
         self.world.truth.contributed[self.session, round_] = tuple(self.local)
         self.report(
             lambda n, life: ev.ContributionReady(
-                n, life, round_, front, samples, steps, loss, norm(n, samples), fresh=fresh
+                n, life, round_, ev.Contribution(samples, steps, loss, norm(n, samples), front, fresh=fresh)
             )
         )
 

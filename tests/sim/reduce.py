@@ -34,8 +34,7 @@ from atoll.comm.allreduce.protocol import ReduceProtocol
 from atoll.comm.bitmap import bitmap
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import Fence, Plan
-from atoll.comm.transport.frames import FrameKind
-from atoll.comm.transport.send_queue import QueuedFrame
+from atoll.comm.transport.frames import FrameKind, QueuedFrame
 from atoll.coordinator.state_machine import events as ev
 from atoll.node.state_machine import events as node_ev
 

@@ -31,7 +31,8 @@ SCENARIOS, LEDGER = (
     "tests/coordinator/state_machine/test_transcripts.py",
     "tests/coordinator/state_machine/test_ledger.py",
 )
-EXCHANGE, NODE = "tests/comm/allreduce/test_protocol.py", "tests/node/state_machine"
+EXCHANGE, NODE = "tests/comm/allreduce/test_protocol_attempts.py", "tests/node/state_machine"
+LEVELS = "tests/comm/allreduce/test_protocol_levels.py"
 LATE, INBOX = "tests/comm/allreduce/test_late_peers.py", "tests/comm/allreduce/test_inbox.py"
 CONTROL = "tests/comm/allreduce/test_control_frames.py"
 LINKS, POLICY = "tests/comm/transport/test_link_policy.py", "tests/node/checkpoint/test_policy.py"
@@ -72,7 +73,7 @@ MUTATIONS = [
     Mutation(
         "held bytes of earlier owners' chunks count",
         C + "state_machine/reduce.py",
-        "late = event.fence.round != r.number or event.fence.attempt < r.ledger.newest",
+        "late = event.fence.round != r.number or (attempt < ledger.attempt and attempt < ledger.newest)",
         "late = event.fence.round != r.number",
         4,
     ),
@@ -227,7 +228,7 @@ MUTATIONS = [
     Mutation(
         "a contribution from another lease counts",
         C + "state_machine/rounds.py",
-        "if not lease or event.front != data.front(lease) or",
+        "if not lease or work.front != data.front(lease) or",
         "if not lease or",
     ),
     Mutation(
@@ -629,7 +630,7 @@ MUTATIONS = [
     Mutation(
         "who began from the anchor is weighed as if it had not",
         C + "state_machine/rounds.py",
-        "    if event.fresh:",
+        "    if work.fresh:",
         "    if False:",
         1,
     ),
@@ -726,20 +727,20 @@ MUTATIONS = [
         "return []  #",
         EXCHANGE,
     ),
-    Mutation("a refused sum still counts", X, "chunk.region_sums.pop(place, (place,))", "(place,)", EXCHANGE),
+    Mutation("a refused sum still counts", X, "chunk.region_sums.pop(place, (place,))", "(place,)", LEVELS),
     Mutation(
         "a lost chunk comes again from its relay only",
         X,
         "chunk.state = ChunkState.SERVED if chunk.relayed else ChunkState.SEALED",
         "chunk.state = ChunkState.SEALED",
-        EXCHANGE,
+        LEVELS,
     ),
     Mutation(
         "relays get no sealed chunks",
         "comm/allreduce/routes.py",
         "self.contributes(place) or self.plan.relays_for(c, place)\n        return",
         "self.contributes(place)\n        return",
-        EXCHANGE,
+        LEVELS,
     ),
     # Links, late peers and merges
     Mutation(

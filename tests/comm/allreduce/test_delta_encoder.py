@@ -122,7 +122,7 @@ def test_a_chunk_that_is_let_go_of_is_made_again_with_the_same_bytes_unless_nobo
 
 
 def test_a_chunk_that_is_kept_or_not_there_yet_is_not_let_go_of() -> None:
-    kept, begun = (DeltaEncoder(ANCHOR, LOCAL, INT8, CHUNKS, keep=keep) for keep in (True, False))
-    asyncio.run(kept.run(asyncio.to_thread))
-    assert kept.encoded.release(0) is None and len(kept.encoded.whole) == CHUNKS.count
-    assert begun.encoded.release(0) is None
+    encoder = DeltaEncoder(ANCHOR, LOCAL, INT8, CHUNKS, permanent=True)
+    asyncio.run(encoder.run(asyncio.to_thread))
+    assert encoder.encoded.release(0) is None and len(encoder.encoded.whole) == CHUNKS.count
+    assert DeltaEncoder(ANCHOR, LOCAL, INT8, CHUNKS).encoded.release(0) is None

@@ -115,6 +115,7 @@ GOOD = sealed(GATHERED, [np.ones(N, np.float32)] * 2, [0.5, 0.5])
         (ENCODED, bytes(41), "41 bytes"),
         (ENCODED, np.full(N, np.nan, np.float32).tobytes(), "not finite"),
         (GATHERED, GOOD[:-1], "99 bytes, which are no contributions of 10 elements"),
+        (GATHERED, bytes(3), "3 bytes, which are no contributions"),
         (GATHERED, bytes(4), "4 bytes, which are no contributions"),
         (GATHERED, b"\3" + GOOD[1:], "2 contributions and says 3"),
         (GATHERED, GOOD[:4] + struct.pack("<2d", -1e-9, 0.5) + GOOD[20:], "negative, or more than 1"),

@@ -49,7 +49,7 @@ def test_what_members_said_has_its_point() -> None:
         ev.Joined(ADA, 1, "ada", "ada:1", "s"),
         ev.StateReported(ADA, 1, 0, b"d"),
         ev.StepsReached(ADA, 1, 1),
-        ev.ContributionReady(ADA, 1, 1, 0, 1, 1, 1.0, 1.0),
+        ev.ContributionReady(ADA, 1, 1, ev.Contribution(1, 1, 1.0, 1.0)),
         ev.ChunksSealed(ADA, 1, FENCE, ()),
         ev.ReduceComplete(ADA, 1, FENCE, b"d", 0, 0),
         ev.Tick(),

@@ -3,7 +3,7 @@
 import random
 
 from atoll.comm.ids import NodeId
-from atoll.coordinator.service.goodput import GoodputMeter, shares
+from atoll.coordinator.service.goodput import GoodputMeter
 
 A, B = NodeId("n1"), NodeId("n2")
 
@@ -85,4 +85,4 @@ def test_whatever_happens_the_buckets_add_up_to_the_wall_time() -> None:
             case _:
                 meter.record_return(A, now)
         assert abs(sum(meter.seconds(now).values()) - now) < 1e-6
-    assert abs(sum(shares(meter.seconds(now)).values()) - 1) < 1e-9
+    assert abs(sum(meter.shares(now).values()) - 1) < 1e-9

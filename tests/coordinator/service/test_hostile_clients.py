@@ -47,7 +47,7 @@ def honest(rng: Random, state: State, node: NodeId) -> ev.Event | None:
     lease = state.leases.by_node.get(node)
     if node in r.participants and r.phase in (Phase.INNER, Phase.COLLECTING) and lease:
         if node not in ledger.contributions:
-            return ev.ContributionReady(node, life, r.number, front(lease), 4, 4, 2.0, 1.0)
+            return ev.ContributionReady(node, life, r.number, ev.Contribution(4, 4, 2.0, 1.0, front(lease)))
     if r.plan is None or node not in ledger.members:
         return None
     if mine := [c for c in ledger.unsealed if ledger.owners[c] == node]:

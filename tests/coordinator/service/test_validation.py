@@ -30,7 +30,7 @@ def test_every_report_becomes_its_event() -> None:
     assert event(layout_reported=pb.LayoutReported(numel=5, digest=DIGEST)) == ev.LayoutReported(ADA, 7, 5, DIGEST)
     assert event(state_reported=pb.StateReported(round=8, digest=DIGEST)) == ev.StateReported(ADA, 7, 8, DIGEST)
     assert event(steps_reached=pb.StepsReached()) == ev.StepsReached(ADA, 7, 4)
-    assert event(contribution_ready=ready) == ev.ContributionReady(ADA, 7, 4, 40, 36, 9, 2.5, 0.5)
+    assert event(contribution_ready=ready) == ev.ContributionReady(ADA, 7, 4, ev.Contribution(36, 9, 2.5, 0.5, 40))
     seals = pb.ChunksSealed(seals=[pb.Seal(chunk=3, digest=DIGEST, inputs=b"\x05")])
     assert event(chunks_sealed=seals) == ev.ChunksSealed(ADA, 7, MINE, ((3, DIGEST, b"\x05"),))
     forged = pb.ChunkForged(node_id="n2", chunk=5)

@@ -62,7 +62,11 @@ def draw(rng: random.Random, state: State, node: NodeId) -> ev.Event:
         ev.Tick(),
     ]
     if lease:
-        usual.append(ev.ContributionReady(node, life, r.number, lease[0][0], 1, rng.choice((4, 10)), 2.0, 1.0))
+        usual.append(
+            ev.ContributionReady(
+                node, life, r.number, ev.Contribution(1, rng.choice((4, 10)), 2.0, 1.0, lease[0][0])
+            )
+        )
     if r.plan is not None:
         owned = tuple((c, bytes(16), b"\xff") for c, owner in enumerate(r.ledger.owners) if owner == node)
         root = r.ledger.root if r.ledger.complete else bytes(16)

@@ -25,7 +25,7 @@ def run_of_three(feedback: float) -> scenario.Run:
 
 def contribute(run: scenario.Run, node: NodeId, samples: int, loss: float, norm: float, damping: float) -> None:
     front = run.state.leases.by_node[node][0][0]
-    run.feed(ev.ContributionReady(node, 1, 1, front, samples, 10, loss, norm, damping))
+    run.feed(ev.ContributionReady(node, 1, 1, ev.Contribution(samples, 10, loss, norm, front, damping)))
 
 
 def seal(run: scenario.Run, c: int, *places: int) -> None:

@@ -75,7 +75,7 @@ class Fleet:
         assert self.state.round.phase is Phase.COLLECTING
         for node in self.in_no_order():
             front = data.front(self.state.leases.by_node[node])
-            self.feed(ev.ContributionReady(node, 1, 1, front, 10, 10, 2.0, 1.0))
+            self.feed(ev.ContributionReady(node, 1, 1, ev.Contribution(10, 10, 2.0, 1.0, front)))
 
     def reduce(self) -> None:
         plan, owners, all_ = self.state.round.plan, self.state.round.ledger.owners, len(self.nodes)

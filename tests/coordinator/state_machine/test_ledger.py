@@ -10,7 +10,8 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.digest import digest, root
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine import ledger as book
-from atoll.coordinator.state_machine.ledger import Contribution, Ledger
+from atoll.coordinator.state_machine.events import Contribution
+from atoll.coordinator.state_machine.ledger import Ledger
 
 A, B, C = NODES = (NodeId("n1"), NodeId("n2"), NodeId("n3"))
 
@@ -44,7 +45,7 @@ def test_whatever_is_said_the_ledger_keeps_its_promises(seed: int) -> None:
         node, draw, before = rng.choice(NODES), rng.random(), ledger
         if draw < 0.2:
             life += 1
-            ledger = book.contribute(ledger, node, Contribution(rng.randint(1, 9), 1, 0.0, 0.0, life))
+            ledger = book.contribute(ledger, node, Contribution(rng.randint(1, 9), 1, 0.0, 0.0, life=life))
             assert ledger.contributions[node] == before.contributions.get(node, ledger.contributions[node])
         elif draw < 0.25:
             ledger = book.withdraw(ledger, node)

@@ -170,7 +170,9 @@ class Fuzz:
         usual: list[ev.Event] = [
             ev.StateReported(node, life, committed, digest(b"state %d" % committed + flipped)),
             ev.StepsReached(node, life, round_),
-            ev.ContributionReady(node, life, round_, front, samples, rng.randint(0, 20), 1.0, 1.0),
+            ev.ContributionReady(
+                node, life, round_, ev.Contribution(samples, rng.randint(0, 20), 1.0, 1.0, front)
+            ),
             ev.LossEvaluated(node, life, committed, 1.0),
         ]
         reducing: list[ev.Event] = [
@@ -220,7 +222,9 @@ def answers(v: pb.View, state: State, node: NodeId) -> list[ev.Event]:
     if v.train.lease and m.state_round == v.committed and not v.ready:
         said += [] if v.reached else [ev.StepsReached(node, life, v.train.round)]
         said += (
-            [ev.ContributionReady(node, life, r.number, data.front(lease), 1, 1, 1.0, 1.0)] if v.closing else []
+            [ev.ContributionReady(node, life, r.number, ev.Contribution(1, 1, 1.0, 1.0, data.front(lease)))]
+            if v.closing
+            else []
         )
     if v.HasField("plan") and r.plan is not None:
         said += sealed(v, state, node)

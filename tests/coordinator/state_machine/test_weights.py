@@ -9,7 +9,8 @@ from atoll.comm.config.outer import OuterConfig, WeightName
 from atoll.comm.config.run import InnerConfig, ModelConfig, RunConfig
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine import ledger as book
-from atoll.coordinator.state_machine.ledger import Contribution, Ledger
+from atoll.coordinator.state_machine.events import Contribution
+from atoll.coordinator.state_machine.ledger import Ledger
 from atoll.coordinator.state_machine.weights import round_length, scales, weights
 from atoll.outer_opt import weights as reference
 from atoll.outer_opt.clip import clip_factors

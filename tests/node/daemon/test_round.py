@@ -62,7 +62,7 @@ def test_a_delta_that_is_not_finite_names_its_parameter(element: int, name: str,
 
     async def body() -> None:
         part = part_of(outer)
-        part.encode(Work(1, 0, 1))
+        part.encode(Work(1, ((0, 1),), 1))
         encoding = part._round.encoding
         assert encoding is not None
         with pytest.raises(NonFinite, match=f"training diverged: .* in {name}.weight"):
@@ -76,7 +76,7 @@ def test_nobody_waits_for_chunks_of_a_delta_that_is_forgotten(outer: OuterState)
         await asyncio.Event().wait()
 
     async def body() -> None:
-        part, work = part_of(outer, never), Work(1, 0, 1)
+        part, work = part_of(outer, never), Work(1, ((0, 1),), 1)
         members = PlanMember(ADA, "", 1.0), PlanMember(BO, "", 1.0, leaf=True)
         part.begin(Plan(Incarnation(1), Epoch(1), Round(1), 1, members, (1,) * CHUNKS.count), ADA, work)
         await asyncio.sleep(0)
@@ -93,7 +93,7 @@ def test_nobody_waits_for_chunks_of_a_delta_that_is_forgotten(outer: OuterState)
 
 def test_the_norm_of_a_delta_that_is_forgotten_is_not_looked_for(outer: OuterState) -> None:
     async def body() -> None:
-        part, work = part_of(outer), Work(1, 0, 1)
+        part, work = part_of(outer), Work(1, ((0, 1),), 1)
         part.encode(work)
         part.forget()
         assert await part.norm(work) is None
@@ -116,7 +116,7 @@ def test_the_norm_is_looked_for_once_however_often_it_is_asked_for(outer: OuterS
             return await asyncio.to_thread(work)
 
         outer.vectors.local[:] = 1.0
-        part, work = part_of(outer, compute), Work(1, 0, 1)
+        part, work = part_of(outer, compute), Work(1, ((0, 1),), 1)
         encoded = part.encode(work)
         await encoded.chunk(CHUNKS.count - 1)
         calls = 0
@@ -138,7 +138,7 @@ def test_what_a_round_has_of_a_delta_that_was_not_encoded_to_its_end_is_kept(out
         residual = Residual(ErrorFeedback(1.0), outer.vectors, CHUNKS, CODEC)
         part = part_of(outer)
         part._residual = residual
-        encoded = part.encode(Work(1, 0, 1))
+        encoded = part.encode(Work(1, ((0, 1),), 1))
         await encoded.chunk(CHUNKS.count - 1)
         encoded._chunks[1:] = [None] * (CHUNKS.count - 1)
         lacking = bitmap(range(1, CHUNKS.count), CHUNKS.count)

@@ -37,7 +37,7 @@ class Node:
 
     def encode(self) -> EncodedVector:
         offer = self.residual.offer
-        encoder = DeltaEncoder(self.vectors.anchor, self.vectors.local, INT4, CHUNKS, offer=offer, keep=True)
+        encoder = DeltaEncoder(self.vectors.anchor, self.vectors.local, INT4, CHUNKS, offer=offer, permanent=True)
         asyncio.run(encoder.run(asyncio.to_thread))
         return encoder.encoded
 

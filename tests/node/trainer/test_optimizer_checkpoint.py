@@ -184,7 +184,7 @@ def test_the_learning_rate_rises_over_the_steps_that_beta2_asks_for_but_a_quarte
 
 def test_the_outer_state_has_the_disk_first() -> None:
     n, adamw = 1_000_000, OptimizerName.ADAMW
-    assert DiskBudget.of(0.0, n, adamw) == DiskBudget(0.0, 0.0)
-    assert DiskBudget.of(20e6, n, adamw).outer == 20e6
-    assert DiskBudget.of(100e6, n, adamw) == DiskBudget(100e6 - 25.6e6, 25.6e6)
-    assert DiskBudget.of(40e6, n, adamw) == DiskBudget(30e6, 10e6)
+    assert DiskBudget.divide(0.0, n, adamw) == DiskBudget(0.0, 0.0)
+    assert DiskBudget.divide(20e6, n, adamw).outer == 20e6
+    assert DiskBudget.divide(100e6, n, adamw) == DiskBudget(100e6 - 25.6e6, 25.6e6)
+    assert DiskBudget.divide(40e6, n, adamw) == DiskBudget(30e6, 10e6)

@@ -1,0 +1,116 @@
+"""What a coordinator answers over HTTP: pages of round records, members, metrics."""
+
+import asyncio
+import json
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from control_nodes import coordinator, get
+
+from atoll.comm.ids import NodeId
+from atoll.coordinator.monitor import http
+from atoll.coordinator.state_machine import events as ev
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "since=",
+        "since=x",
+        "since=-1",
+        "limit=1.0",
+        "limit=0",
+        "limit=" + "9" * 19,
+        "fields=__class__",
+        "fields=round,",
+        "fields=q",
+    ],
+)
+def test_a_question_for_records_that_makes_no_sense_is_refused_with_a_sentence(tmp_path: Path, query: str) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            status, body = await get(c, f"/api/rounds?{query}")
+            assert status == 400 and body.endswith(b"\n") and len(body) < 100
+            assert await get(c, "/api/rounds?since=0&limit=1&fields=round,val_loss") == (200, b"[]")
+
+    asyncio.run(story())
+
+
+def record(number: int) -> ev.CommitRecord:
+    spent = {"inner": 1.0, "collect": 0.0, "reduce": 0.0, "commit": 0.0}
+    weights = {NodeId("n1"): 100.0}
+    return ev.CommitRecord(number, 1, 1, (), weights, 100 * number, 3.0, spent, {}, {}, "", "", val_loss=2.0)
+
+
+def test_records_are_answered_in_pages_of_bounded_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            records = [record(k) for k in range(1, 1251)]
+            c.journal.append([], records)
+
+            async def pages(query: str) -> list[list[dict[str, Any]]]:
+                """What a reader gets that asks on until there is nothing more."""
+                got, since = list[list[dict[str, Any]]](), 0
+                while True:
+                    status, body = await get(c, f"/api/rounds?since={since}{query}")
+                    assert status == 200, body
+                    if not (page := json.loads(body)):
+                        return got
+                    got, since = [*got, page], page[-1]["round"]
+
+            whole = json.loads(msgspec.json.encode(records))
+            assert [len(page) for page in await pages("")] == [200] * 6 + [50]
+            assert list(chain(*await pages(""))) == whole
+            assert [len(page) for page in await pages("&limit=9999&fields=round")] == [1000, 250]
+            few = await pages("&limit=1000&fields=round,val_loss,fragment")
+            assert list(chain(*few)) == [{"round": r.round, "val_loss": 2.0, "fragment": 0} for r in records]
+
+            monkeypatch.setattr(http, "MAX_ANSWER_BYTES", 10_000)
+            short = await pages("&limit=1000")
+            assert list(chain(*short)) == whole and 1 < len(short[0]) < 50
+            monkeypatch.setattr(http, "MAX_ANSWER_BYTES", 1)
+            assert await get(c, "/api/rounds?since=7&fields=round") == (200, b'[{"round":8}]')
+
+    asyncio.run(story())
+
+
+def test_what_a_node_says_of_its_progress_and_troubles_is_on_the_page(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            ada = c.node()
+            await ada.at_work()
+            await ada.heartbeat(phase="recovering", progress="3 of 9 chunks\n", trouble="no room" + "!" * 900)
+            [member] = json.loads((await get(c, "/api/run"))[1])["members"]
+            assert member["progress"] == "3 of 9 chunks"
+            assert member["trouble"].startswith("no room!") and len(member["trouble"]) < 300
+            assert "3 of 9 chunks; no room!" in member["reason"]
+            await ada.heartbeat(phase="inner")
+            [member] = json.loads((await get(c, "/api/run"))[1])["members"]
+            assert "chunks" not in member["reason"] and "room" not in member["reason"]
+
+    asyncio.run(story())
+
+
+def test_metrics_tell_of_the_control_plane(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            ada, bo = await c.pair()
+            await ada.heartbeat(phase="inner")
+            status, body = await get(c, "/metrics")
+            lines = body.decode().splitlines()
+            assert status == 200
+            for line in (
+                "# TYPE atoll_heartbeats_total counter",
+                "atoll_heartbeats_total 1.0",
+                'atoll_reports_total{kind="layout_reported"} 2.0',
+                'atoll_members{state="active"} 2.0',
+                "# TYPE atoll_committed_rounds_total counter",
+                "# TYPE atoll_journal_write_seconds histogram",
+                "atoll_streams 2.0",
+            ):
+                assert line in lines, line
+
+    asyncio.run(story())
