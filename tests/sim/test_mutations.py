@@ -168,7 +168,7 @@ MUTATIONS = [
         "outer_opt/weights.py",
         "[min(w, QUALITY_BOUND * median(there)) for w in raw]",
         "raw",
-        97,
+        68,
     ),
     Mutation(
         "a part of a contribution counts as all of it",
@@ -425,7 +425,7 @@ MUTATIONS = [
         C + "state_machine/step.py",
         "return event.node not in state.members.here or member is None or event.life != member.life",
         "return event.node not in state.members.here or member is None",
-        9,
+        14,
     ),
     Mutation(
         "the incarnation is not taken over",
@@ -661,7 +661,7 @@ MUTATIONS = [
         X,
         "if since != chunk.since or self._routes.places.get(node) != place:",
         "if since != chunk.since:",
-        16,
+        26,
     ),
     Mutation(
         "a reopened chunk is kept",
@@ -797,7 +797,7 @@ MUTATIONS = [
         "comm/transport/frame_handler.py",
         "        return RoundOrder.AHEAD\n",
         "        return RoundOrder.OVER\n",
-        12,
+        20,
     ),
     Mutation(
         "two leaves wait for each other's links",
