@@ -1,18 +1,18 @@
 """The shell around the state machine: one task that takes events in order, makes them durable, then lets out what
 comes of them. `rpc` and `view_streams` hand events in, `control_plane` runs it.
 
-    submit, post --> queue --> prepare --> write, in a thread --> adopt --> answers, notes, records, views
-    heartbeat: the latest of each node, entered without a write before the next batch
+    submit, post --> group_commit --> write, in a thread --> adopt --> answers, notes, records, views
 
-Events that arrive during a write share the next one (group commit); `submit` returns when its event is durable.
-While the disk takes no writes nothing leaves: the same batch is written again each second, `trouble` says why.
+Which events share a write, and when the clock is looked at, is `group_commit`'s; here are the waiting and the real
+clock. `submit` returns when its event is durable. While the disk takes no writes nothing leaves: the same batch is
+written again each second, `trouble` says why.
 """
 
 import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 
@@ -20,37 +20,23 @@ import msgspec
 
 from atoll.comm import faults
 from atoll.comm.config.run import RunConfig
-from atoll.comm.ids import NodeId
 from atoll.coordinator.service.crash_points import crash_points
+from atoll.coordinator.service.group_commit import Commit, GroupCommit
 from atoll.coordinator.service.journal import Journal, JournalFull
 from atoll.coordinator.service.journaled_machine import Batch, JournaledMachine
 from atoll.coordinator.service.metrics import Metrics
 from atoll.coordinator.service.telemetry import Telemetry
-from atoll.coordinator.state_machine import members
-from atoll.coordinator.state_machine.events import (
-    CommitRecord,
-    Effect,
-    Event,
-    Heartbeat,
-    Note,
-    Publish,
-    Started,
-    Tick,
-)
+from atoll.coordinator.state_machine.events import CommitRecord, Effect, Event, Heartbeat, Note, Publish
 from atoll.coordinator.state_machine.state import State
 
 log = logging.getLogger("atoll.coordinator")
-TICK_INTERVAL = 0.25  # seconds
 MAX_NOTES = 200  # the latest, for the page
 # Seconds between two writes at most, if the last took as long: the events of many nodes share one.
 MAX_WRITE_PAUSE = 0.01
-MAX_BATCH_EVENTS = 250  # so that heartbeats are answered in between
 RETRY_INTERVAL = 1.0  # seconds between two tries to write on a disk that is full
 TELEMETRY_INTERVAL = 10.0  # seconds between two saves of the telemetry
-MAX_TICK_GAP = 2.0  # seconds without a tick after which the coordinator, not its members, was silent
 ANSWER_DELAY = 0.1  # seconds that a batch's answers and views take to leave; only for tests that let it crash then
 STOPPING = "the coordinator is stopping for a while; try again"
-Completion = asyncio.Future[None] | None
 
 
 class CoordinatorStopping(Exception):
@@ -91,11 +77,9 @@ class EventLoop:
         self.trouble = ""  # why nothing can be written now
         self.draining = False  # the process is about to end
         self.on_change: list[Callable[[], None]] = []  # called after every change of the state, heartbeats aside
-        self._queue: deque[tuple[Event, Completion]] = deque()
-        self._heartbeats: dict[NodeId, Heartbeat] = {}
         self._arrived, self._stop, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._ticked_at = self._telemetry_saved_at = self.clock()
-        self._judging_from = 0.0  # seconds; nobody is judged before: the coordinator was away
+        self._telemetry_saved_at = self.clock()
+        self._group = GroupCommit[asyncio.Future[None]](self._machine, self._telemetry_saved_at)
 
     @property
     def state(self) -> State:
@@ -105,17 +89,19 @@ class EventLoop:
         """Serve until `stop`; raises what the journal says when it is damaged."""
         next_write = 0.0  # seconds; when the next write is due
         with suppress(CoordinatorStopping):
-            await self._commit([(Started(self.state.incarnation + 1), None)])
+            await self._commit(self._group.prepare_start(self.clock()))
             while not self._stop.is_set():
-                await self._arrival(self._ticked_at + TICK_INTERVAL - self.clock())
-                if self._queue:
+                await self._arrival(self._group.ticks.wait(self.clock()))
+                if self._group.waiting:
                     await asyncio.sleep(next_write - time.monotonic())
-                    began, most = time.monotonic(), min(len(self._queue), MAX_BATCH_EVENTS)
-                    await self._commit([self._queue.popleft() for _ in range(most)])
+                    began = time.monotonic()
+                    await self._commit(self._group.prepare_queue(self.clock()))
                     ended = time.monotonic()
                     next_write = ended + min(ended - began, MAX_WRITE_PAUSE)
-                if self.clock() >= self._ticked_at + TICK_INTERVAL:
-                    await self._tick()
+                if self._group.ticks.due(now := self.clock()):
+                    await self._commit(self._group.prepare_tick(now))
+                    if now - self._telemetry_saved_at > TELEMETRY_INTERVAL:
+                        await self._durably(self._save(self.telemetry.dump()))
             await self._durably(self._save(self.telemetry.dump()))
 
     def stop(self) -> None:
@@ -128,18 +114,18 @@ class EventLoop:
         if self._stop.is_set():
             raise CoordinatorStopping
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append((event, done))
+        self._group.put(event, done)
         self._arrived.set()
         await done
 
     def post(self, event: Event) -> None:
         """Hand in an event without waiting for it."""
-        self._queue.append((event, None))
+        self._group.put(event)
         self._arrived.set()
 
     def heartbeat(self, event: Heartbeat) -> None:
         """Take in a heartbeat without a write; the next tick judges by it."""
-        self._heartbeats[event.node] = event
+        self._group.hear(event)
 
     async def wait_until(self, holds: Callable[[State], bool]) -> None:
         """Return once `holds` is true of the state; it is asked again after every batch that changes it."""
@@ -147,45 +133,22 @@ class EventLoop:
             await self._changed.wait()
 
     async def _arrival(self, timeout: float) -> None:
-        if not self._queue and timeout > 0:
+        if not self._group.waiting and timeout > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await self._arrived.wait()
         self._arrived.clear()
 
-    async def _tick(self) -> None:
-        """Have the machine look at the clock: what it says of the members and of the round."""
-        now = self.clock()
-        if now - self._ticked_at > MAX_TICK_GAP:
-            self._judging_from = now + members.RECONNECT_GRACE_SECONDS
-        self._ticked_at = now
-        self._enter_heartbeats(now)
-        state = self.state
-        verdicts: list[Event] = []
-        if now > self._judging_from:
-            verdicts = members.judge(state.members, state.config.members, state.awaited_members, now)
-        await self._commit([(event, None) for event in (*verdicts, Tick())])
-        if self.clock() - self._telemetry_saved_at > TELEMETRY_INTERVAL:
-            await self._durably(self._save(self.telemetry.dump()))
-
-    def _enter_heartbeats(self, now: float) -> None:
-        if self._heartbeats:
-            heartbeats, self._heartbeats = self._heartbeats, {}
-            self._machine.hear(heartbeats.values(), now)
-
-    async def _commit(self, arrived: Sequence[tuple[Event, Completion]]) -> None:
-        now = self.clock()
-        self._enter_heartbeats(now)
-        taken = [(event, done) for event, done in arrived if done is None or not done.cancelled()]
-        batch = self._machine.prepare([event for event, _ in taken], now)
-        points = crash_points(self.state, batch.state, [e for e, _ in taken]) if faults.FAULTS else []
+    async def _commit(self, commit: Commit[asyncio.Future[None]]) -> None:
+        batch = commit.batch
+        points = crash_points(self.state, batch.state, commit.events) if faults.FAULTS else []
         _hit(points, "before-write")
         if batch.entries or batch.effects:
             await self._durably(partial(self._write, batch))
         _hit(points, "written")
         self._adopt(batch)
-        for _, done in taken:
-            if done is not None and not done.done():
+        for done in commit.waiters:
+            if not done.done():
                 done.set_result(None)
         if points:
             asyncio.get_running_loop().call_later(ANSWER_DELAY, _hit, points, "told")

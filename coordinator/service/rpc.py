@@ -3,9 +3,9 @@
 Refuses at the edge, with a sentence: wrong protocol, run, token or session, what is out of bounds, what comes too
 often. Every call but `Watch` ends within `CALL_TIMEOUT`, whatever deadline it came with.
 
-A session is `secret.life`: the secret is the node's for good and brings it back under its id without a token, the
-life counts its joins, and only the latest one is a member's. A node may choose its secret itself and send it with
-its first join: should the answer be lost, the same join brings it back as the same node.
+Who speaks under a session is `sessions`' to say: its secret brings a node back under its id without a token. A
+node may choose its secret itself and send it with its first join: should the answer be lost, the same join brings
+it back as the same node.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ import grpc
 from atoll.comm.config.outer import MergeName
 from atoll.comm.config.run import to_json
 from atoll.comm.errors import AtollError, ConfigError, Refused
-from atoll.comm.ids import NodeId, Pin
+from atoll.comm.ids import Pin
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.transport.frames import PROTOCOL
 from atoll.coordinator.service import validation
@@ -28,6 +28,7 @@ from atoll.coordinator.service.event_loop import STOPPING, CoordinatorStopping, 
 from atoll.coordinator.service.journal import Journal, JournalFull
 from atoll.coordinator.service.metrics import Metrics
 from atoll.coordinator.service.rate_limits import RateLimit, TokenBuckets
+from atoll.coordinator.service.sessions import SessionDirectory, session_of
 from atoll.coordinator.service.view_streams import ViewStreams
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.members import REDUCER, Member
@@ -58,8 +59,7 @@ class CoordinatorService:
     ) -> None:
         self._events, self._views, self._journal, self._metrics = events, views, journal, metrics
         self._run, self._key, self._tls = run, data_key, tls
-        members = events.state.members
-        self._secrets = {m.session: m.node for m in (*members.departed.values(), *members.here.values())}
+        self._sessions = SessionDirectory(events.state.members)
         self._joining = asyncio.Lock()  # ids and lives are given one at a time
         self._entering: asyncio.Task[None] | None = None  # the latest join, whose caller may be gone
         self._heartbeats, self._reports = TokenBuckets(HEARTBEAT_LIMIT), TokenBuckets(REPORT_LIMIT)
@@ -109,7 +109,7 @@ class CoordinatorService:
         config = self._events.state.config
         return pb.JoinReply(
             node_id=member.node,
-            session=f"{member.session}.{member.life}",
+            session=session_of(member),
             run=self._run,
             config=to_json(config),
             data_key=self._key,
@@ -123,7 +123,7 @@ class CoordinatorService:
         member = self._member(request.session)
         if member is None:
             await self._stranger(request.session, context)
-            await self._abort(context, Code.UNAUTHENTICATED, self._unknown(request.session).reason)
+            await self._abort(context, Code.UNAUTHENTICATED, self._ack(request.session).reason)
         await self._limit(self._entrances, member.node, context, "streams of views and joins")
         stream = self._views.open(member.node, member.life)
         try:
@@ -139,7 +139,7 @@ class CoordinatorService:
         member = self._member(request.session)
         if member is None:
             await self._stranger(request.session, context)
-            return self._unknown(request.session)
+            return self._ack(request.session)
         await self._limit(self._heartbeats, member.node, context, "heartbeats")
         beat = validation.heartbeat(member.node, member.life, request)
         self._events.telemetry.record_heartbeat(
@@ -147,7 +147,7 @@ class CoordinatorService:
         )
         self._events.heartbeat(beat)
         self._metrics.heartbeats.inc()
-        return self._ack(member.node)
+        return self._ack(request.session)
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.Ack:
         """Make a member's report durable and act on it; the answer says whether it is still a member. Aborts with
@@ -156,7 +156,7 @@ class CoordinatorService:
         member = self._member(request.session)
         if member is None:
             await self._stranger(request.session, context)
-            return self._unknown(request.session)
+            return self._ack(request.session)
         await self._limit(self._reports, member.node, context, "reports")
         if request.fence.incarnation > self._events.state.incarnation:
             sentence = "this coordinator is older than the one you spoke to: it was put back to an earlier state"
@@ -167,9 +167,10 @@ class CoordinatorService:
             await self._abort(context, Code.INVALID_ARGUMENT, str(error))
         await self._take(event, context)
         self._metrics.reports.labels(request.WhichOneof("report")).inc()
-        if self._member(request.session) is None and not isinstance(event, ev.Leaving):
-            return self._unknown(request.session)
-        return self._ack(member.node)
+        if isinstance(event, ev.Leaving):
+            version = self._views.version(member.node)
+            return pb.Ack(known=True, incarnation=self._events.state.incarnation, version=version)
+        return self._ack(request.session)
 
     async def _admitted(self, request: pb.JoinRequest, address: str, pin: Pin, context: Context) -> Member:
         """The node as a member: one that was here before, or a new one in return for a token. A crash between
@@ -177,26 +178,23 @@ class CoordinatorService:
         async with self._in_time(context):
             if self._entering is not None:
                 await asyncio.wait([self._entering])
-        members = self._events.state.members
-        before = self._holder(request.session)
-        if before is None:
+        if (before := self._holder(request.session)) is None:
             await self._check_token(request.token, context)
-            node, secret, life = NodeId(f"n{members.next_id}"), validation.secret(request.session), 1
         else:
             await self._limit(self._entrances, before.node, context, "streams of views and joins")
-            node, secret, life = before.node, before.session, before.life + 1
-        secret = secret or secrets.token_hex(16)
-        name = validation.name(request.name) or node
-        joined = ev.Joined(node, life, name, address, secret, request.leaf, request.role, pin)
+        fresh = validation.secret(request.session) or secrets.token_hex(16)
+        who = self._sessions.admission(request.session, self._events.state.members, fresh)
+        name = validation.name(request.name) or who.node
+        joined = ev.Joined(who.node, who.life, name, address, who.secret, request.leaf, request.role, pin)
         async with self._in_time(context):
             self._entering = asyncio.create_task(self._enter(joined, request.token if before is None else ""))
             await asyncio.shield(self._entering)
-        return self._events.state.members.here[node]
+        return self._events.state.members.here[who.node]
 
     async def _enter(self, joined: ev.Joined, token: str) -> None:
         """Goes on when who called is gone: by then it may be in the journal."""
         await self._events.submit(joined)
-        self._secrets[joined.session] = joined.node
+        self._sessions.enter(joined.session, joined.node)
         if token:
             with suppress(Refused, JournalFull):
                 await asyncio.to_thread(self._journal.redeem_token, token, time.time())
@@ -214,34 +212,13 @@ class CoordinatorService:
             await self._abort(context, Code.UNAVAILABLE, str(error))
 
     def _holder(self, session: str) -> Member | None:
-        """The node that has or had this session, in whichever life."""
-        secret = session.partition(".")[0]
-        if (node := self._secrets.get(secret)) is None:
-            return None
-        members = self._events.state.members
-        member = members.here.get(node) or members.departed.get(node)
-        if member is None:
-            del self._secrets[secret]  # forgotten
-        return member
+        return self._sessions.holder(session, self._events.state.members)
 
     def _member(self, session: str) -> Member | None:
-        """The living member that holds this session now."""
-        secret, _, life = session.partition(".")
-        member = self._events.state.members.here.get(self._secrets.get(secret, NodeId("")))
-        return member if member is not None and str(member.life) == life else None
+        return self._sessions.member(session, self._events.state.members)
 
-    def _unknown(self, session: str) -> pb.Ack:
-        before = self._holder(session)
-        if before is None:
-            reason = "the session is not a member's"
-        elif before.node in self._events.state.members.here:
-            reason = f"{before.node} has joined again since: this session is over"
-        else:
-            reason = before.reason
-        return pb.Ack(known=False, reason=reason)
-
-    def _ack(self, node: NodeId) -> pb.Ack:
-        return pb.Ack(known=True, incarnation=self._events.state.incarnation, version=self._views.version(node))
+    def _ack(self, session: str) -> pb.Ack:
+        return self._sessions.ack(session, self._events.state, self._views.version)
 
     async def _take(self, event: ev.Event, context: Context) -> None:
         """Have the event made durable, or say why not; the node then sends it again."""

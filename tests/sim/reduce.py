@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, assert_never
 
-from sim.invariants import hold
+from sim.invariants.violation import hold
 from sim.links import Frame, Links, Partial, Payload
 from sim.truth import Contribution, Mean, digest, root
 

@@ -1,14 +1,16 @@
-"""The coordinator of the simulation: its real machine on a real journal. The shell around them does what kernel,
-service and views do, on the virtual clock.
+"""The coordinator of the simulation. Its machine, journal, group commit, sessions and dispatch of views are the
+real ones; here are the waiting, on the virtual clock, and the network's calls.
 
-What comes in while a batch is being written makes the next batch; heartbeats wait for no write and are judged at
-the next tick; nothing of a batch (answers, views, records) leaves before it is durable.
+What comes in while a batch is being written makes the next batch; nothing of a batch (answers, views, records)
+leaves before it is durable.
 """
 
 import shutil
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,37 +18,49 @@ from sim import invariants
 from sim.engine import Call, Process
 
 from atoll.comm.ids import NodeId
+from atoll.coordinator.service.event_loop import RETRY_INTERVAL
+from atoll.coordinator.service.group_commit import Commit, GroupCommit
 from atoll.coordinator.service.journal import Journal, JournalFull
-from atoll.coordinator.service.journaled_machine import Batch, JournaledMachine
-from atoll.coordinator.service.view import CommonView, NodeView, common_view, encode, node_view
+from atoll.coordinator.service.journaled_machine import JournaledMachine
+from atoll.coordinator.service.sessions import Admission, SessionDirectory, session_of
+from atoll.coordinator.service.view_dispatch import ViewDispatch, ViewStream, pause
 from atoll.coordinator.state_machine import events as ev
-from atoll.coordinator.state_machine import members
 from atoll.coordinator.state_machine.state import State
 
 if TYPE_CHECKING:
     from sim.control import Control
     from sim.world import World
 
-TICK = 0.25  # seconds
-WRITE = 0.002  # seconds that one write to the journal takes
-RETRY = 1.0  # seconds until a full disk is tried again
-PAUSE = 0.02  # seconds between two dispatches of views
-AWAY = 2.0  # seconds without a tick after which the coordinator, not its members, was silent
-Done = tuple[Call, tuple[Any, ...]]
+WRITE = 0.002  # seconds that one write to the journal takes, and that events are gathered for it
+DISPATCH = 0.01  # seconds that one dispatch of views takes
+READ = 0.001  # seconds until a stream's reader has what it is woken for
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
+class Waiter:
+    """Who waits for an event to be durable, and is called then."""
+
+    call: Call
+    args: tuple[Any, ...]
+    gone: bool = False
+
+    def cancelled(self) -> bool:
+        return self.gone
+
+
+@dataclass(eq=False, slots=True)
 class Stream:
-    """One node's open stream of views."""
+    """One node's call for views: what carries its stream to it."""
 
     client: "Control"
     number: int  # the client's, for its streams
     node: NodeId
     life: int
-    open: bool = False
     deaf: bool = False  # half-open: what is sent on it goes nowhere, and nobody is told
-    parts: tuple[bytes, bytes, bytes, NodeView] | None = None  # of the latest view,
-    version: int = 0  # and its version
+    views: ViewStream = field(init=False)
+    connecting: Waiter = field(init=False)
+    reading: bool = False  # since the node is connected
+    over: bool = False
 
 
 class Service(Process):
@@ -56,135 +70,158 @@ class Service(Process):
         super().__init__(world.engine, "coordinator")
         self.world, self.folder = world, folder
         self.journal = Journal(folder)
-        self.core = JournaledMachine(world.config, self.journal, snapshot_every)
-        self.streams: dict[NodeId, Stream] = {}
+        self.machine = JournaledMachine(world.config, self.journal, snapshot_every)
+        last_at = self.machine.last_at + 1e-6  # so that rounding does not take its clock back
+        self._clock = max(last_at, world.engine.now + world.rng.uniform(-20, 20)) - world.engine.now
         self.crash_at = ""  # the point in the next write at which it dies
-        self.full = False  # the disk takes no writes
-        self._queue: list[tuple[ev.Event, Done | None]] = []
-        self._writing = False
-        self._beats: dict[NodeId, ev.Heartbeat] = {}
+        self._group = GroupCommit[Waiter](self.machine, self.now)
+        self._busy = True  # with a batch, or about to be
+        self._turns = 0  # of the loop, so far
         self._joins: deque[Callable[[], None]] = deque()  # ids are given one at a time
-        self._common: CommonView | None = None
-        self._version = 0
-        self._dispatch_due = False
-        self._clock = max(self.core.last_at, world.engine.now + world.rng.uniform(-20, 20)) - world.engine.now
-        self._looked, self._patient_until = self.now, 0.0
+        self._sessions = SessionDirectory(self.state.members)
+        self.dispatch, self.streams = ViewDispatch(self.state), dict[NodeId, Stream]()
+        self._dispatch_due = self._dispatching = False
+        self._reason_due = False  # a dispatch will come for a reason that was held back
+        self.heard_at: dict[NodeId, float] = {}  # seconds; the arrival of each node's latest heartbeat
+        self.back_at = -inf  # seconds; when it could go on, the last time that it could not,
+        self.lenient_until = -inf  # and, if that had been long, until when nobody may be judged
+        self.late_since = inf  # seconds; since when the streams do not show why the round is where it is
+        self.sent: dict[NodeId, int] = {}  # version of the newest view that each node was sent
+        self._full_since: float | None = None  # seconds; since when the disk takes no writes
 
     def start(self) -> None:
-        """Begin the next incarnation. Nobody is judged before: nobody could be heard while there was none."""
-        self.submit(ev.Started(self.state.incarnation + 1), self._look)
+        """Begin the next incarnation."""
+        self._commit(self._group.prepare_start(self.now), self._rest)
 
     def die(self) -> None:
         """Its files stay as they are: the caller has copied them."""
         self.alive = False
         self.journal.close()
 
+    def resume(self) -> None:
+        if self._stopped_at is not None:
+            self._back_after(self.engine.now - self._stopped_at)
+        super().resume()
+
+    def _back_after(self, seconds: float) -> None:
+        self.back_at = self.now
+        if seconds > invariants.LONG_AWAY:
+            self.lenient_until = self.now + invariants.LENIENCY
+
     @property
     def state(self) -> State:
-        return self.core.state
+        return self.machine.state
+
+    @property
+    def full(self) -> bool:
+        return self._full_since is not None
 
     @property
     def now(self) -> float:
         """Seconds on its own clock, which never goes back, not even across restarts."""
         return self.engine.now + self._clock
 
-    # From event to effect
+    # From event to effect: the turns of the event loop
 
-    def submit(self, event: ev.Event, done: Call | None = None, *args: Any) -> None:
+    def submit(self, event: ev.Event, done: Call | None = None, *args: Any) -> Waiter | None:
         """Take in one event; call `done` when it is durable."""
-        self._queue.append((event, None if done is None else (done, args)))
-        if not self._writing:
-            self._writing = True
-            self.later(WRITE, self._write_all)
+        waiter = Waiter(done, args) if done is not None else None
+        self._group.put(event, waiter)
+        if not self._busy:
+            self._busy = True
+            self.later(WRITE, self._turn)
+        return waiter
 
-    def _write_all(self) -> None:
-        if self.crash_at.endswith("the snapshot"):
-            self._snapshot_and_die()
+    def _turn(self) -> None:
+        if self._group.waiting:
+            self._commit(self._group.prepare_queue(self.now), self._look)
         else:
-            self._snapshot()
-        if not self.alive:
-            return
-        self._enter_beats()
-        queue, self._queue = self._queue, []
-        before = self.state
-        batch = self.core.prepare([event for event, _ in queue], self.now)
-        self._write(before, batch, [done for _, done in queue if done is not None])
+            self._look()
 
-    def _write(self, before: State, batch: Batch, waiting: list[Done]) -> None:
+    def _look(self) -> None:
+        """At the clock, if it is time."""
+        now = self.now
+        if not self._group.ticks.due(now):
+            return self._rest()
+        invariants.reasons_are_shown_soon(self)
+        invariants.who_has_a_stream_is_connected(self)
+        commit = self._group.prepare_tick(now)
+        invariants.verdicts_are_on_the_silent(self, commit.events, now)
+        self._commit(commit, self._looked, self.state, now)
+
+    def _looked(self, then: State, now: float) -> None:
+        invariants.the_late_are_out(self, then, now)
+        self._rest()
+
+    def _rest(self) -> None:
+        self._turns += 1
+        self._busy = self._group.waiting
+        if self._busy:
+            self.later(WRITE, self._turn)
+        else:
+            self.later(max(self._group.ticks.wait(self.now), WRITE), self._wake, self._turns)
+
+    def _wake(self, turns: int) -> None:
+        if not self._busy and turns == self._turns:
+            self._busy = True
+            self._turn()
+
+    def _commit(self, commit: Commit[Waiter], then: Call, *args: Any) -> None:
+        before, batch = self.state, commit.batch
+        self.world.heard(before)
+        if batch.entries or batch.effects:
+            self.later(WRITE, self._write, before, commit, partial(then, *args))
+        else:
+            self.world.written(before, batch)
+            self._adopt(commit, partial(then, *args))
+
+    def _write(self, before: State, commit: Commit[Waiter], then: Call) -> None:
         """Make the batch durable, or die on the way, or try again while the disk is full."""
+        batch = commit.batch
         crash = self.crash_at if batch.entries else ""
-        if crash == "before the write":
-            return self.world.coordinator_dies(crash)
-        intact = files(self.folder) if crash == "in the write" else None
         try:
-            self.core.write(batch)
+            if crash.endswith("the snapshot") and self._dies_with_a_snapshot():
+                return
+            self.machine.snapshot_if_due()
+            if crash == "before the write":
+                return self.world.coordinator_dies(crash)
+            intact = files(self.folder) if crash == "in the write" else None
+            self.machine.write(batch)
         except JournalFull:
-            self.full = True
+            self._full_since = self.now if self._full_since is None else self._full_since
             self.world.say("the journal is full")
-            return self.later(RETRY, self._write, before, batch, waiting)
-        self.full = False
+            return self.later(RETRY_INTERVAL, self._write, before, commit, then)
+        if self._full_since is not None:
+            self._back_after(self.now - self._full_since)
+            self._full_since = None
         if intact is not None:
             return self.world.coordinator_dies(crash, lambda copy: tear(copy, intact, self.world.rng.random()))
         self.world.written(before, batch)
         if crash == "after the write":
             return self.world.coordinator_dies(crash)
-        self.later(WRITE, self._adopt, batch, waiting)
+        self.later(WRITE, self._adopt, commit, then)
 
-    def _adopt(self, batch: Batch, waiting: list[Done]) -> None:
-        self.core.adopt(batch)
-        self.world.adopted(self, batch)
-        if self.crash_at == "before the effects" and batch.entries:
+    def _adopt(self, commit: Commit[Waiter], then: Call) -> None:
+        self.machine.adopt(commit.batch)
+        self.world.adopted(self, commit.batch)
+        if self.crash_at == "before the effects" and commit.batch.entries:
             return self.world.coordinator_dies(self.crash_at)
-        if batch.entries:
+        if commit.batch.entries:
             self._changed()
-        self._writing = bool(self._queue)
-        if self._writing:
-            self.later(WRITE, self._write_all)
-        for done, args in waiting:
-            done(*args)
+        for waiter in commit.waiters:
+            waiter.call(*waiter.args)
+        then()
 
-    def _snapshot(self) -> None:
-        try:
-            self.core.snapshot_if_due()
-        except JournalFull:
-            self.world.say("the journal is full: no snapshot")
-
-    def _snapshot_and_die(self) -> None:
+    def _dies_with_a_snapshot(self) -> bool:
         """If one is due."""
         size, before = self.journal.events_since_snapshot, files(self.folder)
-        self._snapshot()
-        if self.journal.events_since_snapshot < size:
-            torn = self.crash_at == "in the snapshot"
-            harm = (lambda copy: tear(copy, before, self.world.rng.random())) if torn else None
-            self.world.coordinator_dies(self.crash_at, harm)
-
-    def _enter_beats(self) -> None:
-        if self._beats:
-            beats, self._beats = self._beats, {}
-            batch = self.core.prepare(list(beats.values()), self.now)
-            assert not batch.entries and not batch.effects, "a heartbeat decides something"
-            self.core.adopt(batch)
-            self.world.heard(self.state)
-
-    def _look(self) -> None:
-        """A tick: what the clock says of the members and of the round."""
-        now = self.now
-        if now - self._looked > AWAY:
-            self._patient_until = now + members.RECONNECT_GRACE_SECONDS
-        self._looked = now
-        if not self._writing:
-            self._enter_beats()
-        state = self.state
-        if now > self._patient_until:
-            for verdict in members.judge(state.members, state.config.members, state.awaited_members, now):
-                self.submit(verdict)
-            self.submit(ev.Tick(), self._looked_after, state, now)
-        else:
-            self.submit(ev.Tick(), self.later, TICK, self._look)
-
-    def _looked_after(self, then: State, now: float) -> None:
-        invariants.the_late_are_out(self.state, then, now)
-        self.later(TICK, self._look)
+        self.machine.snapshot_if_due()
+        if self.journal.events_since_snapshot == size:
+            return False
+        torn = self.crash_at == "in the snapshot"
+        harm = (lambda copy: tear(copy, before, self.world.rng.random())) if torn else None
+        self.world.coordinator_dies(self.crash_at, harm)
+        return True
 
     # Calls
 
@@ -196,62 +233,94 @@ class Service(Process):
             self._joins[0]()
 
     def _admit(self, client: "Control", ticket: int, session: str, name: str, address: str, role: str) -> None:
-        """A known session returns as the same node, in its next life."""
-        members = self.state.members
-        secret = session.partition(".")[0]
-        known = (m for m in (*members.here.values(), *members.departed.values()) if secret and m.session == secret)
-        member = next(known, None)
-        if member is not None:
-            node, life = member.node, member.life + 1
-        else:
-            node, life, secret = NodeId(f"n{members.next_id}"), 1, f"secret{self.world.rng.getrandbits(40):x}"
-        joined = ev.Joined(node, life, name, address, secret, leaf=not address, role=role)
-        self.submit(joined, self._admitted, client, ticket, node, life, secret)
+        fresh = f"secret{self.world.rng.getrandbits(40):x}"
+        who = self._sessions.admission(session, self.state.members, fresh)
+        joined = ev.Joined(who.node, who.life, name, address, who.secret, leaf=not address, role=role)
+        self.submit(joined, self._admitted, client, ticket, session, who)
 
-    def _admitted(self, client: "Control", ticket: int, node: NodeId, life: int, secret: str) -> None:
-        self._answer(client, client.joined, ticket, node, life, f"{secret}.{life}")
+    def _admitted(self, client: "Control", ticket: int, asked: str, who: Admission) -> None:
+        self._sessions.enter(who.secret, who.node)
+        member = self.state.members.here[who.node]
+        invariants.one_node_a_session(self.world, asked, who.node, member.life, session_of(member))
+        self._answer(client, client.joined, ticket, who.node, member.life, session_of(member))
         self._joins.popleft()
         if self._joins:
             self._joins[0]()
 
     def watch(self, client: "Control", number: int, node: NodeId, life: int) -> None:
         """Open a stream of views; it takes the place of the node's earlier one."""
-        if not self._knows(node, life):
-            self._answer(client, client.refused, number)
-        elif not self.full:
-            stream = self.streams[node] = Stream(client, number, node, life)
-            self.submit(ev.Connected(node, life), self._opened, stream)
-
-    def _opened(self, stream: Stream) -> None:
-        stream.open = True
+        member = self._sessions.member(self._session(node, life), self.state.members)
+        if member is None:
+            return self._answer(client, client.refused, number)
+        stream = self.streams[member.node] = Stream(client, number, member.node, member.life)
+        stream.views = self.dispatch.open(member.node, member.life, partial(self.later, READ, self._read, stream))
         self._changed()
+        waiter = self.submit(ev.Connected(member.node, member.life), self._connected, stream)
+        assert waiter is not None
+        stream.connecting = waiter
+        if self.full:
+            self._close(stream)
+
+    def _connected(self, stream: Stream) -> None:
+        stream.reading = True
+        self._read(stream)
+
+    def _read(self, stream: Stream) -> None:
+        """Send what is new on the stream, and end it if it has ended."""
+        if not stream.reading or stream.over:
+            return
+        while (latest := stream.views.next()) is not None:
+            self.sent[stream.node] = latest.version
+            if not stream.deaf:
+                self._answer(stream.client, stream.client.saw, stream.number, latest.encode())
+        if stream.views.ended:
+            self._close(stream)
+
+    def _close(self, stream: Stream) -> None:
+        """The call is over; the client hears of it, if it can."""
+        stream.over = stream.connecting.gone = True
+        if not stream.deaf:
+            self._answer(stream.client, stream.client.broke, stream.number)
+        if self.dispatch.close(stream.views):
+            invariants.a_stream_takes_no_other_with_it(stream, self.streams.pop(stream.node))
+            self.submit(ev.Disconnected(stream.node, stream.life))
 
     def closed(self, number: int, node: NodeId, life: int) -> None:
         """A stream of views broke."""
         stream = self.streams.get(node)
-        if stream is not None and stream.number == number:
-            del self.streams[node]
-            self.submit(ev.Disconnected(node, life))
+        if stream is not None and stream.number == number and stream.life == life:
+            stream.deaf = True  # nobody listens
+            self._close(stream)
 
     def heartbeat(self, client: "Control", beat: ev.Heartbeat) -> None:
-        if self._knows(beat.node, beat.life):
-            self._beats[beat.node] = beat
-        stream = self.streams.get(beat.node)
-        version = self._version + 1 if stream is None else stream.version
-        newest = self.state.incarnation, version
-        self._answer(client, client.beaten, beat.node, beat.life, self._knows(beat.node, beat.life), newest)
+        session = self._session(beat.node, beat.life)
+        if (member := self._sessions.member(session, self.state.members)) is not None:
+            self._group.hear(replace(beat, node=member.node, life=member.life))
+            self.heard_at[member.node] = self.now
+        ack = self._sessions.ack(session, self.state, self.dispatch.version)
+        newest = ack.incarnation, ack.version
+        if ack.known:
+            invariants.nodes_are_told_of_views_that_they_lack(self, beat.node, ack.version)
+        self._answer(client, client.beaten, beat.node, beat.life, ack.known, newest)
 
-    def report(self, client: "Control", number: int, event: ev.Event) -> None:
-        """Also from an earlier life: the machine must refuse what overtook the news of the next one."""
+    def report(self, client: "Control", number: int, event: Any) -> None:
+        """Where the node joins anew before it is written, the machine must refuse it."""
+        session = self._session(event.node, event.life)
+        if (member := self._sessions.member(session, self.state.members)) is None:
+            return self._reported(client, number, session)
         if not self.full:
-            self.submit(event, self._reported, client, number, event)
+            event = replace(event, node=member.node, life=member.life)
+            self.submit(event, self._reported, client, number, session)
 
-    def _reported(self, client: "Control", number: int, event: Any) -> None:
-        self._answer(client, client.acked, number, self._knows(event.node, event.life))
+    def _reported(self, client: "Control", number: int, session: str) -> None:
+        known = self._sessions.ack(session, self.state, self.dispatch.version).known
+        self._answer(client, client.acked, number, known)
 
-    def _knows(self, node: NodeId, life: int) -> bool:
-        member = self.state.members.here.get(node)
-        return member is not None and member.life == life
+    def _session(self, node: NodeId, life: int) -> str:
+        """What a node's calls carry."""
+        members = self.state.members
+        member = members.here.get(node) or members.departed.get(node)
+        return session_of(replace(member, life=life)) if member is not None else ""
 
     def _answer(self, client: "Control", call: Call, *args: Any) -> None:
         self.world.network.send(self, client.node, call, *args)
@@ -259,27 +328,29 @@ class Service(Process):
     # Views
 
     def _changed(self) -> None:
-        """Show every stream its view, soon: what changes until then is shown with it."""
-        if not self._dispatch_due:
-            self._dispatch_due = True
-            self.later(PAUSE, self._dispatch)
+        """Have the views looked at; what changes until then is shown with it."""
+        self._dispatch_due = True
+        if not self._dispatching:
+            self._dispatching = True
+            self.later(DISPATCH, self._dispatch)
 
     def _dispatch(self) -> None:
-        self._dispatch_due = False
-        self._version += 1
-        self._common = common = common_view(self.state, self._common)
-        for stream in list(self.streams.values()):
-            mine = node_view(self.state, common, stream.node)
-            train, plan = common.train if mine.lease else b"", common.plan if mine.planned else b""
-            parts = common.head, train, plan, mine
-            if stream.open and stream.parts != parts:
-                stream.parts, stream.version = parts, self._version
-                if not stream.deaf:
-                    encoded = encode(common, mine, self._version)
-                    self._answer(stream.client, stream.client.saw, stream.number, encoded)
-            if stream.open and stream.node not in self.state.members.here:
-                del self.streams[stream.node]
-                self._answer(stream.client, stream.client.broke, stream.number)
+        self._dispatch_due, state = False, self.state
+        sent = len(list(self.dispatch.update(state, self.now)))
+        invariants.streams_show_the_state(self, state)
+        if self.dispatch.update_at is not None and not self._reason_due:
+            self._reason_due = True
+            self.later(max(self.dispatch.update_at - self.now, 0.0), self._dispatch_a_reason)
+        self.later(pause(DISPATCH, sent), self._dispatched)
+
+    def _dispatch_a_reason(self) -> None:
+        self._reason_due = False
+        self._changed()
+
+    def _dispatched(self) -> None:
+        self._dispatching = False
+        if self._dispatch_due:
+            self._changed()
 
 
 # The journal's files

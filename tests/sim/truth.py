@@ -75,6 +75,8 @@ class Truth:
     held: dict[tuple[NodeId, int], set[tuple[bytes, ...]]] = field(default_factory=dict)  # payloads, by round
     flipped: set[NodeId] = field(default_factory=set)  # nodes that once had other bits than they should
     lied: set[int] = field(default_factory=set)  # rounds in which a member lied about bytes
+    sessions: dict[str, NodeId] = field(default_factory=dict)  # by secret
+    lives: set[Life] = field(default_factory=set)  # that joined
     said: set[ev.Event] = field(default_factory=set)  # every report of every node
     seals: dict[tuple[NodeId, int, int, int], tuple[bytes, bytes]] = field(default_factory=dict)  # the first
     # that was said: digest and inputs, by (owner, round, since, chunk)

@@ -25,7 +25,7 @@ def test_whatever_happens_survivors_hold_what_the_ledger_says(block: int) -> Non
 
 
 # One rule of the protocol broken at a time: a simulation that does not notice checks nothing. Rules that hardly
-# any seed breaks are in tests/sim/test_mutations, with the protocol's other tests.
+# any seed breaks are in tests/sim/mutations, with the protocol's other tests.
 
 SOURCE = Path(protocol.__file__).read_text()
 MUTATIONS = {

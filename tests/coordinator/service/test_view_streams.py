@@ -3,8 +3,6 @@
 import asyncio
 import random
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from scenario import CONFIG, Run
@@ -13,9 +11,8 @@ from atoll.comm.config.run import CheckpointConfig
 from atoll.comm.ids import NodeId
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.service import view
-from atoll.coordinator.service.event_loop import EventLoop
-from atoll.coordinator.service.metrics import Metrics
-from atoll.coordinator.service.view_streams import ViewStream, ViewStreams
+from atoll.coordinator.service.view_dispatch import VersionedView, ViewDispatch
+from atoll.coordinator.service.view_streams import StreamReader
 from atoll.coordinator.state_machine import events as ev
 from atoll.coordinator.state_machine.state import State
 from atoll.coordinator.state_machine.step import step
@@ -25,15 +22,15 @@ ADA = NodeId("n1")
 
 def test_a_slow_reader_gets_the_latest_view_and_none_of_those_in_between() -> None:
     async def story() -> list[int]:
-        common, stream = view.common_view(State(CONFIG)), ViewStream(ADA, 1)
+        common, reader = view.common_view(State(CONFIG)), StreamReader(ViewDispatch(State(CONFIG)), ADA, 1)
         mine = view.node_view(State(CONFIG), common, ADA)
-        views = stream.views()
+        views, stream = reader.views(), reader.stream
         versions = []
         for latest in (3, 7):
             for version in range(latest - 2, latest + 1):
-                stream.set_view(common, mine, version)
+                stream.set_view(VersionedView(common, mine, version))
             versions.append(pb.View.FromString(await anext(views)).version)
-        stream.set_view(common, mine, 9)
+        stream.set_view(VersionedView(common, mine, 9))
         stream.end()
         return [*versions, *[pb.View.FromString(raw).version async for raw in views]]
 
@@ -198,20 +195,16 @@ def test_who_cannot_make_the_first_state_that_leaves_have_is_offered_it() -> Non
 def test_a_leaf_hears_at_once_that_it_is_to_offer_the_state() -> None:
     """Also where nothing else that all are told has changed."""
 
-    async def body() -> None:
-        play = Run()
-        for command in ("leaf a b", "reducer r", "join a r", "state a 0", "join b"):
-            play.do(command.split()[0], command.split()[1:])
-        kernel = SimpleNamespace(state=play.state, draining=False)  # all that views read of one
-        views = ViewStreams(cast(EventLoop, kernel), Metrics())
-        streams = {n: views.open(NodeId(n), 1) for n in ("n1", "n2", "n3")}
-        await views._dispatch()
-        play.do("state", ["b", "0", "as=another machine's"])
-        kernel.state = play.state
-        await views._dispatch()
-        assert streams["n1"].view is not None and [d[0] for d in streams["n1"].view[1].serve] == ["n2"]
-
-    asyncio.run(body())
+    play = Run()
+    for command in ("leaf a b", "reducer r", "join a r", "state a 0", "join b"):
+        play.do(command.split()[0], command.split()[1:])
+    dispatch = ViewDispatch(play.state)
+    streams = {n: dispatch.open(NodeId(n), 1, lambda: None) for n in ("n1", "n2", "n3")}
+    assert len(list(dispatch.update(play.state, 0.0))) == 3
+    play.do("state", ["b", "0", "as=another machine's"])
+    assert streams["n1"] in list(dispatch.update(play.state, 0.0))
+    latest = streams["n1"].latest
+    assert latest is not None and [d[0] for d in latest.mine.serve] == ["n2"]
 
 
 def test_leaves_offer_the_state_to_a_member_that_the_round_was_committed_without() -> None:

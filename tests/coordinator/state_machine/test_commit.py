@@ -69,6 +69,28 @@ def test_of_a_round_with_contributions_of_all_kinds(feedback: float) -> None:
     assert run.state.last_counted == ({n: (1, bitmap(cs, 4)) for n, cs in out.items()} if feedback else {})
 
 
+def test_of_one_that_left_and_came_back_nothing_of_its_new_lease_is_consumed() -> None:
+    run = run_of_three(0.0)
+    run.do("wait", ["10"])
+    run.do("reached", ["ada", "bo", "cy"])
+    for node in NODES:
+        contribute(run, node, 10, 1.0, 3.0, 1.0)
+    for c in range(4):
+        seal(run, c, 0, 1, 2)
+    run.do("leave", ["cy"])
+    assert run.state.leases.free == ((50, 10),), "ten of its samples are in sealed chunks"
+    run.do("return", ["cy"])
+    run.do("state", ["cy", "0"])
+    assert run.state.leases.by_node[CY] == ((50, 20),)
+    for node in (ADA, BO):
+        here = tuple((c, DIGESTS[c]) for c in run.state.round.ledger.orphans)
+        run.feed(ev.OrphansFound(node, 1, run.fence({}), here))
+    for node in (ADA, BO):
+        run.feed(ev.ReduceComplete(node, 1, run.fence({}), root(DIGESTS), 10, 100, 1e3, 1e4))
+    assert run.state.pending is not None and run.state.pending.samples[CY] == ()
+    assert run.state.leases.by_node[CY][0] == (50, 20)
+
+
 def test_of_a_delta_that_hardly_counts_it_is_said_once() -> None:
     run = run_of_three(0.0)
     run.do("wait", ["10"])

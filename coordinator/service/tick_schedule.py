@@ -1,0 +1,42 @@
+"""The schedule of the coordinator's ticks, and from when on it may judge its members by the clock. Pure.
+
+    silent for more than MAX_TICK_GAP (stopped, or its disk was full) --> nobody is judged for a while
+
+While the coordinator itself was away it heard nobody, so silence says nothing. Members then have as long to be
+heard as after a restart. Asked by `group_commit` at every tick. Times are seconds on the coordinator's clock.
+"""
+
+from math import inf
+
+from atoll.coordinator.state_machine import members
+from atoll.coordinator.state_machine.events import Event
+from atoll.coordinator.state_machine.state import State
+
+TICK_INTERVAL = 0.25  # seconds
+MAX_TICK_GAP = 2.0  # seconds without a tick after which the coordinator, not its members, was silent
+
+
+class TickSchedule:
+    """The moments of the coordinator's ticks, and the grace that its members have after a gap between two."""
+
+    def __init__(self, now: float) -> None:
+        """Let the first tick come one interval after `now`."""
+        self._ticked_at = now
+        self._judging_from = -inf  # nobody is judged before: the coordinator was away
+
+    def wait(self, now: float) -> float:
+        """Seconds until the next tick; 0 or less where it is due."""
+        return self._ticked_at + TICK_INTERVAL - now
+
+    def due(self, now: float) -> bool:
+        """Whether it is time for the next tick."""
+        return self.wait(now) <= 0
+
+    def judge(self, state: State, now: float) -> list[Event]:
+        """Tick at `now`: the clock's verdicts on the members of `state`, none while they have grace."""
+        if now - self._ticked_at > MAX_TICK_GAP:
+            self._judging_from = now + members.RECONNECT_GRACE_SECONDS
+        self._ticked_at = now
+        if now <= self._judging_from:
+            return []
+        return members.judge(state.members, state.config.members, state.awaited_members, now)

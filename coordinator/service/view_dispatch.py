@@ -1,0 +1,157 @@
+"""The dispatch of views: which stream is shown which one, and when it ends. Pure.
+
+    the state changed, or a stream is new --> update --> the streams whose view changed: set_view --> next
+                                                `------> those whose node is gone or lives anew: end
+
+After a change of the state the common parts are encoded once, and only the streams whose view changed are woken. A
+stream holds nothing but its latest view: a slow reader skips the ones in between. A phase's reason, which changes
+with every report, is shown by itself at most every REASON_INTERVAL. `view_streams` and the simulation feed it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from math import inf
+from typing import NamedTuple
+
+from atoll.comm.ids import NodeId
+from atoll.coordinator.service import view
+from atoll.coordinator.service.view import CommonView, NodeView
+from atoll.coordinator.state_machine.state import State
+
+MAX_DISPATCH_PAUSE = 0.01  # seconds between two dispatches at most, if the last took as long
+PAUSE_PER_VIEW = 0.0001  # seconds more for each view that the last one sent: the views of many joins become one
+REASON_INTERVAL = 2.0  # seconds after which a view is sent for nothing but its phase's reason
+
+
+class VersionedView(NamedTuple):
+    """One node's view, as it was dispatched."""
+
+    common: CommonView
+    mine: NodeView
+    version: int
+
+    def encode(self) -> bytes:
+        """The view as a message (`pb.View`)."""
+        return view.encode(self.common, self.mine, self.version)
+
+
+class ViewStream:
+    """One node's open stream: its latest view, and whether it ends after that."""
+
+    def __init__(self, node: NodeId, life: int, wake: Callable[[], None]) -> None:
+        """`wake` is called when there is something for `next`, or the stream has ended."""
+        self.node, self.life, self._wake = node, life, wake
+        self.latest: VersionedView | None = None
+        self.ended = False  # after the latest view
+        self.idle = False  # whether the reader has the latest view, and waits
+        self._read: VersionedView | None = None
+
+    def set_view(self, latest: VersionedView) -> None:
+        """Make this the stream's latest view."""
+        self.latest, self.idle = latest, False
+        self._wake()
+
+    def end(self) -> None:
+        """End the stream after its latest view."""
+        self.ended, self.idle = True, False
+        self._wake()
+
+    def next(self) -> VersionedView | None:
+        """The latest view, once; None where the reader has it: it then waits to be woken, or goes if this
+        ended."""
+        if self.latest is not self._read:
+            self._read = self.latest
+            return self.latest
+        self.idle = not self.ended
+        return None
+
+
+class ViewDispatch:
+    """The open streams of all nodes. Versions count the updates of this incarnation."""
+
+    def __init__(self, state: State) -> None:
+        self.streams: dict[NodeId, ViewStream] = {}
+        self.update_at: float | None = None  # seconds; when a reason that was held back is due
+        self._fresh: set[NodeId] = set()  # streams without a view
+        self._seen = state
+        self._common = view.common_view(state)
+        self._version = 0
+        self._headed_at = -inf  # seconds; when the head was last sent to all
+
+    def open(self, node: NodeId, life: int, wake: Callable[[], None]) -> ViewStream:
+        """Open the node's stream, which the next update gives a view; an earlier one of the node ends."""
+        if (before := self.streams.get(node)) is not None:
+            before.end()
+        stream = self.streams[node] = ViewStream(node, life, wake)
+        self._fresh.add(node)
+        return stream
+
+    def close(self, stream: ViewStream) -> bool:
+        """Forget a stream that broke. Returns False where the node has another by now, or is to have none."""
+        if self.streams.get(stream.node) is not stream:
+            return False
+        del self.streams[stream.node]
+        return True
+
+    def end(self) -> None:
+        """End every stream; that they break is nobody's fault."""
+        streams, self.streams = self.streams, {}
+        for stream in streams.values():
+            stream.end()
+
+    def version(self, node: NodeId) -> int:
+        """The version of the node's latest view; where it has no stream, one that is newer than any it has."""
+        stream = self.streams.get(node)
+        if stream is None:
+            return self._version + 1
+        return stream.latest.version if stream.latest is not None else 0
+
+    def update(self, state: State, now: float, draining: bool = False) -> Iterator[ViewStream]:
+        """Show every stream its view of `state`, if that changed, and yield each that got one. `now`: seconds, on
+        a clock that never goes back. Streams may be opened and closed meanwhile."""
+        common, nodes = self._share(state, now, draining)
+        self._version += 1
+        for node in nodes:
+            if (stream := self.streams.get(node)) is not None and self._show(stream, state, common):
+                yield stream
+
+    def _share(self, state: State, now: float, draining: bool) -> tuple[CommonView, Iterable[NodeId]]:
+        """What all share, and the nodes that may have a new view."""
+        old, seen, fresh = self._common, self._seen, self._fresh
+        new = view.common_view(state, old, draining)
+        if new.head is not old.head:
+            if new.facts is old.facts and now < self._headed_at + REASON_INTERVAL:
+                new = replace(new, head=old.head)
+                self.update_at = self._headed_at + REASON_INTERVAL
+            else:
+                self._headed_at, self.update_at = now, None
+        self._common, self._seen, self._fresh = new, state, set()
+        nodes = view.affected_nodes(seen, state)
+        same = view.common_parts(new) == view.common_parts(old)
+        return new, nodes | fresh if nodes is not None and same else list(self.streams)
+
+    def _show(self, stream: ViewStream, state: State, common: CommonView) -> bool:
+        """Give the stream its view, if there is anything new in it."""
+        member = state.members.here.get(stream.node)
+        if member is not None and member.life != stream.life:
+            stream.end()  # another process speaks for the node
+            return False
+        mine = view.node_view(state, common, stream.node)
+        new = stream.latest is None or _differ(common, mine, stream.latest)
+        if new:
+            stream.set_view(VersionedView(common, mine, self._version))
+        if member is None:
+            stream.end()
+        return new
+
+
+def pause(took: float, sent: int) -> float:
+    """Seconds until the next update, after one that took so many seconds and sent so many views."""
+    return min(took, MAX_DISPATCH_PAUSE) + PAUSE_PER_VIEW * sent
+
+
+def _differ(common: CommonView, mine: NodeView, latest: VersionedView) -> bool:
+    old, was, _ = latest
+    train = bool(mine.lease) and common.train is not old.train
+    plan = mine.planned and common.plan is not old.plan
+    return common.head is not old.head or train or plan or view.has_news(mine, was)

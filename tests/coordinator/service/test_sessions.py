@@ -1,0 +1,45 @@
+"""What a session that is no member's is answered."""
+
+from dataclasses import replace
+
+from scenario import CONFIG
+
+from atoll.comm.ids import NodeId
+from atoll.coordinator.service.sessions import SessionDirectory, session_of
+from atoll.coordinator.state_machine import events as ev
+from atoll.coordinator.state_machine import members as who
+from atoll.coordinator.state_machine.state import State
+from atoll.coordinator.state_machine.step import step
+
+ADA = NodeId("n1")
+
+
+def joined(state: State, life: int) -> State:
+    state, _ = step(state, ev.Joined(ADA, life, "ada", "ada:1", "s3cret"), float(life))
+    return state
+
+
+def newest(_: NodeId) -> int:
+    return 7
+
+
+def test_a_member_hears_of_its_newest_view_and_anybody_else_why_it_is_none() -> None:
+    first = joined(replace(State(CONFIG), incarnation=3), 1)
+    sessions, session = SessionDirectory(first.members), session_of(first.members.here[ADA])
+    ack = sessions.ack(session, first, newest)
+    assert (ack.known, ack.incarnation, ack.version) == (True, 3, 7)
+    assert sessions.ack("another.1", first, newest).reason == "the session is not a member's"
+    again = joined(first, 2)
+    assert sessions.ack(session, again, newest).reason == "n1 has joined again since: this session is over"
+    gone, _ = step(first, ev.Leaving(ADA, 1, "its operator stopped it"), 3.0)
+    assert not sessions.ack(session, gone, newest).known
+    assert sessions.ack(session, gone, newest).reason == gone.members.departed[ADA].reason != ""
+
+
+def test_a_node_that_was_forgotten_joins_as_a_new_one_under_the_secret_it_brings() -> None:
+    state = joined(State(CONFIG), 1)
+    sessions = SessionDirectory(state.members)
+    assert sessions.admission("s3cret.1", state.members, "fresh").node == ADA
+    members = who.forget(who.remove(state.members, ADA, who.MemberState.LEFT, "bye"), {ADA})
+    admission = sessions.admission("s3cret.1", members, "s3cret")
+    assert (admission.node, admission.life, admission.secret) == ("n2", 1, "s3cret")

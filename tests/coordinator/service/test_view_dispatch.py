@@ -1,0 +1,60 @@
+"""When a stream of views is woken, and when it ends; what the simulation does not show."""
+
+from dataclasses import replace
+
+from scenario import Run
+
+from atoll.comm.ids import NodeId
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.coordinator.service.view_dispatch import REASON_INTERVAL, ViewDispatch
+from atoll.coordinator.state_machine.state import State
+
+ADA = NodeId("n1")
+
+
+def played(*commands: str) -> State:
+    play = Run()
+    for command in commands:
+        play.do(command.split()[0], command.split()[1:])
+    return play.state
+
+
+def for_another_reason(state: State, reason: str) -> State:
+    return replace(state, round=replace(state.round, reason=reason))
+
+
+def test_a_later_stream_of_a_node_ends_the_earlier_one_after_its_latest_view() -> None:
+    state, woken = played("join a"), list[str]()
+    dispatch = ViewDispatch(state)
+    first = dispatch.open(ADA, 1, lambda: woken.append("first"))
+    assert list(dispatch.update(state, 0.0)) == [first] and woken == ["first"]
+    second = dispatch.open(ADA, 1, lambda: woken.append("second"))
+    assert first.ended and woken == ["first", "first"]
+    assert first.next() is not None and first.next() is None and not first.idle
+    assert not dispatch.close(first), "the node has another"
+    assert list(dispatch.update(state, 0.0)) == [second] and not second.ended
+    assert second.next() is not None and second.next() is None and second.idle
+
+
+def test_an_update_wakes_nobody_for_whom_nothing_changed() -> None:
+    state = played("join a b")
+    dispatch = ViewDispatch(state)
+    for node in ("n1", "n2"):
+        dispatch.open(NodeId(node), 1, lambda: None)
+    assert len(list(dispatch.update(state, 0.0))) == 2
+    assert not list(dispatch.update(state, 0.0)) and dispatch.version(ADA) == 1
+
+
+def test_a_reason_alone_is_shown_at_most_once_in_its_interval_and_then_the_latest() -> None:
+    state = played("join a")
+    dispatch = ViewDispatch(state)
+    stream = dispatch.open(ADA, 1, lambda: None)
+    list(dispatch.update(for_another_reason(state, "one is ready"), 100.0))
+    assert dispatch.update_at is None
+    assert not list(dispatch.update(for_another_reason(state, "two are ready"), 100.5))
+    assert dispatch.update_at == 100.0 + REASON_INTERVAL
+    assert not list(dispatch.update(for_another_reason(state, "three are ready"), 101.0))
+    assert list(dispatch.update(for_another_reason(state, "three are ready"), dispatch.update_at)) == [stream]
+    latest = stream.next()
+    assert latest is not None and pb.View.FromString(latest.encode()).reason == "three are ready"
+    assert dispatch.update_at is None

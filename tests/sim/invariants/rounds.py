@@ -1,0 +1,78 @@
+"""Rounds, their plans and attempts."""
+
+from typing import TYPE_CHECKING
+
+from sim.invariants.violation import hold
+
+from atoll.comm.plan import Fence
+from atoll.comm.proto import atoll_pb2 as pb
+from atoll.coordinator.service.journaled_machine import Batch
+from atoll.coordinator.state_machine.members import MemberState
+from atoll.coordinator.state_machine.state import Phase, State
+
+if TYPE_CHECKING:
+    from sim.world import World
+
+
+def rounds_close_at_a_quorum(before: State, after: State) -> None:
+    """A round is closed when its quorum has its inner steps, or has stopped; others may enter at that."""
+    r, there = after.round, min(len(before.round.participants), len(after.round.participants))
+    if r.phase is Phase.COLLECTING and before.round.phase is Phase.INNER:
+        done, need = r.reached | r.ledger.contributions.keys(), after.config.rounds.quorum * there
+        hold(len(done) >= need, f"round {r.number} closes with {len(done)} of {there} members")
+
+
+def no_round_waits_for_suspects(state: State) -> None:
+    """A round that closes and has its quorum waits only for members that may still answer."""
+    r = state.round
+    if r.phase is not Phase.COLLECTING or r.planned_at is not None:
+        return
+    trusted = [n for n in r.participants if state.members.trusted(n)]
+    ready = [n for n in trusted if n in r.ledger.contributions]
+    need = max(state.config.rounds.quorum * len(r.participants), min(2, len(r.participants)))
+    reducers = (m for m in state.members.here.values() if m.trusted_as(MemberState.REDUCER))
+    dialled = any(not state.members.here[n].leaf for n in ready) or any(reducers)
+    enough = len(ready) >= max(need, state.config.members.minimum) and dialled
+    hold(not enough or len(ready) < len(trusted), f"round {r.number} has all that it can wait for, and waits")
+
+
+def fences_grow(world: "World", fence: Fence) -> None:
+    """Each attempt's fence is above all earlier ones."""
+    fences = world.truth.fences
+    if fences.get((fence.round, fence.attempt)) != fence:
+        newest = max(fences.values(), default=None)
+        hold(newest is None or fence > newest, f"{fence} is planned after {newest}")
+        one_plan_an_attempt(world, fence)
+
+
+def a_plan_is_of_its_rounds_fragment(world: "World", plan: pb.Plan) -> None:
+    """A plan has an owner for each chunk of the fragment that the round's number says, and for no other."""
+    grid, told = world.chunks(plan.round), f"round {plan.round} has {len(plan.owners)} chunks of {plan.numel}"
+    hold((len(plan.owners), plan.numel) == (grid.count, grid.numel), f"{told}, its fragment {grid}")
+
+
+def a_round_has_its_inner_steps(world: "World", order: pb.Train) -> None:
+    """The rounds of all fragments together have the inner steps of the run's config."""
+    rounds = world.config.rounds
+    steps = 1 if order.round <= rounds.data_parallel else world.turns.steps(order.round, rounds.inner_steps)
+    hold(order.steps == steps <= order.ceiling, f"round {order.round} has {order.steps} inner steps, not {steps}")
+
+
+def one_plan_an_attempt(world: "World", fence: Fence) -> None:
+    """At most one plan is in force for (round, attempt), whoever saw it."""
+    known = world.truth.fences.setdefault((fence.round, fence.attempt), fence)
+    hold(known == fence, f"attempt {fence.attempt} of round {fence.round} is {known} and {fence}")
+
+
+def one_result_an_attempt(world: "World", round_: int, since: int, chunk: int, payload: bytes) -> None:
+    """No two different sealed results of a chunk since one attempt."""
+    known = world.truth.sealed.setdefault((round_, since, chunk), payload)
+    hold(known == payload, f"chunk {chunk} of {round_}/{since} was sealed twice, with different bytes")
+
+
+def attempts_end_in_time(world: "World", batch: Batch) -> None:
+    """No attempt is in force for longer than it may."""
+    plan, limit = batch.state.round.plan, world.config.rounds.reduce_timeout
+    assert plan is not None
+    took = batch.now - plan.opened_at
+    hold(took < limit + 1.0, f"{plan.fence} is in force for {took:.1f} s of {limit:g}")

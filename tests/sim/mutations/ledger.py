@@ -1,0 +1,187 @@
+"""What the ledger counts, in one level and in two."""
+
+from sim.mutations.mutation import LEDGER, C, Mutation, X
+
+MUTATIONS = [
+    # The ledger
+    Mutation(
+        "the last seal wins",
+        C + "state_machine/ledger.py",
+        "            sealed.setdefault(chunk, Seal(digest, inputs))",
+        "            sealed[chunk] = Seal(digest, inputs)",
+        4,
+    ),
+    Mutation(
+        "anybody may seal a chunk",
+        C + "state_machine/ledger.py",
+        "ledger.owners[chunk] == node and ledger.since",
+        "ledger.since",
+    ),
+    Mutation(
+        "a seal from before its owner got the chunk anew counts",
+        C + "state_machine/ledger.py",
+        " and ledger.since[chunk] == since\n",
+        "\n",
+    ),
+    Mutation(
+        "a chunk with nobody's contribution is sealed",
+        C + "state_machine/ledger.py",
+        "if owned and any(bit(inputs, i) for i, e in enumerate(ledger.entries) if e.contribution is not None):",
+        "if owned:",
+    ),
+    Mutation(
+        "seals of other rounds count",
+        C + "state_machine/reduce.py",
+        "    if event.fence.round != r.number:\n        return state\n    ledger = book.seal",
+        "    ledger = book.seal",
+        31,
+    ),
+    Mutation(
+        "held bytes of earlier owners' chunks count",
+        C + "state_machine/reduce.py",
+        "late = event.fence.round != r.number or (attempt < ledger.attempt and attempt < ledger.newest)",
+        "late = event.fence.round != r.number",
+        4,
+    ),
+    Mutation(
+        "who held everything before a chunk was reopened still does",
+        C + "state_machine/reduce.py",
+        " if n in members and h.fence.attempt >= ledger.newest}",
+        " if n in members}",
+    ),
+    Mutation(
+        "who came back still holds what it held",
+        C + "state_machine/state.py",
+        "completions={n: h for n, h in r.completions.items() if n != node},",
+        "completions=r.completions,",
+        10,
+    ),
+    Mutation(
+        "an attempt number is used twice",
+        C + "state_machine/ledger.py",
+        "    attempt = ledger.attempt + 1\n",
+        "    attempt = max(ledger.attempt, 1)\n",
+    ),
+    Mutation(
+        "the place of one that is gone is given away",
+        C + "state_machine/ledger.py",
+        "[replace(e, gone=e.gone or wanted.get(e.node, e) != e.contribution) for e in ledger.entries]",
+        "[e for e in ledger.entries if not e.gone and wanted.get(e.node, e) == e.contribution]",
+    ),
+    Mutation(
+        "one that came back has its old place",
+        C + "state_machine/ledger.py",
+        "gone=e.gone or wanted.get(e.node, e) != e.contribution)",
+        "gone=e.node not in wanted)",
+    ),
+    Mutation(
+        "a chunk that changes its owner has it since before",
+        C + "state_machine/ledger.py",
+        "        owners[c], since[c] = None, attempt\n",
+        "        owners[c] = None\n",
+    ),
+    Mutation(
+        "sealed chunks of one that is gone are done again",
+        C + "state_machine/ledger.py",
+        "free = [c for c in lost if c not in ledger.sealed]",
+        "free = lost",
+        4,
+    ),
+    Mutation(
+        "orphans go to who holds anything of them",
+        C + "state_machine/ledger.py",
+        "if chunks.get(c) == sealed[c].digest]",
+        "if c in chunks]",
+    ),
+    Mutation(
+        "an orphan that nobody holds stays sealed",
+        C + "state_machine/ledger.py",
+        "            del sealed[c]\n",
+        "",
+    ),
+    Mutation(
+        "orphans are given away before all told what they hold",
+        C + "state_machine/reduce.py",
+        "if len(plan_.orphans) >= len(left) and ledger.orphans and all(n in plan_.orphans for n in left):",
+        "if ledger.orphans and set(plan_.orphans) == set(ledger.members[:1]):",
+    ),
+    Mutation(
+        "what members told of the orphans of an earlier attempt counts",
+        C + "state_machine/reduce.py",
+        "if r.plan is None or r.plan.fence != event.fence or event.node not in r.ledger.members:",
+        "if r.plan is None or event.node not in r.ledger.members:",
+    ),
+    Mutation(
+        "the weight counts one sample less",
+        C + "state_machine/weights.py",
+        "float(count * config.model.seq_len)",
+        "float((count - 1) * config.model.seq_len)",
+    ),
+    Mutation(
+        "who comes later changes what the others count",
+        C + "state_machine/weights.py",
+        "if e.since == first and e.contribution]",
+        "if e.contribution]",
+    ),
+    Mutation(
+        "an outsized delta counts in full",
+        "outer_opt/clip.py",
+        "limit / n if n > limit else 1.0",
+        "1.0",
+    ),
+    Mutation(
+        "a weight of quality is not bounded",
+        "outer_opt/weights.py",
+        "[min(w, QUALITY_BOUND * median(there)) for w in raw]",
+        "raw",
+        "tests/outer_opt/test_merge.py",
+        68,
+    ),
+    Mutation(
+        "a part of a contribution counts as all of it",
+        C + "state_machine/ledger.py",
+        "Inclusion(longest, size / chunks.numel, samples)",
+        "Inclusion(longest, 1.0, samples)",
+    ),
+    Mutation(
+        "the last chunk is as large as the others",
+        C + "state_machine/ledger.py",
+        "sum(map(chunks.size, inside))",
+        "chunks.largest * len(inside)",
+    ),
+    Mutation(
+        "the contribution of a lost member stays",
+        C + "state_machine/ledger.py",
+        "contributions = {n: c for n, c in ledger.contributions.items() if n != node}",
+        "contributions = ledger.contributions",
+    ),
+    # Two levels
+    Mutation(
+        "a chunk that lost a relay goes on in two levels",
+        C + "state_machine/ledger.py",
+        "        or any(entries[row[c]].gone for row in ledger.relays)\n",
+        "",
+        LEDGER,
+    ),
+    Mutation(
+        "a chunk that lost a relay is flat for those who heard of it",
+        C + "state_machine/ledger.py",
+        "    for c in broken:\n        since[c] = attempt\n",
+        "",
+        LEDGER,
+    ),
+    Mutation(
+        "a sum is of all that is there",
+        X,
+        "if self._routes.contributes_here(c, place)}",
+        "if False}",
+        8,
+    ),
+    Mutation(
+        "a region's sum goes out as a contribution",
+        X,
+        "return FrameKind.PARTIAL if self._chunks[c].relayed else FrameKind.CONTRIBUTION",
+        "return FrameKind.CONTRIBUTION",
+        8,
+    ),
+]

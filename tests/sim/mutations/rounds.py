@@ -1,0 +1,186 @@
+"""When rounds start, close and commit, and what becomes of the samples."""
+
+from sim.mutations.mutation import SCENARIOS, C, Mutation
+
+MUTATIONS = [
+    # Rounds
+    Mutation(
+        "a contribution to another round counts",
+        C + "state_machine/rounds.py",
+        "if event.round != r.number or node not in r.participants",
+        "if node not in r.participants",
+        SCENARIOS,
+    ),
+    Mutation(
+        "a contribution from another lease counts",
+        C + "state_machine/rounds.py",
+        "if not lease or work.front != data.front(lease) or",
+        "if not lease or",
+    ),
+    Mutation(
+        "one that lost its work still counts",
+        C + "state_machine/step.py",
+        "        state = drop_from_round(state, node)\n    members = who.join",
+        "        pass\n    members = who.join",
+    ),
+    Mutation(
+        "the round does not wait for a quorum",
+        C + "state_machine/rounds.py",
+        "if len(able) < max(need, state.config.members.minimum) or not reachable(state, able):",
+        "if not able:",
+        10,
+    ),
+    Mutation(
+        "the round waits for suspects",
+        C + "state_machine/rounds.py",
+        "waited_for = [n for n in trusted if n not in contributions]",
+        "waited_for = [n for n in r.participants if n not in contributions]",
+    ),
+    Mutation(
+        "a round closes without a quorum",
+        C + "state_machine/rounds.py",
+        "    if done < quorum(state):",
+        "    if not done:",
+    ),
+    Mutation(
+        "an attempt may have too few members",
+        C + "state_machine/reduce.py",
+        "return members if len(members) >= need and reachable(state, members) and now >= r.paused_until else ()",
+        "return members if now >= r.paused_until else ()",
+        4,
+    ),
+    # The commit
+    Mutation(
+        "a round commits before all hold it",
+        C + "state_machine/reduce.py",
+        "    answered = len(r.completions)",
+        "    left = [n for n in left if n in r.completions] or left\n    answered = len(r.completions)",
+    ),
+    Mutation(
+        "a round commits whatever its members hold",
+        C + "state_machine/reduce.py",
+        "        if all(n in r.completions and r.completions[n].digest == root for n in left):\n",
+        "        if all(n in r.completions for n in left):\n",
+    ),
+    Mutation(
+        "an attempt may take for ever",
+        C + "state_machine/reduce.py",
+        "if now - plan_.opened_at > state.config.rounds.reduce_timeout:",
+        "if now - plan_.opened_at > 1e9:",
+        1,
+    ),
+    Mutation(
+        "commits do not consume",
+        C + "state_machine/reduce.py",
+        "data.consume_each(state.leases, used)",
+        "data.consume_each(state.leases, {})",
+    ),
+    Mutation(
+        "a round number is left out",
+        C + "state_machine/reduce.py",
+        "        committed=r.number,",
+        "        committed=r.number + 1,",
+    ),
+    Mutation(
+        "a record names another attempt",
+        C + "state_machine/reduce.py",
+        "        attempts=ledger.attempt,",
+        "        attempts=1,",
+    ),
+    Mutation(
+        "a record is dropped when the next round commits",
+        C + "state_machine/reduce.py",
+        "now: float, out: list[Effect]) -> State:\n    state = publish(state, out)\n    r, ledger",
+        "now: float, out: list[Effect]) -> State:\n    publish(state, [])\n    r, ledger",
+        SCENARIOS,
+    ),
+    Mutation(
+        "a record is published twice",
+        C + "state_machine/state_sync.py",
+        "return with_round(replace(state, pending=None), replace(state.round, evaluator=None))",
+        "return with_round(state, replace(state.round, evaluator=None))",
+    ),
+    # Leases
+    Mutation(
+        "a lease is not released when its node leaves",
+        C + "state_machine/state.py",
+        "        state = replace(state, leases=data.release(_used(state, node), node))",
+        "        pass",
+        3,
+    ),
+    Mutation(
+        "samples of one that left and may be committed are leased again",
+        C + "state_machine/state.py",
+        "data.release(_used(state, node), node)",
+        "data.release(state.leases, node)",
+        10,
+    ),
+    Mutation(
+        "a dead member's part does not consume",
+        C + "state_machine/reduce.py",
+        "for n, p in parts.items() if held_.get(n)}",
+        "for n, p in parts.items() if held_.get(n) and n in members_}",
+    ),
+    Mutation(
+        "a commit consumes whatever lease its contributors have by now",
+        C + "state_machine/reduce.py",
+        "p.samples.get(data.front(held_[n]), 0)",
+        "max(p.samples.values())",
+        "tests/coordinator/state_machine/test_commit.py",
+    ),
+    Mutation(
+        "who the round was committed without is taken for one that applies it",
+        C + "service/view.py",
+        "member.state_round == state.committed - 1 and member.node in state.makers",
+        "member.state_round == state.committed - 1",
+        "tests/coordinator/service/test_view_streams.py",
+    ),
+    Mutation(
+        "who cannot make the first state that leaves have makes it again and again",
+        C + "service/view.py",
+        "(lacks and common.leaves_only and not me.state_digest)",
+        "(lacks and common.leaves_only)",
+        "tests/coordinator/service/test_view_streams.py",
+    ),
+    Mutation(
+        "a reducer that was late is dealt chunks again",
+        C + "state_machine/chunk_owners.py",
+        "if n not in lost and not here[n].late)",
+        "if n not in lost)",
+        SCENARIOS,
+    ),
+    Mutation(
+        "what came too late for any chunk consumes",
+        C + "state_machine/reduce.py",
+        "p.samples.get(data.front(held_[n]), 0)",
+        "book.contributed_samples(ledger, n, data.front(held_[n]))",
+        SCENARIOS,
+    ),
+    Mutation(
+        "a lying member is not looked for",
+        C + "state_machine/disputes.py",
+        "    if layered or not r.settled.issuperset(members):",
+        "    if True:",
+    ),
+    Mutation(
+        "who was told which bytes differ is told again for ever",
+        C + "state_machine/disputes.py",
+        "        return with_round(state, replace(state.round, completions=right, wrong=r.wrong.union(wrong)))",
+        "        return with_round(state, replace(state.round, completions=right))",
+        4,
+    ),
+    Mutation(
+        "a released lease stays with its node too",
+        C + "state_machine/leases.py",
+        "if n != node}\n    return replace(leases, by_node=held, free=",
+        "}\n    return replace(leases, by_node=held, free=",
+        3,
+    ),
+    Mutation(
+        "free samples are leased twice",
+        C + "state_machine/leases.py",
+        "free = ((first + taken, some - taken), *others) if some > taken else tuple(others)",
+        "free = tuple(others) if len(others) > 1 else free",
+        10,
+    ),
+]
