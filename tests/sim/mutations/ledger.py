@@ -135,7 +135,6 @@ MUTATIONS = [
         "[min(w, QUALITY_BOUND * median(there)) for w in raw]",
         "raw",
         "tests/outer_opt/test_merge.py",
-        68,
     ),
     Mutation(
         "a part of a contribution counts as all of it",

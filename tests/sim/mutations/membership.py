@@ -32,7 +32,6 @@ MUTATIONS = [
         "return event.node not in state.members.here or member is None or event.life != member.life",
         "return event.node not in state.members.here or member is None",
         SCENARIOS,
-        14,
     ),
     Mutation(
         "the incarnation is not taken over",
