@@ -105,7 +105,7 @@ async def pair(streams: int = 1, key_of_b: bytes = b"k" * 32) -> AsyncIterator[t
 
 def expect(plane: DataPlane, *others: DataPlane, primary: bool, address: str = "", leaf: bool = False) -> None:
     members = [PlanMember(o.node, address or o.address, 1.0, leaf=leaf) for o in others]
-    plane.peers.expect(members, lambda _: primary)
+    plane.peers.expect([(member, primary) for member in members])
 
 
 def meet(a: DataPlane, b: DataPlane, to_a: Notes, to_b: Notes) -> None:

@@ -2,7 +2,8 @@
 time, and answers what to do.
 
 A peer that says nothing is asked whether it is there, and then lost. One that speaks, and brings no contribution
-although its window has room, is lost when its next chunk takes several times longer than chunks take here. A
+although its window has room, is lost when its next chunk takes several times longer than chunks take here; it is
+also asked anew, as its contribution may have come and been refused, and a run of few members needs them all. A
 sealed chunk that is late in that sense is asked of others, which costs little if it was on its way.
 """
 
@@ -13,19 +14,36 @@ from statistics import median
 
 from atoll.comm.ids import NodeId
 
-PING_AFTER = 1.5  # seconds of silence after which a peer is asked what it has
-LOST_AFTER = 5.0  # seconds of silence after which a peer is lost
-MIN_CHUNK_TIME = 20.0  # seconds that the next chunk of a peer may take at least
 LATE_SPREADS = 8  # median absolute deviations beyond the median after which a chunk is late
 LATE_TIMES = 3  # times the time after which a chunk is late: so long may a contribution take
-MIN_PULL_TIME = 3.0  # seconds after which others are asked, at least: a busy machine may be silent for so long
 KNOWN_INTERVALS = 64  # latest times from chunk to chunk that are remembered
 MIN_INTERVALS = 8  # times from chunk to chunk that a median takes at least
 
 
 @dataclass(frozen=True, slots=True)
+class PeerDeadlines:
+    """The times, in seconds, that a peer has. The defaults are those of a run; the simulation has shorter ones."""
+
+    ping_after: float = 1.5  # of silence, after which a peer is asked whether it is there
+    lost_after: float = 5.0  # of silence, after which a peer is lost
+    chunk_time: float = 20.0  # that the next chunk of a peer may take at least
+    # After which others are asked for a sealed chunk, at least: a busy machine may be silent for so long.
+    pull_after: float = 3.0
+
+
+DEADLINES = PeerDeadlines()
+
+
+@dataclass(frozen=True, slots=True)
 class Ping:
     """Ask a peer that has been silent for a moment whether it is there."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class AskState:
+    """Exchange with a peer that speaks what is here and there: what it was to send may be lost, or was refused."""
 
     node: NodeId
 
@@ -48,10 +66,12 @@ class PullFrom:
 class LatePeers:
     """The clock of one reduction. All times are seconds of one clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadlines: PeerDeadlines = DEADLINES) -> None:
+        self._deadlines = deadlines
         self._chunk_at: dict[NodeId, float] = {}  # when a peer's last chunk came, or it came into the plan
         self._intervals = deque[float]((), KNOWN_INTERVALS)  # from one chunk of a peer to its next
         self._planned_at = self._pulled_at = 0.0
+        self._asked_at: dict[NodeId, float] = {}  # when a peer that speaks was asked for what it owes
         self._reported_at: dict[NodeId, float] = {}  # when a peer was said to be lost
 
     def replan(self, now: float, peers: Sequence[NodeId]) -> None:
@@ -69,7 +89,8 @@ class LatePeers:
 
     def may_report(self, now: float, node: NodeId) -> bool:
         """Whether it is to be said now that `node` is lost: it is in the plan, and that was not said just now."""
-        due = now - self._reported_at.get(node, -LOST_AFTER) >= LOST_AFTER and node in self._chunk_at
+        interval = self._deadlines.lost_after
+        due = now - self._reported_at.get(node, -interval) >= interval and node in self._chunk_at
         if due:
             self._reported_at[node] = now
         return due
@@ -80,34 +101,38 @@ class LatePeers:
         dues: Mapping[NodeId, str],
         contributors: Set[NodeId],
         heard: Callable[[NodeId], float | None],
-    ) -> list[Ping | Lost | PullFrom]:
+    ) -> list[Ping | AskState | Lost | PullFrom]:
         """Find the peers that are late at `now`, in seconds. `dues`: what each peer that is waited for is to
         bring, in words; `contributors`: those of them whose window has room; `heard`: when bytes last came from a
         peer, in seconds, None if there is no link."""
-        found: list[Ping | Lost | PullFrom] = []
-        late = late_after(self._intervals)
-        for node in dues.keys() & self._chunk_at.keys():
+        found: list[Ping | AskState | Lost | PullFrom] = []
+        deadlines, late = self._deadlines, late_after(self._intervals, self._deadlines.lost_after)
+        for node in [node for node in dues if node in self._chunk_at]:  # in an order that can be repeated
             if (heard_at := heard(node)) is None:
                 continue  # whoever dials it says so
             silence = now - max(heard_at, self._planned_at)  # before, nobody had anything to say
-            if silence > LOST_AFTER:
+            if silence > deadlines.lost_after:
                 found.append(Lost(node, f"it has been silent for {silence:.0f} s"))
-            elif silence > PING_AFTER:
+            elif silence > deadlines.ping_after:
                 found.append(Ping(node))
             waited = now - max(self._chunk_at[node], self._planned_at)
-            if node in contributors and waited > max(MIN_CHUNK_TIME, LATE_TIMES * late):
+            limit = max(deadlines.chunk_time, LATE_TIMES * late)
+            if node in contributors and waited > limit:
                 found.append(Lost(node, f"its {dues[node]} did not come for {waited:.0f} s"))
-        if now - self._pulled_at > (interval := max(late, MIN_PULL_TIME)):
+                if now - self._asked_at.get(node, -limit) >= limit:
+                    self._asked_at[node] = now
+                    found.append(AskState(node))
+        if now - self._pulled_at > (interval := max(late, deadlines.pull_after)):
             self._pulled_at = now
             owners = frozenset(node for node, at in self._chunk_at.items() if at < now - interval)
             found += [PullFrom(owners)] if owners else []
         return found
 
 
-def late_after(intervals: Sequence[float]) -> float:
+def late_after(intervals: Sequence[float], unknown: float) -> float:
     """Seconds after which the next chunk of a peer is late, by those that others took: the median and some median
-    absolute deviations; `LOST_AFTER` where too few are known."""
+    absolute deviations; `unknown` where too few are known."""
     if len(intervals) < MIN_INTERVALS:
-        return LOST_AFTER
+        return unknown
     middle = median(intervals)
     return middle + LATE_SPREADS * median(abs(interval - middle) for interval in intervals)

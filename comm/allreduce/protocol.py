@@ -29,8 +29,9 @@ calls alone, so the simulation runs this class as it is.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
+from atoll.comm.allreduce import dues
 from atoll.comm.allreduce.chunk_record import ChunkRecord, ChunkState, SendWindow
 from atoll.comm.allreduce.effects import (
     Effect,
@@ -52,6 +53,8 @@ from atoll.comm.digest import root
 from atoll.comm.ids import NodeId
 from atoll.comm.plan import NOBODY, Plan
 from atoll.comm.transport.frames import FrameKind
+
+PULLS_AT_ONCE = 4  # sealed chunks of one late owner that others are asked for
 
 
 class ReduceProtocol:
@@ -346,9 +349,7 @@ class ReduceProtocol:
 
     def missing(self) -> list[int]:
         """Sealed chunks that are to come to this member, and are not here."""
-        contributes = self._routes.contributes(self._routes.place)
-        late = ((c, x) for c, x in enumerate(self._chunks) if x.state is ChunkState.AWAITED)
-        return [c for c, chunk in late if contributes or chunk.relayed]
+        return dues.missing(self._routes, self._chunks)
 
     def _ask_instead_of(self, node: NodeId, c: int) -> list[Effect]:
         """`node` gave what is not the sealed chunk: ask somebody else, unless that was done; it itself only if
@@ -379,27 +380,25 @@ class ReduceProtocol:
         chunk.asked.append(node)
         return [SendFrame(node, FrameKind.WANT, c, chunk.since)]
 
+    def pull_from(self, owners: Collection[NodeId]) -> list[Effect]:
+        """Ask others for the sealed chunks that these owners or relays are late with: a few of each at once."""
+        out: list[Effect] = []
+        asked = dict.fromkeys(owners, 0)
+        for c in self.missing():
+            source = self._chunks[c].source
+            if source in asked and asked[source] < PULLS_AT_ONCE:
+                asked[source] += 1
+                out += self.pull(c, source) or self.pull(c)
+        return out
+
     def contributors_due(self) -> Iterator[NodeId]:
         """Members of which a contribution is due: they have not filled their window."""
-        for node, place in self._routes.places.items():
-            if node == self.me or place not in self._routes.contributors:
-                continue
-            due = [
-                chunk.arrived for c, chunk in self._collecting.items() if self._routes.contributes_here(c, place)
-            ]
-            if sum(place in arrived for arrived in due) < min(self.window, len(due)):
-                yield node
+        return dues.contributors_due(self._routes, self._collecting, self.window)
 
     def dues(self) -> list[tuple[NodeId, str]]:
         """The members that this one waits for, each with what it is to bring, in words: "contributions", "region's
         sums", or "3 of its chunks". A member may be listed more than once."""
-        owed: dict[NodeId, list[int]] = {}
-        for c in self.missing():
-            if (source := self._chunks[c].source) is not None and source != self.me:
-                owed.setdefault(source, []).append(c)
-        late = [(node, "contributions") for node in self.contributors_due()]
-        late += [(node, "region's sums") for node in self._relays_due()]
-        return late + [(node, f"{len(cs)} of its chunks") for node, cs in owed.items()]
+        return dues.dues(self._routes, self._chunks, self._collecting, self.window)
 
     # After a connection broke
 
@@ -438,13 +437,6 @@ class ReduceProtocol:
         return out
 
     # Parts of the above
-
-    def _relays_due(self) -> Iterator[NodeId]:
-        """Relays of which a sum is due."""
-        for node, place in self._routes.places.items() if self._routes.plan.layered else ():
-            owned = (c for c, x in self._collecting.items() if not x.relayed and place not in x.region_sums)
-            if any(self._routes.plan.relays_for(c, place) for c in owned):
-                yield node
 
     def _payload_kind(self, c: int) -> FrameKind:
         """What this member sends of the chunk."""

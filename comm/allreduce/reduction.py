@@ -30,12 +30,14 @@ Which contributions these were is in the ledger. This file binds what decides (`
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
 import numpy as np
 
+from atoll.comm.allreduce import control_frames
+from atoll.comm.allreduce.control_frames import CONTROL_KINDS
 from atoll.comm.allreduce.delta_encoder import EncodedVector
 from atoll.comm.allreduce.effects import (
     Effect,
@@ -51,11 +53,12 @@ from atoll.comm.allreduce.effects import (
     SendFrame,
     SumRegion,
 )
-from atoll.comm.allreduce.late_peers import LatePeers, Lost, Ping, PullFrom
+from atoll.comm.allreduce.late_peers import AskState, LatePeers, Lost, Ping, PullFrom
 from atoll.comm.allreduce.listener import ReduceListener, SealReport
 from atoll.comm.allreduce.merge_executor import MergeExecutor, PendingMerge
 from atoll.comm.allreduce.payloads import Payloads
 from atoll.comm.allreduce.protocol import ReduceProtocol
+from atoll.comm.allreduce.routes import links
 from atoll.comm.allreduce.sealing import SealFormat, UnusableContribution, mean_of
 from atoll.comm.bitmap import places
 from atoll.comm.byte_view import U8
@@ -63,16 +66,13 @@ from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import Codec, Malformed
 from atoll.comm.digest import digest, root
 from atoll.comm.ids import NodeId
-from atoll.comm.plan import Fence, InvalidPlan, Plan, PlanMember
+from atoll.comm.plan import Fence, InvalidPlan, Plan
 from atoll.comm.transport.connection import LinkBroken
 from atoll.comm.transport.frames import FrameKind, Header, QueuedFrame
 from atoll.comm.transport.peer_links import PeerLinks
 
 TICK = 0.3  # seconds between two looks at the clock
 PLAN_WITHIN = 20.0  # seconds that a frame of an attempt to come is held
-PULLS_AT_ONCE = 4  # sealed chunks of one late owner that others are asked for
-# What a RESYNC is for, in place of its chunk. Of what is on its way, only what was lost with a link is sent again.
-TELL, TELL_AND_ASK, PING, PONG = range(4)
 WINDOW_SHARE = 0.5  # share of an encoded vector that an owner holds in contributions at once, at most
 
 
@@ -138,7 +138,7 @@ class Reduction:
             self._peers.end(self)
             for task in self._merges:
                 task.cancel()
-            self._executor.clear()
+            self._executor.inbox.clear()
 
     def replan(self, plan: Plan) -> None:
         """Go on under this plan, the first or a newer one of the round; begin under it, if that is yet to come.
@@ -149,16 +149,11 @@ class Reduction:
         if not self._begun:
             return
         place = plan.index(self.me)
-        me = plan.members[place]
         now = asyncio.get_running_loop().time()
         others = [m for m in plan.members if not m.gone and m.node != self.me]
         self._late.replan(now, [m.node for m in others])
         order = {m.node: i for i, m in enumerate(plan.members)}
-
-        def primary(member: PlanMember) -> bool:
-            return not member.leaf and (me.leaf or place < order[member.node])
-
-        self._peers.expect([m for m in others if not (m.leaf and me.leaf)], primary)
+        self._peers.expect(links(plan, self.me))
         shares = plan.receive_shares(place)
         for member in others:  # all that send to a peer share its link
             self._peers.pace(member.node, member.down, shares[order[member.node]])
@@ -207,7 +202,7 @@ class Reduction:
         the plan under which the frame was sent where the answer depends on that. Raises `LinkBroken` if that plan
         does not come in time, or no such peer may send the frame."""
         kind, c, length = header.kind, header.chunk, header.length
-        if kind in (FrameKind.MERGED, FrameKind.WANT, FrameKind.LACK, FrameKind.RESYNC):
+        if kind in CONTROL_KINDS:
             bits = -(-self._chunks.count // 8)
             resync = kind is FrameKind.RESYNC
             if length != (3 * bits if resync else 0) or not (resync or self._has(c)):
@@ -231,23 +226,13 @@ class Reduction:
         is malformed."""
         if self._over:
             return
-        x, c = self._exchange, header.chunk
+        c = header.chunk
         match header.kind:
             case FrameKind.CONTRIBUTION | FrameKind.PARTIAL | FrameKind.SEALED:
                 self._arrived_chunk(node, header, payload)
-            case FrameKind.MERGED:
-                self._do(x.peer_merged(node, c))
-            case FrameKind.WANT:
-                self._do(x.chunk_wanted(node, c))
-            case FrameKind.LACK:
-                self._do(x.chunk_lacked(node, c))
-            case FrameKind.RESYNC:
-                bits = len(payload) // 3
-                here, merged, sealed = (payload[i * bits : (i + 1) * bits].tobytes() for i in range(3))
-                if c in (TELL, TELL_AND_ASK):
-                    self._do(x.resync(node, header.fence.attempt, here, merged, sealed))
-                if c in (TELL_AND_ASK, PING):
-                    self._peers.peer(node).queue.post((FrameKind.RESYNC, TELL if c == TELL_AND_ASK else PONG, 0))
+            case kind if kind in CONTROL_KINDS:
+                attempt = header.fence.attempt
+                self._do(control_frames.receive(self._exchange, node, kind, c, attempt, payload.tobytes()))
             case _:
                 raise LinkBroken(f"a frame {header.kind.name} on a link")
 
@@ -281,7 +266,7 @@ class Reduction:
 
     def joined(self, node: NodeId) -> None:
         """Ask `node`, to which there is a link again, what it has, and tell it what is here."""
-        self._peers.peer(node).queue.post((FrameKind.RESYNC, TELL_AND_ASK, 0))
+        self._do([control_frames.ask_state(node)])
 
     def lost(self, node: NodeId, sentence: str) -> None:
         """Report that `node` cannot be reached, or does not do its part, unless that was reported just now."""
@@ -342,10 +327,10 @@ class Reduction:
             if (effects := self._exchange.region_sum_arrived(node, c, listed)) is None:
                 self.lost(node, f"its region's mean of chunk {c} was refused: it claims places of others")
                 return
-            self._executor.put(c, self.plan.index(node), mean)
+            self._executor.inbox.put(c, self.plan.index(node), mean)
             self._do(effects)
         else:
-            self._executor.put(c, self.plan.index(node), whole)
+            self._executor.inbox.put(c, self.plan.index(node), whole)
             self._do(self._exchange.contribution_arrived(node, c))
 
     def _do(self, effects: Sequence[Effect]) -> None:
@@ -385,7 +370,7 @@ class Reduction:
         except UnusableContribution as refused:
             again = self._exchange.contribution_refused(c, order.since, refused.place)
             if again is not None:
-                self._executor.drop(c, refused.place)
+                self._executor.inbox.drop(c, refused.place)
                 self._do(again)
                 sentence = f"its contribution to chunk {c} was refused: {refused.sentence}"
                 self.lost(merge.plan.members[refused.place].node, sentence)
@@ -427,22 +412,15 @@ class Reduction:
         for order in self._late.look(now, dict(x.dues()), set(x.contributors_due()), self._peers.heard):
             match order:
                 case Ping(node):
-                    self._peers.peer(node).queue.post((FrameKind.RESYNC, PING, 0))
+                    self._do([control_frames.ping(node)])
+                case AskState(node):
+                    self._do([control_frames.ask_state(node)])
                 case Lost(node, sentence):
                     self.lost(node, sentence)
                 case PullFrom(owners):
-                    self._pull(owners)
+                    self._do(x.pull_from(owners))
                 case _:
                     assert_never(order)
-
-    def _pull(self, owners: Set[NodeId]) -> None:
-        """Ask others for sealed chunks of these owners."""
-        asked = dict.fromkeys(owners, 0)
-        for c in self._exchange.missing():
-            owner = self._exchange.source(c)
-            if owner in asked and asked[owner] < PULLS_AT_ONCE:
-                asked[owner] += 1
-                self._do(self._exchange.pull(c, owner) or self._exchange.pull(c))
 
 
 def _nobody(c: int, payload: U8) -> None:

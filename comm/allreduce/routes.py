@@ -4,7 +4,7 @@ without a memory."""
 from collections.abc import Collection
 
 from atoll.comm.ids import NodeId
-from atoll.comm.plan import Plan
+from atoll.comm.plan import Plan, PlanMember
 
 
 class Routes:
@@ -48,3 +48,12 @@ class Routes:
         if c in plan.layered and (region := plan.region(self.place)) >= 0:
             able = [n for n in able if plan.region(self.places[n]) == region]
         return able[(c + self.place) % len(able)] if able else None
+
+
+def links(plan: Plan, me: NodeId) -> list[tuple[PlanMember, bool]]:
+    """The members to which `me` has links under the plan, and whether it dials each first: who came into the round
+    before does, and a leaf, which nobody can dial. Two leaves have no link."""
+    place = plan.index(me)
+    leaf = plan.members[place].leaf
+    others = [(i, m) for i, m in enumerate(plan.members) if not m.gone and i != place and not (m.leaf and leaf)]
+    return [(m, not m.leaf and (leaf or place < i)) for i, m in others]

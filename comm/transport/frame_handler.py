@@ -1,11 +1,27 @@
 """The interface of a reduce to the links: the reduce under way says what is sent to the peers, and what their
-frames mean."""
+frames mean, if they are of its round."""
 
+from enum import Enum
 from typing import Protocol
 
 from atoll.comm.byte_view import U8
 from atoll.comm.ids import NodeId, Round
 from atoll.comm.transport.frames import Header, QueuedFrame
+
+
+class RoundOrder(Enum):
+    """A frame's round against that of the reduce under way."""
+
+    CURRENT = "current"  # it is for this reduce
+    AHEAD = "ahead"  # its reduce is to begin here, or may begin anew: the frame is held
+    OVER = "over"  # it is of no more use
+
+
+def round_order(reducing: Round | None, round: Round) -> RoundOrder:
+    """Decide on a frame of `round`, by the round that is being reduced here; None: none is."""
+    if reducing is None or reducing < round:
+        return RoundOrder.AHEAD
+    return RoundOrder.CURRENT if reducing == round else RoundOrder.OVER
 
 
 class FrameHandler(Protocol):

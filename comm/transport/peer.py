@@ -3,7 +3,9 @@
 import asyncio
 
 from atoll.comm.ids import NO_PIN, NodeId
+from atoll.comm.transport import link_policy
 from atoll.comm.transport.connection import Link, RateLimiter
+from atoll.comm.transport.link_policy import LinkPolicy
 from atoll.comm.transport.pacing import PeerPacer
 from atoll.comm.transport.send_queue import SendQueue
 
@@ -12,15 +14,12 @@ class Peer:
     """One other node: where it is, its links, and what waits to be sent over them."""
 
     def __init__(self, node: NodeId) -> None:
-        self.node, self.address, self.pin, self.leaf = node, "", NO_PIN, False
+        self.node, self.address, self.pin = node, "", NO_PIN
         self.queue = SendQueue()
         self.links: set[Link] = set()
-        self.link_target = 1  # links that there should be
-        self.dials = False  # this side opens them
+        self.policy = LinkPolicy(link_policy.LINK_TIMES)
         self.rate_down = 0.0  # bytes a second that its link carries; 0: not known
         self.segments = self.resent = 0  # sent over links that are closed, and sent again
-        self.broke = False  # a link broke, and what was on it may be lost
-        self.failed_dials = 0  # in a row
         self.limiter = RateLimiter(0, burst=0.05)
         self.pacer: PeerPacer | None = None  # of its link, which sets the limiter's rate; None: no limit
         self.links_changed = asyncio.Event()

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
+from typing import assert_never
 
 from atoll.comm.buffers import BufferPool
 from atoll.comm.byte_view import U8
@@ -19,9 +20,10 @@ from atoll.comm.transport import frames
 from atoll.comm.transport.adaptive_zstd import AdaptiveZstd
 from atoll.comm.transport.bandwidth import sample_round_trips
 from atoll.comm.transport.connection import ByteCounter, Link, LinkBroken, RateLimiter, close_dialled
-from atoll.comm.transport.frame_handler import FrameHandler
+from atoll.comm.transport.frame_handler import FrameHandler, RoundOrder, round_order
 from atoll.comm.transport.frames import FrameKind, Header, QueuedFrame
 from atoll.comm.transport.link_estimator import LinkEstimator
+from atoll.comm.transport.link_policy import Dial, LeafMissing, Pause, Rest
 from atoll.comm.transport.pacing import PeerPacer
 from atoll.comm.transport.peer import Peer
 from atoll.comm.transport.priority_lock import PriorityLock
@@ -32,18 +34,14 @@ from atoll.comm.transport.stream_policy import LONG_PATH_CONGESTION_CONTROL, LON
 log = logging.getLogger("atoll.plane")
 
 SAMPLE_INTERVAL = 0.05  # seconds between two looks at what the links carried
-OTHER_SIDE_DIALS_AFTER = 1.5  # seconds without a link after which the other side dials, too
 SLOW_PEER_RATIO = 4  # this node's rate to its share of a peer's: beyond, the peer's link is the narrower one
 SLOW_NODE_RATIO = 2  # a peer's rate to this node's: beyond, this node's chunks go one by one
 MIN_TURN_SECONDS, TURN_RATIO = 0.1, 4.0  # turn of such a node's piece: at least, and times its sending
 REFRESH_AFTER = 8.0  # seconds after which BBR would soon stop to measure the round trip anew
 PIECE_SECONDS = 0.005  # seconds that a piece takes of this node's link
-REDIAL_INTERVALS = (0.2, 0.5, 1.0, 2.0, 5.0)  # seconds between tries to dial
-LEAF_DIALS_WITHIN = 20.0  # seconds after which a leaf that has not dialled is lost
 ROUND_BEGINS_WITHIN = 20.0  # seconds that a frame of a round to come is held
 SPARE_SHARE = 0.05  # share of what this node's link carries up: for fetches while a reduce is under way
 MIN_SPARE_RATE = 1e5  # bytes a second
-MIN_LINK_LIFE = 2.0  # seconds; a link that broke sooner counts as a failed try
 
 
 class PeerLinks:
@@ -91,7 +89,7 @@ class PeerLinks:
         self._peers = {n: peer for n, peer in self._peers.items() if peer.links or peer.dialling is not None}
         for peer in self._peers.values():
             peer.queue.clear()
-            peer.broke = False
+            peer.policy.begin_reduce()
             self._choose_piece_size(peer)
             for link in peer.links if peer.long_path else ():
                 self._refresh(link)
@@ -117,30 +115,28 @@ class PeerLinks:
             for peer in self._peers.values():
                 peer.queue.clear()
                 self._stop_dialling(peer)
-                for link in list(peer.links)[peer.link_target :] if peer.dials else ():
+                for link in list(peer.links)[peer.policy.link_target :] if peer.policy.primary else ():
                     link.close()
 
-    def expect(self, members: Iterable[PlanMember], primary: Callable[[PlanMember], bool]) -> None:
-        """Have links to these members, and to no others, as long as the reduce lasts; `primary` says to whom this
-        side dials first."""
-        expected = {m.node: m for m in members}
+    def expect(self, members: Iterable[tuple[PlanMember, bool]]) -> None:
+        """Have links to these members, and to no others, as long as the reduce lasts: (member, whether this side
+        dials it first)."""
+        expected = {member.node: (member, primary) for member, primary in members}
         for node, peer in self._peers.items():
             if node not in expected:
                 self._stop_dialling(peer)
                 for link in list(peer.links):
                     link.close()
-        for node, member in expected.items():
+        for node, (member, primary) in expected.items():
             peer = self.peer(node)
             other = (peer.address, peer.pin) != (member.address, member.pin)
-            if other or peer.dialling is None:
+            if other or peer.dialling is None or peer.policy.primary != primary:
                 self._stop_dialling(peer)
-                if other:
-                    peer.failed_dials = 0  # it is another process: what came of the one before says nothing
-                peer.address, peer.pin, peer.leaf = member.address, member.pin, member.leaf
-                peer.dials = primary(member)
-                peer.dialling = asyncio.create_task(self._keep_linked(peer, peer.dials))
+                peer.address, peer.pin = member.address, member.pin
+                peer.policy.expect(primary, member.leaf, other)
+                peer.dialling = asyncio.create_task(self._keep_linked(peer))
                 peer.dialling.add_done_callback(_log_fault)
-        for node, member in expected.items():
+        for node, (member, _) in expected.items():
             peer = self.peer(node)
             peer.rate_down = member.down
             self._suit_path(peer)
@@ -216,16 +212,15 @@ class PeerLinks:
         peer.links.add(link)
         self._suit_path(peer)
         peer.links_changed.set()
-        if self._handler is not None and peer.broke:
+        if peer.policy.link_opened() and self._handler is not None:
             self._handler.joined(node)
-        peer.broke = False
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._listen(peer, link))
                 both.create_task(self._speak(peer, link))
         except* LinkBroken as broken:
             lived = asyncio.get_running_loop().time() - since
-            peer.failed_dials = 0 if lived > MIN_LINK_LIFE else peer.failed_dials + 1
+            peer.policy.link_broke(lived)
             log.debug("a link to %s broke after %.1f s: %s", node, lived, broken.exceptions[0])
         finally:
             path = link.path()
@@ -234,38 +229,37 @@ class PeerLinks:
             if path is not None:
                 peer.segments += path.sent
                 peer.resent += path.resent
-            peer.broke = not peer.links
-            if peer.links and self._handler is not None:  # what was on this one may be lost: ask over another
+            if peer.policy.link_closed(len(peer.links)) and self._handler is not None:
                 self._handler.joined(node)
             peer.links_changed.set()
 
-    async def _keep_linked(self, peer: Peer, primary: bool) -> None:
+    async def _keep_linked(self, peer: Peer) -> None:
         """Have as many links as there should be, and say so when there are none."""
         while True:
-            if len(peer.links) >= (peer.link_target if primary else 1):
-                peer.links_changed.clear()
-                await peer.links_changed.wait()
-                continue
-            if not primary and not peer.leaf and await self._linked_within(peer, OTHER_SIDE_DIALS_AFTER):
-                continue
-            interval = REDIAL_INTERVALS[min(peer.failed_dials, len(REDIAL_INTERVALS)) - 1]
-            if peer.failed_dials and await self._pause(peer, interval):
-                continue
-            if peer.leaf:
-                if not await self._linked_within(peer, LEAF_DIALS_WITHIN):
-                    self._lost(peer, f"it is a leaf and did not dial within {LEAF_DIALS_WITHIN:g} s")
-                continue
-            missing = (peer.link_target if primary else 1) - len(peer.links)
-            for result in await self._dial_each(peer, missing):
-                if isinstance(result, Link):
-                    self._adopting.add(task := asyncio.create_task(self.adopt(peer.node, result)))
-                    task.add_done_callback(self._adopting.discard)
-                elif isinstance(result, LinkBroken):
-                    peer.failed_dials += 1
-                    self._lost(peer, str(result))
-                else:
-                    raise result
-            await asyncio.sleep(0)  # they are among the peer's links now
+            match step := peer.policy.next_step(len(peer.links)):
+                case Rest():
+                    peer.links_changed.clear()
+                    await peer.links_changed.wait()
+                case Pause(seconds):
+                    await self._pause(peer, seconds)
+                case LeafMissing(seconds):
+                    self._lost(peer, f"it is a leaf and did not dial within {seconds:g} s")
+                case Dial(count):
+                    await self._dial_missing(peer, count)
+                case _:
+                    assert_never(step)
+
+    async def _dial_missing(self, peer: Peer, count: int) -> None:
+        for result in await self._dial_each(peer, count):
+            if isinstance(result, Link):
+                self._adopting.add(task := asyncio.create_task(self.adopt(peer.node, result)))
+                task.add_done_callback(self._adopting.discard)
+            elif isinstance(result, LinkBroken):
+                peer.policy.dial_failed()
+                self._lost(peer, str(result))
+            else:
+                raise result
+        await asyncio.sleep(0)  # they are among the peer's links now
 
     async def _dial_each(self, peer: Peer, count: int) -> Sequence[Link | BaseException]:
         dials = [asyncio.ensure_future(self._dial(peer.node, peer.address, peer.pin)) for _ in range(count)]
@@ -301,27 +295,22 @@ class PeerLinks:
                 link.use_congestion_control(self._congestion or LONG_PATH_CONGESTION_CONTROL)
                 link.limit_unsent(peer.queue.piece_size)
         slowed = lossy and any(link.congestion_control != LONG_PATH_CONGESTION_CONTROL for link in peer.links)
-        peer.link_target = self.fixed_streams or stream_count(rtt, rate, busy, slowed)
+        peer.policy.link_target = self.fixed_streams or stream_count(rtt, rate, busy, slowed)
 
     def _lost(self, peer: Peer, sentence: str) -> None:
         if not peer.links and self._handler is not None:
             self._handler.lost(peer.node, sentence)
 
-    async def _pause(self, peer: Peer, seconds: float) -> bool:
-        """Before another try; whether it is not needed any more."""
+    async def _pause(self, peer: Peer, seconds: float) -> None:
+        """So long; where there is no link, until there is one at the longest."""
         if peer.links:
             await asyncio.sleep(seconds)
-            return False
-        return await self._linked_within(peer, seconds)
-
-    async def _linked_within(self, peer: Peer, within: float) -> bool:
-        """Whether there is a link in time."""
+            return
         with suppress(TimeoutError):
-            async with asyncio.timeout(within):
+            async with asyncio.timeout(seconds):
                 while not peer.links:
                     peer.links_changed.clear()
                     await peer.links_changed.wait()
-        return bool(peer.links)
 
     def _stop_dialling(self, peer: Peer) -> None:
         """Have no more links than there are."""
@@ -396,15 +385,17 @@ class PeerLinks:
     async def _handler_of(self, round: Round) -> FrameHandler | None:
         """The reduce of this round, which may be about to begin here; None: it is over. `LinkBroken` if it does
         not begin in time: over another link the frame comes again."""
-        if self._handler is not None and self._handler.round == round:
-            return self._handler
         try:
             async with asyncio.timeout(ROUND_BEGINS_WITHIN):
-                while self._handler is None or self._handler.round < round:
+                while (order := round_order(self._round, round)) is RoundOrder.AHEAD:
                     await self._reduce_began.wait()
         except TimeoutError:
             raise LinkBroken(f"round {round}, of which it sent a frame, did not begin here in time") from None
-        return self._handler if self._handler.round == round else None
+        return self._handler if order is RoundOrder.CURRENT else None
+
+    @property
+    def _round(self) -> Round | None:
+        return self._handler.round if self._handler is not None else None
 
 
 def _log_fault(task: "asyncio.Task[None]") -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from atoll.comm.chunks import Chunks
 from atoll.comm.files import DiskFull, Room, make_folder, room
 from atoll.node.checkpoint import run_manifest, snapshots
+from atoll.node.checkpoint.policy import droppable, first_needed
 from atoll.node.checkpoint.problems import Problems
 from atoll.node.checkpoint.run_manifest import RunManifest
 from atoll.node.checkpoint.sealed_log import SealedLog
@@ -19,7 +20,6 @@ from atoll.node.checkpoint.snapshot_set import DamageLog, SnapshotSet
 from atoll.node.checkpoint.snapshots import TensorShapes, TornSnapshot
 
 CANNOT_REMOVE = "a file that is not needed cannot be removed from the disk"
-LOG_LIMIT = 3.0  # bytes of the sealed log, whatever still needs it, by the bytes of a snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +120,9 @@ class CheckpointFiles:
         """Drop the rounds that no snapshot needs and that nobody would ask for: a peer that lacks more than a
         snapshot's bytes of them fetches the state itself."""
         log, limit = self.log, self.location.limit or float("inf")
-        rounds = log.rounds
-        needed = self._first_needed(rounds, -1)
-        for round_ in rounds[:-1]:
-            if log.size <= self.snapshot_size and self.reserved <= limit:
-                return
-            if round_ <= needed or log.size > LOG_LIMIT * self.snapshot_size:
-                log.drop(round_)
+        needed = self._first_needed(log.rounds, -1)
+        for round_ in droppable(log.sizes, needed, self.snapshot_size, self.reserved - limit):
+            log.drop(round_)
         while self.reserved > limit and self.free_one():
             pass
 
@@ -145,7 +141,5 @@ class CheckpointFiles:
 
     def _first_needed(self, rounds: Collection[int], which: int) -> int:
         """The sealed rounds up to this one are not needed to bring snapshot number `which` forward."""
-        newest_first = self.snapshots.newest_first
-        if newest_first and self.takes_snapshots:
-            return newest_first[which].first
-        return max(rounds, default=0)
+        firsts = [snapshot.first for snapshot in self.snapshots.newest_first]
+        return first_needed(firsts, rounds, which, self.takes_snapshots)

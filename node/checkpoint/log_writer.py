@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from atoll.comm.byte_view import U8, Octets
 from atoll.comm.digest import digest
 from atoll.node.checkpoint.checkpoint_files import CheckpointFiles
+from atoll.node.checkpoint.policy import QUEUED_ROUNDS_LIMIT, overflow
 from atoll.node.checkpoint.problems import Problems
 
 NOT_LOGGED = "the round is not kept on disk"
-QUEUED_ROUNDS_LIMIT = 2  # committed rounds that wait in memory for the disk, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class LogWriter:
         """Queue a committed round. Nothing but this reads or writes its payloads from now on."""
         self._queue[round_] = _QueuedRound(payloads, digests)
         limit = QUEUED_ROUNDS_LIMIT if self._files is not None else 1
-        for oldest in sorted(set(self._queue) - {self._round_at_work})[:-limit]:
+        for oldest in overflow(self._queue, self._round_at_work, limit):
             self.incomplete = True
             self._forget(oldest)
         if self._files is not None and self.task is None:

@@ -65,6 +65,11 @@ class SealedLog:
         """Bytes of all files."""
         return sum(index.size for index in list(self._rounds.values()))
 
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Bytes of each round's file."""
+        return {round_: index.size for round_, index in list(self._rounds.items())}
+
     def __contains__(self, round_: int) -> bool:
         return round_ in self._rounds
 

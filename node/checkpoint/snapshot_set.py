@@ -13,9 +13,8 @@ from pathlib import Path
 
 from atoll.comm.chunks import Chunks
 from atoll.node.checkpoint import snapshots
+from atoll.node.checkpoint.policy import retained
 from atoll.node.checkpoint.snapshots import Snapshot, TensorShapes
-
-SNAPSHOTS_RETAINED = 2
 
 log = logging.getLogger("atoll.node")
 
@@ -96,10 +95,10 @@ class SnapshotSet:
         with self._lock:
             older = [s for s in self.newest_first if s.path != new.path]
             sound = [s for s in older if s.path not in self._damaged]
-            retained = [] if replace_all else sound[: SNAPSHOTS_RETAINED - 1]
-            useless = self._damaged | {s.path for s in older if s not in retained}
+            staying = retained(sound, replace_all)
+            useless = self._damaged | {s.path for s in older if s not in staying}
             snapshots.remove(useless - {new.path})
-            self.newest_first, self._damaged = [new, *retained], set()
+            self.newest_first, self._damaged = [new, *staying], set()
 
     def remove_one(self, rounds: Collection[int]) -> bool:
         """Remove one file to make room: one that cannot be read as a snapshot; else the oldest snapshot but the

@@ -1,4 +1,4 @@
-"""Decides when a snapshot of the outer state is due, and writes it in a thread that gives way to all others.
+"""Writes snapshots of the outer state, when `SnapshotPolicy` says so, in a thread that gives way to all others.
 
     finalized --> due? --> a thread copies chunk after chunk, writes them --> the set of snapshots, `on_snapshot`
         |                                     |
@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,20 +20,13 @@ from numpy.typing import NDArray
 from atoll.node.checkpoint import snapshots
 from atoll.node.checkpoint.checkpoint_files import CheckpointFiles
 from atoll.node.checkpoint.log_writer import LogWriter
+from atoll.node.checkpoint.policy import DiskContent, SnapshotPolicy
 from atoll.node.checkpoint.problems import Problems
 from atoll.node.checkpoint.snapshots import Snapshot, TornSnapshot
 from atoll.node.outer.state import CorruptChunk, OuterState
 
 NO_SNAPSHOT = "no snapshot was taken"
 NICENESS = 10  # of the writing thread
-
-
-@dataclass(frozen=True, slots=True)
-class _FollowingState:
-    """What was finalized while a snapshot was being taken, and is to follow it."""
-
-    tokens: int
-    sole_copy: bool
 
 
 class SnapshotWriter:
@@ -52,10 +44,8 @@ class SnapshotWriter:
         self._outer, self._files, self._log_writer = outer, files, log_writer
         self._problems, self._on_change = problems, on_change
         self._thread = ThreadPoolExecutor(1, "snapshot", _give_way)
-        self._following: _FollowingState | None = None
-        self._urgent = False  # what is being written cannot be had from the rest of the disk
-        self._failed = False  # the last one was not taken
-        self._distrusted = False  # what is on the disk may be of a state that is not the run's
+        self._policy = SnapshotPolicy(files.location.every)
+        self._tokens = 0  # committed at the state that was finalized last
         self._closing = False
         self.task: asyncio.Task[None] | None = None  # while one is being taken
         self.on_snapshot: Callable[[], None] = lambda: None
@@ -72,12 +62,12 @@ class SnapshotWriter:
     def urgent(self) -> bool:
         """Whether a snapshot is being taken, or is to follow the one at hand, of what the rest of the disk cannot
         bring back."""
-        return self.task is not None and (self._urgent or self._following is not None)
+        return self._policy.urgent
 
     def distrust(self) -> None:
         """Note that the snapshots on the disk may not be the run's: the next state replaces them, and until then
         they stay."""
-        self._distrusted = True
+        self._policy.distrust()
 
     def finalized(self, round_: int, tokens: int, sole_copy: bool) -> None:
         """Take a snapshot if one is due: the state stands still at `round_`, with so many tokens committed.
@@ -85,45 +75,38 @@ class SnapshotWriter:
         files, log_writer = self._files, self._log_writer
         if not files.takes_snapshots or self._closing:
             return
-        # Who else has this state on a disk may be gone when the power fails: each relies on its own.
-        unreachable = files.snapshots.reach((*log_writer.logged, *log_writer.queued)) < round_
-        needed = sole_copy or unreachable or self._distrusted
-        if self.task is not None:
-            if needed:
-                earlier = self._following is not None and self._following.sole_copy
-                self._following = _FollowingState(tokens, sole_copy or earlier)
-            return
-        if needed or self._failed or log_writer.incomplete or self._due(round_):
-            distrusted = self._distrusted
-            self._urgent = needed
-            self._distrusted = self._failed = log_writer.incomplete = False
-            files.snapshots.replacing = True
-            self.task = asyncio.create_task(self._take(tokens, distrusted), name="snapshot")
+        self._tokens = tokens
+        stored, sound = files.snapshots, files.snapshots.sound
+        content = DiskContent(
+            stored.reach((*log_writer.logged, *log_writer.queued)),
+            sound[0].first if sound else -1,
+            stored.has_damage,
+            log_writer.incomplete,
+        )
+        if self._policy.finalized(round_, sole_copy, content):
+            log_writer.incomplete = False
+            stored.replacing = True
+            self.task = asyncio.create_task(self._take(tokens), name="snapshot")
 
-    def _due(self, round_: int) -> bool:
-        stored = self._files.snapshots
-        sound = stored.sound
-        return not sound or stored.has_damage or round_ - sound[0].first >= self._files.location.every
-
-    async def _take(self, tokens: int, distrusted: bool) -> None:
-        """`distrusted`: the new snapshot replaces all others."""
+    async def _take(self, tokens: int) -> None:
+        taken = False
         try:
             loop = asyncio.get_running_loop()
             new = await loop.run_in_executor(self._thread, self._write, tokens)
-            self._files.snapshots.add(new, replace_all=distrusted)
+            self._files.snapshots.add(new, self._policy.replaces_all)
             self._problems.solve(NO_SNAPSHOT)
             self.on_snapshot()
             await self._log_writer.trim()
+            taken = True
         except (TornSnapshot, CorruptChunk, OSError, MemoryError) as error:
-            self._failed, self._distrusted = True, self._distrusted or distrusted
             if not self._closing:
                 self._problems.report(NO_SNAPSHOT, str(error))
         finally:
             self.task, self._files.snapshots.replacing = None, False
+            following = self._policy.ended(taken)
             self._on_change()
-            following, self._following = self._following, None
             if following is not None:
-                self.finalized(self._outer.round, following.tokens, following.sole_copy)
+                self.finalized(self._outer.round, self._tokens, following)
 
     def _write(self, tokens: int) -> Snapshot:
         """In the snapshot thread. Raises `TornSnapshot`, `CorruptChunk`, `OSError`, `MemoryError`."""

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from atoll.comm.chunks import Chunks
 from atoll.comm.digest import DIGEST_SIZE, digest
 from atoll.comm.files import Room, atomic_write, room, write_all
+from atoll.node.checkpoint.policy import reach
 
 FORMAT = "atoll snapshot 2"
 PREFIX, SUFFIX = "snapshot-", ".safetensors"
@@ -87,10 +88,7 @@ class Snapshot:
 
     def reach(self, rounds: Container[int]) -> int:
         """The newest round whose state the snapshot and the sealed bytes of `rounds` bring back; -1: none."""
-        reach = self.first
-        while reach + 1 in rounds:
-            reach += 1
-        return reach if reach >= self.last else -1
+        return reach(self.first, self.last, rounds)
 
     def chunk(self, c: int, chunks: Chunks) -> bytes | None:
         """Anchor, then momentum of chunk `c`, fp32; None if they are not what was written."""

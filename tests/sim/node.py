@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, assert_never
 from sim import invariants
 from sim.beyond import Beyond
 from sim.control import Control
-from sim.disk import DISK_WAIT, Checkpointer, Disk
+from sim.disk import Checkpointer, Disk
 from sim.engine import Process
 from sim.plane import Plane
 from sim.trainer import Trainer
@@ -20,6 +20,7 @@ from atoll.comm.ids import NodeId
 from atoll.comm.plan import NOBODY
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node import trainer_channel as channel
+from atoll.node.checkpoint.checkpointer import DISK_WAIT
 from atoll.node.control.reports import Reports
 from atoll.node.state_machine import effects as ef
 from atoll.node.state_machine import events as node_ev

@@ -17,8 +17,10 @@ class Reducer(Node):
                 self.control.leave("the run is finished")
                 self.world.kill(self)
             case node_ev.ViewArrived(view) if view.HasField("plan"):
-                self.world.planned(view.plan)
-                self.plane.begin(view.plan, None)
+                plan = view.plan
+                self.world.planned(plan)
+                if reduce is None or reduce.round != plan.round or plan.attempt > reduce.plan.attempt:
+                    self.plane.begin(plan, None)
             case node_ev.ViewArrived(view) if reduce is not None and reduce.round <= view.committed:
                 self.plane.cancel()
             case node_ev.Rejoined():

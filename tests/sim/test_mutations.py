@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from sim.mutations import exchange, ledger, membership, node, reports, rounds, service
+from sim.mutations import disk, exchange, ledger, links, membership, node, reports, rounds, service
 from sim.mutations.mutation import Mutation
 
 MUTANT = Path(__file__).with_name("mutant.py")
 SEEDS = 60
-TABLES = (exchange, ledger, membership, node, reports, rounds, service)
+TABLES = (disk, exchange, ledger, links, membership, node, reports, rounds, service)
 MUTATIONS = [mutation for table in TABLES for mutation in table.MUTATIONS]
 
 

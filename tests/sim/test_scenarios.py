@@ -210,6 +210,16 @@ def test_far_regions_go_in_two_levels_once_their_rates_are_known_and_a_relays_de
         committed(w, 1, 30.0)
 
 
+def test_two_members_that_the_run_needs_both_go_on_after_one_sent_what_the_other_refused() -> None:
+    """The links live, so nothing but the receiver's question brings the contribution again."""
+    with world(members(2), [1.0] * 2) as w:
+        committed(w, 2, 30.0)
+        for node in w.living:
+            node.host.lies.append("contribution")
+        committed(w, 2, 60.0)
+        assert not any(node.host.lies for node in w.living)
+
+
 def standing(world: World, node: Node) -> MemberState:
     members = world.durable.members
     return (members.here.get(node.me) or members.departed[node.me]).state

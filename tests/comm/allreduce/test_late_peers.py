@@ -2,18 +2,10 @@
 
 import pytest
 
-from atoll.comm.allreduce.late_peers import (
-    LOST_AFTER,
-    MIN_CHUNK_TIME,
-    MIN_PULL_TIME,
-    PING_AFTER,
-    LatePeers,
-    Lost,
-    Ping,
-    PullFrom,
-)
+from atoll.comm.allreduce.late_peers import DEADLINES, AskState, LatePeers, Lost, Ping, PullFrom
 from atoll.comm.ids import NodeId
 
+PING_AFTER, LOST_AFTER = DEADLINES.ping_after, DEADLINES.lost_after
 A, B = NodeId("a"), NodeId("b")
 START = 1000.0  # seconds
 
@@ -53,15 +45,24 @@ def test_nobody_is_late_with_what_the_plan_has_just_begun_to_ask() -> None:
 
 @pytest.mark.parametrize("contributes", [True, False])
 def test_who_speaks_and_brings_no_contribution_is_lost(contributes: bool) -> None:
-    late, now = begun(), START + MIN_CHUNK_TIME + 1
+    late, now = begun(), START + DEADLINES.chunk_time + 1
     said = late.look(now, {A: "contributions"}, {A} if contributes else set(), lambda node: now)
     lost = [Lost(A, "its contributions did not come for 21 s")] if contributes else []
     assert [order for order in said if isinstance(order, Lost)] == lost
 
 
+def test_who_speaks_and_brings_no_contribution_is_asked_anew_but_not_at_each_look() -> None:
+    """What it sent may have been refused: unasked it would not send it again as long as the link lives."""
+    late, asked = begun(), list[float]()
+    for t in range(1, 3 * int(DEADLINES.chunk_time)):
+        said = late.look(START + t, {A: "contributions"}, {A}, lambda node: START + t)  # noqa: B023
+        asked += [t for order in said if isinstance(order, AskState)]
+    assert asked == [21, 41]
+
+
 def test_late_chunks_are_asked_of_others_again_and_again_but_not_at_each_look() -> None:
     late, wait = begun(), LOST_AFTER + 0.1  # so long while too little is known
-    assert wait > MIN_PULL_TIME
+    assert wait > DEADLINES.pull_after
     late.chunk_came(START + wait - 1, B)
     assert late.look(START + wait, {}, set(), lambda node: None) == [PullFrom(frozenset({A}))]
     assert late.look(START + wait + 0.3, {}, set(), lambda node: None) == []

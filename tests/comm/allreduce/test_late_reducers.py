@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from encoders import at_once
 
+from atoll.comm.allreduce.control_frames import Resync
 from atoll.comm.allreduce.delta_encoder import DeltaEncoder, EncodedVector
-from atoll.comm.allreduce.late_peers import LATE_SPREADS, LOST_AFTER, MIN_CHUNK_TIME, late_after
+from atoll.comm.allreduce.late_peers import DEADLINES, LATE_SPREADS, late_after
 from atoll.comm.allreduce.listener import SealReport
-from atoll.comm.allreduce.reduction import PONG, Reduction
+from atoll.comm.allreduce.reduction import Reduction
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import CodecName
@@ -24,6 +25,7 @@ from atoll.comm.transport.connection import Link
 from atoll.comm.transport.data_plane import DataPlane
 from atoll.comm.transport.frames import FrameKind, Header
 
+LOST_AFTER = DEADLINES.lost_after
 CHUNKS = Chunks(8192, 1024)
 CODEC = make_codec(CodecName.INT8, 128)
 
@@ -149,7 +151,7 @@ async def answering(link: Link, plan: Plan) -> None:
         header = await frames.receive(link, None)
         await link.read(header.length)
         if header.kind is FrameKind.RESYNC:
-            await frames.send(link, Header(FrameKind.RESYNC, plan.fence, PONG, len(nothing)), nothing)
+            await frames.send(link, Header(FrameKind.RESYNC, plan.fence, Resync.PONG, len(nothing)), nothing)
 
 
 def test_a_contributor_that_answers_and_sends_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +169,7 @@ def test_a_contributor_that_answers_and_sends_nothing_is_named(monkeypatch: pyte
                     before = planes[1].bytes_down
                     while planes[1].bytes_down == before and not told.blamed:  # it is asked, and answers
                         await asyncio.sleep(0)
-                assert passed > MIN_CHUNK_TIME / 2  # the machine may have been busy for some of it
+                assert passed > DEADLINES.chunk_time / 2  # the machine may have been busy for some of it
                 node, sentence = told.blamed[0]
                 assert node == planes[0].node and "its contributions did not come for 2" in sentence
             answers.cancel()
@@ -202,6 +204,6 @@ def test_chunks_of_a_late_owner_are_pulled_from_others_that_have_them() -> None:
 
 
 def test_a_chunk_is_late_a_multiple_of_the_spread_beyond_the_median() -> None:
-    assert late_after([0.1] * 7) == LOST_AFTER  # too little is known
-    assert late_after([0.5] * 8) == 0.5
-    assert late_after([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 100.0, 1.5]) == 4.0 + LATE_SPREADS * 2.0
+    assert late_after([0.1] * 7, LOST_AFTER) == LOST_AFTER  # too little is known
+    assert late_after([0.5] * 8, LOST_AFTER) == 0.5
+    assert late_after([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 100.0, 1.5], 5.0) == 4.0 + LATE_SPREADS * 2.0

@@ -26,6 +26,7 @@ from reduce_members import (
 from atoll.comm.allreduce import merge_executor as merge_module
 from atoll.comm.digest import digest
 from atoll.comm.plan import Plan, PlanMember
+from atoll.comm.transport.link_policy import LinkTimes
 
 
 @pytest.mark.parametrize("gathers", [False, True])
@@ -92,7 +93,7 @@ def test_orphans_are_told_and_come_from_whoever_holds_them() -> None:
 def test_links_that_break_in_mid_reduce_cost_nothing_but_time(
     seed: int, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atoll.comm.transport.peer_links.REDIAL_INTERVALS", (0.001,))
+    monkeypatch.setattr("atoll.comm.transport.link_policy.LINK_TIMES", LinkTimes(redial=(0.001,)))
 
     async def body() -> None:
         random = Random(seed)

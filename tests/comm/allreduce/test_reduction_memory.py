@@ -47,7 +47,7 @@ def test_what_an_owner_holds_of_others_is_bounded_and_freed() -> None:
                     await member.reports.until(lambda reports: len(reports.seals) >= 3)
                     others = len(members) - 1
                     assert member.reduction._exchange.window * others <= CHUNKS.count / 2
-                    assert not len(member.reduction._executor)
+                    assert not len(member.reduction._executor.inbox)
 
     run(body())
 

@@ -26,6 +26,7 @@ from atoll.comm.allreduce.reduction import Reduction
 from atoll.comm.plan import InvalidPlan
 from atoll.comm.transport.data_plane import DataPlane
 from atoll.comm.transport.frames import FrameKind, Header
+from atoll.comm.transport.link_policy import LinkTimes
 
 
 def test_a_plan_that_comes_before_the_reduce_has_begun_is_the_one_it_begins_under() -> None:
@@ -63,7 +64,7 @@ def test_members_may_learn_of_the_plan_one_after_another() -> None:
 def test_what_was_held_in_vain_comes_again(late: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator died that had told only some of a plan, and was away for longer than their frames are held."""
     monkeypatch.setattr("atoll.comm.transport.peer_links.ROUND_BEGINS_WITHIN", 0)
-    monkeypatch.setattr("atoll.comm.transport.peer_links.REDIAL_INTERVALS", (0.001,))
+    monkeypatch.setattr("atoll.comm.transport.link_policy.LINK_TIMES", LinkTimes(redial=(0.001,)))
     monkeypatch.setattr(reduce_module, "PLAN_WITHIN", 0)
 
     async def given_up(plane: DataPlane) -> None:

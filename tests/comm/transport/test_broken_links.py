@@ -9,9 +9,9 @@ from linked_pair import LARGE, A, B, Notes, expect, meet, pair, part, post, run,
 from atoll.comm.ids import NodeId, Pin
 from atoll.comm.plan import PlanMember
 from atoll.comm.transport import frames
-from atoll.comm.transport import peer_links as module
 from atoll.comm.transport.connection import ByteCounter, Link, LinkBroken
 from atoll.comm.transport.frames import FrameKind
+from atoll.comm.transport.link_policy import LinkTimes
 from atoll.comm.transport.peer import Peer
 from atoll.comm.transport.peer_links import PeerLinks
 from atoll.comm.transport.send_queue import SendQueue
@@ -97,7 +97,7 @@ def test_what_a_link_could_not_send_of_an_old_round_is_not_sent_of_the_next() ->
 
 
 def test_the_other_side_dials_when_nothing_comes_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "OTHER_SIDE_DIALS_AFTER", 0.02)
+    monkeypatch.setattr("atoll.comm.transport.link_policy.LINK_TIMES", LinkTimes(other_side=0.02))
 
     async def body() -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -116,7 +116,7 @@ def test_the_other_side_dials_when_nothing_comes_of_the_first(monkeypatch: pytes
 
 
 def test_nobody_dials_a_leaf_and_one_that_does_not_come_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAF_DIALS_WITHIN", 0.02)
+    monkeypatch.setattr("atoll.comm.transport.link_policy.LINK_TIMES", LinkTimes(leaf=0.02))
 
     async def body() -> None:
         async with pair() as (a, b):
@@ -137,10 +137,9 @@ class Pauses:
         self.seconds: list[float] = []
         monkeypatch.setattr(PeerLinks, "_pause", self.pause)
 
-    async def pause(self, peer: Peer, seconds: float) -> bool:
+    async def pause(self, peer: Peer, seconds: float) -> None:
         self.seconds.append(seconds)
         await asyncio.sleep(0)
-        return False
 
 
 def test_tries_in_vain_come_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,11 +151,11 @@ def test_tries_in_vain_come_at_growing_intervals(monkeypatch: pytest.MonkeyPatch
 
         peers, here = PeerLinks(nobody, ByteCounter()), Notes()
         peers.begin(here)
-        peers.expect([PlanMember(B, "b:1", 1.0)], lambda _: True)
+        peers.expect([(PlanMember(B, "b:1", 1.0), True)])
         await until(lambda: len(pauses.seconds) >= 7)
         assert pauses.seconds[:7] == [0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0]
         assert set(here.sentences) == {"nobody is there"}
-        peers.expect([PlanMember(B, "b:2", 1.0)], lambda _: True)  # it is another process
+        peers.expect([(PlanMember(B, "b:2", 1.0), True)])  # it is another process
         count = len(pauses.seconds)
         await until(lambda: len(pauses.seconds) > count)
         assert pauses.seconds[count] == 0.2
@@ -194,7 +193,7 @@ def test_a_link_that_was_dialled_when_the_dial_of_another_is_given_up_is_closed(
 
         link, peers, talk = links[0], PeerLinks(dial, ByteCounter(), fixed_streams=2), Notes()
         peers.begin(talk)
-        peers.expect([PlanMember(B, "there:7", 1.0)], lambda _: True)
+        peers.expect([(PlanMember(B, "there:7", 1.0), True)])
         await until(lambda: not links)
         peers.end(talk)
         await until(lambda: link._closed)

@@ -12,6 +12,7 @@ from atoll.comm.transport import frames
 from atoll.comm.transport import peer_links as module
 from atoll.comm.transport.connection import Link, LinkBroken
 from atoll.comm.transport.frames import FrameKind
+from atoll.comm.transport.link_policy import LinkTimes
 from atoll.comm.transport.send_queue import SendQueue
 
 
@@ -103,7 +104,7 @@ def test_a_frame_of_a_round_that_does_not_begin_in_time_breaks_its_link_and_the_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "ROUND_BEGINS_WITHIN", 0.02)
-    monkeypatch.setattr(module, "REDIAL_INTERVALS", (0.001,))
+    monkeypatch.setattr("atoll.comm.transport.link_policy.LINK_TIMES", LinkTimes(redial=(0.001,)))
 
     async def body() -> None:
         async with pair() as (a, b):
@@ -175,7 +176,7 @@ def test_of_nodes_that_are_gone_nothing_is_kept_from_round_to_round() -> None:
                 here, there = Notes(number), Notes(number)
                 meet(a, b, here, there)
                 gone = PlanMember(NodeId(f"gone {number}"), "127.0.0.1:1", 1.0)
-                a.peers.expect([PlanMember(B, b.address, 1.0), gone], lambda _: True)
+                a.peers.expect([(PlanMember(B, b.address, 1.0), True), (gone, True)])
                 await until(lambda: bool(a.peers.links()))
                 part(a, b, here, there)
             a.peers.begin(here)

@@ -179,10 +179,10 @@ def test_a_reduce_is_told_who_shows_another_certificate_and_links_to_the_right_o
         async with planes(tmp_path) as (a, b):
             told: Any = Told()
             b.peers.begin(told)
-            b.peers.expect([PlanMember(A, a.address, 1.0, pin=b.pin)], lambda _: True)
+            b.peers.expect([(PlanMember(A, a.address, 1.0, pin=b.pin), True)])
             await told.at.wait()
             assert told.sentences[0].startswith("a: it shows another certificate")
-            b.peers.expect([PlanMember(A, a.address, 1.0, pin=a.pin)], lambda _: True)  # it had joined again
+            b.peers.expect([(PlanMember(A, a.address, 1.0, pin=a.pin), True)])  # it had joined again
             await linked(b.peers)
             assert all(link.encrypted for _, link in b.peers.links())
             b.peers.end(told)

@@ -9,7 +9,7 @@ import pytest
 from checkpointed_node import CHUNKS, LAYOUT, PLENTY, RUN, WHOLE, Node, run, sealed
 
 from atoll.comm.ids import Round
-from atoll.node.checkpoint import log_writer, snapshots
+from atoll.node.checkpoint import policy, snapshots
 from atoll.node.checkpoint.checkpoint_files import CheckpointLocation
 from atoll.node.checkpoint.checkpointer import Checkpointer
 from atoll.node.checkpoint.sealed_log import SealedLog
@@ -25,7 +25,7 @@ def test_a_full_disk_is_said_and_costs_nothing_else(tmp_path: Path, caplog: pyte
         have[0] = 100
         await node.commit(2, 3, 4)
         assert "MB for it" in node.disk.trouble and caplog.text.count("not kept on disk") == 1
-        assert len(node.queued) <= log_writer.QUEUED_ROUNDS_LIMIT and node.disk.durable_round == 1
+        assert len(node.queued) <= policy.QUEUED_ROUNDS_LIMIT and node.disk.durable_round == 1
         node.disk.release_buffers()
         assert not node.queued and len(node.free_buffers) == 4 * CHUNKS.count
         have[0] = PLENTY

@@ -16,7 +16,7 @@ MUTATIONS = [
         X,
         "if since != chunk.since or self._routes.places.get(node) != place:",
         "if since != chunk.since:",
-        16,
+        26,
     ),
     Mutation(
         "a reopened chunk is kept",

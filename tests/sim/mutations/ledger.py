@@ -34,7 +34,7 @@ MUTATIONS = [
         C + "state_machine/reduce.py",
         "    if event.fence.round != r.number:\n        return state\n    ledger = book.seal",
         "    ledger = book.seal",
-        6,
+        31,
     ),
     Mutation(
         "held bytes of earlier owners' chunks count",

@@ -1,0 +1,49 @@
+"""What one member waits for in a reduce, and of whom: contributions and regions' sums where it is an owner or
+relay, sealed chunks everywhere. Pure; `ReduceProtocol` asks it of its own records.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from atoll.comm.allreduce.chunk_record import ChunkRecord, ChunkState
+from atoll.comm.allreduce.routes import Routes
+from atoll.comm.ids import NodeId
+
+
+def contributors_due(routes: Routes, collecting: Mapping[int, ChunkRecord], window: int) -> Iterator[NodeId]:
+    """The members, other than this one, that have not filled their window of `window` contributions to the chunks
+    that are `collecting` here, by chunk."""
+    for node, place in routes.places.items():
+        if place == routes.place or place not in routes.contributors:
+            continue
+        due = [chunk.arrived for c, chunk in collecting.items() if routes.contributes_here(c, place)]
+        if sum(place in arrived for arrived in due) < min(window, len(due)):
+            yield node
+
+
+def relays_due(routes: Routes, collecting: Mapping[int, ChunkRecord]) -> Iterator[NodeId]:
+    """The relays whose region's sum of a chunk that this member owns, and collects, is not here."""
+    for node, place in routes.places.items() if routes.plan.layered else ():
+        owned = (c for c, x in collecting.items() if not x.relayed and place not in x.region_sums)
+        if any(routes.plan.relays_for(c, place) for c in owned):
+            yield node
+
+
+def missing(routes: Routes, chunks: Sequence[ChunkRecord]) -> list[int]:
+    """The sealed chunks that are to come to this member, and are not here."""
+    contributes = routes.contributes(routes.place)
+    late = ((c, x) for c, x in enumerate(chunks) if x.state is ChunkState.AWAITED)
+    return [c for c, chunk in late if contributes or chunk.relayed]
+
+
+def dues(
+    routes: Routes, chunks: Sequence[ChunkRecord], collecting: Mapping[int, ChunkRecord], window: int
+) -> list[tuple[NodeId, str]]:
+    """All that this member waits for, by member, in words: "contributions", "region's sums", or "3 of its chunks".
+    A member may be listed more than once."""
+    me = routes.plan.members[routes.place].node
+    late = [(node, "contributions") for node in contributors_due(routes, collecting, window)]
+    late += [(node, "region's sums") for node in relays_due(routes, collecting)]
+    sources = (chunks[c].source for c in missing(routes, chunks))
+    owed = Counter(source for source in sources if source is not None and source != me)
+    return late + [(node, f"{count} of its chunks") for node, count in owed.items()]
