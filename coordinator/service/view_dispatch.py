@@ -5,7 +5,8 @@
 
 After a change of the state the common parts are encoded once, and only the streams whose view changed are woken. A
 stream holds nothing but its latest view: a slow reader skips the ones in between. A phase's reason, which changes
-with every report, is shown by itself at most every REASON_INTERVAL. `view_streams` and the simulation feed it.
+with every report, is shown by itself every REASON_INTERVAL at most, of many streams more seldom. `view_streams`
+and the simulation feed it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +21,8 @@ from atoll.coordinator.state_machine.state import State
 
 MAX_DISPATCH_PAUSE = 0.01  # seconds between two dispatches at most, if the last took as long
 PAUSE_PER_VIEW = 0.0001  # seconds more for each view that the last one sent: the views of many joins become one
-REASON_INTERVAL = 2.0  # seconds after which a view is sent for nothing but its phase's reason
+REASON_INTERVAL = 2.0  # seconds after which a view is sent for nothing but its phase's reason, at least
+REASON_INTERVAL_PER_VIEW = 0.002  # seconds, times the streams: what a reason costs is a small part of the time
 
 
 class VersionedView(NamedTuple):
@@ -120,9 +122,10 @@ class ViewDispatch:
         old, seen, fresh = self._common, self._seen, self._fresh
         new = view.common_view(state, old, draining)
         if new.head is not old.head:
-            if new.facts is old.facts and now < self._headed_at + REASON_INTERVAL:
+            reason_at = self._headed_at + max(REASON_INTERVAL, REASON_INTERVAL_PER_VIEW * len(self.streams))
+            if new.facts is old.facts and now < reason_at:
                 new = replace(new, head=old.head)
-                self.update_at = self._headed_at + REASON_INTERVAL
+                self.update_at = reason_at
             else:
                 self._headed_at, self.update_at = now, None
         self._common, self._seen, self._fresh = new, state, set()

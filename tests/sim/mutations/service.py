@@ -142,7 +142,7 @@ MUTATIONS = [
     Mutation(
         "a reason that was held back is not shown",
         C + "service/view_dispatch.py",
-        "                self.update_at = self._headed_at + REASON_INTERVAL",
+        "                self.update_at = reason_at",
         "                pass",
     ),
     Mutation(
