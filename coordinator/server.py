@@ -93,8 +93,8 @@ async def _serve(
 
 
 async def _collect_garbage(plane: ControlPlane) -> None:
-    """Collect all garbage now and then, when no member waits for an answer: with a thousand members it takes 0.1 s,
-    and by itself it comes just when a plan or a commit has made many objects."""
+    """Collect all garbage now and then, when no member waits for an answer. With a thousand members that takes
+    0.1 s, and by itself it comes just when a plan or a commit has made many objects."""
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, NO_THRESHOLD)
     while True:
