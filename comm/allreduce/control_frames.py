@@ -18,7 +18,7 @@ CONTROL_KINDS = frozenset({FrameKind.MERGED, FrameKind.WANT, FrameKind.LACK, Fra
 
 
 class Resync(IntEnum):
-    """What a RESYNC is for; it stands in the place of its chunk."""
+    """Purposes of a RESYNC frame; one stands in the place of its chunk."""
 
     TELL = 0  # after a break: send again what is missing here
     TELL_AND_ASK = 1  # the same, and tell what is missing there

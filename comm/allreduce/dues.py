@@ -1,5 +1,5 @@
-"""What one member waits for in a reduce, and of whom: contributions and regions' sums where it is an owner or
-relay, sealed chunks everywhere. Pure; `ReduceProtocol` asks it of its own records.
+"""The dues of a reduce: what one member waits for, and of whom: contributions and regions' sums where it is an
+owner or relay, sealed chunks everywhere. Pure; `ReduceProtocol` asks it of its own records.
 """
 
 from collections import Counter
@@ -39,8 +39,8 @@ def missing(routes: Routes, chunks: Sequence[ChunkRecord]) -> list[int]:
 def dues(
     routes: Routes, chunks: Sequence[ChunkRecord], collecting: Mapping[int, ChunkRecord], window: int
 ) -> list[tuple[NodeId, str]]:
-    """All that this member waits for, by member, in words: "contributions", "region's sums", or "3 of its chunks".
-    A member may be listed more than once."""
+    """The frames that this member waits for, by member, in words: "contributions", "region's sums", or "3 of its
+    chunks". A member may be listed more than once."""
     me = routes.plan.members[routes.place].node
     late = [(node, "contributions") for node in contributors_due(routes, collecting, window)]
     late += [(node, "region's sums") for node in relays_due(routes, collecting)]

@@ -20,7 +20,7 @@ Snapshot = TypeVar("Snapshot")
 
 @dataclass(frozen=True, slots=True)
 class DiskContent:
-    """What a disk has of the run, as far as a snapshot's being due depends on it."""
+    """The part of the run that a disk has, as far as a snapshot's being due depends on it."""
 
     reach: (
         int  # the newest round whose state the disk brings back, with the rounds that wait for the log; -1: none

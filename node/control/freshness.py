@@ -1,5 +1,5 @@
-"""Whether a node's stream of views has silently fallen behind. Pure: told the time, in seconds of any clock that
-does not go back.
+"""Detection of a stream of views that has silently fallen behind. Pure: told the time, in seconds of any clock
+that does not go back.
 
 A half-open connection brings no views and no error. But the coordinator's acknowledgements say how new the node's
 view should be: a stream that has not brought that view for too long is to be given up, and another one opened.
@@ -12,7 +12,7 @@ ViewVersion = tuple[int, int]  # incarnation of the coordinator, and number of t
 
 
 class StreamFreshness:
-    """What the stream of views has brought, against what the acknowledgements name."""
+    """The views that the stream has brought, against what the acknowledgements name."""
 
     def __init__(self) -> None:
         self._seen: ViewVersion = (0, 0)  # the newest
