@@ -49,7 +49,7 @@ class CoordinatorService:
 
     def __init__(
         self,
-        events: EventLoop,
+        event_loop: EventLoop,
         views: ViewStreams,
         journal: Journal,
         metrics: Metrics,
@@ -57,9 +57,9 @@ class CoordinatorService:
         data_key: bytes,
         tls: bool = False,
     ) -> None:
-        self._events, self._views, self._journal, self._metrics = events, views, journal, metrics
+        self._event_loop, self._views, self._journal, self._metrics = event_loop, views, journal, metrics
         self._run, self._key, self._tls = run, data_key, tls
-        self._sessions = SessionDirectory(events.state.members)
+        self._sessions = SessionDirectory(event_loop.state.members)
         self._joining = asyncio.Lock()  # ids and lives are given one at a time
         self._entering: asyncio.Task[None] | None = None  # the latest join, whose caller may be gone
         self._heartbeats, self._reports = TokenBuckets(HEARTBEAT_LIMIT), TokenBuckets(REPORT_LIMIT)
@@ -81,7 +81,7 @@ class CoordinatorService:
         the run's config. Aborts with `FAILED_PRECONDITION` for another protocol or run, or a reducer of no use to
         it, `INVALID_ARGUMENT` for a bad address, pin or role, `PERMISSION_DENIED` for a bad token,
         `RESOURCE_EXHAUSTED` for too many calls, `UNAVAILABLE` when stopping or when the journal cannot take it."""
-        if self._events.draining:
+        if self._event_loop.draining:
             await self._abort(context, Code.UNAVAILABLE, STOPPING)
         if request.protocol != PROTOCOL:
             sentence = f"you speak protocol {request.protocol}, this run {PROTOCOL}: update atoll"
@@ -94,7 +94,7 @@ class CoordinatorService:
                 f"role {request.role[:20]!r}{' of a leaf' if request.leaf else ''}: this run knows only {REDUCER}"
             )
             await self._abort(context, Code.INVALID_ARGUMENT, sentence)
-        if request.role == REDUCER and self._events.state.config.outer.merge is MergeName.RADIAL:
+        if request.role == REDUCER and self._event_loop.state.config.outer.merge is MergeName.RADIAL:
             sentence = "this run merges deltas tensor by tensor (outer.merge=radial), and a reducer knows none"
             await self._abort(context, Code.FAILED_PRECONDITION, sentence)
         try:
@@ -106,7 +106,7 @@ class CoordinatorService:
             await self._abort(context, Code.INVALID_ARGUMENT, str(error))
         async with self._joining:
             member = await self._admitted(request, address, pin, context)
-        config = self._events.state.config
+        config = self._event_loop.state.config
         return pb.JoinReply(
             node_id=member.node,
             session=session_of(member),
@@ -132,7 +132,7 @@ class CoordinatorService:
                 yield view
         finally:
             if self._views.close(stream):
-                self._events.post(ev.Disconnected(member.node, member.life))
+                self._event_loop.post(ev.Disconnected(member.node, member.life))
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.Ack:
         """Take in that a member lives and what it is doing; the answer says whether it is still a member."""
@@ -142,10 +142,10 @@ class CoordinatorService:
             return self._ack(request.session)
         await self._limit(self._heartbeats, member.node, context, "heartbeats")
         beat = validation.heartbeat(member.node, member.life, request)
-        self._events.telemetry.record_heartbeat(
-            member.node, beat.phase, validation.vitals(request), self._events.clock()
+        self._event_loop.telemetry.record_heartbeat(
+            member.node, beat.phase, validation.vitals(request), self._event_loop.clock()
         )
-        self._events.heartbeat(beat)
+        self._event_loop.heartbeat(beat)
         self._metrics.heartbeats.inc()
         return self._ack(request.session)
 
@@ -159,7 +159,7 @@ class CoordinatorService:
             await self._stranger(request.session, context)
             return self._ack(request.session)
         await self._limit(self._reports, member.node, context, "reports")
-        if request.fence.incarnation > self._events.state.incarnation:
+        if request.fence.incarnation > self._event_loop.state.incarnation:
             sentence = "this coordinator is older than the one you spoke to: it was put back to an earlier state"
             await self._abort(context, Code.FAILED_PRECONDITION, sentence)
         try:
@@ -170,11 +170,11 @@ class CoordinatorService:
         self._metrics.reports.labels(request.WhichOneof("report")).inc()
         if isinstance(event, ev.Leaving):
             version = self._views.version(member.node)
-            return pb.Ack(known=True, incarnation=self._events.state.incarnation, version=version)
+            return pb.Ack(known=True, incarnation=self._event_loop.state.incarnation, version=version)
         ack = self._ack(request.session)
         if not ack.known and isinstance(event, ev.LayoutReported):
             layout = event.numel, event.digest, event.fragments
-            if self._events.state.has_other_layout(*layout):  # it need not join again
+            if self._event_loop.state.has_other_layout(*layout):  # it need not join again
                 await self._abort(context, Code.FAILED_PRECONDITION, ack.reason)
         return ack
 
@@ -189,17 +189,17 @@ class CoordinatorService:
         else:
             await self._limit(self._entrances, before.node, context, "streams of views and joins")
         fresh = validation.secret(request.session) or secrets.token_hex(16)
-        who = self._sessions.admission(request.session, self._events.state.members, fresh)
+        who = self._sessions.admission(request.session, self._event_loop.state.members, fresh)
         name = validation.name(request.name) or who.node
         joined = ev.Joined(who.node, who.life, name, address, who.secret, request.leaf, request.role, pin)
         async with self._in_time(context):
             self._entering = asyncio.create_task(self._enter(joined, request.token if before is None else ""))
             await asyncio.shield(self._entering)
-        return self._events.state.members.here[who.node]
+        return self._event_loop.state.members.here[who.node]
 
     async def _enter(self, joined: ev.Joined, token: str) -> None:
         """Goes on when who called is gone: by then it may be in the journal."""
-        await self._events.submit(joined)
+        await self._event_loop.submit(joined)
         self._sessions.enter(joined.session, joined.node)
         if token:
             with suppress(Refused, JournalFull):
@@ -218,24 +218,24 @@ class CoordinatorService:
             await self._abort(context, Code.UNAVAILABLE, str(error))
 
     def _holder(self, session: str) -> Member | None:
-        return self._sessions.holder(session, self._events.state.members)
+        return self._sessions.holder(session, self._event_loop.state.members)
 
     def _member(self, session: str) -> Member | None:
-        return self._sessions.member(session, self._events.state.members)
+        return self._sessions.member(session, self._event_loop.state.members)
 
     def _ack(self, session: str) -> pb.Ack:
-        return self._sessions.ack(session, self._events.state, self._views.version)
+        return self._sessions.ack(session, self._event_loop.state, self._views.version)
 
     async def _take(self, event: ev.Event, context: Context) -> None:
         """Have the event made durable, or say why not; the node then sends it again."""
         async with self._in_time(context):
-            await self._events.submit(event)
+            await self._event_loop.submit(event)
 
     @asynccontextmanager
     async def _in_time(self, context: Context) -> AsyncIterator[None]:
         """Wait for the journal here, but not too long."""
-        if self._events.trouble:
-            await self._abort(context, Code.UNAVAILABLE, self._events.trouble)
+        if self._event_loop.trouble:
+            await self._abort(context, Code.UNAVAILABLE, self._event_loop.trouble)
         try:
             async with asyncio.timeout(CALL_TIMEOUT):
                 yield

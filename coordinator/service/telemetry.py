@@ -10,7 +10,7 @@ import msgspec
 from atoll.comm.ids import NodeId
 from atoll.coordinator.service.goodput import GoodputMeter
 from atoll.coordinator.state_machine.events import CommitRecord
-from atoll.coordinator.state_machine.members import MemberState
+from atoll.coordinator.state_machine.members import TRAINABLE_STATES, MemberState
 from atoll.coordinator.state_machine.state import State
 
 
@@ -58,7 +58,7 @@ class Telemetry:
                 self.meter.record_departure(node, gone is not None and gone.state is MemberState.LEFT, now)
             elif member.life != was.life:
                 self.meter.record_return(node, now)
-            elif member.state is MemberState.RECOVERING and was.state in TRAINING_STATES:
+            elif member.state is MemberState.RECOVERING and was.state in TRAINABLE_STATES:
                 self.meter.record_divergence(node, now)
         if after.members.departed is not before.members.departed:
             for node in before.members.departed.keys() - after.members.departed.keys():
@@ -77,6 +77,3 @@ class Telemetry:
         """Decode the JSON that `dump` wrote; None or empty: begin anew. Raises `msgspec.MsgspecError` for anything
         else."""
         return msgspec.json.decode(text, type=cls) if text else cls()
-
-
-TRAINING_STATES = (MemberState.SYNCED, MemberState.ACTIVE)

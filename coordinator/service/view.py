@@ -14,7 +14,7 @@ from atoll.comm.leases import Range
 from atoll.comm.plan import NOBODY, Fence
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.proto.packed_plan import pack_plan, unpack_plan
-from atoll.coordinator.state_machine.members import REDUCER, Member, MemberState
+from atoll.coordinator.state_machine.members import REDUCER, TRAINABLE_STATES, Member, MemberState
 from atoll.coordinator.state_machine.state import TRAINING, Phase, State, order
 from atoll.coordinator.state_machine.weights import round_length, scales, weights
 
@@ -140,7 +140,7 @@ def node_view(state: State, common: CommonView, node: NodeId) -> NodeView:
         gone = state.members.departed.get(node)
         was = gone.state if gone is not None else ""
         return NodeView(was, False, False, False, False, False, (), False, (), (), False, 0)
-    trains = r.phase in TRAINING and me.state in (MemberState.SYNCED, MemberState.ACTIVE)
+    trains = r.phase in TRAINING and me.state in TRAINABLE_STATES
     lacks = me.state_round != state.committed and me.role != REDUCER
     return NodeView(
         you=me.state,

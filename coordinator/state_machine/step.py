@@ -52,6 +52,7 @@ from atoll.coordinator.state_machine.events import (
 from atoll.coordinator.state_machine.members import MemberState
 from atoll.coordinator.state_machine.state import Phase, State, drop_from_round, remove, with_member, with_round
 
+# Events that change one member at most: then only its state is settled (`state_sync.settle_one`).
 EVENTS_OF_ONE_MEMBER = (
     Joined,
     Connected,
