@@ -36,8 +36,6 @@ from atoll.comm.invite import Invite
 from atoll.coordinator.bench.load import CHUNK_NUMEL, LoadResult, LoadTask, simulate
 
 SETTINGS = (
-    "members.lease=20",
-    "members.reconnect=20",
     f"reduce.chunk={CHUNK_NUMEL}",
     "rounds.total=0",
     "members.minimum=1",
@@ -193,7 +191,13 @@ def _coordinator(folder: Path, members: int) -> Iterator[subprocess.Popen[bytes]
     command = [sys.executable, "-P", "-m", "atoll.comm.cli", "coordinator", "start", str(configs.DEMO)]
     command += ["--state-dir", str(folder), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
     with (folder / "log").open("wb") as log:
-        command += [f"members.start={members}", *SETTINGS]
+        lease = max(20.0, members / 50)  # seconds; else heartbeats alone take more than a core
+        command += [
+            f"members.start={members}",
+            f"members.lease={lease:g}",
+            f"members.reconnect={lease:g}",
+            *SETTINGS,
+        ]
         process = subprocess.Popen(command, stdout=log, stderr=log, process_group=0)  # Ctrl-C is for the bench
     try:
         yield process

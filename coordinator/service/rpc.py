@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import grpc
 
 from atoll.comm.config.outer import MergeName
-from atoll.comm.config.run import to_json
+from atoll.comm.config.run import MembersConfig, to_json
 from atoll.comm.errors import AtollError, ConfigError, Refused
 from atoll.comm.ids import Pin
 from atoll.comm.proto import atoll_pb2 as pb
@@ -35,6 +35,8 @@ from atoll.coordinator.state_machine.members import REDUCER, Member
 
 SERVICE_NAME = "atoll.v1.Coordinator"
 HEARTBEATS_PER_LEASE = 7  # a member that misses three of them is suspected
+HEARTBEAT_INTERVAL = 3.0  # seconds between a member's heartbeats at most, so that people see what it does,
+HEARTBEATS_PER_SECOND = 350  # but not more than so many of all members together, where the lease is long enough
 CALL_TIMEOUT = 30.0  # seconds that a call may wait for the journal
 HEARTBEAT_LIMIT = RateLimit(20, 40)  # of one node
 REPORT_LIMIT = RateLimit(200, 1000)  # of one node
@@ -113,7 +115,7 @@ class CoordinatorService:
             run=self._run,
             config=to_json(config),
             data_key=self._key,
-            heartbeat=min(max(config.members.lease / HEARTBEATS_PER_LEASE, 0.2), 3.0),
+            heartbeat=heartbeat_interval(config.members, len(self._event_loop.state.members.here)),
             address=address,
         )
 
@@ -266,3 +268,9 @@ class CoordinatorService:
         self._metrics.refused.labels(code.name).inc()
         await context.abort(code, sentence)
         raise AtollError(sentence)  # not reached
+
+
+def heartbeat_interval(limits: MembersConfig, members: int) -> float:
+    """Seconds between two heartbeats of a member of a run with so many, or those that it waits for to start."""
+    longest = max(HEARTBEAT_INTERVAL, max(members, limits.start) / HEARTBEATS_PER_SECOND)
+    return min(max(limits.lease / HEARTBEATS_PER_LEASE, 0.2), longest)

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 from control_nodes import SOON, Code, coordinator, digest, refused
 
+from atoll.comm.config.run import MembersConfig
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.comm.transport.frames import PROTOCOL
 from atoll.coordinator.service import rpc
@@ -103,3 +104,12 @@ def test_another_model_is_refused_for_good_and_a_layout_of_an_earlier_session_is
             assert (await ada.report(layout_reported=same)).known
 
     asyncio.run(story())
+
+
+def test_thousands_of_members_send_heartbeats_more_seldom_where_the_lease_is_long_enough() -> None:
+    assert rpc.heartbeat_interval(MembersConfig(lease=14.0), 3) == 2.0
+    assert rpc.heartbeat_interval(MembersConfig(lease=200.0), 3) == 3.0
+    assert rpc.heartbeat_interval(MembersConfig(lease=20.0), 7000) == 20.0 / 7
+    assert rpc.heartbeat_interval(MembersConfig(lease=200.0), 7000) == 20.0
+    assert rpc.heartbeat_interval(MembersConfig(lease=200.0, start=7000), 1) == 20.0
+    assert rpc.heartbeat_interval(MembersConfig(lease=0.7), 3) == 0.2
