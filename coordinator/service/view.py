@@ -205,10 +205,12 @@ def _served(state: State) -> Donors:
     """Who can be dialled, where only leaves have the state, or are about to apply the latest round to theirs, and
     some member lacks it, and cannot make it: they pass it on."""
     here, k = state.members.here, state.committed
+    if any(not m.leaf and m.role != REDUCER and not _left_behind(state, m) for m in here.values()):
+        return ()
     behind = {n for n, m in here.items() if _left_behind(state, m)}
     have = [m for n, m in here.items() if n not in behind and m.role != REDUCER]
     lack = behind if k else {n for n in behind if here[n].state_digest and state.state_held}
-    if not lack or not have or not all(m.leaf for m in have):
+    if not lack or not have:
         return ()
     able = sorted((n for n, m in here.items() if not m.leaf and state.members.trusted(n)), key=order)
     return tuple((str(n), here[n].address, here[n].pin, here[n].name) for n in able[:MAX_DONORS])

@@ -19,7 +19,7 @@ from atoll.coordinator.service import view
 from atoll.coordinator.service.view import CommonView, NodeView
 from atoll.coordinator.state_machine.state import State
 
-MAX_DISPATCH_PAUSE = 0.01  # seconds between two dispatches at most, if the last took as long
+MAX_DISPATCH_PAUSE = 0.05  # seconds between two dispatches, if the last took half as long
 PAUSE_PER_VIEW = 0.0001  # seconds more for each view that the last one sent: the views of many joins become one
 REASON_INTERVAL = 2.0  # seconds after which a view is sent for nothing but its phase's reason, at least
 REASON_INTERVAL_PER_VIEW = 0.002  # seconds, times the streams: what a reason costs is a small part of the time
@@ -150,7 +150,7 @@ class ViewDispatch:
 
 def pause(took: float, sent: int) -> float:
     """Seconds until the next update, after one that took so many seconds and sent so many views."""
-    return min(took, MAX_DISPATCH_PAUSE) + PAUSE_PER_VIEW * sent
+    return min(2 * took, MAX_DISPATCH_PAUSE) + PAUSE_PER_VIEW * sent
 
 
 def _differ(common: CommonView, mine: NodeView, latest: VersionedView) -> bool:

@@ -68,7 +68,8 @@ def _all_committed(state: State) -> bool:
 def too_few(state: State, ready: int, need: int) -> str:
     """The reason to wait when only so many of the needed members are ready, with what the others are doing."""
     able = (*TRAINABLE_STATES, MemberState.REDUCER)
-    others = islice((m for m in state.members.here.values() if not m.trusted_as(*able)), 3)
+    newest = reversed(state.members.here.values())  # of thousands that are ready they are found at once
+    others = list(islice((m for m in newest if not m.trusted_as(*able)), 3))[::-1]
     doing = "".join(f"; {m.name} is {m.state if m.suspected is None else 'suspected'}" for m in others)
     return (
         f"{ready} of the {count(need, 'member')} that the run needs {'is' if ready == 1 else 'are'} ready{doing}"
