@@ -121,7 +121,9 @@ class ViewDispatch:
         """What all share, and the nodes that may have a new view."""
         old, seen, fresh = self._common, self._seen, self._fresh
         new = view.common_view(state, old, draining)
-        if new.head is not old.head:
+        if new.head is old.head:
+            self.update_at = None  # a reason that was held back is what is shown again
+        else:
             reason_at = self._headed_at + max(REASON_INTERVAL, REASON_INTERVAL_PER_VIEW * len(self.streams))
             if new.facts is old.facts and now < reason_at:
                 new = replace(new, head=old.head)

@@ -58,3 +58,16 @@ def test_a_reason_alone_is_shown_at_most_once_in_its_interval_and_then_the_lates
     latest = stream.next()
     assert latest is not None and pb.View.FromString(latest.encode()).reason == "three are ready"
     assert dispatch.update_at is None
+
+
+def test_a_reason_that_is_what_is_shown_again_before_it_was_due_is_held_back_no_longer() -> None:
+    """Else the dispatcher would be woken for it again and again."""
+    state = played("join a")
+    dispatch = ViewDispatch(state)
+    stream = dispatch.open(ADA, 1, lambda: None)
+    one, two = for_another_reason(state, "one is ready"), for_another_reason(state, "two are ready")
+    assert list(dispatch.update(one, 100.0)) == [stream]
+    assert not list(dispatch.update(two, 100.5)) and dispatch.update_at == 100.0 + REASON_INTERVAL
+    assert not list(dispatch.update(one, 101.0)) and dispatch.update_at is None
+    assert not list(dispatch.update(two, 101.5)) and dispatch.update_at == 100.0 + REASON_INTERVAL
+    assert list(dispatch.update(two, 102.0)) == [stream]
