@@ -60,13 +60,14 @@ def _create(path: Path, mode: int) -> tuple[Path, int]:
         new = path.with_name(f"{path.name}.{os.urandom(4).hex()}{UNFINISHED_SUFFIX}")
         file = os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode)
         try:
-            _lock(file)
-            if new.exists():
-                return new, file
+            with suppress(BlockingIOError):  # another is about to remove it
+                _lock(file)
+                if new.exists():  # else another did, before it was locked
+                    return new, file
         except BaseException:
             os.close(file)
             raise
-        os.close(file)  # before it was locked another removed it
+        os.close(file)
 
 
 def _remove_abandoned(new: Path) -> None:
@@ -81,9 +82,12 @@ def _remove_abandoned(new: Path) -> None:
 
 
 def _lock(file: int) -> bool:
-    """Whether this descriptor has the file's lock now; not, too, where files cannot be locked."""
+    """Lock the file for this descriptor. Returns False where files cannot be locked; raises `BlockingIOError` if
+    another has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
     except OSError:
         return False
     return True

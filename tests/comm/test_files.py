@@ -82,6 +82,27 @@ def test_a_writer_whose_file_another_took_for_a_dead_ones_begins_again(
     assert [p.name for p in tmp_path.iterdir()] == ["key"]
 
 
+def test_a_writer_whose_file_another_is_about_to_remove_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other has locked it for that, and removes it only while this one writes."""
+    taken, lock = list[tuple[Path, int]](), fcntl.flock
+
+    def too_late(file: int, how: int) -> None:
+        if not taken:
+            (new,) = tmp_path.iterdir()
+            taken.append((new, os.open(new, os.O_RDWR)))
+            lock(taken[0][1], fcntl.LOCK_EX)
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", too_late)
+    with atomic_write(path := tmp_path / "key", None) as file:
+        taken[0][0].unlink()
+        write_all(file, [memoryview(b"whole")], 0)
+    os.close(taken[0][1])
+    assert path.read_bytes() == b"whole" and [p.name for p in tmp_path.iterdir()] == ["key"]
+
+
 def test_on_a_share_that_locks_no_files_they_are_written_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
