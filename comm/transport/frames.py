@@ -86,7 +86,7 @@ from atoll.comm.transport.connection import CAPPED_PIECE_BYTES, LINGER_TIMEOUT, 
 
 MAGIC = b"ATOL"
 VERSION = 6
-PROTOCOL = 200 + VERSION  # version of the control plane: who could not talk to peers is refused by the coordinator
+PROTOCOL = 300 + VERSION  # version of the control plane: who could not talk to peers is refused by the coordinator
 GREETING = struct.Struct("<4sB3x16s")
 HELLO = struct.Struct("<4sBBBB")
 HEADER = struct.Struct("<BBHIQQQIIII")
