@@ -30,6 +30,8 @@ log = logging.getLogger("atoll.coordinator")
 RECORDS_PER_READ = 50  # commit records that are read at a time
 MAX_KEYS_NAMED = 5  # keys that differ which are named
 GARBAGE_INTERVAL = 60.0  # seconds between two full collections, at least
+GARBAGE_POLL = 1.0  # seconds between two looks whether a round is being closed
+MAX_GARBAGE_POLLS = 240  # looks; then all is collected in any case: a round may wait for members for hours
 NO_THRESHOLD = 1 << 30  # collections of the middle generation; more than a process lives
 
 
@@ -93,14 +95,16 @@ async def _serve(
 
 
 async def _collect_garbage(plane: ControlPlane) -> None:
-    """Collect all garbage now and then, when no member waits for an answer. With a thousand members that takes
-    0.1 s, and by itself it comes just when a plan or a commit has made many objects."""
+    """Collect all garbage now and then, if possible when no member waits for an answer. With a thousand members
+    that takes 0.1 s, and by itself it comes just when a plan or a commit has made many objects."""
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, NO_THRESHOLD)
     while True:
         await asyncio.sleep(GARBAGE_INTERVAL)
-        while plane.event_loop.state.round.phase in (Phase.COLLECTING, Phase.REDUCING):
-            await asyncio.sleep(1.0)
+        for _ in range(MAX_GARBAGE_POLLS):
+            if plane.event_loop.state.round.phase not in (Phase.COLLECTING, Phase.REDUCING):
+                break
+            await asyncio.sleep(GARBAGE_POLL)
         gc.collect()
 
 

@@ -1,7 +1,11 @@
 """What the coordinator decides before it serves: encryption, and whether the state directory is this run's."""
 
+import asyncio
+import gc
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -9,8 +13,10 @@ import pytest
 from atoll.comm.config.outer import OuterConfig
 from atoll.comm.config.run import RunConfig, SecurityConfig, TlsMode, to_json
 from atoll.comm.errors import ConfigError
+from atoll.coordinator import server
 from atoll.coordinator.server import ServerOptions, _same_run, encrypted
 from atoll.coordinator.service.journal import Journal
+from atoll.coordinator.state_machine.state import Phase, RoundState, State
 
 
 @pytest.mark.parametrize(
@@ -52,3 +58,26 @@ def test_a_state_directory_of_the_same_run_may_be_older_than_a_key_of_its_config
         ):
             with pytest.raises(ConfigError, match=rf"another config \({differs}\): start with"):
                 _same_run(journal, other)
+
+
+@pytest.mark.parametrize("phase", [Phase.WAITING, Phase.COLLECTING])
+def test_garbage_is_collected_also_while_a_round_waits_for_members(
+    phase: Phase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collected, thresholds = asyncio.Event(), list[tuple[int, ...]]()
+    monkeypatch.setattr(gc, "collect", collected.set)
+    monkeypatch.setattr(gc, "set_threshold", lambda *counts: thresholds.append(counts))
+    for name in ("GARBAGE_INTERVAL", "GARBAGE_POLL"):
+        monkeypatch.setattr(server, name, 0.0)
+    plane: Any = SimpleNamespace(
+        event_loop=SimpleNamespace(state=State(RunConfig(), round=RoundState(phase=phase)))
+    )
+
+    async def story() -> None:
+        collecting = asyncio.create_task(server._collect_garbage(plane))
+        async with asyncio.timeout(30.0):
+            await collected.wait()
+        collecting.cancel()
+
+    asyncio.run(story())
+    assert [count > 1_000_000 for count in thresholds[0]] == [False, False, True]
