@@ -23,6 +23,7 @@ from atoll.node.daemon.trainer_log import TrainerLog
 from atoll.node.trainer_channel import DaemonEnd, Failed, Ready, ToDaemon, ToTrainer
 
 log = logging.getLogger("atoll.node")
+LAST_WORD_SECONDS = 5.0  # seconds that a rank which outlives its launcher has to say what it failed of
 START_SECONDS = 120.0  # until a trainer has to say hello, at least: on a busy machine torch takes 60
 LOG_CHECK_SECONDS = 60.0  # seconds between two looks at the size of the trainer's log
 
@@ -131,9 +132,14 @@ class TrainerSupervisor:
 
     async def _hear_other_ranks(self) -> None:
         while not self._connected.empty():
-            end = self._connected.get_nowait()
-            message = await end.receive()
-            end.close()
+            end, message = self._connected.get_nowait(), None
+            try:
+                async with asyncio.timeout(LAST_WORD_SECONDS):
+                    message = await end.receive()
+            except TimeoutError:
+                pass
+            finally:
+                end.close()
             if isinstance(message, Failed):
                 raise TrainerFailed(message.sentence)
 

@@ -8,6 +8,7 @@ import pytest
 
 from atoll.comm.config.run import MembersConfig, RunConfig
 from atoll.node.config import NodeConfig, TrainerSpec
+from atoll.node.daemon import trainer_supervisor
 from atoll.node.daemon.trainer_supervisor import TrainerFailed, TrainerSupervisor, _kill
 from atoll.node.trainer_channel import Failed, Hello, ToDaemon
 
@@ -100,6 +101,28 @@ def test_what_a_rank_beside_the_first_failed_of_ends_the_node_with_its_sentence(
         monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
         with pytest.raises(TrainerFailed, match="rank 1 has no memory"):
             await supervisor._live_once(tmp_path)
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_a_rank_that_outlives_its_launcher_and_says_nothing_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        spec = TrainerSpec(RunConfig(members=MembersConfig(stall=60.0)), NodeConfig(), "", "", "")
+        supervisor = TrainerSupervisor(spec, tmp_path, lambda _: None, lambda: None)
+        process, silent = Process(), Writer()
+
+        async def start(*command: str, **how: Any) -> Process:
+            await supervisor._accept(*cast(Any, connection(Hello(NOBODY, 2, 1, ()))))
+            await supervisor._accept(asyncio.StreamReader(), cast(Any, silent))
+            process.kill()
+            return process
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+        monkeypatch.setattr(trainer_supervisor, "LAST_WORD_SECONDS", 0.0)
+        await supervisor._live_once(tmp_path)
+        assert silent.closed
 
     asyncio.run(asyncio.wait_for(story(), 60))
 
