@@ -17,7 +17,7 @@ from typing import NamedTuple
 from atoll.comm.ids import NodeId
 from atoll.coordinator.service import view
 from atoll.coordinator.service.view import CommonView, NodeView
-from atoll.coordinator.state_machine.state import State
+from atoll.coordinator.state_machine.state import State, order
 
 MAX_DISPATCH_PAUSE = 0.05  # seconds between two dispatches, if the last took half as long
 PAUSE_PER_VIEW = 0.0001  # seconds more for each view that the last one sent: the views of many joins become one
@@ -133,7 +133,8 @@ class ViewDispatch:
         self._common, self._seen, self._fresh = new, state, set()
         nodes = view.affected_nodes(seen, state)
         same = view.common_parts(new) == view.common_parts(old)
-        return new, nodes | fresh if nodes is not None and same else list(self.streams)
+        # In an order that does not hang on how sets hash: the simulation's seeds are to be repeatable.
+        return new, sorted(nodes | fresh, key=order) if nodes is not None and same else list(self.streams)
 
     def _show(self, stream: ViewStream, state: State, common: CommonView) -> bool:
         """Give the stream its view, if there is anything new in it."""

@@ -71,3 +71,11 @@ def test_a_reason_that_is_what_is_shown_again_before_it_was_due_is_held_back_no_
     assert not list(dispatch.update(one, 101.0)) and dispatch.update_at is None
     assert not list(dispatch.update(two, 101.5)) and dispatch.update_at == 100.0 + REASON_INTERVAL
     assert list(dispatch.update(two, 102.0)) == [stream]
+
+
+def test_streams_are_woken_in_the_order_in_which_their_nodes_joined() -> None:
+    """The order of a set is another one in each process, and the simulation's seeds are to be repeatable."""
+    state = played("join a b c d e f g h i j k l")
+    dispatch = ViewDispatch(state)
+    streams = [dispatch.open(NodeId(f"n{i}"), 1, lambda: None) for i in range(12, 0, -1)]
+    assert list(dispatch.update(state, 0.0)) == streams[::-1]
