@@ -33,7 +33,7 @@ def atomic_write(path: Path, size: int | None, room: Room = room, mode: int = 0o
     several that write a path at the same time the last to leave has its file there. What writers of `path` that
     were killed left behind is removed. `mode`: who may use the file, within the process's umask. Raises `DiskFull`
     before anything is written, if `size` is more than `room` says."""
-    for new in path.parent.glob(f"{escape(path.name)}.????????{UNFINISHED_SUFFIX}"):
+    for new in path.parent.glob(f"{escape(path.name)}.{'[0-9a-f]' * 8}{UNFINISHED_SUFFIX}"):
         _remove_abandoned(new)
     if size is not None and (have := room(path.parent)) < size:
         raise DiskFull(f"{path.name} takes {size / 1e6:,.1f} MB, the disk has {max(have, 0) / 1e6:,.1f} MB for it")

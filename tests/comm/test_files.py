@@ -65,6 +65,13 @@ def test_what_a_killed_process_left_is_removed_by_the_next_that_writes_the_path(
     assert left.startswith(other.name)
 
 
+def test_a_file_whose_name_looks_alike_is_its_owners(tmp_path: Path) -> None:
+    (left := tmp_path / "key.0123abcd.new").touch()
+    (mine := tmp_path / "key.original.new").touch()
+    write(tmp_path / "key", b"whole", None)
+    assert mine.exists() and not left.exists()
+
+
 def test_a_writer_whose_file_another_took_for_a_dead_ones_begins_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
