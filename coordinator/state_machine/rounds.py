@@ -203,12 +203,10 @@ def close_if_due(state: State, now: float, renew_grace: bool, out: list[Effect])
         state = with_round(state, replace(state.round, grace=choose_grace(state, list(late))))
         r, late = state.round, _late(state, away)
     assert r.grace is not None
-    names = state.names(late, number)
     if now < max(r.grace.until, r.patient_until):
-        return with_round(
-            state,
-            replace(state.round, reason=f"{done} of {count(trusted, 'member')} reached {h}; waits for {names}"),
-        )
+        waits = f"{done} of {count(trusted, 'member')} reached {h}; waits for {state.names(late, number)}"
+        return with_round(state, replace(state.round, reason=waits))
+    names = state.names(late)
     out.append(Note(f"round {r.number} closes: {names} should send what is there"))
     return _close(state, now, f"a quorum has its {h}; {names} had less")
 
