@@ -33,6 +33,7 @@ from atoll.coordinator.state_machine.state import (
 )
 
 MAX_MISSED_ROUNDS = 3  # whose work a member may bring at once
+MANY_LATE = 20  # members
 MIN_COLLECT_SECONDS = 5.0  # nobody is left out of a round sooner after it was told to finish
 
 
@@ -263,10 +264,12 @@ def _close(state: State, now: float, why: str) -> State:
     )
 
 
-def reduce_members(state: State, now: float, out: list[Effect]) -> tuple[NodeId, ...]:
-    """COLLECTING: the members of the reduce once they are known, else none."""
+def reduce_members(state: State, now: float, tick: bool, out: list[Effect]) -> tuple[NodeId, ...]:
+    """COLLECTING: the members of the reduce once they are known, else none. Whether to wait for the late takes a
+    look at all of them: while many are late only ticks do that, not each contribution."""
     r, away, contributions = state.round, _away(state), state.round.ledger.contributions
-    if _missing(state, away) and now < r.asked_at + min(MIN_COLLECT_SECONDS, state.config.rounds.collect):
+    late, patience = _missing(state, away), min(MIN_COLLECT_SECONDS, state.config.rounds.collect)
+    if late and (now < r.asked_at + patience or (late > MANY_LATE and not tick)):
         return ()
     trusted = tuple(n for n in r.participants if n not in away)
     waited_for = [n for n in trusted if n not in contributions]
@@ -277,9 +280,9 @@ def reduce_members(state: State, now: float, out: list[Effect]) -> tuple[NodeId,
         return ()
     if waited_for and now < max(collect_deadline(state, waited_for), r.patient_until):
         return ()
-    if late := [n for n in r.participants if n not in contributions or not state.members.trusted(n)]:
-        work = "its" if len(late) == 1 else "their"
-        out.append(Note(f"round {r.number} goes on without {state.names(late)}; {work} work counts in the next"))
+    if without := [n for n in r.participants if n not in contributions or not state.members.trusted(n)]:
+        work = f"{'its' if len(without) == 1 else 'their'} work counts in the next"
+        out.append(Note(f"round {r.number} goes on without {state.names(without)}; {work}"))
     return able
 
 

@@ -207,7 +207,7 @@ def _advance(settled: State, state: State, event: Event, now: float, out: list[E
             case Phase.INNER:
                 after = rounds.close_if_due(after, now, isinstance(event, Tick), out)
             case Phase.COLLECTING:
-                after = _reduce_if_due(after, now, out)
+                after = _reduce_if_due(after, now, isinstance(event, Tick), out)
             case Phase.REDUCING:
                 after = reduce.commit_or_retry(after, now, out)
             case Phase.FINISHED:
@@ -220,7 +220,7 @@ def _advance(settled: State, state: State, event: Event, now: float, out: list[E
         state = after
 
 
-def _reduce_if_due(state: State, now: float, out: list[Effect]) -> State:
+def _reduce_if_due(state: State, now: float, tick: bool, out: list[Effect]) -> State:
     if len(state.round.participants) < state.config.members.minimum or not state.round.participants:
         return rounds.refill(state, now, out)
     if not reachable(state, state.round.participants):
@@ -235,7 +235,7 @@ def _reduce_if_due(state: State, now: float, out: list[Effect]) -> State:
             ),
         )
     first = state.round.planned_at is None
-    members = rounds.reduce_members(state, now, out) if first else reduce.attempt_members(state, now)
+    members = rounds.reduce_members(state, now, tick, out) if first else reduce.attempt_members(state, now)
     if members:
         return reduce.open_attempt(state, members, now, out)
     return with_round(state, replace(state.round, reason=rounds.collect_reason(state))) if first else state
