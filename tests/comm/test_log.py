@@ -80,7 +80,7 @@ def test_the_level_is_an_option_of_every_process(tmp_path: Path, monkeypatch: py
         await asyncio.sleep(0)
 
     monkeypatch.setattr(server, "serve", nothing)
-    monkeypatch.setattr(daemon, "live", nothing)
+    monkeypatch.setattr(daemon.Daemon, "run", nothing)
     start = ["start", str(ROOT / "configs/demo.yaml"), "--state-dir", str(tmp_path)]
     join = ["join", "atoll://token@127.0.0.1:4700/demo", "--state-dir", str(tmp_path)]
     for group, command in ((coordinator, start), (node, join)):
