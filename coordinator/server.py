@@ -97,15 +97,18 @@ async def _serve(
 async def _collect_garbage(plane: ControlPlane) -> None:
     """Collect all garbage now and then, if possible when no member waits for an answer. With a thousand members
     that takes 0.1 s, and by itself it comes just when a plan or a commit has made many objects."""
-    young, middle, _ = gc.get_threshold()
-    gc.set_threshold(young, middle, NO_THRESHOLD)
-    while True:
-        await asyncio.sleep(GARBAGE_INTERVAL)
-        for _ in range(MAX_GARBAGE_POLLS):
-            if plane.event_loop.state.round.phase not in (Phase.COLLECTING, Phase.REDUCING):
-                break
-            await asyncio.sleep(GARBAGE_POLL)
-        gc.collect()
+    thresholds = gc.get_threshold()
+    gc.set_threshold(*thresholds[:2], NO_THRESHOLD)
+    try:
+        while True:
+            await asyncio.sleep(GARBAGE_INTERVAL)
+            for _ in range(MAX_GARBAGE_POLLS):
+                if plane.event_loop.state.round.phase not in (Phase.COLLECTING, Phase.REDUCING):
+                    break
+                await asyncio.sleep(GARBAGE_POLL)
+            gc.collect()
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def _signals() -> tuple[asyncio.Event, asyncio.Event]:
