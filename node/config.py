@@ -8,6 +8,10 @@ from atoll.comm.cores import core_share
 from atoll.comm.errors import ConfigError
 
 
+# Environment variable: the file, JSON, in which a daemon says all that its trainer needs (`TrainerSpec`).
+SPEC = "ATOLL_TRAINER"
+
+
 class Device(StrEnum):
     """The device that a trainer computes on."""
 
@@ -47,6 +51,7 @@ class TrainerSpec:
     channel: str = ""  # path of the daemon's unix socket
     cache: str = ""  # folder for tokenised data
     moments: str = ""  # folder for the inner optimizer's state; empty: it is not kept
+    command: tuple[str, ...] = ()  # the volunteer's own trainer; empty: the built-in one
 
 
 def threads_of(config: NodeConfig) -> tuple[int, str]:

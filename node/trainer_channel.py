@@ -84,6 +84,7 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     ranks: int
     numel: int
     layout: tuple[tuple[str, tuple[int, ...]], ...]  # (name, shape)
+    evaluates: bool = True  # it can measure a validation loss
 
 
 class Initialised(msgspec.Struct, tag=True, frozen=True):

@@ -18,7 +18,7 @@ from atoll.node.outer.layout import flat_order, fragments_and_chunks
 from atoll.node.outer.method import outer_schedule, seal_format
 from atoll.node.outer.shared_vectors import SharedVectors
 from atoll.node.outer.state import OuterState
-from atoll.node.trainer.flat_vector import layout_of
+from atoll.node.participant.flat_vector import layout_of
 from atoll.node.trainer.model import build
 
 TINY = ModelConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=4, ffn_dim=48, seq_len=16)

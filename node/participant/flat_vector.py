@@ -1,26 +1,54 @@
-"""The flat vector: all parameters of a model in one fp32 array, in an order every node agrees on.
+"""The flat vector: all trainable parameters of a model in one fp32 array, in an order every node agrees on.
 
-Parameters are sorted by name, or where fragments take turns by fragment and name (`atoll.node.outer.layout`),
-and laid out row-major, one after the other. Under FSDP2's `Shard(0)` a local rank
-owns one contiguous interval of each parameter, whatever the number of ranks, so it writes and reads its
-intervals of a memory-mapped vector by itself: no collective, no gathered copy, and nodes of 1, 2 and 8 GPUs
-exchange the same vector. Called by the trainer, between optimizer steps only (inside forward and backward
-FSDP2 may hold unsharded parameters).
+Parameters are sorted by name, or where fragments take turns by fragment and name (`atoll.node.outer.layout`), and
+laid out row-major, one after the other. However a node's ranks share them (FSDP2, tensor, expert or pipeline
+parallel), each rank holds a block of each parameter, or none; it writes and reads its blocks of a memory-mapped
+vector by itself: no collective, no gathered copy, and nodes of 1, 2 and 8 GPUs exchange the same vector. Called
+between optimizer steps only (inside forward and backward FSDP2 may hold unsharded parameters).
 """
 
+import math
 import mmap
-from collections.abc import Callable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
+from atoll.comm.errors import ConfigError
+from atoll.node.participant.rank_group import RankGroup
 from atoll.outer_opt.overlap import Adopt
 
+WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_checkpoint_wrapped_module)\.")
 BLOCK_ELEMENTS = 1 << 20  # elements that are worked on at once where there is need of memory besides
+
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]  # name and shape of each parameter
+
+
+class Block(NamedTuple):
+    """The part of a parameter that a rank holds: rows, columns, ... `start` to `stop` in each dimension."""
+
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return math.prod(max(b - a, 0) for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Picks the block out of the whole parameter."""
+        return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
+
+
+Blocks = dict[str, tuple[tuple[int, ...], Block]]  # by name: the whole parameter's shape, and a rank's block
 
 
 @dataclass(frozen=True)
@@ -31,6 +59,14 @@ class ParameterSlot:
     shape: tuple[int, ...]
     offset: int  # of its first element in the flat vector
 
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def view(self, flat: Tensor) -> Tensor:
+        """The parameter in the flat vector, in its own shape."""
+        return flat[self.offset : self.offset + self.numel].view(self.shape)
+
 
 @dataclass(frozen=True)
 class FlatLayout:
@@ -39,20 +75,37 @@ class FlatLayout:
     slots: tuple[ParameterSlot, ...]
     numel: int
 
+    @classmethod
+    def of(cls, shapes: Shapes) -> "FlatLayout":
+        """The layout of these parameters in this order."""
+        slots, offset = [], 0
+        for name, shape in shapes:
+            slots.append(ParameterSlot(name, tuple(shape), offset))
+            offset += math.prod(shape)
+        return cls(tuple(slots), offset)
 
-def layout_of(model: nn.Module, order: Sequence[str] = ()) -> FlatLayout:
-    """The model's layout, in this order, or by name; tied parameters count once, sharded ones with their whole
-    shape."""
-    slots, offset, parameters = [], 0, dict(model.named_parameters())
-    for name in order or sorted(parameters):
-        slots.append(ParameterSlot(name, tuple(parameters[name].shape), offset))
-        offset += parameters[name].numel()
-    return FlatLayout(tuple(slots), offset)
+    @property
+    def shapes(self) -> Shapes:
+        """Name and shape of each parameter, in the order of the flat vector."""
+        return tuple((slot.name, slot.shape) for slot in self.slots)
 
 
-def shapes_of(layout: FlatLayout) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Name and shape of each parameter, in the order of the flat vector."""
-    return tuple((slot.name, slot.shape) for slot in layout.slots)
+def trainable(parts: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
+    """The parameters that require gradients, by name; tied ones once. Of several parts, stages of a pipeline, each
+    parameter must have the name that it has in the whole model. What compilation and other wrappers put into names
+    is left out: nodes with and without them train one model."""
+    found: dict[str, nn.Parameter] = {}
+    for part in parts:
+        bare = part.module if isinstance(part, DistributedDataParallel) else part
+        for name, parameter in bare.named_parameters():
+            if parameter.requires_grad:
+                found["".join(WRAPPERS.split(name))] = parameter
+    return found
+
+
+def layout_of(*parts: nn.Module) -> FlatLayout:
+    """The layout, by name, of what this process has of a model; sharded parameters with their whole shape."""
+    return FlatLayout.of(tuple(sorted((name, tuple(p.shape)) for name, p in trainable(parts).items())))
 
 
 def map_vector(path: str | Path, numel: int) -> Tensor:
@@ -62,112 +115,192 @@ def map_vector(path: str | Path, numel: int) -> Tensor:
         return torch.frombuffer(mmap.mmap(file.fileno(), 4 * numel), dtype=torch.float32)
 
 
-def local_interval(parameter: Tensor) -> tuple[int, int]:
-    """The elements [start, stop) of the parameter, row-major, that this rank holds; they may be none."""
+def local_block(parameter: Tensor) -> Block:
+    """The block of the parameter that this rank holds; it may be empty. Raises `ConfigError` for one that lies in
+    several pieces."""
     if not isinstance(parameter, DTensor):
-        return 0, parameter.numel()
-    assert tuple(parameter.placements) == (Shard(0),), parameter.placements
-    mesh, rows = parameter.device_mesh, parameter.shape[0]
-    # FSDP2 gives every rank ceil(rows / ranks) rows; the last ranks get fewer or none.
-    share = -(-rows // mesh.size())
-    first = min(mesh.get_local_rank() * share, rows)
-    last = min(first + share, rows)
-    row = parameter.numel() // rows
-    return first * row, last * row
+        return Block((0,) * parameter.ndim, tuple(parameter.shape))
+    chunks = parameter.__create_chunk_list__()  # type: ignore[no-untyped-call]
+    if len(chunks) != 1 or tuple(chunks[0].sizes) != tuple(local_tensor(parameter).shape):
+        raise ConfigError(
+            f"a parameter of shape {tuple(parameter.shape)} is placed as {parameter.placements} on a mesh of "
+            f"{tuple(parameter.device_mesh.shape)}, in pieces that lie apart: shard it evenly"
+        )
+    start = tuple(chunks[0].offsets)
+    return Block(start, tuple(a + n for a, n in zip(start, chunks[0].sizes, strict=True)))
 
 
 def local_tensor(parameter: Tensor) -> Tensor:
-    """The local storage of the parameter, this rank's shard of it, as a plain tensor."""
+    """The local storage of the parameter, this rank's block of it, as a plain tensor."""
     data = parameter.data
     return data.to_local() if isinstance(data, DTensor) else data
 
 
-@torch.no_grad()
-def write_shards(model: nn.Module, layout: FlatLayout, flat: Tensor) -> None:
-    """Copy this rank's shards into its intervals of `flat`, (layout.numel,) fp32."""
-    for interval, shard in _pieces(model, layout):
-        flat[interval].copy_(shard.reshape(-1))
+class Piece(NamedTuple):
+    """This rank's block of one parameter."""
+
+    slot: int
+    block: Block
+    local: Tensor  # its storage
 
 
-@torch.no_grad()
-def read_shards(model: nn.Module, layout: FlatLayout, flat: Tensor) -> None:
-    """Copy this rank's intervals of `flat`, (layout.numel,) fp32, into its shards."""
-    for interval, shard in _pieces(model, layout):
-        shard.view(-1).copy_(flat[interval])
+class ShardedParameters:
+    """The trainable parameters of a node's ranks as parts of the flat vector. Every rank makes one at the same
+    time; `layout` is then the same on all."""
+
+    def __init__(
+        self,
+        parts: Sequence[nn.Module],
+        ranks: RankGroup,
+        order: Callable[[Shapes], Shapes] = lambda shapes: shapes,
+    ) -> None:
+        """`parts`: the model, or the stages of a pipeline that this rank has. `order` gives the parameters' order
+        in the flat vector; it gets them sorted by name. Raises `ConfigError` where the ranks' blocks do not make
+        up whole parameters."""
+        self.parts, self._ranks = tuple(parts), ranks
+        mine = trainable(self.parts)
+        blocks = {name: (tuple(p.shape), local_block(p)) for name, p in mine.items()}
+        everyone = ranks.gather(blocks, Blocks)
+        self.layout = FlatLayout.of(order(self._shapes(everyone)))
+        owners: dict[tuple[str, Block], int] = {}  # the first rank that has a block: others have copies
+        for rank, theirs in enumerate(everyone):
+            for name, (_, block) in theirs.items():
+                owners.setdefault((name, block), rank)
+        held = Counter[str]()
+        for name, block in owners:
+            held[name] += block.numel
+        for slot in self.layout.slots:
+            if held[slot.name] != slot.numel:
+                raise ConfigError(
+                    f"this node's ranks hold {held[slot.name]:,} of the {slot.numel:,} elements of {slot.name}: each must be "
+                    "on some rank, and ranks must have equal blocks or such as do not overlap"
+                )
+        self._owned = {name for (name, _), rank in owners.items() if rank == ranks.rank}
+        if not self.layout.numel:
+            raise ConfigError("the model has no parameter that requires a gradient: there is nothing to train")
+
+    def _shapes(self, everyone: Sequence[Blocks]) -> Shapes:
+        shapes: dict[str, tuple[int, ...]] = {}
+        for rank, theirs in enumerate(everyone):
+            for name, (shape, _) in theirs.items():
+                if shapes.setdefault(name, shape) != shape:
+                    raise ConfigError(
+                        f"{name} has the shape {shapes[name]} on one of this node's ranks and {shape} on rank "
+                        f"{rank}: all must build the same model"
+                    )
+        return tuple(sorted(shapes.items()))
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's parameters are."""
+        return next((p.device for p in trainable(self.parts).values()), torch.device("cpu"))
+
+    @torch.no_grad()
+    def write(self, flat: Tensor) -> None:
+        """Copy this rank's blocks into `flat`, (layout.numel,) fp32."""
+        for piece in self._pieces():
+            if self.owns(piece):
+                self._in(flat, piece).copy_(piece.local)
+
+    @torch.no_grad()
+    def read(self, flat: Tensor) -> None:
+        """Copy this rank's blocks of `flat`, (layout.numel,) fp32, into the parameters."""
+        for piece in self._pieces():
+            piece.local.copy_(self._in(flat, piece))
+
+    @torch.no_grad()
+    def copy(self, into: list[Tensor] | None = None) -> list[Tensor]:
+        """A copy of this rank's blocks, in host memory, one after the other. `into`: an earlier copy, whose memory
+        is used again; fresh memory takes longer than the copying."""
+        if not into:
+            return [piece.local.to("cpu", copy=True) for piece in self._pieces()]
+        for copy, piece in zip(into, self._pieces(), strict=True):
+            copy.copy_(piece.local)
+        return into
+
+    @torch.no_grad()
+    def restore(self, copies: list[Tensor]) -> None:
+        """Copy `copies`, which `copy` returned, back into the parameters."""
+        for piece, copy in zip(self._pieces(), copies, strict=True):
+            piece.local.copy_(copy)
+
+    @torch.no_grad()
+    def adopt(
+        self,
+        flat: Tensor,
+        sent: list[Tensor],
+        adopt: Adopt,
+        chosen: Callable[[int], bool] = lambda slot: True,
+    ) -> None:
+        """Take this rank's blocks of `flat`, (layout.numel,) fp32, in place of `sent`, which the parameters were:
+        what `copy` returned then. `chosen(i)`: whether slot i is taken. The arithmetic is done in host memory."""
+        for piece, was in zip(self._pieces(), sent, strict=True):
+            if not chosen(piece.slot):
+                continue
+            local = piece.local.to("cpu").reshape(-1)  # a view of itself, if it is there
+            theirs = self._in(flat, piece).reshape(-1)
+            adopt(local, theirs, was.reshape(-1), torch.empty_like(local))
+            if local.data_ptr() != piece.local.data_ptr():
+                piece.local.copy_(local.view(piece.local.shape))
+
+    @torch.no_grad()
+    def squared_distances(self, flat: Tensor) -> list[float]:
+        """The squared l2 norm of each parameter's distance from `flat`, by slot: as far as this rank holds it, and
+        no rank before it. The sum over the ranks is of the whole parameters."""
+        squares = [0.0] * len(self.layout.slots)
+        for piece in self._pieces():
+            if not self.owns(piece):
+                continue
+            square = torch.zeros((), dtype=torch.float64, device=piece.local.device)
+            for mine, other in _blocks(piece.local, self._in(flat, piece)):
+                square += torch.linalg.vector_norm(mine - other.to(mine.device), dtype=torch.float64) ** 2
+            squares[piece.slot] = float(square)
+        return squares
+
+    def owned_gradients(self) -> list[Tensor]:
+        """This rank's blocks of the gradients, without those that a rank before it has, too."""
+        mine = trainable(self.parts)
+        return [local_tensor(p.grad) for name, p in mine.items() if p.grad is not None and name in self._owned]
+
+    def gradients(self) -> list[Tensor]:
+        """This rank's blocks of the gradients."""
+        return [local_tensor(p.grad) for p in trainable(self.parts).values() if p.grad is not None]
+
+    def owns(self, piece: Piece) -> bool:
+        """Whether this is the first rank that has the piece; others with the same one have copies."""
+        return self.layout.slots[piece.slot].name in self._owned
+
+    def _in(self, flat: Tensor, piece: Piece) -> Tensor:
+        """The piece in the flat vector."""
+        return self.layout.slots[piece.slot].view(flat)[piece.block.slices]
+
+    def _pieces(self) -> Iterator[Piece]:
+        """This rank's block of each slot that it has one of. Raises `ConfigError` if a parameter is not what it
+        was."""
+        for part in self.parts:
+            for module in part.modules():
+                if isinstance(module, FSDPModule):
+                    # An evaluation leaves the root's parameters gathered; what is written to those copies is lost.
+                    module.reshard()
+        mine = trainable(self.parts)
+        for i, slot in enumerate(self.layout.slots):
+            parameter = mine.get(slot.name)
+            if parameter is None:
+                continue
+            if tuple(parameter.shape) != slot.shape:
+                raise ConfigError(
+                    f"{slot.name} had the shape {slot.shape} when this script began to take part, and has "
+                    f"{tuple(parameter.shape)} now: the parameters' shapes must stay"
+                )
+            block, local = local_block(parameter), local_tensor(parameter)
+            if block.numel:
+                yield Piece(i, block, local)
 
 
-@torch.no_grad()
-def copy_shards(model: nn.Module, layout: FlatLayout, into: list[Tensor] | None = None) -> list[Tensor]:
-    """A copy of this rank's shards, in host memory: fp32, one after the other. `into`: an earlier copy, whose
-    memory is used again; fresh memory takes longer than the copying."""
-    shards = [shard.reshape(-1) for _, shard in _pieces(model, layout)]
-    if not into:
-        return [shard.to("cpu", copy=True) for shard in shards]
-    for copy, shard in zip(into, shards, strict=True):
-        copy.copy_(shard)
-    return into
-
-
-@torch.no_grad()
-def restore_shards(model: nn.Module, layout: FlatLayout, shards: list[Tensor]) -> None:
-    """Copy `shards`, which `copy_shards` returned, back into this rank's shards."""
-    for (_, shard), copy in zip(_pieces(model, layout), shards, strict=True):
-        shard.view(-1).copy_(copy)
-
-
-@torch.no_grad()
-def adopt_shards(
-    model: nn.Module,
-    layout: FlatLayout,
-    flat: Tensor,
-    sent: list[Tensor],
-    adopt: Adopt,
-    chosen: Callable[[int], bool] = lambda slot: True,
-) -> None:
-    """Take this rank's intervals of `flat`, (layout.numel,) fp32, in place of `sent`, which the shards were: what
-    `copy_shards` returned then. `chosen(i)`: whether slot i is taken. The arithmetic is done in host memory."""
-    for (i, interval, shard), was in zip(_numbered_pieces(model, layout), sent, strict=True):
-        if not chosen(i):
-            continue
-        mine = shard.view(-1)
-        local = mine.to("cpu")  # itself, if it is there
-        adopt(local, flat[interval], was, torch.empty_like(local))
-        if local is not mine:
-            mine.copy_(local)
-
-
-@torch.no_grad()
-def squared_distances(model: nn.Module, layout: FlatLayout, flat: Tensor) -> list[float]:
-    """The squared l2 norm of each parameter's distance from `flat`, as far as this rank holds it, by slot."""
-    squares = [0.0] * len(layout.slots)
-    for i, interval, shard in _numbered_pieces(model, layout):
-        square = torch.zeros((), dtype=torch.float64, device=shard.device)
-        for mine, other in zip(
-            torch.split(shard.reshape(-1), BLOCK_ELEMENTS),
-            torch.split(flat[interval], BLOCK_ELEMENTS),
-            strict=True,
-        ):
-            square += torch.linalg.vector_norm(mine - other.to(shard.device), dtype=torch.float64) ** 2
-        squares[i] = float(square)
-    return squares
-
-
-def _pieces(model: nn.Module, layout: FlatLayout) -> list[tuple[slice, Tensor]]:
-    return [(interval, shard) for _, interval, shard in _numbered_pieces(model, layout)]
-
-
-def _numbered_pieces(model: nn.Module, layout: FlatLayout) -> list[tuple[int, slice, Tensor]]:
-    """This rank's part of each slot that it has one of: the slot's number, place in the flat vector, storage."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            # An evaluation leaves the root's parameters gathered; what is written to those copies is lost.
-            module.reshard()
-    parameters, pieces = dict(model.named_parameters()), []
-    for i, slot in enumerate(layout.slots):
-        parameter = parameters[slot.name]
-        start, stop = local_interval(parameter)
-        shard = local_tensor(parameter)
-        assert shard.numel() == stop - start, slot
-        if stop > start:
-            pieces.append((i, slice(slot.offset + start, slot.offset + stop), shard))
-    return pieces
+def _blocks(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Two tensors of one shape, a bounded number of elements at a time."""
+    if a.is_contiguous() and b.is_contiguous():
+        a, b, rows = a.view(-1), b.view(-1), BLOCK_ELEMENTS
+    else:
+        rows = max(1, BLOCK_ELEMENTS // a[0].numel())
+    return zip(torch.split(a, rows), torch.split(b, rows), strict=True)

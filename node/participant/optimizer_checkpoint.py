@@ -3,43 +3,42 @@
 After a round's inner steps, while the round is reduced, a thread of every local rank copies its shards of the
 moments to host memory, and writes the copy through torch.distributed.checkpoint
 (`OptimizerCheckpoint.save_if_due`); the optimizer's next step waits for the copy, but for nothing else
-(`LearnerState.may_step`). A trainer that starts takes the newest that is older than the round it is to train
+(`OptimizerCheckpoint.copied`). A trainer that starts takes the newest that is older than the round it is to train
 (`OptimizerCheckpoint.restore`): a round that was trained and did not commit is then trained again from what it
 began with. The file of each rank says which rows it has, so another number of ranks finds its own.
 
 Where there are none, or none of use, a sentence says why, and the learning rate rises again over some inner steps
-(`atoll.node.trainer.lr_rewarm`).
+(`atoll.node.participant.lr_rewarm`).
 
 DCP's helpers for optimizers are not used: they take a step of a fresh optimizer, which changes the training.
 """
 
 import os
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.optim import Optimizer
 
-from atoll.comm.config.run import OptimizerName
+from atoll.comm.config.run import InnerConfig
 from atoll.node import preflight
-from atoll.node.trainer.flat_vector import local_tensor
-from atoll.node.trainer.inner_loop import LearnerState
-from atoll.node.trainer.lr_rewarm import Rewarming
-from atoll.node.trainer.optimizer_files import OptimizerFiles, UnusableMoments
+from atoll.node.participant.flat_vector import ShardedParameters, local_tensor, trainable
+from atoll.node.participant.lr_rewarm import Rewarming
+from atoll.node.participant.optimizer_files import OptimizerFiles, UnusableMoments
+from atoll.node.participant.rank_group import RankGroup
 from atoll.node.trainer_channel import Train
 
 MEMORY_MARGIN = 256 << 20  # bytes of memory that are left when the moments are copied
 NO_MEMORY = "there is no memory for a copy of them"
-RANK_TIMEOUT = timedelta(days=10)  # for the ranks' disks; a rank that dies takes the others with it
 
 
 class OptimizerCheckpoint:
@@ -47,22 +46,29 @@ class OptimizerCheckpoint:
     time."""
 
     def __init__(
-        self, learner: LearnerState, files: OptimizerFiles | None, every: int, announce: Callable[[str], None]
+        self,
+        parameters: ShardedParameters,
+        optimizers: Sequence[Optimizer],
+        ranks: RankGroup,
+        inner: InnerConfig,
+        files: OptimizerFiles | None,
+        every: int,
+        announce: Callable[[str], None],
     ) -> None:
         """`files`: None where nothing is written. `every`: rounds from one that is written to the next. `announce`
         takes rank 0's sentences for the daemon's log."""
-        self._learner, self._model, self._optimizer = learner, learner.model, learner.optimizer
-        self._inner, self._ranks = learner.run.inner, learner.ranks
+        self._parts, self._device, self._optimizers = parameters.parts, parameters.device, optimizers
+        self._inner, self._ranks = inner, ranks
         self._files, self._every, self._announce = files, every, announce
-        self._shapes = {name: tuple(parameter.shape) for name, parameter in self._model.named_parameters()}
-        self._group = dist.new_group(
-            backend="gloo", timeout=RANK_TIMEOUT
-        )  # the writing threads': training has its own
+        self._kind = "+".join(type(optimizer).__name__ for optimizer in optimizers)
+        self._shapes = dict(parameters.layout.shapes)
+        self.rewarming = Rewarming()  # of the learning rate: at its end, unless the moments were lost
+        self.copied = threading.Event()  # clear while the moments are copied: no step may be taken
+        self.copied.set()
+        self._writers = ranks.another()  # the threads': training has its own
         self._thread = ThreadPoolExecutor(1, "moments", self._prepare_thread)
         self._writing: Future[None] | None = None
         self._stager = BlockingAsyncStager()  # memory that is fresh each time costs more than the copy itself
-        self._copied = learner.may_step  # clear while the moments are copied
-        self._copied.set()
         self._newest: int | None = None
         self._failing = False
         self._unrestored = True
@@ -80,7 +86,7 @@ class OptimizerCheckpoint:
         if not self._unrestored:
             return
         self._unrestored = False
-        if self._inner.optimizer is OptimizerName.SGD:
+        if not any(map(has_moments, self._optimizers)):
             return
         reasons = list[str]()
         for stored in self._candidates(order.round):
@@ -93,7 +99,7 @@ class OptimizerCheckpoint:
             self._tell(f"goes on with the inner optimizer's moments of round {stored}")
             return
         if order.tokens or reasons:
-            self._learner.rewarming = warming = Rewarming.without_moments(self._inner, order.steps)
+            self.rewarming = warming = Rewarming.without_moments(self._inner, order.steps)
             why = "; ".join(reasons) or "none are kept on this node"
             self._tell(
                 f"begins round {order.round} without the inner optimizer's moments ({why}): the learning rate "
@@ -113,25 +119,25 @@ class OptimizerCheckpoint:
         wrong: UnusableMoments | None = None
         if self._ranks.rank == 0:
             try:
-                self._files.verify(stored, self._inner.optimizer, self._shapes)
+                self._files.verify(stored, self._kind, self._shapes)
             except UnusableMoments as error:
                 wrong = error
         if self._ranks.total(float(wrong is not None))[0]:
             raise wrong or UnusableMoments("unusable")  # rank 0's word is the one that is told
         reader = FileSystemReader(self._files.path(stored))
         try:
-            found = zeros_like_stored(self._model, reader.read_metadata().state_dict_metadata)
-            load(found, storage_reader=reader, process_group=self._group)
+            found = zeros_like_stored(self._parts, reader.read_metadata().state_dict_metadata)
+            load(found, storage_reader=reader, **self._among())
         except Exception as error:  # torch raises many kinds for what it did not write
             raise UnusableMoments(f"unreadable: {last_line(error)}") from None
-        load_tensors(self._model, self._optimizer, found)
+        load_tensors(self._parts, self._optimizers, found)
 
     # Writing
 
     def save_if_due(self, round_: int) -> None:
         """Have the moments written in the background, if it is time; to be called after the inner steps of
         `round_`, before the next."""
-        if self._files is None or not (state := optimizer_tensors(self._model, self._optimizer)):
+        if self._files is None or not (state := optimizer_tensors(self._parts, self._optimizers)):
             return
         due = self._ranks.rank == 0 and (self._newest is None or round_ - self._newest >= self._every)
         busy = self._writing is not None and not self._writing.done()
@@ -144,7 +150,7 @@ class OptimizerCheckpoint:
             return
         if self._ranks.total(float(not self._reserve(self._files, round_, state, bool(lacking_ranks))))[0]:
             return
-        self._copied.clear()
+        self.copied.clear()
         self._writing = self._thread.submit(self._write, self._files, round_, state)
 
     def _reserve(self, files: OptimizerFiles, round_: int, state: Mapping[str, Tensor], lacking: bool) -> bool:
@@ -165,18 +171,18 @@ class OptimizerCheckpoint:
         first = self._ranks.rank == 0
         try:
             copy = self._copy(state)
-            self._copied.set()
+            self.copied.set()
             writer = FileSystemWriter(files.unfinished_path(round_))
-            save(copy, storage_writer=writer, process_group=self._group)
+            save(copy, storage_writer=writer, **self._among())
             if first:
-                files.finish(round_, self._inner.optimizer, self._shapes)
+                files.finish(round_, self._kind, self._shapes)
                 self._newest, self._failing = round_, False
         except Exception as error:  # of any rank's disk, wrapped by torch
             if first:
                 files.discard(round_)
                 self._failed(round_, last_line(error))
         finally:
-            self._copied.set()
+            self.copied.set()
             if preflight.available() < MEMORY_MARGIN:
                 self._stager = BlockingAsyncStager()
 
@@ -187,9 +193,8 @@ class OptimizerCheckpoint:
             copy = self._stager.stage(state)
             # What it makes itself when told to keep a copy is pinned, which takes a GPU.
             self._stager.state_dict_cache, self._stager.cache_staged_state_dict = copy, True
-        there = torch.tensor(float(bool(copy)))
-        dist.all_reduce(there, dist.ReduceOp.MIN, self._group)
-        if not there:
+        (lacking,) = self._writers.total(float(not copy))
+        if lacking:
             raise MemoryError(NO_MEMORY)
         return copy
 
@@ -203,29 +208,42 @@ class OptimizerCheckpoint:
         if self._ranks.rank == 0:
             self._announce(sentence)
 
+    def _among(self) -> dict[str, Any]:
+        """Which ranks write and read together, in DCP's words."""
+        return {"process_group": self._writers.group} if self._ranks.size > 1 else {"no_dist": True}
+
     def _prepare_thread(self) -> None:
-        if self._learner.device.type == "cuda":
-            torch.cuda.set_device(self._learner.device)
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
         with suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, 0, 10)  # of this thread alone: on Linux priorities are the threads'
 
 
-def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's tensors under `PARAMETER.PART`, such as `norm.weight.exp_avg`."""
+def has_moments(optimizer: Optimizer) -> bool:
+    """Whether the optimizer keeps anything from step to step: plain SGD does not."""
+    return not isinstance(optimizer, torch.optim.SGD) or any(g["momentum"] for g in optimizer.param_groups)
+
+
+def optimizer_tensors(parts: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
+    """The optimizers' tensors under `PARAMETER.PART`, such as `norm.weight.exp_avg`."""
     return {
         f"{name}.{part}": tensor
-        for name, parameter in model.named_parameters()
+        for name, parameter in trainable(parts).items()
+        for optimizer in optimizers
         for part, tensor in optimizer.state.get(parameter, {}).items()
+        if isinstance(tensor, Tensor)
     }
 
 
-def zeros_like_stored(model: nn.Module, found: Mapping[str, Any]) -> dict[str, Tensor]:
+def zeros_like_stored(parts: Sequence[nn.Module], found: Mapping[str, Any]) -> dict[str, Tensor]:
     """Zeros to load what was `found` into, sharded as the parameters are here. Raises `UnusableMoments`."""
-    parameters, zeros = dict(model.named_parameters()), dict[str, Tensor]()
+    parameters, zeros = trainable(parts), dict[str, Tensor]()
     for key, entry in found.items():
         parameter = parameters.get(key.rpartition(".")[0])
-        if parameter is None or not isinstance(entry, TensorStorageMetadata):
-            raise UnusableMoments(f"unreadable: {key} is no parameter's")
+        if not isinstance(entry, TensorStorageMetadata):
+            raise UnusableMoments(f"unreadable: {key} is no tensor")
+        if parameter is None:  # on another stage of the pipeline; that all are known was checked
+            continue
         dtype = entry.properties.dtype
         if entry.size == parameter.shape:
             zeros[key] = torch.zeros_like(parameter.data, dtype=dtype)
@@ -236,13 +254,17 @@ def zeros_like_stored(model: nn.Module, found: Mapping[str, Any]) -> dict[str, T
     return zeros
 
 
-def load_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Tensor]) -> None:
-    """Load `state`, tensors named as `optimizer_tensors` names them, into the optimizer, on their parameters'
+def load_tensors(
+    parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], state: Mapping[str, Tensor]
+) -> None:
+    """Load `state`, tensors named as `optimizer_tensors` names them, into the optimizers, on their parameters'
     devices."""
-    parameters = dict(model.named_parameters())
+    parameters = trainable(parts)
+    holders = {p: o for o in optimizers for group in o.param_groups for p in group["params"]}
     for key, tensor in state.items():
         name, _, part = key.rpartition(".")
-        optimizer.state[parameters[name]][part] = tensor.to(parameters[name].device)
+        parameter = parameters[name]
+        holders[parameter].state[parameter][part] = tensor.to(parameter.device)
 
 
 def local_bytes(tensor: Tensor) -> int:

@@ -34,7 +34,7 @@ from atoll.node.simulate.state import (
     RoundRecord,
     SimulatedNode,
 )
-from atoll.node.trainer.lr_schedule import learning_rate
+from atoll.node.participant.lr_schedule import learning_rate
 from atoll.outer_opt.overlap import Adopt, replace
 
 F32 = NDArray[np.float32]

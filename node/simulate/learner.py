@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from math import isfinite
 from typing import cast
 
 import numpy as np
@@ -13,10 +14,13 @@ from torch.func import functional_call
 from atoll.comm.config.run import RunConfig
 from atoll.node.config import NodeConfig
 from atoll.node.data import Source
-from atoll.node.trainer import inner_loop
-from atoll.node.trainer.flat_vector import layout_of
-from atoll.node.trainer.inner_loop import RankGroup
-from atoll.node.trainer.lr_rewarm import Rewarming
+from atoll.node.participant.batches import RunTokens, Share, collated
+from atoll.node.participant.flat_vector import ShardedParameters
+from atoll.node.participant.gradients import bound_norm, norm_of, squared_norm
+from atoll.node.participant.lr_rewarm import Rewarming
+from atoll.node.participant.participant import bounded_loss
+from atoll.node.participant.rank_group import RankGroup
+from atoll.node.trainer.loss import accumulate, validation_loss
 from atoll.node.trainer.model import blocks_of, build, build_custom, init_parameters
 from atoll.node.trainer.optimizer import make_optimizer
 from atoll.outer_opt import tensors
@@ -30,21 +34,20 @@ class SimulatedTrainer:
 
     def __init__(self, run: RunConfig, node: NodeConfig, source: Source) -> None:
         model = build_custom(node.model, run.model) if node.model else build(run.model)
-        self.layout = layout_of(model)
+        self._parameters = ShardedParameters([model], RankGroup(0, 1))
+        self.layout = self._parameters.layout
         flat = torch.empty(self.layout.numel)
         parameters = dict(model.named_parameters())
         for slot in self.layout.slots:
-            parameter = parameters[slot.name]
-            parameter.data = flat[slot.offset : slot.offset + parameter.numel()].view(slot.shape)
+            parameters[slot.name].data = slot.view(flat)
         self.flat: F32 = flat.numpy()
         if node.compile:
             for block in blocks_of(model):
                 block.compile(dynamic=False)
-        self._model, optimizer = model, make_optimizer(model, run.inner)
-        trained = MixedPrecisionModel(model) if node.bf16 else model
-        self._learner = inner_loop.LearnerState(
-            run, RankGroup(0, 1), torch.device("cpu"), source, trained, optimizer
-        )
+        self._run, self._data = run, RunTokens(source)
+        self._model, self._optimizer = model, make_optimizer(model, run.inner)
+        self._trained = MixedPrecisionModel(model) if node.bf16 else model
+        self.rewarming = Rewarming()  # the learning rate's rise after a start without moments
 
     def tensors(self) -> tuple[tensors.Tensor, ...]:
         """The tensors of the flat vector."""
@@ -57,31 +60,31 @@ class SimulatedTrainer:
     def step(self, first: int, rate: float) -> float:
         """One inner step on the batch of samples from `first` on, at this learning rate, or a share of it after
         `begin_without_moments`; returns its loss."""
-        count = self._learner.run.inner.batch_size
-        self._learner.model.train()
-        sequences = inner_loop.load_batch(self._learner, self._learner.source.train, range(first, first + count))
-        return inner_loop.bounded_loss(
-            inner_loop.optimizer_step(self._learner, sequences, rate * self.rewarming.next_factor())
-        )
-
-    @property
-    def rewarming(self) -> Rewarming:
-        """The learning rate's rise after a start without moments."""
-        return self._learner.rewarming
+        self._trained.train()
+        indices = range(first, first + self._run.inner.batch_size)
+        loss = accumulate(self._trained, collated([self._data[index] for index in indices]))
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate * self.rewarming.next_factor()
+        norm = norm_of(squared_norm(self._parameters))
+        if isfinite(norm):
+            bound_norm(self._parameters, norm, self._run.inner.clip)
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+        return bounded_loss(float(loss))
 
     def begin_without_moments(self, round_steps: int) -> None:
         """Rewarm the learning rate, as for a node without moments that joins a run under way, in rounds of
         `round_steps` inner steps."""
-        self._learner.rewarming = Rewarming.without_moments(self._learner.run.inner, round_steps)
+        self.rewarming = Rewarming.without_moments(self._run.inner, round_steps)
 
     def validation_loss(self) -> float:
         """The mean loss on the validation batches, in nats a token."""
-        return inner_loop.evaluate(self._learner, 0).loss
+        return validation_loss(self._trained, self._run, self._data, Share(0, 1), torch.device("cpu"))
 
     def resume(self, other: "SimulatedTrainer") -> None:
         """Take the parameters and the optimizer's state of another."""
         self.flat[:] = other.flat
-        self._learner.optimizer.load_state_dict(copy.deepcopy(other._learner.optimizer.state_dict()))
+        self._optimizer.load_state_dict(copy.deepcopy(other._optimizer.state_dict()))
 
 
 class MixedPrecisionModel(nn.Module):

@@ -15,7 +15,7 @@ from atoll.node.simulate.fleet import SimulatedFleet
 from atoll.node.simulate.learner import SimulatedTrainer, with_batch
 from atoll.node.simulate.method import build_method
 from atoll.node.simulate.state import RoundRecord
-from atoll.node.trainer.lr_schedule import learning_rate
+from atoll.node.participant.lr_schedule import learning_rate
 
 OnRecord = Callable[[RoundRecord], None]
 

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from atoll.comm.child_process import LAUNCHER, die_with_parent
-from atoll.node.config import Device, TrainerSpec, threads_of
+from atoll.node.config import SPEC, Device, TrainerSpec, threads_of
 
 
 def main() -> int:
@@ -29,14 +29,26 @@ def main() -> int:
     parser.add_argument("--spec", required=True, help="the daemon's TrainerSpec, JSON")
     path = Path(parser.parse_args().spec).resolve()
     spec = msgspec.json.decode(path.read_bytes(), type=TrainerSpec)
-    set_environment(spec)
+    set_environment(spec, path)
+    if spec.command:
+        return become(spec.command)
     return launch(spec, path)
 
 
-def set_environment(spec: TrainerSpec) -> None:
-    """Set the variables that torch and its backends read once, when torch is imported: threads, loopback
+def become(command: tuple[str, ...]) -> int:
+    """Go on as the volunteer's own command, which ends with the daemon as this process does."""
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
+        return 127
+
+
+def set_environment(spec: TrainerSpec, path: Path) -> None:
+    """Set the variables that say where the spec is, and those that torch and its backends read once, when torch is imported: threads, loopback
     interfaces, devices. To be called before that."""
     threads, _ = threads_of(spec.node)
+    os.environ[SPEC] = str(path)
     os.environ[LAUNCHER] = str(os.getpid())
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # who waits for another thread leaves it the core
@@ -73,7 +85,7 @@ def launch(spec: TrainerSpec, path: Path) -> int:
         start_method="fork",
         logs_specs=DefaultLogsSpecs(log_dir=str(work / "logs")),
     )
-    entrypoint, arguments = rank_command(spec, str(path), str(work / "group"))
+    entrypoint, arguments = rank_command(spec, str(work / "group"))
     try:
         elastic_launch(config, entrypoint)(*arguments)
     except ChildFailedError as error:
@@ -89,14 +101,14 @@ def launch(spec: TrainerSpec, path: Path) -> int:
     return 0
 
 
-def rank_command(spec: TrainerSpec, path: str, group: str) -> tuple[Any, tuple[str, ...]]:
+def rank_command(spec: TrainerSpec, group: str) -> tuple[Any, tuple[str, ...]]:
     """The entrypoint of a rank and its arguments: on the CPU a function to fork, which has torch imported already;
     for CUDA, which would not survive a fork, a program."""
     if spec.node.device is Device.CPU or not cuda_available():
         from atoll.node.trainer import process
 
-        return process.main, (path, group)
-    return sys.executable, ("-m", "atoll.node.trainer.process", "--spec", path, "--group", group)
+        return process.main, (group,)
+    return sys.executable, ("-m", "atoll.node.trainer.process", "--group", group)
 
 
 def cuda_available() -> bool:

@@ -2,7 +2,7 @@
 
 `build` promises a module whose `forward(tokens)` maps (B, T) int64 to logits (B, T, V). `init_parameters`
 promises the same numbers for the same seed and parameter names, whatever the number of local ranks: each
-rank draws the whole tensor of a parameter and keeps the interval it owns. The trainer calls both.
+rank draws the whole tensor of a parameter and keeps the block it owns. The trainer calls both.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from atoll.comm.config.run import ModelConfig
 from atoll.comm.errors import ConfigError
-from atoll.node.trainer.flat_vector import local_interval, local_tensor
+from atoll.node.participant.flat_vector import local_block, local_tensor
 
 INIT_STD = 0.02
 
@@ -148,10 +148,10 @@ def init_parameters(model: nn.Module, seed: int) -> None:
     """Fill every parameter, or this rank's shard of it, with its initial value."""
     depth = len(blocks_of(model)) or 1
     for name, parameter in model.named_parameters():
-        start, stop = local_interval(parameter)
-        if stop > start:
+        block = local_block(parameter)
+        if block.numel:
             full = initial_value(name, tuple(parameter.shape), depth, seed)
-            local_tensor(parameter).view(-1).copy_(full.view(-1)[start:stop])
+            local_tensor(parameter).copy_(full[block.slices])
 
 
 def initial_value(name: str, shape: tuple[int, ...], depth: int, seed: int) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from atoll.comm.config.run import InnerConfig, OptimizerName
-from atoll.node.trainer.flat_vector import local_interval, local_tensor
+from atoll.node.participant.flat_vector import local_block, local_tensor
 from atoll.outer_opt.tensors import TensorKind, kind_of
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # of x, x^3, x^5: takes all of (0, 1] to about 0.7 ... 1.2
@@ -94,11 +94,9 @@ class Muon(torch.optim.AdamW):
         for parameter, whole in zip(
             parameters, orthogonalised(updates, orthogonalisation_dtype(updates)), strict=True
         ):
-            start, stop = local_interval(parameter)
-            if stop > start:
-                local = local_tensor(parameter)
-                mine = whole.reshape(-1)[start:stop].view_as(local)
-                local.mul_(1 - lr * decay).add_(mine, alpha=-lr * scale)
+            block = local_block(parameter)
+            if block.numel:
+                local_tensor(parameter).mul_(1 - lr * decay).add_(whole[block.slices], alpha=-lr * scale)
             parameter.grad = None
 
     def _update(self, parameter: Tensor, momentum: float) -> Tensor:

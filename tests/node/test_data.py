@@ -213,5 +213,5 @@ def test_text_that_shrinks_under_a_running_node_is_an_error_with_its_name(tmp_pa
 
 
 def test_data_and_schedule_do_not_import_torch() -> None:
-    code = "import sys, atoll.node.data, atoll.node.trainer.lr_schedule; sys.exit('torch' in sys.modules)"
+    code = "import sys, atoll.node.data, atoll.node.participant.lr_schedule; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -38,7 +38,7 @@ from atoll.node.simulate.learner import SimulatedTrainer, with_batch
 from atoll.node.simulate.method import build_method
 from atoll.node.simulate.simulation import RunOutcome, data_parallel, fleet_of, local_updates
 from atoll.node.simulate.state import SimulatedNode
-from atoll.node.trainer.lr_schedule import learning_rate
+from atoll.node.participant.lr_schedule import learning_rate
 from atoll.outer_opt.merge import mean
 from atoll.outer_opt.overlap import rebase
 from atoll.outer_opt.round import RoundMember, exchange

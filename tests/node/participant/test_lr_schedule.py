@@ -5,7 +5,7 @@ import math
 import pytest
 
 from atoll.comm.config.run import InnerConfig, OptimizerName
-from atoll.node.trainer.lr_schedule import learning_rate
+from atoll.node.participant.lr_schedule import learning_rate
 
 INNER = InnerConfig(lr=1.0, min_lr=0.1, warmup_tokens=100, decay_tokens=1100)
 

@@ -13,8 +13,8 @@ from atoll.comm.config.run import CheckpointConfig, InnerConfig, OptimizerName, 
 from atoll.comm.files import DiskFull
 from atoll.node import trainer_channel
 from atoll.node.checkpoint.disk_budget import DiskBudget
-from atoll.node.trainer.lr_rewarm import Rewarming
-from atoll.node.trainer.optimizer_files import MANIFEST, OptimizerFiles, UnusableMoments
+from atoll.node.participant.lr_rewarm import Rewarming
+from atoll.node.participant.optimizer_files import MANIFEST, OptimizerFiles, UnusableMoments
 
 F32 = NDArray[np.float32]
 SHAPES = {"weight": (3, 2), "bias": (3,)}

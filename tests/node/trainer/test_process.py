@@ -21,8 +21,8 @@ from atoll.comm.leases import remaining, samples
 from atoll.node import trainer_channel
 from atoll.node.config import Device, NodeConfig
 from atoll.node.outer.layout import fragments_and_chunks
-from atoll.node.trainer.inner_loop import RankGroup, TrainingCursor
-from atoll.node.trainer.process import choose_device
+from atoll.node.participant.training_cursor import TrainingCursor
+from atoll.node.trainer.process import LocalRank, choose_device
 
 
 def watch(pids: list[int]) -> list[int]:
@@ -105,7 +105,7 @@ def test_other_optimizers_do_the_same_on_one_rank_and_on_two(
 def test_what_cuda_lacks_is_said(count: int, ranks: int, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: count)
     with pytest.raises(ResourceError, match=sentence):
-        choose_device(NodeConfig(device=Device.CUDA, ranks=ranks), RankGroup(0, ranks))
+        choose_device(NodeConfig(device=Device.CUDA, ranks=ranks), LocalRank(0, ranks))
 
 
 def test_training_lowers_the_loss_of_the_anchor(tmp_path: Path) -> None:

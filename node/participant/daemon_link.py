@@ -1,0 +1,99 @@
+"""A trainer's link to its daemon, for all its ranks: rank 0 holds the channel and passes each command on; what
+ends a trainer for good is told by whichever rank it happens to."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+import torch
+
+from atoll.comm.errors import AtollError, ConfigError, ResourceError, Unreachable
+from atoll.node.config import SPEC, TrainerSpec
+from atoll.node.participant.rank_group import RankGroup
+from atoll.node.trainer_channel import Failed, ToDaemon, ToTrainer, TrainerEnd
+
+
+def read_spec() -> TrainerSpec:
+    """What the daemon tells the trainer that it has started. Raises `ConfigError` where no daemon has."""
+    if not (path := os.environ.get(SPEC)):
+        raise ConfigError(
+            f"this script takes part in a run: have a node start it, `atoll node join URL -- python {sys.argv[0]}`"
+        )
+    return msgspec.json.decode(Path(path).read_bytes(), type=TrainerSpec)
+
+
+class DaemonLink:
+    """The daemon's commands in the same order on every rank; answers go out from rank 0."""
+
+    def __init__(self, ranks: RankGroup, channel: str) -> None:
+        """`channel`: the daemon's socket, which rank 0 connects to. Raises `Unreachable`."""
+        self._ranks = ranks
+        self._end = connect(channel) if ranks.rank == 0 else None
+
+    @property
+    def has_channel(self) -> bool:
+        """Whether this is the rank that the daemon hears."""
+        return self._end is not None
+
+    def next_command(self) -> ToTrainer:
+        """Wait for the daemon's next command; every rank must call it."""
+        message = self._end.next_command() if self._end else None
+        if self._ranks.size == 1 and message:
+            return message
+        encoded = self._ranks.broadcast(msgspec.json.encode(message) if message else None)
+        command: ToTrainer = msgspec.json.decode(encoded, type=ToTrainer)
+        return command
+
+    def has_command(self) -> bool:
+        """Whether a command of the daemon waits; only rank 0 knows, on the other ranks it is always False."""
+        return self._end.has_command() if self._end else False
+
+    def send(self, message: ToDaemon) -> None:
+        """Tell the daemon; of no effect on the other ranks."""
+        if self._end:
+            self._end.send(message)
+
+
+def connect(path: str) -> TrainerEnd:
+    """Connect to the daemon's socket. Raises `Unreachable`."""
+    try:
+        return TrainerEnd(path)
+    except OSError as error:
+        raise Unreachable(f"the daemon does not answer at {path}: {error.strerror}") from error
+
+
+@contextmanager
+def failures_reported(channel: str, link: DaemonLink | None = None) -> Iterator[None]:
+    """Tell the daemon what a restart would not cure, as `Failed`, and raise it as an `AtollError`. A rank with no
+    link to the daemon makes one: rank 0 may not have failed."""
+
+    def report(sentence: str) -> None:
+        if link is not None and link.has_channel:
+            link.send(Failed(sentence))
+            return
+        with suppress(AtollError):  # the daemon is gone
+            connect(channel).send(Failed(sentence))
+
+    try:
+        yield
+    except AtollError as error:
+        report(str(error))
+        raise
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        sentence = (
+            f"the trainer ran out of memory ({str(error).partition('. ')[0]}): share the model among more "
+            "local ranks (ranks=), or join a run with a smaller model or batch"
+        )
+        report(sentence)
+        raise ResourceError(sentence) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the error says that memory has run out. Torch has a class for a GPU's memory only; for the host's it
+    raises a plain RuntimeError."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)

@@ -1,0 +1,408 @@
+"""Take part in a run with a training loop of your own.
+
+    model, optimizer = ...                            any model, any torch optimizer
+    with participate(model, optimizer) as run:
+        for batch in run.batches():                   (B, T + 1) tokens of the run's text, or of a dataset of yours
+            loss = ...                                forward, in as many pieces as you like
+            loss.backward()
+            run.step(loss)                            clips, steps the optimizer, clears the gradients
+
+A node starts the script: `atoll node join URL -- python train.py`, or `-- torchrun --nproc-per-node 8 train.py`.
+Between two batches the participant carries out what the run asks for: it loads the shared parameters at the
+beginning of a round, hands over what was trained at its end, measures a validation loss, keeps the optimizer's
+moments. Learning rate and samples are the run's. The loop ends when the node leaves or the run is finished.
+
+Where an engine steps the optimizer itself, `stepped` takes the place of `step`.
+"""
+
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, assert_never
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from atoll.comm.child_process import LAUNCHER, die_with_parent
+from atoll.comm.config.run import RunConfig
+from atoll.comm.errors import AtollError, ConfigError
+from atoll.comm.faults import fault_point
+from atoll.node.checkpoint.disk_budget import DiskBudget
+from atoll.node.config import TrainerSpec
+from atoll.node.outer.layout import flat_order, fragments_and_chunks
+from atoll.node.participant.batches import Dataset, RunTokens, Share, collated
+from atoll.node.participant.daemon_link import DaemonLink, failures_reported, read_spec
+from atoll.node.participant.flat_vector import ShardedParameters
+from atoll.node.participant.gradients import bound_norm, norm_of, squared_norm
+from atoll.node.participant.lr_schedule import learning_rate
+from atoll.node.participant.optimizer_checkpoint import OptimizerCheckpoint
+from atoll.node.participant.optimizer_files import OptimizerFiles
+from atoll.node.participant.rank_group import RankGroup
+from atoll.node.participant.training_cursor import ThroughputMeter, TrainingCursor
+from atoll.node.participant.vector_io import MappedVectors, VectorIO
+from atoll.node.participant.watchdog import StepWatchdog
+from atoll.node.trainer_channel import (
+    Attach,
+    Evaluate,
+    Evaluated,
+    Finish,
+    Hello,
+    Initialise,
+    Initialised,
+    LogLine,
+    Progress,
+    Reached,
+    Stop,
+    ToTrainer,
+    Train,
+    Waits,
+)
+
+# Yields the samples of each step, and returns the command that ended the training, if one has.
+Turns = Generator[list[int], None, ToTrainer | None]
+
+LOSS_LIMIT = 1e4  # nats a token; a worse loss, or one that is not finite, is told as this
+DEADLINE_SHARE = 0.9  # of members.stall: a step that hangs is found here before the daemon finds it
+
+
+@dataclass
+class Step:
+    """What came of one inner step."""
+
+    loss: float  # mean over the ranks, in nats a token
+    has_command: bool  # the daemon has said something
+
+
+class Participant:
+    """This process's part in the run, made by `participate`. Every rank calls each method at the same time."""
+
+    def __init__(
+        self,
+        spec: TrainerSpec,
+        link: DaemonLink,
+        ranks: RankGroup,
+        parameters: ShardedParameters,
+        optimizers: Sequence[Optimizer],
+        checkpoint: OptimizerCheckpoint,
+        share: Share,
+        evaluate: Callable[[], float] | None,
+        initialise: Callable[[int], None] | None,
+        before_round: Callable[[], None] | None,
+    ) -> None:
+        self._spec, self._link, self._ranks = spec, link, ranks
+        self._parameters, self._optimizers, self._checkpoint = parameters, optimizers, checkpoint
+        self._share, self._evaluate, self._initialise = share, evaluate, initialise
+        self._before_round = before_round or _nothing
+        self._io: VectorIO | None = None
+        self._taken: Step | None = None  # of the batch that is out
+        self._rate = 0.0
+        self._cursor: TrainingCursor | None = None
+        self._watchdog = StepWatchdog(DEADLINE_SHARE * spec.run.members.stall)
+
+    # For the training loop
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's configuration, the same on every node."""
+        return self._spec.run
+
+    @property
+    def rank(self) -> int:
+        """This process's rank among this node's."""
+        return self._ranks.rank
+
+    @property
+    def ranks(self) -> int:
+        """The number of this node's ranks."""
+        return self._ranks.size
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the present step, by the run's committed tokens; the optimizer has it already."""
+        return self._rate
+
+    @property
+    def round(self) -> int:
+        """The round that the present step is taken in; 0 before the first."""
+        return self._cursor.order.round + self._cursor.ahead if self._cursor is not None else 0
+
+    def batches(
+        self, dataset: Dataset | None = None, collate: Callable[[list[Any]], Any] = collated
+    ) -> Iterator[Any]:
+        """This rank's share of each inner step's batch, until the node leaves or the run is finished.
+
+        `dataset` maps a sample's index to a sample (`__getitem__` and `__len__`, as torch's map-style datasets);
+        the run's indices go on for ever and are taken modulo its length. None: the run's own text, (B, T + 1)
+        int64 tokens on the model's device; B: `inner.batch_size` over the ranks, T: `model.seq_len`. `collate`
+        makes a batch of a list of samples.
+
+        Raises `ConfigError` where the batch cannot be divided among the ranks, and when the next batch is asked
+        for before `step` or `stepped` was called for the last one.
+        """
+        source = dataset if dataset is not None else RunTokens.open(self._spec, self._ranks)
+        device = self._parameters.device if dataset is None else None
+        self._share.of(self.config.inner.batch_size)  # before any work is done
+        for indices in self.samples():
+            mine = indices[self._share.of(len(indices))]
+            batch = collate([source[index % len(source)] for index in mine])
+            yield batch.to(device, non_blocking=True) if device is not None else batch
+
+    def samples(self) -> Iterator[list[int]]:
+        """The indices of the samples of each inner step's batch, of all ranks together: for a loop that loads them
+        in its own way. As `batches` otherwise."""
+        command = self._link.next_command()
+        while not isinstance(command, Stop):
+            command = (yield from self._carry_out(command)) or self._link.next_command()
+
+    def step(self, loss: Tensor | float) -> None:
+        """Step the optimizer by the gradients that the batch has left, and clear them. `loss`: mean of this rank's
+        share, in nats a token.
+
+        The gradient's norm over all ranks is bounded by the run's `inner.clip`; a step whose gradient is not
+        finite is left out: an infinity or NaN would stay in the moments for the rest of the run."""
+        value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
+        ranks, parameters = self._ranks, self._parameters
+        square, mean, commands = ranks.total(
+            squared_norm(parameters), bounded_loss(value) / ranks.size, float(self._link.has_command())
+        )
+        norm = norm_of(square)
+        if math.isfinite(norm):
+            bound_norm(parameters, norm, self.config.inner.clip)
+            self._checkpoint.copied.wait()
+            for optimizer in self._optimizers:
+                optimizer.step()
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
+        self._taken = Step(mean, commands > 0)
+
+    def stepped(self, loss: Tensor | float | None) -> None:
+        """Say that the engine has stepped the optimizer for this batch, with this mean loss; None: this rank knows
+        none (of a pipeline, all but the last stage)."""
+        value = None if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)
+        total, known, commands = self._ranks.total(
+            0.0 if value is None else bounded_loss(value),
+            float(value is not None),
+            float(self._link.has_command()),
+        )
+        self._taken = Step(total / max(known, 1.0), commands > 0)
+
+    def before_step(self) -> None:
+        """Wait until the optimizer may be stepped: its moments may be on their way to the disk. `step` does so by
+        itself."""
+        self._checkpoint.copied.wait()
+
+    # The daemon's commands
+
+    def _carry_out(self, command: ToTrainer) -> Turns:
+        match command:
+            case Attach():
+                numel = self._parameters.layout.numel
+                vectors = MappedVectors.attach(command, numel)
+                self._io = VectorIO(self.config, self._parameters, vectors, self._ranks)
+            case Initialise(seed=seed):
+                if self._initialise is not None:
+                    self._initialise(seed)
+                self._vectors.initialise()
+                self._link.send(Initialised())
+            case Train():
+                return (yield from self._train(command))
+            case Evaluate(round=number):
+                self._measure(number)
+            case Finish() | Stop():  # its round was ready when it came
+                pass
+            case _:
+                assert_never(command)
+        return None
+
+    @property
+    def _vectors(self) -> VectorIO:
+        assert self._io is not None, "a command before Attach"
+        return self._io
+
+    def _measure(self, round_: int) -> None:
+        """Measure the anchor's validation loss and say it; parameters and the modules' mode are then as before."""
+        assert self._evaluate is not None, "the daemon asks a trainer that cannot evaluate"
+        modes = [part.training for part in self._parameters.parts]
+        loss = self._vectors.at_anchor(self._evaluate)
+        for part, training in zip(self._parameters.parts, modes, strict=True):
+            part.train(training)
+        (mean,) = self._ranks.total(bounded_loss(loss) / self._ranks.size)
+        self._link.send(Evaluated(round_, mean))
+
+    def _train(self, order: Train) -> Turns:
+        """Take steps, until told to finish or at the ceiling or the end of the lease, and hand over. With overlap
+        go on from there, order after order, until another command comes: that one is returned."""
+        self._before_round()
+        self._checkpoint.restore(order)
+        cursor = self._cursor = TrainingCursor(self.config, order)
+        throughput = ThroughputMeter()
+        self._vectors.load(order.resume)
+        for part in self._parameters.parts:
+            part.train()
+        while True:
+            if cursor.takes_state:  # the steps since the hand-over go on top of what the new order begins with
+                cursor.state_due = False
+                self._vectors.take_state(cursor.order)
+            if cursor.is_complete:
+                self._before_round()  # training may go on ahead
+                ready = cursor.hand_over()
+                self._link.send(self._vectors.hand_over(ready))
+                self._checkpoint.save_if_due(ready.round)
+                if not ready.ahead:
+                    return None
+            if cursor.is_stalled:
+                self._report_stall(cursor)
+                has_command = True
+            else:
+                self._begin_step(cursor)
+                yield cursor.next_samples
+                has_command = self._end_step(cursor, throughput)
+            if has_command and (command := self._heed(cursor, self._link.next_command())) is not None:
+                return command
+            self._report_target(cursor)
+
+    def _begin_step(self, cursor: TrainingCursor) -> None:
+        fault_point("trainer.step")
+        self._watchdog.tick()
+        factor = self._checkpoint.rewarming.next_factor()
+        self._rate = learning_rate(self.config.inner, cursor.tokens) * factor
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self._rate
+        self._taken = None
+
+    def _end_step(self, cursor: TrainingCursor, throughput: ThroughputMeter) -> bool:
+        """Count the step; returns whether there is a command."""
+        self._watchdog.rest()
+        if (taken := self._taken) is None:
+            raise ConfigError(
+                "the training loop asked for a batch and had not called run.step(loss), or run.stepped(loss), for "
+                "the last one: call it once a batch"
+            )
+        cursor.steps, cursor.loss_sum = cursor.steps + 1, cursor.loss_sum + taken.loss
+        tokens = self.config.inner.batch_size * self.config.model.seq_len
+        if (speed := throughput.tokens_per_s(tokens)) is not None:
+            self._link.send(Progress(self.round, cursor.steps, taken.loss, speed))
+        return taken.has_command
+
+    def _heed(self, cursor: TrainingCursor, command: ToTrainer) -> ToTrainer | None:
+        """Carry out what can be between two steps; else return the command."""
+        match command:
+            case Finish(round=number):
+                if number == cursor.order.round and not cursor.ahead:  # else it had handed over when it came
+                    cursor.finishing = True
+            case Train(continues=True) if cursor.ahead:
+                cursor.go_on(command)
+            case Evaluate(round=number):
+                self._measure(number)
+            case _:
+                return command
+        return None
+
+    def _report_stall(self, cursor: TrainingCursor) -> None:
+        """Tell the daemon, once an order, that the trainer may not go further ahead."""
+        if not cursor.stall_reported:
+            cursor.stall_reported = True
+            self._link.send(Waits(cursor.order.round))
+
+    def _report_target(self, cursor: TrainingCursor) -> None:
+        """Tell the daemon, once an order, that the order's steps are taken."""
+        if not (cursor.ahead or cursor.target_reported) and cursor.steps >= cursor.order.steps:
+            cursor.target_reported = True
+            self._link.send(Reached(cursor.order.round))
+
+
+@contextmanager
+def participate(
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: Optimizer | Sequence[Optimizer],
+    *,
+    evaluate: Callable[[], float] | None = None,
+    initialise: Callable[[int], None] | None = None,
+    data_parallel: tuple[int, int] | None = None,
+    before_round: Callable[[], None] | None = None,
+) -> Iterator[Participant]:
+    """Take part in the run of the node that has started this script; see the example at the top.
+
+    `model`: its parameters may be plain tensors or DTensors of any placement (FSDP2, tensor, expert, pipeline
+    parallel); those that require gradients are trained. Of a pipeline: the stages that this rank has. In a script
+    of several ranks call this once torch's default process group exists; the first member's parameters, as they
+    are now, begin the run, unless it says where it begins.
+
+    `optimizer`: one or several. Their learning rate is set before each step.
+    `evaluate`: returns the model's mean loss, nats a token, on this rank's share of validation data; where it is
+    None, others measure.
+    `initialise`: called on the run's first member, with the run's seed, to give the parameters their first values.
+    `data_parallel`: (index, number) of this rank's share of a batch; None: (rank, ranks), each rank its own.
+    `before_round`: called before each round.
+
+    Exits with a sentence, and tells the daemon, what starting again would not cure: an `AtollError`.
+    """
+    parts = [model] if isinstance(model, nn.Module) else list(model)
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    rank = 0
+    try:
+        spec = read_spec()
+        with failures_reported(spec.channel):
+            ranks = RankGroup.of_world()
+            rank = ranks.rank
+            _end_with_launcher()
+            parameters = ShardedParameters(parts, ranks, lambda shapes: tuple(flat_order(spec.run, shapes)))
+            link = DaemonLink(ranks, spec.channel)
+        with failures_reported(spec.channel, link):
+            layout = parameters.layout
+            link.send(Hello(os.getpid(), ranks.size, layout.numel, layout.shapes, evaluate is not None))
+            share = Share(*(data_parallel or (ranks.rank, ranks.size)))
+            checkpoint = _checkpoint(spec, parameters, optimizers, ranks, link)
+            try:
+                yield Participant(
+                    *(spec, link, ranks, parameters, optimizers, checkpoint),
+                    *(share, evaluate, initialise, before_round),
+                )
+            finally:
+                checkpoint.close()  # what is being written is finished
+    except AtollError as error:
+        print(f"trainer rank {rank}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def _end_with_launcher() -> None:
+    """Have this rank end when what started it does; a script that the daemon has started itself ends with it."""
+    launcher = int(os.environ.get(LAUNCHER, "0"))
+    if launcher and launcher == os.getppid():
+        die_with_parent(signal.SIGKILL, launcher)
+
+
+def _checkpoint(
+    spec: TrainerSpec,
+    parameters: ShardedParameters,
+    optimizers: Sequence[Optimizer],
+    ranks: RankGroup,
+    link: DaemonLink,
+) -> OptimizerCheckpoint:
+    """The inner optimizer's state on disk."""
+    run, layout = spec.run, parameters.layout
+    limit = DiskBudget.divide(spec.node.disk * 1e9, layout.numel, run.inner.optimizer).inner
+    files = OptimizerFiles(Path(spec.moments), limit) if spec.moments else None
+    fragments, _ = fragments_and_chunks(run, layout.shapes)
+    every = run.checkpoint.every * len(fragments)
+
+    def announce(sentence: str) -> None:
+        link.send(LogLine(sentence))
+
+    return OptimizerCheckpoint(parameters, optimizers, ranks, run.inner, files, every, announce)
+
+
+def bounded_loss(loss: float) -> float:
+    """A loss that can be told and averaged: `LOSS_LIMIT` at most, and for NaN."""
+    return min(loss, LOSS_LIMIT) if loss == loss else LOSS_LIMIT
+
+
+def _nothing() -> None:
+    pass
