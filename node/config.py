@@ -7,7 +7,6 @@ from atoll.comm.config.run import RunConfig
 from atoll.comm.cores import core_share
 from atoll.comm.errors import ConfigError
 
-
 # Environment variable: the file, JSON, in which a daemon says all that its trainer needs (`TrainerSpec`).
 SPEC = "ATOLL_TRAINER"
 

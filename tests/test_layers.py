@@ -18,7 +18,7 @@ COMMANDS = (
     "coordinator.server",
     "node.cli",
 )  # loose files above their package's rooms
-WITH_TORCH = {"node.trainer", "node.simulate"}
+WITH_TORCH = {"node.participant", "node.trainer", "node.simulate"}
 
 # A room is a folder in a package, or what lies loose in one; outer_opt and configs are one room each.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -54,13 +54,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.outer": {"comm", "comm.allreduce", "comm.codecs", "comm.config", "outer_opt"},
     "node.checkpoint": {"comm", "comm.codecs", "comm.config", "node.outer"},
     "node.recovery": {"comm", "comm.codecs", "comm.transport", "node.outer"},
-    "node.trainer": {"comm", "comm.config", "node", "node.checkpoint", "node.outer", "outer_opt"},
+    "node.participant": {"comm", "comm.config", "node", "node.checkpoint", "node.outer", "outer_opt"},
+    "node.trainer": {"comm", "comm.config", "node", "node.participant", "outer_opt"},
     "node.daemon": {
         *("comm", "comm.allreduce", "comm.codecs", "comm.config", "comm.proto", "comm.transport"),
         *("node", "node.checkpoint", "node.control", "node.outer", "node.recovery", "node.state_machine"),
     },
     "node.cli": {"comm", "comm.config", "node", "node.checkpoint", "node.daemon"},
-    "node.simulate": {"comm", "comm.codecs", "comm.config", "node", "node.outer", "node.trainer", "outer_opt"},
+    "node.simulate": {
+        *("comm", "comm.codecs", "comm.config"),
+        *("node", "node.outer", "node.participant", "node.trainer", "outer_opt"),
+    },
     "node.bench": {
         *("comm", "comm.allreduce", "comm.codecs", "comm.config", "comm.proto", "comm.transport"),
         *("node", "node.daemon", "node.outer", "node.recovery", "outer_opt"),
@@ -88,12 +92,14 @@ DOORS: dict[str, str] = {
     "node.outer": "layout method repair residual shared_vectors state",
     "node.checkpoint": "checkpoint_files checkpointer disk_budget export initial_state run_manifest uploader",
     "node.recovery": "recovery",
+    "node.participant": "batches daemon_link flat_vector participant rank_group",
     "node.daemon": "control_socket daemon reducer state_dir",
 }
 # What imitates or measures a room takes it apart: modules behind the door that these rooms import as well.
 WORKSHOPS = {"coordinator.bench", "node.bench", "node.simulate"}
 PARTS: dict[str, str] = {
-    "node.trainer": "flat_vector inner_loop lr_rewarm lr_schedule model optimizer",
+    "node.trainer": "loss model optimizer",
+    "node.participant": "gradients lr_rewarm lr_schedule",
     "node.daemon": "outer_loop session state_server trainer_supervisor",
 }
 

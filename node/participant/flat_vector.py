@@ -172,8 +172,8 @@ class ShardedParameters:
         for slot in self.layout.slots:
             if held[slot.name] != slot.numel:
                 raise ConfigError(
-                    f"this node's ranks hold {held[slot.name]:,} of the {slot.numel:,} elements of {slot.name}: each must be "
-                    "on some rank, and ranks must have equal blocks or such as do not overlap"
+                    f"this node's ranks hold {held[slot.name]:,} of the {slot.numel:,} elements of {slot.name}: "
+                    "each must be on some rank, and ranks must have equal blocks or such as do not overlap"
                 )
         self._owned = {name for (name, _), rank in owners.items() if rank == ranks.rank}
         if not self.layout.numel:

@@ -254,9 +254,7 @@ def zeros_like_stored(parts: Sequence[nn.Module], found: Mapping[str, Any]) -> d
     return zeros
 
 
-def load_tensors(
-    parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], state: Mapping[str, Tensor]
-) -> None:
+def load_tensors(parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], state: Mapping[str, Tensor]) -> None:
     """Load `state`, tensors named as `optimizer_tensors` names them, into the optimizers, on their parameters'
     devices."""
     parameters = trainable(parts)

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, assert_never
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 

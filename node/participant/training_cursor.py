@@ -1,5 +1,5 @@
-"""Where a trainer is on its way through its orders, and what is due next. Without torch, clock and I/O, but for the
-meter of the throughput.
+"""Where a trainer is on its way through its orders, and what is due next. Without torch, clock and I/O, but for
+the meter of the throughput.
 
 With overlap a trainer does not stand still while what it handed over travels:
 

@@ -1,5 +1,5 @@
-"""Ends a trainer whose step does not end: a collective that waits for a rank that is gone, a device that hangs. The
-stacks of all threads are in the trainer's log then, and the daemon starts it again."""
+"""Ends a trainer whose step does not end: a collective that waits for a rank that is gone, a device that hangs.
+The stacks of all threads are in the trainer's log then, and the daemon starts it again."""
 
 import faulthandler
 import sys
@@ -9,7 +9,8 @@ REARM_INTERVAL = 1.0  # seconds between two settings of the alarm, at most that 
 
 
 class StepWatchdog:
-    """An alarm clock that `tick` sets back. It rings also where a thread in C code holds the interpreter's lock."""
+    """An alarm clock that `tick` sets back. It rings also where a thread in C code holds the interpreter's
+    lock."""
 
     def __init__(self, deadline: float) -> None:
         """`deadline`: seconds from a `tick` after which the process is ended."""

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from atoll.comm.codecs.codec import NonFinite
 from atoll.comm.config.run import RunConfig
+from atoll.node.participant.lr_schedule import learning_rate
 from atoll.node.simulate.conditions import Conditions
 from atoll.node.simulate.exchange import MemberDelta, ReplicatedState
 from atoll.node.simulate.learner import SimulatedTrainer
@@ -34,7 +35,6 @@ from atoll.node.simulate.state import (
     RoundRecord,
     SimulatedNode,
 )
-from atoll.node.participant.lr_schedule import learning_rate
 from atoll.outer_opt.overlap import Adopt, replace
 
 F32 = NDArray[np.float32]

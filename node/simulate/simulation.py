@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from atoll.comm.config.run import RunConfig
 from atoll.node.config import NodeConfig
 from atoll.node.data import Source
+from atoll.node.participant.lr_schedule import learning_rate
 from atoll.node.simulate.conditions import Conditions
 from atoll.node.simulate.fleet import SimulatedFleet
 from atoll.node.simulate.learner import SimulatedTrainer, with_batch
 from atoll.node.simulate.method import build_method
 from atoll.node.simulate.state import RoundRecord
-from atoll.node.participant.lr_schedule import learning_rate
 
 OnRecord = Callable[[RoundRecord], None]
 

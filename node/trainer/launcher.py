@@ -45,8 +45,8 @@ def become(command: tuple[str, ...]) -> int:
 
 
 def set_environment(spec: TrainerSpec, path: Path) -> None:
-    """Set the variables that say where the spec is, and those that torch and its backends read once, when torch is imported: threads, loopback
-    interfaces, devices. To be called before that."""
+    """Set the variables that say where the spec is, and those that torch and its backends read once, when torch is
+    imported: threads, loopback interfaces, devices. To be called before that."""
     threads, _ = threads_of(spec.node)
     os.environ[SPEC] = str(path)
     os.environ[LAUNCHER] = str(os.getpid())

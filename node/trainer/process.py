@@ -1,9 +1,9 @@
-"""The built-in trainer, the process of one local rank: `python -m atoll.node.trainer.process --group FILE`, started
-by `atoll.node.trainer.launcher`.
+"""The built-in trainer, the process of one local rank: `python -m atoll.node.trainer.process --group FILE`,
+started by `atoll.node.trainer.launcher`.
 
-A training loop on the participant's door (`atoll.node.participant`), as anybody's is. What a restart would not cure
-(a wrong config, too little memory) is told to the daemon as `Failed`; anything else is a crash, which the daemon
-answers with a new trainer.
+A training loop on the participant's door (`atoll.node.participant`), as anybody's is. What a restart would not
+cure (a wrong config, too little memory) is told to the daemon as `Failed`; anything else is a crash, which the
+daemon answers with a new trainer.
 """
 
 import argparse
@@ -105,7 +105,9 @@ def choose_device(node: NodeConfig, me: LocalRank) -> torch.device:
 
 
 @contextmanager
-def rank_process_group(spec: TrainerSpec, me: LocalRank, device: torch.device, meeting_file: str) -> Iterator[None]:
+def rank_process_group(
+    spec: TrainerSpec, me: LocalRank, device: torch.device, meeting_file: str
+) -> Iterator[None]:
     """The process group of this node's ranks, who meet in a file. A collective of a training step that hangs is
     ended by its timeout, and told; the ranks wait for the daemon in a group of their own."""
     options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}

@@ -29,6 +29,7 @@ from atoll.comm.config.shipped import method_file
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node.config import NodeConfig
 from atoll.node.data import Source, open_source
+from atoll.node.participant.lr_schedule import learning_rate
 from atoll.node.simulate import simulation
 from atoll.node.simulate.cli import simulate
 from atoll.node.simulate.conditions import Conditions
@@ -38,7 +39,6 @@ from atoll.node.simulate.learner import SimulatedTrainer, with_batch
 from atoll.node.simulate.method import build_method
 from atoll.node.simulate.simulation import RunOutcome, data_parallel, fleet_of, local_updates
 from atoll.node.simulate.state import SimulatedNode
-from atoll.node.participant.lr_schedule import learning_rate
 from atoll.outer_opt.merge import mean
 from atoll.outer_opt.overlap import rebase
 from atoll.outer_opt.round import RoundMember, exchange
