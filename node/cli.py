@@ -103,6 +103,36 @@ def join(
 
 
 @node.command()
+@click.argument("host", metavar="HOST:PORT")
+@click.argument("overrides", nargs=-1)
+@state_dir_option
+@click.option(
+    "--patience",
+    default=600.0,
+    show_default=True,
+    type=click.FloatRange(0.0, 1e9),
+    help="Seconds to wait for the node's machine.",
+)
+@log.level_option
+def worker(host: str, overrides: tuple[str, ...], state_dir: Path, patience: float, log_level: str) -> None:
+    """Give this machine to the trainer of a node of several machines.
+
+    HOST:PORT is the `rendezvous` that the node was joined with, on the machine that has its daemon. Settings of
+    this machine (device, ranks, threads, bf16, compile, data, model) are read as `atoll node join` reads them. The
+    machines of a node trust each other: use a private network.
+    """
+    state_dir = state_dir.expanduser()
+    local = state_dir / "node.yaml"
+    config = load_dataclass(NodeConfig, local if local.exists() else None, overrides)
+    check(config)
+    demand("a node", "torch", "numba")
+    from atoll.node.daemon.worker import Worker
+
+    log.setup(log_level)
+    asyncio.run(Worker(host, config, state_dir, patience).run())
+
+
+@node.command()
 @state_dir_option
 @click.option("--json", "as_json", is_flag=True)
 def status(state_dir: Path, as_json: bool) -> None:

@@ -6,6 +6,7 @@ from enum import StrEnum
 from atoll.comm.config.run import RunConfig
 from atoll.comm.cores import core_share
 from atoll.comm.errors import ConfigError
+from atoll.comm.invite import split_host_port
 
 # Environment variable: the file, JSON, in which a daemon says all that its trainer needs (`TrainerSpec`).
 SPEC = "ATOLL_TRAINER"
@@ -26,6 +27,9 @@ class NodeConfig:
 
     device: Device = Device.AUTO
     ranks: int = 1  # local ranks (W) that share the model; on CUDA one a GPU
+    machines: int = 1  # that this node's trainer runs on: this one, and others with `atoll node worker`
+    machines_min: int = 0  # fewest of them with which it trains while others are gone; 0: all
+    rendezvous: str = ""  # HOST:PORT of this machine, at which the others come
     threads: int = 0  # CPU threads of each rank; 0: this node's share of the usable cores, over its ranks
     bf16: bool = False  # mixed precision: bf16 compute, fp32 parameters and reduction
     compile: bool = False  # torch.compile each block
@@ -66,6 +70,18 @@ def check(config: NodeConfig) -> None:
     """Raise `ConfigError` for the first setting that is out of its range."""
     if not 1 <= config.ranks <= 1024:
         raise ConfigError(f"ranks is {config.ranks}: it must be in 1 ... 1024")
+    if config.machines < 1 or not 0 <= config.machines_min <= config.machines:
+        raise ConfigError(
+            f"machines is {config.machines} and machines_min {config.machines_min}: the former must be 1 or more, "
+            "the latter in 0 ... machines"
+        )
+    if config.machines > 1 and not config.rendezvous:
+        raise ConfigError(
+            f"machines is {config.machines} and rendezvous is empty: give the HOST:PORT of this machine at which "
+            "the others come (atoll node worker HOST:PORT)"
+        )
+    if config.rendezvous:
+        split_host_port(config.rendezvous, "rendezvous")
     if config.max_restarts < 0:
         raise ConfigError(f"max_restarts is {config.max_restarts}: it must be 0 or more")
     for key, rate in (("upload", config.upload), ("download", config.download)):

@@ -93,7 +93,7 @@ DOORS: dict[str, str] = {
     "node.checkpoint": "checkpoint_files checkpointer disk_budget export initial_state run_manifest uploader",
     "node.recovery": "recovery",
     "node.participant": "batches daemon_link flat_vector participant rank_group",
-    "node.daemon": "control_socket daemon reducer state_dir",
+    "node.daemon": "control_socket daemon reducer state_dir worker",
 }
 # What imitates or measures a room takes it apart: modules behind the door that these rooms import as well.
 WORKSHOPS = {"coordinator.bench", "node.bench", "node.simulate"}

@@ -85,6 +85,11 @@ class TrainerSupervisor:
         await self._bound_log()
         while not self._connected.empty():  # of one that connected when it was given up
             self._connected.get_nowait().close()
+        if (node := self._spec.node).machines > 1:
+            log.info(
+                f"the trainer waits for {node.machines_min or node.machines} to {node.machines} machines at "
+                f"{node.rendezvous}: atoll node worker {node.rendezvous}"
+            )
         with self._log.open() as out:
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out
@@ -94,14 +99,15 @@ class TrainerSupervisor:
         bounding = asyncio.create_task(self._keep_log_bounded())
         try:
             # One that does not come up is ended and started again; one that is busy loading is not.
-            start = max(self._spec.run.members.stall, START_SECONDS)
+            several = self._spec.node.machines > 1  # whose launchers wait for each other
+            start = None if several else max(self._spec.run.members.stall, START_SECONDS)
             await asyncio.wait([connecting, exited], timeout=start, return_when=asyncio.FIRST_COMPLETED)
             if connecting.done():
                 await self._listen(connecting.result())
         finally:
             connecting.cancel()
             bounding.cancel()
-            await _kill(process)
+            await end_launcher(process)
             await asyncio.gather(exited, bounding, return_exceptions=True)
         await self._hear_other_ranks()
 
@@ -156,7 +162,7 @@ class TrainerSupervisor:
         await asyncio.sleep(pause)
 
 
-async def _kill(process: asyncio.subprocess.Process) -> None:
+async def end_launcher(process: asyncio.subprocess.Process) -> None:
     """End the launcher and its ranks. They go by themselves once the channel is closed; else they are made to."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(3.0):  # wait_for may lose a cancellation

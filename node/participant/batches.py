@@ -50,10 +50,10 @@ class RunTokens:
 
     @classmethod
     def open(cls, spec: TrainerSpec, ranks: RankGroup) -> "RunTokens":
-        """Open the data; rank 0 first, since it may tokenise the text that the others then find in the cache.
-        Raises `AtollError` as `open_source` does."""
+        """Open the data; each machine's first rank first, since it may tokenise the text that the others then find
+        in the cache. Raises `AtollError` as `open_source` does."""
         source = None
-        if ranks.rank == 0:
+        if ranks.is_first_on_host:
             source = open_source(spec.run, spec.node, Path(spec.cache))
         ranks.barrier()
         return cls(source or open_source(spec.run, spec.node, Path(spec.cache)))

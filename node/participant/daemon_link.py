@@ -5,24 +5,37 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import torch
 
+from atoll.comm.config.run import from_json, to_json
 from atoll.comm.errors import AtollError, ConfigError, ResourceError, Unreachable
 from atoll.node.config import SPEC, TrainerSpec
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.trainer_channel import Failed, ToDaemon, ToTrainer, TrainerEnd
 
 
-def read_spec() -> TrainerSpec:
-    """What the daemon tells the trainer that it has started. Raises `ConfigError` where no daemon has."""
-    if not (path := os.environ.get(SPEC)):
+def read_spec() -> TrainerSpec | None:
+    """What the daemon tells the trainer that it has started, or a worker the ranks of another machine; None where
+    neither has."""
+    path = os.environ.get(SPEC)
+    return msgspec.json.decode(Path(path).read_bytes(), type=TrainerSpec) if path else None
+
+
+def agreed_spec(ranks: RankGroup) -> TrainerSpec:
+    """This rank's spec, with the run of rank 0's. Every rank must call it. Raises `ConfigError` where no daemon
+    has started this."""
+    spec = read_spec()
+    if spec is None and ranks.rank == 0:
         raise ConfigError(
             f"this script takes part in a run: have a node start it, `atoll node join URL -- python {sys.argv[0]}`"
         )
-    return msgspec.json.decode(Path(path).read_bytes(), type=TrainerSpec)
+    spec = spec or TrainerSpec()
+    encoded = ranks.broadcast(to_json(spec.run))
+    return replace(spec, run=from_json(encoded)) if ranks.rank else spec
 
 
 class DaemonLink:

@@ -3,8 +3,9 @@
 Parameters are sorted by name, or where fragments take turns by fragment and name (`atoll.node.outer.layout`), and
 laid out row-major, one after the other. However a node's ranks share them (FSDP2, tensor, expert or pipeline
 parallel), each rank holds a block of each parameter, or none; it writes and reads its blocks of a memory-mapped
-vector by itself: no collective, no gathered copy, and nodes of 1, 2 and 8 GPUs exchange the same vector. Called
-between optimizer steps only (inside forward and backward FSDP2 may hold unsharded parameters).
+vector by itself: no collective, no gathered copy, and nodes of 1, 2 and 8 GPUs exchange the same vector. Ranks on
+other machines send and receive theirs, piece by piece, through rank 0. Called between optimizer steps only (inside
+forward and backward FSDP2 may hold unsharded parameters).
 """
 
 import math
@@ -23,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from atoll.comm.errors import ConfigError
+from atoll.node.participant.block_transfer import BlockTransfer
 from atoll.node.participant.rank_group import RankGroup
 from atoll.outer_opt.overlap import Adopt
 
@@ -176,6 +178,14 @@ class ShardedParameters:
                     "each must be on some rank, and ranks must have equal blocks or such as do not overlap"
                 )
         self._owned = {name for (name, _), rank in owners.items() if rank == ranks.rank}
+        self._transfer = BlockTransfer(ranks)
+        self._remote = [  # rank 0's list of what ranks on other machines hold, and whether they own it
+            (rank, i, theirs[slot.name][1], owners[slot.name, theirs[slot.name][1]] == rank)
+            for rank, theirs in enumerate(everyone)
+            if ranks.rank == 0 and ranks.hosts[rank] != ranks.hosts[0]
+            for i, slot in enumerate(self.layout.slots)
+            if slot.name in theirs and theirs[slot.name][1].numel
+        ]
         if not self.layout.numel:
             raise ConfigError("the model has no parameter that requires a gradient: there is nothing to train")
 
@@ -196,17 +206,26 @@ class ShardedParameters:
         return next((p.device for p in trainable(self.parts).values()), torch.device("cpu"))
 
     @torch.no_grad()
-    def write(self, flat: Tensor) -> None:
-        """Copy this rank's blocks into `flat`, (layout.numel,) fp32."""
+    def write(self, flat: Tensor | None) -> None:
+        """Copy the ranks' blocks into `flat`, (layout.numel,) fp32; None on another machine than rank 0's. Every
+        rank must call it."""
         for piece in self._pieces():
             if self.owns(piece):
-                self._in(flat, piece).copy_(piece.local)
+                if flat is None:
+                    self._transfer.send(piece.local, 0)
+                else:
+                    self._in(flat, piece).copy_(piece.local)
+        for rank, slot, block, owned in self._remote:
+            if owned:
+                assert flat is not None, "rank 0 has the vectors"
+                self._transfer.receive(self.layout.slots[slot].view(flat)[block.slices], rank)
 
     @torch.no_grad()
-    def read(self, flat: Tensor) -> None:
-        """Copy this rank's blocks of `flat`, (layout.numel,) fp32, into the parameters."""
-        for piece in self._pieces():
-            piece.local.copy_(self._in(flat, piece))
+    def read(self, flat: Tensor | None) -> None:
+        """Copy the ranks' blocks of `flat`, (layout.numel,) fp32, into the parameters; None on another machine
+        than rank 0's. Every rank must call it."""
+        for piece, theirs in self._with_vector(flat):
+            piece.local.copy_(theirs)
 
     @torch.no_grad()
     def copy(self, into: list[Tensor] | None = None) -> list[Tensor]:
@@ -227,32 +246,31 @@ class ShardedParameters:
     @torch.no_grad()
     def adopt(
         self,
-        flat: Tensor,
+        flat: Tensor | None,
         sent: list[Tensor],
         adopt: Adopt,
         chosen: Callable[[int], bool] = lambda slot: True,
     ) -> None:
-        """Take this rank's blocks of `flat`, (layout.numel,) fp32, in place of `sent`, which the parameters were:
-        what `copy` returned then. `chosen(i)`: whether slot i is taken. The arithmetic is done in host memory."""
-        for piece, was in zip(self._pieces(), sent, strict=True):
+        """Take the ranks' blocks of `flat`, (layout.numel,) fp32, in place of `sent`, which the parameters were:
+        what `copy` returned then. `chosen(i)`: whether slot i is taken. The arithmetic is done in host memory.
+        `flat` is None on another machine than rank 0's. Every rank must call it."""
+        for (piece, theirs), was in zip(self._with_vector(flat), sent, strict=True):
             if not chosen(piece.slot):
                 continue
             local = piece.local.to("cpu").reshape(-1)  # a view of itself, if it is there
-            theirs = self._in(flat, piece).reshape(-1)
-            adopt(local, theirs, was.reshape(-1), torch.empty_like(local))
+            adopt(local, theirs.reshape(-1), was.reshape(-1), torch.empty_like(local))
             if local.data_ptr() != piece.local.data_ptr():
                 piece.local.copy_(local.view(piece.local.shape))
 
     @torch.no_grad()
-    def squared_distances(self, flat: Tensor) -> list[float]:
+    def squared_distances(self, flat: Tensor | None) -> list[float]:
         """The squared l2 norm of each parameter's distance from `flat`, by slot: as far as this rank holds it, and
-        no rank before it. The sum over the ranks is of the whole parameters."""
+        no rank before it. The sum over the ranks is of the whole parameters. `flat` is None on another machine
+        than rank 0's. Every rank must call it."""
         squares = [0.0] * len(self.layout.slots)
-        for piece in self._pieces():
-            if not self.owns(piece):
-                continue
+        for piece, theirs in self._with_vector(flat, owned=True):
             square = torch.zeros((), dtype=torch.float64, device=piece.local.device)
-            for mine, other in _blocks(piece.local, self._in(flat, piece)):
+            for mine, other in _blocks(piece.local, theirs):
                 square += torch.linalg.vector_norm(mine - other.to(mine.device), dtype=torch.float64) ** 2
             squares[piece.slot] = float(square)
         return squares
@@ -269,6 +287,23 @@ class ShardedParameters:
     def owns(self, piece: Piece) -> bool:
         """Whether this is the first rank that has the piece; others with the same one have copies."""
         return self.layout.slots[piece.slot].name in self._owned
+
+    def _with_vector(self, flat: Tensor | None, owned: bool = False) -> Iterator[tuple[Piece, Tensor]]:
+        """This rank's pieces, each beside its part of the flat vector; rank 0 then sends other machines theirs.
+        `owned`: only those that no rank before it has."""
+        for piece in self._pieces():
+            if owned and not self.owns(piece):
+                continue
+            if flat is not None:
+                yield piece, self._in(flat, piece)
+            else:
+                theirs = torch.empty(piece.local.shape)
+                self._transfer.receive(theirs, 0)
+                yield piece, theirs
+        for rank, slot, block, is_owner in self._remote:
+            assert flat is not None, "rank 0 has the vectors"
+            if is_owner or not owned:
+                self._transfer.send(self.layout.slots[slot].view(flat)[block.slices], rank)
 
     def _in(self, flat: Tensor, piece: Piece) -> Tensor:
         """The piece in the flat vector."""

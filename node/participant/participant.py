@@ -36,7 +36,7 @@ from atoll.node.checkpoint.disk_budget import DiskBudget
 from atoll.node.config import TrainerSpec
 from atoll.node.outer.layout import flat_order, fragments_and_chunks
 from atoll.node.participant.batches import Dataset, RunTokens, Share, collated
-from atoll.node.participant.daemon_link import DaemonLink, failures_reported, read_spec
+from atoll.node.participant.daemon_link import DaemonLink, agreed_spec, failures_reported
 from atoll.node.participant.flat_vector import ShardedParameters
 from atoll.node.participant.gradients import bound_norm, norm_of, squared_norm
 from atoll.node.participant.lr_schedule import learning_rate
@@ -202,7 +202,7 @@ class Participant:
         match command:
             case Attach():
                 numel = self._parameters.layout.numel
-                vectors = MappedVectors.attach(command, numel)
+                vectors = MappedVectors.attach(command, numel, self._ranks.is_remote)
                 self._io = VectorIO(self.config, self._parameters, vectors, self._ranks)
             case Initialise(seed=seed):
                 if self._initialise is not None:
@@ -347,10 +347,10 @@ def participate(
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     rank = 0
     try:
-        spec = read_spec()
+        ranks = RankGroup.of_world()
+        rank = ranks.rank
+        spec = agreed_spec(ranks)
         with failures_reported(spec.channel):
-            ranks = RankGroup.of_world()
-            rank = ranks.rank
             _end_with_launcher()
             parameters = ShardedParameters(parts, ranks, lambda shapes: tuple(flat_order(spec.run, shapes)))
             link = DaemonLink(ranks, spec.channel)
@@ -388,7 +388,8 @@ def _checkpoint(
     """The inner optimizer's state on disk."""
     run, layout = spec.run, parameters.layout
     limit = DiskBudget.divide(spec.node.disk * 1e9, layout.numel, run.inner.optimizer).inner
-    files = OptimizerFiles(Path(spec.moments), limit) if spec.moments else None
+    machines = len(set(ranks.hosts))  # of several, each would have a part of them, and none would know of the others'
+    files = OptimizerFiles(Path(spec.moments), limit) if spec.moments and machines == 1 else None
     fragments, _ = fragments_and_chunks(run, layout.shapes)
     every = run.checkpoint.every * len(fragments)
 

@@ -1,7 +1,8 @@
 """The ranks of one node, and what they agree on: sums, and texts that all get to know."""
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ class RankGroup:
     rank: int
     size: int
     group: dist.ProcessGroup | None = None  # gloo, of all ranks; None: there is one rank
+    hosts: tuple[int, ...] = (0,)  # by rank: the number of the machine that it runs on
 
     @classmethod
     def of_world(cls) -> "RankGroup":
@@ -29,13 +31,25 @@ class RankGroup:
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return cls(0, 1)
         group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
-        return cls(dist.get_rank(), dist.get_world_size(), group)
+        ranks = cls(dist.get_rank(), dist.get_world_size(), group)
+        hosts = ranks.gather(int(os.environ.get("GROUP_RANK", "0")), int)  # as torch's elastic launcher says
+        return replace(ranks, hosts=tuple(hosts))
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether this rank runs on another machine than rank 0, beside which the daemon is."""
+        return self.hosts[self.rank] != self.hosts[0]
+
+    @property
+    def is_first_on_host(self) -> bool:
+        """Whether no rank before this one runs on its machine."""
+        return self.hosts.index(self.hosts[self.rank]) == self.rank
 
     def another(self) -> "RankGroup":
         """The same ranks in a process group that nobody else uses, for another thread. Every rank must call it."""
         if self.size == 1:
             return self
-        return RankGroup(self.rank, self.size, dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT))
+        return replace(self, group=dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT))
 
     def total(self, *values: float) -> list[float]:
         """The sums over all ranks; every rank must call it."""

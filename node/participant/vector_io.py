@@ -24,20 +24,22 @@ class Diverged(AtollError):
 
 @dataclass(frozen=True)
 class MappedVectors:
-    """The flat vectors shared with the daemon, (numel,) fp32 each."""
+    """The flat vectors shared with the daemon, (numel,) fp32 each; None on another machine than the daemon's."""
 
-    anchor: Tensor
-    local: Tensor
+    anchor: Tensor | None
+    local: Tensor | None
 
     @classmethod
-    def attach(cls, command: Attach, numel: int) -> "MappedVectors":
-        """Map the vectors that the daemon shares, for a model of `numel` parameters. Raises `ConfigError` if they
-        are of another model."""
+    def attach(cls, command: Attach, numel: int, remote: bool) -> "MappedVectors":
+        """Map the vectors that the daemon shares, for a model of `numel` parameters, unless this rank is `remote`.
+        Raises `ConfigError` if they are of another model."""
         if command.numel != numel:
             raise ConfigError(
                 f"the run's flat vector has {command.numel} parameters, this node's model {numel}: "
                 "model= must build the model that the run's other nodes train"
             )
+        if remote:
+            return cls(None, None)
         return cls(map_vector(command.anchor, numel), map_vector(command.local, numel))
 
 

@@ -5,6 +5,8 @@
 Called by the daemon, from a thread that lives as long as the daemon (the kernel ends the launcher when that
 thread ends, and the ranks when the launcher does: nothing is left behind by `kill -9`). Ranks are not
 restarted here: the daemon starts a new launcher. No port is opened but on loopback: the ranks meet in a file.
+Those of several machines (`atoll.node.daemon.worker` starts the other launchers) meet at an address that the
+volunteer gives.
 """
 
 import argparse
@@ -12,14 +14,25 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from atoll.comm.child_process import LAUNCHER, die_with_parent
-from atoll.node.config import SPEC, Device, TrainerSpec, threads_of
+from atoll.comm.invite import split_host_port
+from atoll.node.config import SPEC, Device, NodeConfig, TrainerSpec, threads_of
+
+# Seconds: until all machines must be there, and how long those that are there wait for more than are needed.
+RENDEZVOUS_SECONDS = {"join_timeout": 7 * 86400, "last_call_timeout": 10, "keep_alive_interval": 2}
+STORE_SECONDS = 60.0  # until the store must answer
+MACHINES_KEY = "atoll machines"
+
+_store: Any = None  # lives as long as this process
 
 
 def main() -> int:
@@ -52,18 +65,24 @@ def set_environment(spec: TrainerSpec, path: Path) -> None:
     os.environ[LAUNCHER] = str(os.getpid())
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # who waits for another thread leaves it the core
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # it would listen on every interface
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "5"  # seconds from SIGTERM to SIGKILL
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    interface = "lo"
+    if spec.node.rendezvous:
+        interface = interface_of(address_towards(spec.node.rendezvous))
+    else:
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # it would listen on every interface
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     if spec.node.device is Device.CPU:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def launch(spec: TrainerSpec, path: Path) -> int:
-    """Run the ranks until they end; return the exit code."""
+    """Run this machine's ranks until they end; return the exit code."""
+    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     for part in ("agent.server.api", "multiprocessing.api"):  # ranks say themselves what happened
@@ -71,19 +90,20 @@ def launch(spec: TrainerSpec, path: Path) -> int:
     work = path.with_suffix(".launch")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
+    try:
+        place = meeting(spec, work)
+    except (OSError, DistError) as error:
+        print(f"launch: cannot meet other machines at {spec.node.rendezvous}: {error}", file=sys.stderr)
+        return 1
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
         nproc_per_node=spec.node.ranks,
         run_id="trainer",
         rdzv_backend="c10d",
-        rdzv_endpoint=str(work / "rendezvous"),
-        rdzv_configs={"store_type": "file"},
-        local_addr="127.0.0.1",
         max_restarts=0,
         monitor_interval=0.1,
         start_method="fork",
         logs_specs=DefaultLogsSpecs(log_dir=str(work / "logs")),
+        **place,
     )
     entrypoint, arguments = rank_command(spec, str(work / "group"))
     try:
@@ -94,11 +114,72 @@ def launch(spec: TrainerSpec, path: Path) -> int:
         how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
         print(f"launch: rank {rank} ended with {how}", file=sys.stderr)
         return code if code > 0 else 1
+    except (RendezvousError, DistError) as error:
+        print(f"launch: the machines did not meet at {spec.node.rendezvous}: {error}", file=sys.stderr)
+        return 1
     except SignalException as error:
         return 128 + error.sigval
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return 0
+
+
+def meeting(spec: TrainerSpec, work: Path) -> dict[str, Any]:
+    """Where the launchers meet, in torch's words: those of several machines at a port of the one with the daemon;
+    a launcher on its own in a file, and no port is opened. Raises `OSError`."""
+    node = spec.node
+    if not node.rendezvous:
+        file = {"rdzv_endpoint": str(work / "rendezvous"), "rdzv_configs": {"store_type": "file"}}
+        return {"min_nodes": 1, "max_nodes": 1, "local_addr": "127.0.0.1", **file}
+    if spec.channel:
+        open_store(node)
+    fewest, most = machines(node.rendezvous)
+    return {
+        "min_nodes": fewest,
+        "max_nodes": most,
+        "rdzv_endpoint": node.rendezvous,
+        "rdzv_configs": {"is_host": False, **RENDEZVOUS_SECONDS},
+        "local_addr": address_towards(node.rendezvous),
+    }
+
+
+def open_store(node: NodeConfig) -> None:
+    """Open the store in which the launchers meet, at the volunteer's address and no other, for as long as this
+    process lives. It says how many machines there are to be. Raises `OSError`."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    host, port = split_host_port(node.rendezvous, "rendezvous")
+    listener = socket.create_server((host, port), backlog=128)
+    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    store.set(MACHINES_KEY, f"{node.machines_min or node.machines} {node.machines}")
+    global _store
+    _store = store
+
+
+def machines(rendezvous: str) -> tuple[int, int]:
+    """How few and how many machines the one at HOST:PORT waits for."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    host, port = split_host_port(rendezvous, "rendezvous")
+    store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=STORE_SECONDS))
+    fewest, most = map(int, store.get(MACHINES_KEY).split())
+    return fewest, most
+
+
+def address_towards(endpoint: str) -> str:
+    """This machine's address on the network through which it reaches HOST:PORT."""
+    host, port = split_host_port(endpoint, "rendezvous")
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # nothing is sent
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has the address."""
+    return next(
+        (name for name, found in psutil.net_if_addrs().items() if any(a.address == address for a in found)), ""
+    )
 
 
 def rank_command(spec: TrainerSpec, group: str) -> tuple[Any, tuple[str, ...]]:

@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -22,13 +22,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.rendezvous import rendezvous
 
 from atoll.comm.child_process import LAUNCHER, die_with_parent
 from atoll.comm.errors import AtollError, ResourceError
 from atoll.node.config import Device, NodeConfig, TrainerSpec, threads_of
 from atoll.node.participant.batches import RunTokens, Share
-from atoll.node.participant.daemon_link import failures_reported, read_spec
+from atoll.node.participant.daemon_link import agreed_spec, failures_reported, read_spec
 from atoll.node.participant.participant import participate
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.trainer.loss import accumulate, validation_loss
@@ -38,15 +40,24 @@ from atoll.node.trainer.optimizer import make_optimizer
 
 @dataclass(frozen=True)
 class LocalRank:
-    """Which of the node's ranks this process is."""
+    """Which of the node's ranks this process is, as torch's elastic launcher has placed it."""
 
-    rank: int
+    rank: int  # among all ranks of the node
     size: int
+    local: int = 0  # among those of this machine
+    local_size: int = 1
+    machine: int = 0
+    machines: int = 1
 
     @classmethod
     def of_environment(cls) -> "LocalRank":
-        """As the launcher says."""
-        return cls(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+        return cls(*(int(os.environ.get(name, "01"[name.endswith("SIZE")])) for name in names))
+
+    def beginning_with(self, machine: int) -> "LocalRank":
+        """The same, counted from that machine on, whose first rank is rank 0."""
+        place = (self.machine - machine) % self.machines
+        return replace(self, rank=place * self.local_size + self.local, machine=place)
 
 
 def main(group: str) -> None:
@@ -56,11 +67,11 @@ def main(group: str) -> None:
         signal.signal(sign, signal.SIG_DFL)  # a forked rank inherits the launcher's
     me = LocalRank.of_environment()
     try:
-        spec = read_spec()
+        spec = read_spec() or TrainerSpec()
         with failures_reported(spec.channel):
             device = choose_device(spec.node, me)
         with rank_process_group(spec, me, device, group):
-            take_part(spec, me, device)
+            take_part(device)
     except AtollError as error:
         print(f"trainer rank {me.rank}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -69,13 +80,15 @@ def main(group: str) -> None:
         sys.exit(1)
 
 
-def take_part(spec: TrainerSpec, me: LocalRank, device: torch.device) -> None:
+def take_part(device: torch.device) -> None:
     """Build data, model and optimizer, and train until the node leaves or the run is finished."""
-    share = Share(me.rank, me.size)
+    ranks = RankGroup.of_world()
+    spec = agreed_spec(ranks)
+    share = Share(ranks.rank, ranks.size)
     with failures_reported(spec.channel):
         share.of(spec.run.inner.batch_size)
-        data = RunTokens.open(spec, RankGroup.of_world())
-        model = build_model(spec, me, device)
+        data = RunTokens.open(spec, ranks)
+        model = build_model(spec, ranks, device)
         optimizer = make_optimizer(model, spec.run.inner)
     with participate(
         model,
@@ -97,23 +110,27 @@ def choose_device(node: NodeConfig, me: LocalRank) -> torch.device:
         raise ResourceError(
             "device=cuda but this machine has no CUDA device: set device=cpu, or install a CUDA build of torch"
         )
-    if me.size > count:
+    if me.local_size > count:
         devices = f"{count} CUDA device{'s' if count > 1 else ''}"
-        raise ResourceError(f"ranks={me.size} but this machine has {devices}: set ranks={count}")
-    torch.cuda.set_device(me.rank)
-    return torch.device("cuda", me.rank)
+        raise ResourceError(f"ranks={me.local_size} but this machine has {devices}: set ranks={count}")
+    torch.cuda.set_device(me.local)
+    return torch.device("cuda", me.local)
 
 
 @contextmanager
 def rank_process_group(
     spec: TrainerSpec, me: LocalRank, device: torch.device, meeting_file: str
 ) -> Iterator[None]:
-    """The process group of this node's ranks, who meet in a file. A collective of a training step that hangs is
-    ended by its timeout, and told; the ranks wait for the daemon in a group of their own."""
+    """The process group of this node's ranks, who meet in a file; those of several machines in the store of the
+    launcher's rendezvous. A collective of a training step that hangs is ended by its timeout, and told; the ranks
+    wait for the daemon in a group of their own."""
     options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
+    if me.machines > 1:
+        me, options["store"] = meet(me, at_daemon=bool(spec.channel))
+    else:
+        options["init_method"] = f"file://{meeting_file}"
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        init_method=f"file://{meeting_file}",
         rank=me.rank,
         world_size=me.size,
         timeout=timedelta(seconds=spec.run.members.stall),
@@ -125,7 +142,17 @@ def rank_process_group(
         dist.destroy_process_group()
 
 
-def build_model(spec: TrainerSpec, me: LocalRank, device: torch.device) -> nn.Module:
+def meet(me: LocalRank, at_daemon: bool) -> tuple[LocalRank, Store]:
+    """The rank that this is when the machine with the daemon has the first ones, and the store in which all meet.
+    The launchers' rendezvous orders machines as it likes."""
+    store, _, _ = next(iter(rendezvous("env://", me.rank, me.size)))
+    if at_daemon and me.local == 0:
+        store.set("machine of the daemon", str(me.machine))
+    first = int(store.get("machine of the daemon"))
+    return me.beginning_with(first), PrefixStore("ranks", store)
+
+
+def build_model(spec: TrainerSpec, ranks: RankGroup, device: torch.device) -> nn.Module:
     """The model on its device, without values; only the volunteer's own has those of its buffers."""
     if spec.node.model:
         model = build_custom(spec.node.model, spec.run.model)
@@ -136,18 +163,24 @@ def build_model(spec: TrainerSpec, me: LocalRank, device: torch.device) -> nn.Mo
     if spec.node.compile:
         for block in blocks or [model]:
             block.compile()
-    shard_model(model, blocks, me, device, spec.node.bf16)
+    shard_model(model, blocks, ranks, device, spec.node.bf16)
     return model.to(device) if spec.node.model else model.to_empty(device=device)
 
 
 def shard_model(
-    model: nn.Module, blocks: list[nn.Module], me: LocalRank, device: torch.device, bf16: bool
+    model: nn.Module, blocks: list[nn.Module], ranks: RankGroup, device: torch.device, bf16: bool
 ) -> None:
-    """Shard block by block, then the rest: one block's parameters at a time are gathered. One rank in fp32 has
-    nothing to share out, and keeps plain parameters: FSDP's hooks take a sixth of a small model's step."""
-    if me.size == 1 and not bf16:
+    """Shard block by block, then the rest: one block's parameters at a time are gathered. Over several machines
+    each has the whole model (HSDP): only gradients cross their links. One rank in fp32 has nothing to share out,
+    and keeps plain parameters: FSDP's hooks take a sixth of a small model's step."""
+    if ranks.size == 1 and not bf16:
         return
-    mesh = init_device_mesh(device.type, (me.size,), mesh_dim_names=("shard",))
+    machines = len(set(ranks.hosts))
+    shape: tuple[int, ...] = (ranks.size,)
+    names: tuple[str, ...] = ("shard",)
+    if machines > 1:
+        shape, names = (machines, ranks.size // machines), ("replicate", "shard")
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
     policy = MixedPrecisionPolicy(torch.bfloat16 if bf16 else None, torch.float32 if bf16 else None)
     for module in (*blocks, model):  # the root last
         fully_shard(module, mesh=mesh, mp_policy=policy)

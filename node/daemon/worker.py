@@ -1,0 +1,94 @@
+"""Another machine of a node of several: it gives its devices to the trainer of the node whose daemon runs
+elsewhere.
+
+    atoll node worker HOST:PORT        where the node's `rendezvous=` is
+
+Launchers of torch's elastic launcher meet there; what they have to do they hear from rank 0. A worker has no
+state: one that is lost, or comes later, is a start of the trainer more. The machines of one node trust each other:
+their links are a private network's.
+"""
+
+import asyncio
+import contextlib
+import logging
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from atoll.comm.cores import take_part
+from atoll.comm.errors import ResourceError, Unreachable
+from atoll.comm.invite import split_host_port
+from atoll.node.config import NodeConfig, TrainerSpec
+from atoll.node.daemon.state_dir import exclusive, on_signals
+from atoll.node.daemon.trainer_supervisor import end_launcher
+
+log = logging.getLogger("atoll.node")
+
+RETRY_SECONDS = 1.0  # between two tries
+
+
+class Worker:
+    """One life of a worker. `run` returns when the node has left its run, or the worker was told to stop."""
+
+    def __init__(self, host: str, config: NodeConfig, state_dir: Path, patience: float) -> None:
+        """`host`: HOST:PORT of the machine with the daemon; `patience`: seconds for it to answer."""
+        split_host_port(host, "HOST:PORT")
+        self._config, self._state_dir, self._patience = replace(config, rendezvous=host), state_dir, patience
+        self._over = asyncio.Event()
+
+    async def run(self) -> None:
+        """Take part until the node has left its run. Raises `Unreachable` where its machine does not answer, and
+        `ResourceError`."""
+        with exclusive(self._state_dir), take_part(), on_signals(self._over.set):
+            heard = time.monotonic()
+            while not self._over.is_set():
+                if await self._answers():
+                    if await self._take_part() == 0:
+                        return
+                    heard = time.monotonic()
+                elif time.monotonic() - heard > self._patience:
+                    at = self._config.rendezvous
+                    raise Unreachable(
+                        f"nobody answers at {at}: is the node there joined with machines=2 or more and "
+                        f"rendezvous={at}, and does its firewall let this machine in?"
+                    )
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_SECONDS):
+                        await self._over.wait()
+
+    async def _answers(self) -> bool:
+        """Whether something listens at the node's rendezvous."""
+        host, port = split_host_port(self._config.rendezvous, "HOST:PORT")
+        try:
+            async with asyncio.timeout(5.0):
+                _, writer = await asyncio.open_connection(host, port)
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return True
+
+    async def _take_part(self) -> int:
+        """One life of this machine's ranks; returns the launcher's exit code."""
+        folder = self._state_dir
+        cache, spec_file = folder / "cache", folder / "trainer.json"
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            spec_file.write_bytes(msgspec.json.encode(TrainerSpec(node=self._config, cache=str(cache))))
+        except OSError as error:
+            raise ResourceError(f"cannot write {spec_file}: {error.strerror}") from None
+        log.info(f"takes part in the trainer of the node at {self._config.rendezvous}")
+        command = [sys.executable, "-P", "-m", "atoll.node.trainer.launcher", "--spec", str(spec_file)]
+        process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
+        ended, over = asyncio.create_task(process.wait()), asyncio.create_task(self._over.wait())
+        try:
+            await asyncio.wait((ended, over), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            over.cancel()
+            await end_launcher(process)
+        code = await ended
+        if code and not self._over.is_set():
+            log.warning(f"the trainer ended (exit code {code}); this machine waits for the next one")
+        return 0 if self._over.is_set() else code
