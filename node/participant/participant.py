@@ -388,7 +388,7 @@ def _checkpoint(
     """The inner optimizer's state on disk."""
     run, layout = spec.run, parameters.layout
     limit = DiskBudget.divide(spec.node.disk * 1e9, layout.numel, run.inner.optimizer).inner
-    machines = len(set(ranks.hosts))  # of several, each would have a part of them, and none would know of the others'
+    machines = len(set(ranks.hosts))  # of several, each would keep a part of them, of no use without the others
     files = OptimizerFiles(Path(spec.moments), limit) if spec.moments and machines == 1 else None
     fragments, _ = fragments_and_chunks(run, layout.shapes)
     every = run.checkpoint.every * len(fragments)

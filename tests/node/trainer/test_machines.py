@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from trainers import DEADLINE, launched, order, small
 
-from atoll.comm.config.run import InnerConfig, OptimizerName, RunConfig
+from atoll.comm.config.run import InnerConfig, OptimizerName
 from atoll.comm.errors import Unreachable
 from atoll.node import trainer_channel
 from atoll.node.config import Device, NodeConfig
