@@ -9,7 +9,7 @@ import pytest
 from atoll.comm.config.run import MembersConfig, RunConfig
 from atoll.node.config import NodeConfig, TrainerSpec
 from atoll.node.daemon import trainer_supervisor
-from atoll.node.daemon.trainer_supervisor import TrainerFailed, TrainerSupervisor, _kill
+from atoll.node.daemon.trainer_supervisor import TrainerFailed, TrainerSupervisor, end_launcher
 from atoll.node.trainer_channel import Failed, Hello, ToDaemon
 
 NOBODY = 1 << 30  # a process id that there is not
@@ -130,7 +130,7 @@ def test_a_rank_that_outlives_its_launcher_and_says_nothing_holds_nobody_up(
 def test_a_node_that_stops_at_the_moment_in_which_its_trainer_ends_stops() -> None:
     async def story() -> None:
         process = Process()
-        ending = asyncio.create_task(_kill(cast(Any, process)))
+        ending = asyncio.create_task(end_launcher(cast(Any, process)))
         process.on_end = ending.cancel
         await asyncio.sleep(0)
         process.kill()

@@ -174,7 +174,8 @@ def test_compiled_and_wrapped_models_have_the_names_of_bare_ones() -> None:
     assert isinstance(compiled, nn.Module)
     assert layout_of(compiled) == layout_of(awkward())
     inside = awkward()
-    inside.register_module("1", torch.compile(inside.get_submodule("1")))
+    wrapped: Any = torch.compile(inside.get_submodule("1"))
+    inside.register_module("1", wrapped)
     assert layout_of(inside) == layout_of(awkward())
 
 
