@@ -45,7 +45,9 @@ def node() -> None:
     show_default=True,
     help="A reducer has no trainer: it only adds up the others' work, where they cannot dial each other.",
 )
-@click.option("--name", default=socket.gethostname, show_default="the host's name", help="Shown to everybody.")
+@click.option(
+    "--name", default="", show_default="as before, or the host's", help="The node's name, shown to everybody."
+)
 @click.option(
     "--patience",
     default=60.0,
@@ -91,9 +93,10 @@ def join(
     demand("a node", *(["torch", "numba"] if role == "trainer" else ["numba"]))
     from atoll.node.daemon.daemon import Daemon
     from atoll.node.daemon.reducer import Reducer
-    from atoll.node.daemon.state_dir import JoinOptions
+    from atoll.node.daemon.state_dir import JoinOptions, load_name
 
     log.setup(log_level)
+    name = name or load_name(state_dir / "session", invite) or socket.gethostname()
     try:
         options = JoinOptions(state_dir, listen, advertise, name, patience, leaf)
         life = Reducer if role == "reducer" else Daemon
@@ -171,7 +174,9 @@ def leave(state_dir: Path) -> None:
     show_default=True,
     help="What the tensors are called: the parameters' own names, or as transformers' LlamaForCausalLM has them.",
 )
-@click.option("--run", default="", help="Which one, if the node has kept several: its name.")
+@click.option(
+    "--run", default="", help="Which one, if the node has kept several: its name, or the start of its id."
+)
 @click.option("--overwrite", is_flag=True, help="Replace the file, and the config.json beside it.")
 def export(state_dir: Path, out: Path, layout: str, run: str, overwrite: bool) -> None:
     """Write the model as a node has it on its disk, and a config.json beside it.

@@ -48,14 +48,15 @@ def start_if_enough(state: State, now: float, out: list[Effect]) -> State:
             state, replace(state.round, phase=Phase.FINISHED, reason="all rounds are committed", started_at=now)
         )
     able = state.members.count(*TRAINABLE_STATES)
-    need = max(limits.start, limits.minimum) if state.committed == 0 else limits.minimum
+    first = state.committed == 0
+    need, key = (limits.start, "start") if first else (limits.minimum, "minimum")
     if able >= need:
         return _start(state, state.members.of(*TRAINABLE_STATES), now, out)
     return with_round(
         state,
         replace(
             state.round,
-            reason=rollback.wait_reason(state) if state.state_lost else too_few(state, able, need),
+            reason=rollback.wait_reason(state) if state.state_lost else too_few(state, able, need, key),
         ),
     )
 
@@ -66,14 +67,16 @@ def _all_committed(state: State) -> bool:
     return 0 < rounds.total <= state.committed and (state.has_until_member or not rounds.until_member)
 
 
-def too_few(state: State, ready: int, need: int) -> str:
-    """The reason to wait when only so many of the needed members are ready, with what the others are doing."""
+def too_few(state: State, ready: int, need: int, key: str) -> str:
+    """The reason to wait when only so many members are ready of those that the run's `members.KEY` says it needs,
+    with what the others are doing."""
     able = (*TRAINABLE_STATES, MemberState.REDUCER)
     newest = reversed(state.members.here.values())  # of thousands that are ready they are found at once
     others = list(islice((m for m in newest if not m.trusted_as(*able)), 3))[::-1]
     doing = "".join(f"; {m.name} is {m.state if m.suspected is None else 'suspected'}" for m in others)
     return (
-        f"{ready} of the {count(need, 'member')} that the run needs {'is' if ready == 1 else 'are'} ready{doing}"
+        f"{ready} of the {count(need, 'member')} that the run needs (members.{key}) "
+        f"{'is' if ready == 1 else 'are'} ready{doing}"
     )
 
 
@@ -335,7 +338,9 @@ def refill(state: State, now: float, out: list[Effect]) -> State:
             state,
             replace(
                 state.round,
-                reason=too_few(state, len(r.participants) - len(_away(state)), state.config.members.minimum),
+                reason=too_few(
+                    state, len(r.participants) - len(_away(state)), state.config.members.minimum, "minimum"
+                ),
             ),
         )
     state, entered = _enter(state, entering, now, out)

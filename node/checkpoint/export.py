@@ -145,7 +145,9 @@ def choose_run(state_dir: Path, run: str = "") -> SavedRun:
             f"{k.manifest.run.name} ({k.run_id[:8]}, round {max(k.rounds, default=0)})" for k in everything
         )
         wrong = f"{len(found)} of them are {run!r}" if run else "say which with --run"
-        raise ConfigError(f"{state_dir} has the runs {known}: {wrong}; a name will do, or what is in brackets")
+        raise ConfigError(
+            f"{state_dir} has the runs {known}: {wrong}; give a name that only one has, or what is in brackets"
+        )
     return found[0]
 
 

@@ -75,7 +75,7 @@ class CoordinatorSession:
         self._identity = NodeIdentity(options.name, address, options.leaf, role, self.plane.pin)
         # Chosen here and remembered first: if the answer is lost, the next try is the same node's.
         self.control.session = load_session(self._session_file, self._invite) or secrets.token_hex(16)
-        save_session(self._session_file, self._invite, self.control.session)
+        save_session(self._session_file, self._invite, self.control.session, options.name)
         reply = await self.control.join(self._identity, options.patience)
         self.run = from_json(reply.config)
         self.plane.peers.compressor.enabled = self.run.reduce.zstd
@@ -89,7 +89,7 @@ class CoordinatorSession:
         self.me = NodeId(reply.node_id)
         self.mark = digest(b"run" + reply.data_key)
         self.plane.identify(self.me, reply.data_key)
-        save_next_session(self._session_file, self._invite, reply.session)
+        save_next_session(self._session_file, self._invite, reply.session, self.options.name)
 
     async def maintain(
         self, on_rejoin: Callable[[], None], *duties: Callable[[], Coroutine[Any, Any, None]]

@@ -61,12 +61,12 @@ def tls_contexts(invite: Invite, options: JoinOptions) -> TlsContexts | None:
     return TlsContexts(load_or_make(options.state_dir)) if invite.pin else None
 
 
-def save_session(file: Path, invite: Invite, session: str) -> None:
-    """Write the session to `file`, so that a daemon started again comes back as the same node, without another
-    token. Raises `ResourceError`; then what was there still is."""
-    if load_session(file, invite) == session:
+def save_session(file: Path, invite: Invite, session: str, name: str) -> None:
+    """Write the session and the node's name to `file`, so that a daemon started again comes back as the same node,
+    without another token. Raises `ResourceError`; then what was there still is."""
+    if _load(file, invite) == (session, name):
         return
-    data = f"{invite.address} {invite.run}\n{session}\n".encode()
+    data = f"{invite.address} {invite.run}\n{session}\n{name}\n".encode()
     try:
         with atomic_write(file, None) as out:
             write_all(out, [memoryview(data)], 0)
@@ -74,22 +74,31 @@ def save_session(file: Path, invite: Invite, session: str) -> None:
         raise ResourceError(f"cannot write {file}: {error.strerror or error}") from None
 
 
-def save_next_session(file: Path, invite: Invite, session: str) -> None:
+def save_next_session(file: Path, invite: Invite, session: str, name: str) -> None:
     """Write the session of a node's next life to `file`; a failure is logged: the session that is there brings it
     back, too."""
     try:
-        save_session(file, invite, session)
+        save_session(file, invite, session, name)
     except ResourceError as error:
         log.warning(str(error))
 
 
 def load_session(file: Path, invite: Invite) -> str:
     """The session of an earlier life in this run; empty if there was none."""
+    return _load(file, invite)[0]
+
+
+def load_name(file: Path, invite: Invite) -> str:
+    """The name that the node had in an earlier life in this run; empty if there was none."""
+    return _load(file, invite)[1]
+
+
+def _load(file: Path, invite: Invite) -> tuple[str, str]:
     try:
-        whose, session = file.read_text().splitlines()
+        whose, session, name = file.read_text().split("\n")[:3]
     except (OSError, ValueError):
-        return ""
-    return session if whose == f"{invite.address} {invite.run}" else ""
+        return "", ""
+    return (session, name) if whose == f"{invite.address} {invite.run}" else ("", "")
 
 
 @contextlib.contextmanager

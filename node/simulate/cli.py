@@ -1,6 +1,7 @@
 """`atoll simulate`: compare methods in one process."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -81,6 +82,7 @@ def simulate(
     conditions = Conditions(nodes, steps, _numbers(speeds), step_seconds, bandwidth, latency, drop, churn)
     conditions.check()
     demand("atoll simulate", "torch", "numba")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch reads it when it is imported
     if no_picture := lacking("comparison.png", "matplotlib"):
         click.echo(f"atoll: {no_picture}", err=True)
     from atoll.node.config import NodeConfig, check
@@ -131,7 +133,8 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 
 class _progress:
-    """Bars on stderr, one a run: tokens, and the last validation loss."""
+    """Bars on stderr, one a run: tokens, and the last validation loss; where that is no terminal, a line for every
+    tenth of a run."""
 
     def __init__(self, conditions: Conditions, quiet: bool) -> None:
         from rich.console import Console
@@ -140,6 +143,7 @@ class _progress:
         columns = (TextColumn("{task.description:>22}"), BarColumn(), TextColumn("{task.fields[loss]}"))
         console = Console(stderr=True)
         self._bars = Progress(*columns, TimeRemainingColumn(), console=console, disable=quiet)
+        self._lines = not quiet and not console.is_terminal
         self._conditions = conditions
 
     def __enter__(self) -> Callable[[str, Any], Callable[[Any], None]]:
@@ -152,9 +156,14 @@ class _progress:
     def _follow(self, label: str, run: Any) -> Callable[[Any], None]:
         total = self._conditions.steps * self._conditions.nodes * run.inner.batch_size * run.model.seq_len
         task = self._bars.add_task(label, total=total, loss="")
+        tenths = 0
 
         def show(record: Any) -> None:
+            nonlocal tenths
             self._bars.update(task, completed=record.tokens)
+            if self._lines and (done := 10 * record.tokens // total) > tenths:
+                tenths = done
+                click.echo(f"{label}: round {record.round}, {10 * done} %", err=True)
             if record.val_loss is not None:
                 self._bars.update(task, loss=f"round {record.round}: {record.val_loss:.3f}")
 

@@ -10,17 +10,19 @@ from disks import full_disk
 from atoll.comm.errors import ResourceError
 from atoll.comm.invite import Invite
 from atoll.node.config import TrainerSpec
-from atoll.node.daemon.state_dir import exclusive, load_session, save_next_session, save_session
+from atoll.node.daemon.state_dir import exclusive, load_name, load_session, save_next_session, save_session
 from atoll.node.daemon.trainer_supervisor import TrainerSupervisor
 
 INVITE = Invite("127.0.0.1:4700", "run", "token")
 
 
 def test_a_session_comes_back_for_its_run_alone(tmp_path: Path) -> None:
-    save_session(tmp_path / "session", INVITE, "secret.1")
-    save_next_session(tmp_path / "session", INVITE, "secret.2")
+    save_session(tmp_path / "session", INVITE, "secret.1", "ada")
+    save_next_session(tmp_path / "session", INVITE, "secret.2", "ada")
     assert load_session(tmp_path / "session", INVITE) == "secret.2"
-    assert load_session(tmp_path / "session", Invite("127.0.0.1:4700", "other", "token")) == ""
+    assert load_name(tmp_path / "session", INVITE) == "ada"
+    other = Invite("127.0.0.1:4700", "other", "token")
+    assert load_session(tmp_path / "session", other) == load_name(tmp_path / "session", other) == ""
     assert stat.S_IMODE((tmp_path / "session").stat().st_mode) == 0o600
 
 
@@ -28,13 +30,13 @@ def test_a_disk_that_is_full_costs_a_node_neither_its_session_nor_its_life(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory = tmp_path / "session"
-    save_session(memory, INVITE, "secret.1")
+    save_session(memory, INVITE, "secret.1", "ada")
     with full_disk(), pytest.raises(ResourceError, match=f"cannot write {memory}: "):
-        save_session(memory, INVITE, "secret.2")
+        save_session(memory, INVITE, "secret.2", "ada")
     assert load_session(memory, INVITE) == "secret.1"
     with full_disk():
-        save_session(memory, INVITE, "secret.1")
-        save_next_session(memory, INVITE, "secret.2")
+        save_session(memory, INVITE, "secret.1", "ada")
+        save_next_session(memory, INVITE, "secret.2", "ada")
     assert load_session(memory, INVITE) == "secret.1" and "cannot write" in caplog.text
     assert list(tmp_path.iterdir()) == [memory]
 
