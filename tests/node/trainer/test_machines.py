@@ -2,16 +2,15 @@
 
 import asyncio
 import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from lan import Machine, two_machines
 from numpy.typing import NDArray
 from trainers import DEADLINE, launched, order, small
 
@@ -21,56 +20,14 @@ from atoll.node import trainer_channel
 from atoll.node.config import Device, NodeConfig
 from atoll.node.daemon.worker import Worker
 
-BRIDGE = "atoll-lan"
 RUN = small(inner=InnerConfig(optimizer=OptimizerName.ADAMW, batch_size=4, warmup_tokens=512))
 EIGHT = order(1, 8, tokens=256, fleet=3, first=40)
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
-@dataclass(frozen=True)
-class Machine:
-    """A network namespace on the bridge."""
-
-    number: int
-
-    @property
-    def name(self) -> str:
-        return f"atoll-m{self.number}"
-
-    @property
-    def address(self) -> str:
-        return f"10.77.93.{self.number}"
-
-    @property
-    def through(self) -> tuple[str, ...]:
-        return ("ip", "netns", "exec", self.name)
-
-    def make(self) -> None:
-        ip("netns", "add", self.name)
-        ip("link", "add", f"{self.name}-h", "type", "veth", "peer", "name", "lan", "netns", self.name)
-        ip("link", "set", f"{self.name}-h", "master", BRIDGE, "up")
-        for words in (("address", "add", f"{self.address}/24", "dev", "lan"), ("link", "set", "lan", "up")):
-            ip("-n", self.name, *words)
-        ip("-n", self.name, "link", "set", "lo", "up")
-
-
 @pytest.fixture
 def machines() -> Iterator[tuple[Machine, Machine]]:
-    first, second = Machine(1), Machine(2)
-    ip("link", "add", BRIDGE, "type", "bridge")
-    ip("link", "set", BRIDGE, "up")
-    try:
-        first.make()
-        second.make()
-        yield first, second
-    finally:
-        for machine in (first, second):
-            for words in (("link", "del", f"{machine.name}-h"), ("netns", "del", machine.name)):
-                subprocess.run(["ip", *words], check=False, capture_output=True)
-        ip("link", "del", BRIDGE)
+    with two_machines() as both:
+        yield both
 
 
 @asynccontextmanager
