@@ -6,6 +6,7 @@ import re
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import click
 from atoll.comm import log
 from atoll.comm.config.load import load_run, to_yaml
 from atoll.comm.config.methods import check_real, simulated_only
+from atoll.comm.config.round_time import exchanged_bytes, flops_per_round, tokens_per_step
 from atoll.comm.config.run import RunConfig
 from atoll.comm.config.shipped import method_file, run_file
 from atoll.comm.errors import ConfigError, Unreachable
@@ -24,6 +26,8 @@ PAGE_ADDRESS = "127.0.0.1:4701"
 method_option = click.option(
     "--method", default="", help="A method's settings over RUN_YAML: a name, such as diloco, or a .yaml file."
 )
+LINKS = {"100 Mbit/s": 1e8, "500 Mbit/s": 5e8, "1 Gbit/s": 1e9}  # bits a second
+PETAFLOPS = 1e15  # FLOP/s
 MEMBERS_SHOWN = 50  # members that `atoll status` shows
 
 
@@ -80,8 +84,27 @@ def check_(run_yaml: Path, overrides: tuple[str, ...], method: str, as_json: boo
         return
     click.echo(to_yaml(config).rstrip())
     click.echo(f"# ok: {config.model.n_params:,} parameters")
+    for line in round_lines(config):
+        click.echo(f"# {line}")
     if beyond := simulated_only(config):
         click.echo(f"# for `atoll simulate`: a coordinator does not carry out {', '.join(beyond)} yet")
+
+
+def round_lines(config: RunConfig) -> Iterator[str]:
+    """What a round comes to: work of a node, and an exchange between as many members as the run starts with."""
+    members = max(config.members.start, 2)
+    work, sent = flops_per_round(config), exchanged_bytes(config, members)
+    yield (
+        f"a step is {tokens_per_step(config):,} tokens a node, a round {config.round_steps:g} steps of "
+        f"{work / config.round_steps:.3g} FLOP: {short(work / PETAFLOPS)} s at 1 PFLOP/s"
+    )
+    seconds = (f"{short(8 * sent / bits)} s at {link}" for link, bits in LINKS.items())
+    yield f"an exchange between {members} members is {short(sent / 1e6)} MB out and in: {', '.join(seconds)}"
+
+
+def short(value: float) -> str:
+    """Three digits of a small number, all before the point of a large one."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 @click.command()

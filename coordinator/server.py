@@ -23,7 +23,7 @@ from atoll.coordinator.monitor.http import app
 from atoll.coordinator.monitor.wandb_logger import WandbLogger
 from atoll.coordinator.service.control_plane import ControlPlane
 from atoll.coordinator.service.journal import Journal
-from atoll.coordinator.state_machine.events import CommitRecord
+from atoll.coordinator.state_machine.events import CommitRecord, Effect
 from atoll.coordinator.state_machine.state import Phase
 
 log = logging.getLogger("atoll.coordinator")
@@ -65,7 +65,11 @@ async def _serve(
     config: RunConfig, options: ServerOptions, journal: Journal, http_socket: socket.socket, tracker: WandbLogger
 ) -> None:
     certificate = load_or_make(options.state_dir) if encrypted(config, options) else None
-    plane = ControlPlane(config, journal, tracker.tell, certificate)
+
+    def tell(effect: Effect) -> None:
+        tracker.tell(effect, plane.event_loop.telemetry.at_work)
+
+    plane = ControlPlane(config, journal, tell, certificate)
     address = _listen(plane, options)
     journal.set_meta("address", address)
     journal.set_meta("pin", certificate.pin if certificate is not None else NO_PIN)

@@ -3,7 +3,9 @@
 import asyncio
 import json
 import socket
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -148,10 +150,28 @@ def status(state_dir: Path, as_json: bool) -> None:
         return
     if away := said.pop("coordinator_away_s"):
         click.echo(f"the coordinator has not answered for {away:,.0f} s; what it told before that:")
+    for label, value in status_lines(said):
+        click.echo(f"{label:>18}  {value}")
+
+
+def status_lines(said: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a daemon says of itself as labels and words; what it does not know is left out, but for the MFU of a
+    trainer that takes steps."""
     for key, value in said.items():
-        if value not in ("", None, -1) and key != "recovery":
-            label = "state of round" if key == "round" else key.replace("_", " ")
-            click.echo(f"{label:>16}  {value:,.2f}" if isinstance(value, float) else f"{label:>16}  {value}")
+        label = "state of round" if key == "round" else key.replace("_", " ")
+        match key, value:
+            case (("recovery" | "phase" | "limits"), _):  # of interest to scripts
+                continue
+            case "mfu", None if said.get("tokens_per_s"):
+                yield label, "unknown"
+            case _, "" | None | -1:
+                continue
+            case (("mfu" | "data_wait"), _):
+                yield label, f"{100 * value:.1f} %"
+            case (("learning_rate" | "gradient_norm"), _):
+                yield label, f"{value:.4g}"
+            case _:
+                yield label, f"{value:,.2f}" if isinstance(value, float) else str(value)
 
 
 @node.command()

@@ -92,12 +92,18 @@ class Initialised(msgspec.Struct, tag=True, frozen=True):
 
 
 class Progress(msgspec.Struct, tag=True, frozen=True):
-    """Inner steps were taken; said four times a second at most."""
+    """Inner steps were taken; said four times a second at most. Figures that are 0 are not known."""
 
     round: int
     step: int  # inner steps taken in this round
     loss: float  # of the last step
-    tokens_per_s: float
+    tokens_per_s: float = 0.0  # while it takes steps; all ranks
+    mfu: float = 0.0  # model FLOPs utilisation: share of the cards' peak
+    data_wait: float = 0.0  # share of the steps' time in which the loop waited for its data
+    gradient_norm: float = 0.0  # l2, of the last step's gradient before it was bounded
+    learning_rate: float = 0.0  # of the last step
+    device_bytes: int = 0  # memory on the ranks' devices together, the most there was at a time
+    host_bytes: int = 0  # resident memory of the ranks' processes together
 
 
 class Reached(msgspec.Struct, tag=True, frozen=True):

@@ -74,10 +74,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 # The door of a room: its modules that other rooms import. Nobody reaches through it to what is behind.
 DOORS: dict[str, str] = {
     "outer_opt": "arrays clip damping feedback fragments merge nesterov overlap schedule sgd tensors weights",
-    "comm": "bitmap buffers byte_view child_process chunks cores digest errors extras faults files "
+    "comm": "accelerators bitmap buffers byte_view child_process chunks cores digest errors extras faults files "
     "fragment_schedule ids invite leases log plan replace workers",
     "comm.proto": "atoll_pb2 atoll_pb2_grpc packed_plan",
-    "comm.config": "load methods outer run shipped",
+    "comm.config": "load methods outer round_time run shipped",
     "comm.codecs": "codec factory warm_up zstd",
     "comm.transport": "adaptive_zstd certificates connection data_plane fetch_client frames peer_links "
     "stream_policy tls",

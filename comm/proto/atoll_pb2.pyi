@@ -143,6 +143,12 @@ class HeartbeatRequest(_message.Message):
     RSS_BYTES_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
+    MFU_FIELD_NUMBER: _builtins.int
+    DATA_WAIT_FIELD_NUMBER: _builtins.int
+    GRADIENT_NORM_FIELD_NUMBER: _builtins.int
+    LEARNING_RATE_FIELD_NUMBER: _builtins.int
+    DEVICE_BYTES_FIELD_NUMBER: _builtins.int
+    TRAINER_RSS_BYTES_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     phase: _builtins.str
     """what the node is doing: a goodput bucket"""
@@ -157,6 +163,18 @@ class HeartbeatRequest(_message.Message):
     """of what it is doing, for people"""
     trouble: _builtins.str
     """what does not work, for people"""
+    mfu: _builtins.float
+    """model FLOPs utilisation, 0 to 1; 0: not known"""
+    data_wait: _builtins.float
+    """share of the inner steps' time spent waiting for data"""
+    gradient_norm: _builtins.float
+    """of the last inner step; 0: not known"""
+    learning_rate: _builtins.float
+    """of the last inner step; 0: not known"""
+    device_bytes: _builtins.int
+    """memory on the trainer's devices, the most there was at a time; 0: none of their own"""
+    trainer_rss_bytes: _builtins.int
+    """resident memory of the trainer's processes"""
     def __init__(
         self,
         *,
@@ -171,10 +189,16 @@ class HeartbeatRequest(_message.Message):
         rss_bytes: _builtins.int = ...,
         progress: _builtins.str = ...,
         trouble: _builtins.str = ...,
+        mfu: _builtins.float = ...,
+        data_wait: _builtins.float = ...,
+        gradient_norm: _builtins.float = ...,
+        learning_rate: _builtins.float = ...,
+        device_bytes: _builtins.int = ...,
+        trainer_rss_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "inner_step", b"inner_step", "loss", b"loss", "phase", b"phase", "progress", b"progress", "round", b"round", "rss_bytes", b"rss_bytes", "session", b"session", "tokens_per_s", b"tokens_per_s", "trouble", b"trouble"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_down", b"bytes_down", "bytes_up", b"bytes_up", "data_wait", b"data_wait", "device_bytes", b"device_bytes", "gradient_norm", b"gradient_norm", "inner_step", b"inner_step", "learning_rate", b"learning_rate", "loss", b"loss", "mfu", b"mfu", "phase", b"phase", "progress", b"progress", "round", b"round", "rss_bytes", b"rss_bytes", "session", b"session", "tokens_per_s", b"tokens_per_s", "trainer_rss_bytes", b"trainer_rss_bytes", "trouble", b"trouble"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

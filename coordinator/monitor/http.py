@@ -32,6 +32,14 @@ MAX_GONE = 50  # members that are gone and listed
 GONE_MEMORY = 86_400.0  # seconds that a member that is gone is listed
 DEFAULT_RECORDS, MAX_RECORDS = 200, 1000  # commit records in an answer: where nothing is said, and at most
 MAX_ANSWER_BYTES = 8 << 20  # of commit records; a longer answer ends early, and the reader asks on from there
+TRAINER_FIGURES = {  # of the vitals: metrics of each member where they are known
+    "mfu": "model FLOPs utilisation",
+    "data_wait": "share of the inner steps' time spent waiting for data",
+    "gradient_norm": "norm of the last gradient",
+    "learning_rate": "inner learning rate",
+    "device_bytes": "memory at peak on the devices",
+    "trainer_rss_bytes": "resident memory of the trainer's processes",
+}
 RECORD_FIELDS = {field.name for field in fields(CommitRecord)}
 
 
@@ -193,7 +201,13 @@ def _member(member: Member, vitals: Vitals, state: State, now: float) -> dict[st
         "ready": node in r.ledger.contributions,
         "connected": member.connected,
         "tokens_per_s": vitals.tokens_per_s,
+        "mfu": vitals.mfu or None,
+        "data_wait": vitals.data_wait,
         "loss": vitals.loss or None,
+        "gradient_norm": vitals.gradient_norm or None,
+        "learning_rate": vitals.learning_rate or None,
+        "device_bytes": vitals.device_bytes or None,
+        "trainer_rss_bytes": vitals.trainer_rss_bytes or None,
         "last_heard_s": now - member.heard_at,
         "bytes_up": vitals.bytes_up,
         "bytes_down": vitals.bytes_down,
@@ -248,6 +262,10 @@ class _Run(Collector):
         up = CounterMetricFamily("atoll_member_bytes_up", "bytes that a member sent", labels=labels)
         down = CounterMetricFamily("atoll_member_bytes_down", "bytes that a member received", labels=labels)
         silent = GaugeMetricFamily("atoll_member_last_heard_s", "seconds since a heartbeat", labels=labels)
+        figures = {
+            name: GaugeMetricFamily(f"atoll_member_{name}", f"{what} of a member", labels=labels)
+            for name, what in TRAINER_FIGURES.items()
+        }
         for m in listed:
             vitals = self._loop.telemetry.vitals.get(m.node, Vitals())
             who = [m.node, m.name]
@@ -255,4 +273,7 @@ class _Run(Collector):
             up.add_metric(who, vitals.bytes_up)
             down.add_metric(who, vitals.bytes_down)
             silent.add_metric(who, now - m.heard_at)
-        yield from (pace, up, down, silent)
+            for name, family in figures.items():
+                if (value := getattr(vitals, name)) or name == "data_wait":  # 0: it is not known
+                    family.add_metric(who, value)
+        yield from (pace, up, down, silent, *figures.values())

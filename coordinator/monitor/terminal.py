@@ -49,7 +49,7 @@ def members_table(run: dict[str, Any]) -> Table:
     for column, justify in (("node", "left"), ("state", "left"), ("doing", "left"), ("step", "right")):
         table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     wide = shutil.get_terminal_size().columns >= 110
-    for column in ("tokens/s", "loss", "sent", "received") if wide else ("tokens/s", "loss"):
+    for column in ("tokens/s", "MFU", "loss", "sent", "received") if wide else ("tokens/s", "loss"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("")
     for m in run["members"]:
@@ -60,11 +60,19 @@ def members_table(run: dict[str, Any]) -> Table:
             escape(doing(m)) if here else "",
             str(m["inner_step"]) if here else "",
             f"{m['tokens_per_s']:,.0f}" if here else "",
+            *((utilisation(m) if here else "",) if wide else ()),
             f"{m['loss']:.3f}" if here and m["loss"] else "",
             *((size(m["bytes_up"]), size(m["bytes_down"])) if wide else ()),
             escape(short(m["reason"], 60 if wide else 28)),
         )
     return table
+
+
+def utilisation(m: dict[str, Any]) -> str:
+    """The model FLOPs utilisation of a member that takes inner steps: a share, or that it is unknown."""
+    if not m["tokens_per_s"]:
+        return ""
+    return f"{100 * m['mfu']:.1f} %" if m["mfu"] else "unknown"
 
 
 def doing(m: dict[str, Any]) -> str:

@@ -8,9 +8,9 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import msgspec
@@ -18,6 +18,8 @@ import msgspec
 from atoll.comm.config.run import RunConfig, WandbMode
 from atoll.comm.errors import ConfigError
 from atoll.comm.extras import demand, lacking
+from atoll.comm.ids import NodeId
+from atoll.coordinator.service.telemetry import Vitals
 from atoll.coordinator.state_machine.events import CommitRecord, Effect, Note, Publish
 
 log = logging.getLogger("atoll.coordinator")
@@ -31,6 +33,18 @@ MODE_OF_WORD = {  # what WANDB_MODE may be, with wandb's older words
     "disabled": WandbMode.DISABLED,
 }
 MAX_MEMBER_SERIES = 64  # contributors with series of their own; of more, least, median and most are logged
+# What a round's row says of its contributors' trainers, one chart for all: figures of the vitals, and how they are
+# put together. Members that do not know a figure do not count.
+TRAINER_FIGURES: dict[str, dict[str, Callable[[list[float]], float]]] = {
+    "tokens_per_s": {"sum": sum, "mean": fmean, "least": min},
+    "mfu": {"mean": fmean, "least": min},
+    "data_wait": {"mean": fmean, "most": max},
+    "gradient_norm": {"mean": fmean, "most": max},
+    "learning_rate": {"mean": fmean},
+    "device_bytes": {"mean": fmean, "most": max},
+    "trainer_rss_bytes": {"mean": fmean, "most": max},
+}
+Row = dict[str, Any]
 
 
 class WandbLogger:
@@ -38,16 +52,18 @@ class WandbLogger:
 
     def __init__(self, config: RunConfig, directory: Path, past: Iterable[CommitRecord]) -> None:
         self._config, self._directory, self._past = config, directory, past
-        self._queue: queue.SimpleQueue[Effect | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Effect, Row] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
         self.mode = wandb_mode(config)
         if self.mode is not WandbMode.DISABLED:
             self._thread.start()
 
-    def tell(self, effect: Effect) -> None:
-        """Log a commit record or a note; never waits."""
-        if self.mode is not WandbMode.DISABLED:
-            self._queue.put(effect)
+    def tell(self, effect: Effect, vitals: Mapping[NodeId, Vitals] | None = None) -> None:
+        """Log a commit record or a note; never waits. `vitals`: the members' when they last took inner steps."""
+        if self.mode is WandbMode.DISABLED:
+            return
+        figures = trainer_figures(effect.record, vitals) if isinstance(effect, Publish) and vitals else {}
+        self._queue.put((effect, figures))
 
     def close(self, timeout: float = 30.0) -> None:
         """Finish the wandb run; waits up to `timeout` seconds for it."""
@@ -65,17 +81,18 @@ class WandbLogger:
         for record in self._past:
             step = record.round
             self._log(run, row(record))
-        while (effect := self._queue.get()) is not None:
+        while (told := self._queue.get()) is not None:
+            effect, figures = told
             match effect:
                 case Publish(record) if record.round > step:
                     step = record.round
-                    self._log(run, row(record))
+                    self._log(run, row(record) | figures)
                 case Note(sentence, node):
                     self._log(run, {"event/round": step, "event/sentence": sentence, "event/node": node or ""})
         _finish(run)
 
     @staticmethod
-    def _log(run: Any, row: dict[str, Any]) -> None:
+    def _log(run: Any, row: Row) -> None:
         try:
             run.log(row)
         except Exception as error:
@@ -114,9 +131,9 @@ def _finish(run: Any) -> None:
         log.warning(f"wandb did not finish its run: {error}")
 
 
-def row(record: CommitRecord) -> dict[str, Any]:
+def row(record: CommitRecord) -> Row:
     """A commit record as one wandb row."""
-    out: dict[str, Any] = {
+    out: Row = {
         "round": record.round,
         "tokens": record.tokens,
         "members/contributors": len(record.contributors),
@@ -138,6 +155,17 @@ def row(record: CommitRecord) -> dict[str, Any]:
         if len(of) > MAX_MEMBER_SERIES:
             of = {"least": min(of.values()), "median": median(of.values()), "most": max(of.values())}
         out |= {f"{name}/{which}": value for which, value in of.items()}
+    return out
+
+
+def trainer_figures(record: CommitRecord, vitals: Mapping[NodeId, Vitals]) -> Row:
+    """The figures of the contributors' trainers, as a part of the round's wandb row."""
+    known = [vitals[node] for node in record.contributors if node in vitals]
+    out: Row = {}
+    for name, ways in TRAINER_FIGURES.items():
+        values = [float(value) for v in known if (value := getattr(v, name)) or name == "data_wait"]
+        if values:
+            out |= {f"trainer/{name}/{way}": together(values) for way, together in ways.items()}
     return out
 
 

@@ -16,7 +16,8 @@ from atoll.coordinator.state_machine.state import State
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """A heartbeat's figures beyond liveness: speed, loss, traffic, memory, and words for people."""
+    """A heartbeat's figures beyond liveness: speed, loss, traffic, memory, and words for people. Of the trainer's
+    figures 0 is what is not known."""
 
     tokens_per_s: float = 0.0
     loss: float = 0.0
@@ -25,18 +26,27 @@ class Vitals:
     rss_bytes: int = 0
     progress: str = ""  # how far it is with what it is doing
     trouble: str = ""  # what does not work
+    mfu: float = 0.0  # model FLOPs utilisation of its devices
+    data_wait: float = 0.0  # share of its inner steps' time spent waiting for data
+    gradient_norm: float = 0.0  # of the last inner step
+    learning_rate: float = 0.0  # of the last inner step
+    device_bytes: int = 0  # memory on its devices, the most there was at a time
+    trainer_rss_bytes: int = 0  # of the trainer's processes; `rss_bytes` is the daemon's
 
 
 @dataclass
 class Telemetry:
-    """The goodput meter, and each member's latest vitals."""
+    """The goodput meter, and each member's latest vitals: now, and when it last took inner steps."""
 
     meter: GoodputMeter = field(default_factory=GoodputMeter)
     vitals: dict[NodeId, Vitals] = field(default_factory=dict)
+    at_work: dict[NodeId, Vitals] = field(default_factory=dict)
 
     def record_heartbeat(self, node: NodeId, phase: str, vitals: Vitals, now: float) -> None:
         """Take in what a heartbeat said, at `now` (seconds)."""
         self.vitals[node] = vitals
+        if vitals.tokens_per_s > 0:
+            self.at_work[node] = vitals
         self.meter.record_phase(node, phase, now)
 
     def record_batch(self, before: State, after: State, records: list[CommitRecord], now: float) -> None:
@@ -67,6 +77,7 @@ class Telemetry:
                 else:
                     self.meter.forget(node, now)
                     self.vitals.pop(node, None)
+                    self.at_work.pop(node, None)
 
     def dump(self) -> str:
         """Encode the telemetry as JSON, for `load`."""

@@ -6,7 +6,6 @@
 
 import re
 from dataclasses import dataclass
-from math import isfinite
 from urllib.parse import unquote
 
 from atoll.comm.bitmap import places
@@ -19,7 +18,10 @@ from atoll.coordinator.state_machine import events as ev
 
 DIGEST_BYTES = 16
 MAX_LOSS = 1e6  # nats a token; sums of it stay finite
-MAX_NORM = 1e30  # l2, of a delta
+MAX_NORM = 1e30  # l2, of a delta or a gradient
+MAX_TOKENS_PER_S = 1e12  # of a node
+MAX_LEARNING_RATE = 1e6
+MAX_BYTES = 1 << 50  # memory of a node
 MIN_RATE, MAX_RATE = 1.0, 1e15  # bytes a second; what is less says nothing of a link
 MAX_ROUND_TRIP = 3600.0  # seconds
 MAX_ROUND_TRIPS = 256  # members to whom one tells its round trips
@@ -160,16 +162,28 @@ def heartbeat(node: NodeId, life: int, request: pb.HeartbeatRequest) -> ev.Heart
 
 
 def vitals(request: pb.HeartbeatRequest) -> Vitals:
-    """The vitals of a heartbeat, for the page; numbers that are not finite become 0."""
+    """The vitals of a heartbeat, for the page; numbers that cannot be become 0, which says that they are not
+    known."""
     return Vitals(
-        request.tokens_per_s if isfinite(request.tokens_per_s) else 0.0,
-        request.loss if isfinite(request.loss) else 0.0,
+        _figure(request.tokens_per_s, MAX_TOKENS_PER_S),
+        _figure(request.loss, MAX_LOSS, -MAX_LOSS),
         request.bytes_up,
         request.bytes_down,
         request.rss_bytes,
         text(request.progress),
         text(request.trouble),
+        mfu=_figure(request.mfu, 1.0),
+        data_wait=_figure(request.data_wait, 1.0),
+        gradient_norm=_figure(request.gradient_norm, MAX_NORM),
+        learning_rate=_figure(request.learning_rate, MAX_LEARNING_RATE),
+        device_bytes=int(_figure(request.device_bytes, MAX_BYTES)),
+        trainer_rss_bytes=int(_figure(request.trainer_rss_bytes, MAX_BYTES)),
     )
+
+
+def _figure(value: float, most: float, least: float = 0.0) -> float:
+    """The value if it is in `least` ... `most`; else 0."""
+    return value if least <= value <= most else 0.0
 
 
 def address(asked: str, peer: str) -> str:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, assert_never
 
 import psutil
+from msgspec.structs import replace
 
 from atoll.comm.codecs.factory import codec_of
 from atoll.comm.codecs.warm_up import warm_up_in_thread
@@ -62,10 +63,7 @@ class Pulse:
     """The progress that the heartbeat tells, beyond the machine's phase."""
 
     at: float = 0.0  # seconds; when the trainer last made progress
-    step: int = 0
-    round: int = 0
-    tokens_per_s: float = 0.0
-    loss: float = 0.0
+    progress: Progress = Progress(0, 0, 0.0)  # what it said last
 
 
 class Daemon:
@@ -163,14 +161,20 @@ class Daemon:
             self._beat.clear()
             # At once: by the time it came out of the queue the trainer might have had another order.
             self._advance(ev.TrainerSilent(time.monotonic() - self._pulse.at))
-            state, pulse = self._state, self._pulse
+            state, progress = self._state, self._pulse.progress
             training = isinstance(state.trainer, Training | Ahead)
             beat = pb.HeartbeatRequest(
                 phase=state.phase,
-                round=pulse.round,
-                inner_step=pulse.step,
-                tokens_per_s=pulse.tokens_per_s if training else 0.0,
-                loss=pulse.loss,
+                round=progress.round,
+                inner_step=progress.step,
+                tokens_per_s=progress.tokens_per_s if training else 0.0,
+                mfu=progress.mfu if training else 0.0,
+                data_wait=progress.data_wait if training else 0.0,
+                loss=progress.loss,
+                gradient_norm=progress.gradient_norm,
+                learning_rate=progress.learning_rate,
+                device_bytes=progress.device_bytes,
+                trainer_rss_bytes=progress.host_bytes,
                 bytes_up=member.plane.bytes_up,
                 bytes_down=member.plane.bytes_down,
                 rss_bytes=me.memory_info().rss,
@@ -261,7 +265,10 @@ class Daemon:
         if effect.continues:
             self._pulse.at = time.monotonic()
         else:
-            self._pulse = Pulse(time.monotonic(), 0, order.round, loss=self._pulse.loss)
+            at_start = replace(
+                self._pulse.progress, round=order.round, step=0, tokens_per_s=0.0, mfu=0.0, data_wait=0.0
+            )
+            self._pulse = Pulse(time.monotonic(), at_start)
         self._outer_loop.begin_training(effect)
         more = f", on top of {carried} samples of before" if carried else ""
         begun = ", some of which it has taken" if effect.continues else ""
@@ -292,8 +299,8 @@ class Daemon:
                 self._spawn(self._announce_trainer(message))
             case Initialised():
                 self._spawn(self._outer_loop.initialised())
-            case Progress(round_, step_, loss, tokens_per_s):
-                self._pulse = Pulse(time.monotonic(), step_, round_, tokens_per_s, loss)
+            case Progress():
+                self._pulse = Pulse(time.monotonic(), message)
             case Reached(round_):
                 self._events.put_nowait(message)
                 self._spawn(self._outer_loop.inspect(round_))
@@ -352,7 +359,7 @@ class Daemon:
         """Make state 0 of what the run's config says."""
 
         def progress(share: float) -> None:
-            self._pulse = Pulse(time.monotonic(), int(100 * share))
+            self._pulse = Pulse(time.monotonic(), Progress(0, int(100 * share), 0.0))
 
         try:
             await self._outer_loop.load_initial(progress)
@@ -372,15 +379,24 @@ class Daemon:
         """The node's state, connections and progress, for `atoll node status`."""
         view, state, outer_loop = self._state.view, self._state, self._loop
         threads, why = threads_of(self._config)
+        progress = self._pulse.progress
         return {
             "node_id": self._member.me,
             "name": self._options.name,
             "run": self._invite.run,
+            "state": state.phase,
+            "reason": self._recovering or (view.reason if view is not None else "waits for the coordinator"),
             "phase": state.phase,
             "round": max(state.round, 0),
-            "inner_step": self._pulse.step,
-            "tokens_per_s": self._pulse.tokens_per_s,
-            "loss": self._pulse.loss,
+            "inner_step": progress.step,
+            "tokens_per_s": progress.tokens_per_s,
+            "mfu": progress.mfu or None,
+            "data_wait": progress.data_wait,
+            "loss": progress.loss,
+            "gradient_norm": progress.gradient_norm,
+            "learning_rate": progress.learning_rate,
+            "device_bytes": progress.device_bytes,
+            "trainer_rss_bytes": progress.host_bytes,
             "recovering": self._recovering,
             "recovery": how_far(outer_loop.recovering) if outer_loop is not None else None,
             "recovery_trouble": outer_loop.stranded if outer_loop is not None else "",
@@ -389,6 +405,9 @@ class Daemon:
             "run_reason": view.reason if view is not None else "",
             "bytes_up": self._member.plane.bytes_up,
             "bytes_down": self._member.plane.bytes_down,
+            "peers": len({peer for peer, _ in self._member.plane.peers.links()}),
+            "limits": {key: getattr(self._config, key) for key in ("upload", "download", "disk")},
+            "trouble": outer_loop.trouble if outer_loop is not None else "",
             "threads": threads,
             "threads_reason": why,
             **on_disk(outer_loop),

@@ -37,13 +37,14 @@ from atoll.node.config import TrainerSpec
 from atoll.node.outer.layout import flat_order, fragments_and_chunks
 from atoll.node.participant.batches import Dataset, RunTokens, Share, collated
 from atoll.node.participant.daemon_link import DaemonLink, agreed_spec, failures_reported
+from atoll.node.participant.figures import RankMemory, StepMeter
 from atoll.node.participant.flat_vector import ShardedParameters
 from atoll.node.participant.gradients import bound_norm, norm_of, squared_norm
 from atoll.node.participant.lr_schedule import learning_rate
 from atoll.node.participant.optimizer_checkpoint import OptimizerCheckpoint
 from atoll.node.participant.optimizer_files import OptimizerFiles
 from atoll.node.participant.rank_group import RankGroup
-from atoll.node.participant.training_cursor import ThroughputMeter, TrainingCursor
+from atoll.node.participant.training_cursor import TrainingCursor
 from atoll.node.participant.vector_io import MappedVectors, VectorIO
 from atoll.node.participant.watchdog import StepWatchdog
 from atoll.node.trainer_channel import (
@@ -67,6 +68,7 @@ from atoll.node.trainer_channel import (
 Turns = Generator[list[int], None, ToTrainer | None]
 
 LOSS_LIMIT = 1e4  # nats a token; a worse loss, or one that is not finite, is told as this
+NORM_LIMIT = 1e30  # of a gradient; a larger norm, or one that is not finite, is told as this
 DEADLINE_SHARE = 0.9  # of members.stall: a step that hangs is found here before the daemon finds it
 
 
@@ -75,7 +77,10 @@ class Step:
     """What came of one inner step."""
 
     loss: float  # mean over the ranks, in nats a token
+    gradient_norm: float  # l2, before it was bounded; 0: not known
     has_command: bool  # the daemon has said something
+    device_bytes: float  # of all ranks
+    host_bytes: float  # of all ranks
 
 
 class Participant:
@@ -103,6 +108,8 @@ class Participant:
         self._rate = 0.0
         self._cursor: TrainingCursor | None = None
         self._watchdog = StepWatchdog(DEADLINE_SHARE * spec.run.members.stall)
+        self._meter = StepMeter.of(spec.run, parameters.layout.numel, parameters.device, ranks.size)
+        self._memory = RankMemory(parameters.device)
 
     # For the training loop
 
@@ -148,9 +155,11 @@ class Participant:
         device = self._parameters.device if dataset is None else None
         self._share.of(self.config.inner.batch_size)  # before any work is done
         for indices in self.samples():
-            mine = indices[self._share.of(len(indices))]
-            batch = collate([source[index % len(source)] for index in mine])
-            yield batch.to(device, non_blocking=True) if device is not None else batch
+            with self._meter.loading():
+                mine = indices[self._share.of(len(indices))]
+                batch = collate([source[index % len(source)] for index in mine])
+                batch = batch.to(device, non_blocking=True) if device is not None else batch
+            yield batch
 
     def samples(self) -> Iterator[list[int]]:
         """The indices of the samples of each inner step's batch, of all ranks together: for a loop that loads them
@@ -167,8 +176,11 @@ class Participant:
         finite is left out: an infinity or NaN would stay in the moments for the rest of the run."""
         value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
         ranks, parameters = self._ranks, self._parameters
-        square, mean, commands = ranks.total(
-            squared_norm(parameters), bounded_loss(value) / ranks.size, float(self._link.has_command())
+        square, mean, commands, *memory = ranks.total(
+            squared_norm(parameters),
+            bounded_loss(value) / ranks.size,
+            float(self._link.has_command()),
+            *self._memory.bytes(),
         )
         norm = norm_of(square)
         if math.isfinite(norm):
@@ -178,18 +190,21 @@ class Participant:
                 optimizer.step()
         for optimizer in self._optimizers:
             optimizer.zero_grad()
-        self._taken = Step(mean, commands > 0)
+        self._taken = Step(mean, min(norm, NORM_LIMIT), commands > 0, *memory)
 
-    def stepped(self, loss: Tensor | float | None) -> None:
+    def stepped(self, loss: Tensor | float | None, gradient_norm: float = 0.0) -> None:
         """Say that the engine has stepped the optimizer for this batch, with this mean loss; None: this rank knows
-        none (of a pipeline, all but the last stage)."""
+        none (of a pipeline, all but the last stage). `gradient_norm`: of the whole gradient, for people to look
+        at; 0: not known."""
         value = None if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)
-        total, known, commands = self._ranks.total(
+        total, known, commands, *memory = self._ranks.total(
             0.0 if value is None else bounded_loss(value),
             float(value is not None),
             float(self._link.has_command()),
+            *self._memory.bytes(),
         )
-        self._taken = Step(total / max(known, 1.0), commands > 0)
+        norm = min(gradient_norm, NORM_LIMIT) if gradient_norm == gradient_norm else NORM_LIMIT
+        self._taken = Step(total / max(known, 1.0), norm, commands > 0, *memory)
 
     def before_step(self) -> None:
         """Wait until the optimizer may be stepped: its moments may be on their way to the disk. `step` does so by
@@ -240,7 +255,6 @@ class Participant:
         self._before_round()
         self._checkpoint.restore(order)
         cursor = self._cursor = TrainingCursor(self.config, order)
-        throughput = ThroughputMeter()
         self._vectors.load(order.resume)
         for part in self._parameters.parts:
             part.train()
@@ -261,7 +275,7 @@ class Participant:
             else:
                 self._begin_step(cursor)
                 yield cursor.next_samples
-                has_command = self._end_step(cursor, throughput)
+                has_command = self._end_step(cursor)
             if has_command and (command := self._heed(cursor, self._link.next_command())) is not None:
                 return command
             self._report_target(cursor)
@@ -275,8 +289,9 @@ class Participant:
             for group in optimizer.param_groups:
                 group["lr"] = self._rate
         self._taken = None
+        self._meter.begin()
 
-    def _end_step(self, cursor: TrainingCursor, throughput: ThroughputMeter) -> bool:
+    def _end_step(self, cursor: TrainingCursor) -> bool:
         """Count the step; returns whether there is a command."""
         self._watchdog.rest()
         if (taken := self._taken) is None:
@@ -285,9 +300,13 @@ class Participant:
                 "the last one: call it once a batch"
             )
         cursor.steps, cursor.loss_sum = cursor.steps + 1, cursor.loss_sum + taken.loss
-        tokens = self.config.inner.batch_size * self.config.model.seq_len
-        if (speed := throughput.tokens_per_s(tokens)) is not None:
-            self._link.send(Progress(self.round, cursor.steps, taken.loss, speed))
+        if (speed := self._meter.end()) is not None:
+            self._link.send(
+                Progress(
+                    *(self.round, cursor.steps, taken.loss, speed.tokens_per_s, speed.mfu, speed.data_wait),
+                    *(taken.gradient_norm, self._rate, int(taken.device_bytes), int(taken.host_bytes)),
+                )
+            )
         return taken.has_command
 
     def _heed(self, cursor: TrainingCursor, command: ToTrainer) -> ToTrainer | None:

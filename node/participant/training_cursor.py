@@ -1,5 +1,4 @@
-"""Where a trainer is on its way through its orders, and what is due next. Without torch, clock and I/O, but for
-the meter of the throughput.
+"""Where a trainer is on its way through its orders, and what is due next. Without torch, clock and I/O.
 
 With overlap a trainer does not stand still while what it handed over travels:
 
@@ -10,31 +9,11 @@ It takes the state after `overlap.delay` steps. When it was not told by then, it
 it is; it stops when it has all the steps that a round may have.
 """
 
-import time
 from dataclasses import dataclass
 
 from atoll.comm.config.run import RunConfig
 from atoll.comm.leases import samples, size
 from atoll.node.trainer_channel import Ready, Train
-
-REPORT_INTERVAL = 0.25  # seconds between two progress reports
-
-
-class ThroughputMeter:
-    """Turns steps into at most one report in `REPORT_INTERVAL` seconds."""
-
-    def __init__(self) -> None:
-        self._at, self._tokens = time.monotonic(), 0
-
-    def tokens_per_s(self, tokens: int) -> float | None:
-        """Tokens a second since the last report, with `tokens` more; None when it is too early for one."""
-        self._tokens += tokens
-        passed = time.monotonic() - self._at
-        if passed < REPORT_INTERVAL:
-            return None
-        rate = self._tokens / passed
-        self._at, self._tokens = time.monotonic(), 0
-        return rate
 
 
 @dataclass

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from atoll.comm.config.round_time import exchanged_bytes, flops_per_round
+from atoll.comm.config.run import RunConfig
 from atoll.coordinator import cli
 
 
@@ -25,3 +27,16 @@ def test_status_asks_the_page_where_a_coordinator_has_it_by_default(monkeypatch:
         done = CliRunner().invoke(cli.status, [*arguments, "--json"], catch_exceptions=False)
         assert (done.exit_code, json.loads(done.output)) == (0, {"run_id": "reef"})
         assert asked.pop() == expected
+
+
+def test_check_says_what_a_round_comes_to() -> None:
+    done = CliRunner().invoke(cli.check_, ["demo", "inner.batch_size=1000", "members.start=8"])
+    assert done.exit_code == 0, done.output
+    run = RunConfig()  # whose model the demo has
+    run.inner.batch_size, run.rounds.inner_steps = 1000, 36
+    work, sent = flops_per_round(run), exchanged_bytes(run, 8)
+    for said in (
+        f"128,000 tokens a node, a round 36 steps of {work / 36:.3g} FLOP: {work / 1e15:.3g} s at 1 PFLOP/s",
+        f"between 8 members is {sent / 1e6:.3g} MB out and in: {8 * sent / 1e8:.3g} s at 100 Mbit/s",
+    ):
+        assert said in done.output

@@ -94,6 +94,49 @@ def test_what_a_node_says_of_its_progress_and_troubles_is_on_the_page(tmp_path: 
     asyncio.run(story())
 
 
+FIGURES: dict[str, Any] = {
+    "tokens_per_s": 5000.0,
+    "mfu": 0.25,
+    "data_wait": 0.125,
+    "gradient_norm": 0.5,
+    "learning_rate": 0.001,
+    "device_bytes": 3 << 30,
+    "trainer_rss_bytes": 5 << 30,
+}
+
+
+def test_a_members_figures_are_in_the_json_and_in_the_metrics_where_they_are_known(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            ada, bo = await c.pair()
+            await ada.heartbeat(phase="inner", **FIGURES)
+            await bo.heartbeat(phase="inner", tokens_per_s=7.0)
+            first, second = json.loads((await get(c, "/api/run"))[1])["members"]
+            assert {name: first[name] for name in FIGURES} == FIGURES
+            unknown = {"mfu", "gradient_norm", "learning_rate", "device_bytes", "trainer_rss_bytes"}
+            assert {name for name in FIGURES if second[name] is None} == unknown
+            lines = set((await get(c, "/metrics"))[1].decode().splitlines())
+            for name in FIGURES.keys() - {"tokens_per_s"}:
+                values = [float(line.split()[-1]) for line in lines if line.startswith(f"atoll_member_{name}{{")]
+                assert sorted(values) == ([0.0] if name == "data_wait" else []) + [FIGURES[name]]
+
+    asyncio.run(story())
+
+
+def test_the_figures_of_a_members_last_steps_outlast_the_exchange(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with coordinator(tmp_path) as c:
+            ada, _ = await c.pair()
+            await ada.heartbeat(phase="inner", **FIGURES)
+            await ada.heartbeat(phase="sync")
+            telemetry = c.event_loop.telemetry
+            assert telemetry.vitals[ada.node].mfu == 0
+            assert telemetry.at_work[ada.node].mfu == 0.25
+            assert telemetry.load(telemetry.dump()).at_work == telemetry.at_work
+
+    asyncio.run(story())
+
+
 def test_metrics_tell_of_the_control_plane(tmp_path: Path) -> None:
     async def story() -> None:
         async with coordinator(tmp_path) as c:

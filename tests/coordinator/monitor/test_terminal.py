@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from atoll.coordinator.monitor.terminal import COLORS, by_urgency, members_table, summary
@@ -9,6 +10,7 @@ from atoll.coordinator.monitor.terminal import COLORS, by_urgency, members_table
 
 def member(number: int, state: str, **fields: Any) -> dict[str, Any]:
     known = {"phase": "inner", "inner_step": 3, "tokens_per_s": 9.0, "loss": 2.0, "bytes_up": 1, "bytes_down": 2}
+    known |= {"mfu": None}
     more = {"reached": False, "ready": False, "reason": ""}
     return {"node_id": f"n{number}", "name": f"m{number}", "state": state, **known, **more, **fields}
 
@@ -55,3 +57,15 @@ def test_every_state_of_a_member_has_a_row() -> None:
     text = captured.get()
     for word in (*COLORS, "inner, ready", "inner, has its steps", "silent for 5 s"):
         assert word in text, word
+
+
+def test_the_utilisation_of_a_member_that_takes_steps_is_a_share_or_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    console = Console(width=160, file=None)
+    for fields, shown in (({"mfu": 0.412}, "41.2 %"), ({}, "unknown"), ({"tokens_per_s": 0.0}, "  0    ")):
+        with console.capture() as captured:
+            console.print(members_table({"members": [member(1, "active", **fields)]}))
+        text = captured.get()
+        assert shown in text and ("unknown" in text) == (shown == "unknown")

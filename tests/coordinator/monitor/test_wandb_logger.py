@@ -9,7 +9,8 @@ import wandb_log
 from atoll.comm.config.run import RunConfig, WandbMode
 from atoll.comm.errors import ConfigError
 from atoll.comm.ids import NodeId
-from atoll.coordinator.monitor.wandb_logger import WandbLogger, wandb_mode
+from atoll.coordinator.monitor.wandb_logger import WandbLogger, trainer_figures, wandb_mode
+from atoll.coordinator.service.telemetry import Vitals
 from atoll.coordinator.state_machine.events import CommitRecord, Note, Publish
 
 ADA, BO = NodeId("n1"), NodeId("n2")
@@ -187,3 +188,33 @@ def test_project_and_name_are_the_environments_where_the_config_names_none(
     (file,) = wandb_log.files(tmp_path / "wandb")
     (found,) = [r.run for r in wandb_log.records(file) if r.HasField("run")]
     assert (found.project, found.display_name) == expected
+
+
+def test_the_figures_of_a_rounds_trainers_are_a_few_charts_however_many_there_are(tmp_path: Path) -> None:
+    vitals = {
+        ADA: Vitals(tokens_per_s=100.0, mfu=0.5, data_wait=0.1, gradient_norm=2.0, learning_rate=0.01),
+        BO: Vitals(tokens_per_s=50.0, gradient_norm=4.0, learning_rate=0.01, trainer_rss_bytes=7),
+        NodeId("n3"): Vitals(tokens_per_s=1e9, mfu=0.9),  # no contributor
+    }
+    tracker = WandbLogger(config(), tmp_path, [])
+    tracker.tell(Publish(record(1)), vitals)
+    tracker.close()
+
+    (rows,) = wandb_log.rows(tmp_path / "wandb")
+    (row,) = rounds(rows)
+    figures = {name.removeprefix("trainer/"): value for name, value in row.items() if name.startswith("trainer/")}
+    assert figures == {
+        "tokens_per_s/sum": 150,
+        "tokens_per_s/mean": 75,
+        "tokens_per_s/least": 50,
+        "mfu/mean": 0.5,
+        "mfu/least": 0.5,
+        "data_wait/mean": 0.05,
+        "data_wait/most": 0.1,
+        "gradient_norm/mean": 3,
+        "gradient_norm/most": 4,
+        "learning_rate/mean": 0.01,
+        "trainer_rss_bytes/mean": 7,
+        "trainer_rss_bytes/most": 7,
+    }
+    assert trainer_figures(record(1), {}) == {}

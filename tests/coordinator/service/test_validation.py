@@ -123,6 +123,19 @@ def test_numbers_of_a_heartbeat_are_finite_and_its_words_printable() -> None:
     )
 
 
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, -1.0, 1e31])
+def test_a_trainers_figure_that_cannot_be_is_not_known(wrong: float) -> None:
+    shares: dict[str, Any] = {"mfu": 0.4, "data_wait": 0.02}
+    right: dict[str, Any] = {"tokens_per_s": 1e6, "gradient_norm": 0.7, "learning_rate": 4e-4, **shares}
+    known = validation.vitals(pb.HeartbeatRequest(**right, device_bytes=7, trainer_rss_bytes=9))
+    assert {name: getattr(known, name) for name in right} == pytest.approx(right)
+    assert (known.device_bytes, known.trainer_rss_bytes) == (7, 9)
+    cases: list[tuple[str, Any]] = [(name, wrong) for name in right] + [(name, 1.1) for name in shares]
+    for name, value in (*cases, ("device_bytes", 1 << 63)):
+        told: dict[str, Any] = {name: value}
+        assert getattr(validation.vitals(pb.HeartbeatRequest(**told)), name) == 0
+
+
 def test_a_nodes_own_secret_is_long_or_not_taken() -> None:
     assert validation.secret("a" * 32) == validation.secret("a" * 32 + ".9") == "a" * 32
     for weak in ("", "a" * 31, "a" * 65, "A" * 32, "z" * 40):
@@ -156,7 +169,8 @@ def test_any_report_is_an_event_of_finite_numbers_or_refused_with_a_sentence(req
 def test_any_heartbeat_is_heard(beat: pb.HeartbeatRequest) -> None:
     heard, vitals = validation.heartbeat(ADA, 1, beat), validation.vitals(beat)
     assert heard.phase.isprintable() and len(heard.phase) <= 20
-    assert finite((vitals.tokens_per_s, vitals.loss))
+    assert all(finite(getattr(vitals, field.name)) for field in fields(vitals))
+    assert 0 <= vitals.mfu <= 1 and 0 <= vitals.data_wait <= 1
 
 
 @given(st.text(max_size=60), st.text(max_size=60))
