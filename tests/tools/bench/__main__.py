@@ -1,4 +1,4 @@
-"""`make bench`: measures the all-reduce against its bars, and writes docs/performance.md and its picture.
+"""`make bench`: measures the all-reduce and the trainer against their bars, and writes docs/performance.md.
 
     python -m bench [--cases a,c] [--quick] [--out FOLDER]
 
@@ -76,6 +76,9 @@ def _measure(
             bar.advance(task)
         if cases.FLEET in keys:
             rows += bench.fleet(say)
+            bar.advance(task)
+        if cases.TRAINER in keys:
+            rows += bench.trainer(say)
             bar.advance(task)
         rows.sort(key=lambda row: row.key)
         plan: report.Plan = {}

@@ -74,8 +74,8 @@ CASES = (
     Case("g", "as c, a peer killed at half time", 4, 25_000_000, None, None, HOME, kill=True),
 )
 REGIONS = Case("k", "two regions of 3, 300 Mbit/s 4 ms within, 100 Mbit/s 80 ms between", 6, 8_000_000, None, None)
-CODEC, FLEET, PLAN, WAN = "h", "n", "plan", "wan"  # sections that are not an all-reduce
-KEYS = (*(case.key for case in CASES), REGIONS.key, CODEC, FLEET, PLAN, WAN)
+CODEC, FLEET, TRAINER, PLAN, WAN = "h", "n", "t", "plan", "wan"  # sections that are not an all-reduce
+KEYS = (*(case.key for case in CASES), REGIONS.key, CODEC, FLEET, TRAINER, PLAN, WAN)
 
 
 class Verdict(StrEnum):

@@ -13,6 +13,7 @@ from bench.cases import (
     PLAN,
     REGIONS,
     TIMES,
+    TRAINER,
     WAN,
     Case,
     Failed,
@@ -20,12 +21,16 @@ from bench.cases import (
     Outcome,
     Row,
     outcome,
+    spread,
 )
 from bench.command import ATOLL, ask, shown
 from bench.wan import Wan, WanError, unavailable
 
 LEARNT = 3  # rounds after which nodes know what they can send to other regions
 ENOUGH_MEMBERS = 1000  # for the bars of a coordinator
+# A model whose step takes about 0.1 s on one core.
+TRAINED = ("model.dim=256", "model.ffn_dim=688", "inner.batch_size=8")
+STEPS_IN_TURN, LONGEST_STEP = 10, 2.0  # seconds
 START_UP = 120.0  # seconds for all processes of a run
 SLOWEST = 10  # times the links' limit: an iteration that takes longer is given up
 LOOPBACK_PATIENCE = 60.0  # seconds of an iteration without limited links
@@ -42,9 +47,10 @@ class Size:
     seconds: float = 8.0  # of plain TCP
     members: int = 1000  # of the coordinator
     period: float = 56.0  # seconds of their inner steps: with the reports, a round a minute
+    turns: int = 12  # of the trainer and of the loop beside it
 
 
-QUICK = Size(times=2, in_turn=1, share=0.08, seconds=3.0, members=50, period=2.0)
+QUICK = Size(times=2, in_turn=1, share=0.08, seconds=3.0, members=50, period=2.0, turns=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +170,24 @@ class Bench:
             for title, key, unit, scale, must in bars
         ]
 
+    def trainer(self, say: Say) -> list[Row]:
+        """What the built-in trainer needs beyond a bare loop of the same model, in turns on one core."""
+        turns = self.size.turns
+        words = ["bench", "trainer", "--engines=builtin,bare", f"--steps={STEPS_IN_TURN * turns}"]
+        words += [f"--turns={turns}", "--node=device=cpu", "--node=threads=1", "--json", *TRAINED]
+        title, memory = "trainer, longer than a bare loop", "trainer, memory beyond model, optimizer and vectors"
+        say(f"{TRAINER}: trainer, {turns} turns")
+        try:
+            seconds = START_UP + 2 * turns * STEPS_IN_TURN * LONGEST_STEP
+            told = trainer_figures(ask(words, seconds, self.atoll))
+        except Failed as error:
+            return [Row(TRAINER, title, "%", command=shown(words), failure=str(error))]
+        note = f"{spread(told.paces)} tokens/s"
+        return [
+            Row(TRAINER, title, "%", told.longer, 2.0, note=note, command=shown(words)),
+            Row(TRAINER, memory, "MB", (told.beyond_mb,), 500.0, command=shown(words)),
+        ]
+
     def plan(self, say: Say) -> tuple[list[Row], dict[str, list[dict[str, Any]]]]:
         """Predicted seconds for many members; nothing if this atoll does not predict."""
         words = ["bench", "plan", "--json"]
@@ -218,6 +242,26 @@ def codec_figures(told: dict[str, Any], name: str) -> dict[str, float]:
         return ns | {key: 100 * float(row[field]) for key, field in errors.items()}
     except (KeyError, TypeError, ValueError) as error:
         raise Failed(f"its JSON tells nothing of {name}: {error!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerFigures:
+    longer: tuple[float, ...]  # percent, of each turn beside a bare loop's
+    paces: tuple[float, ...]  # tokens a second of each turn
+    beyond_mb: float
+
+
+def trainer_figures(told: dict[str, Any]) -> TrainerFigures:
+    """The built-in trainer's figures beside the bare loop's, whose loss must be the same."""
+    try:
+        ours, bare = told["engines"]["builtin"], told["engines"]["bare"]
+        pairs = zip(ours["turns"], bare["turns"], strict=True)
+        longer = tuple(100 * (theirs / own - 1) for own, theirs in pairs)
+        if abs(ours["loss"] - bare["loss"]) > 0.05 * bare["loss"]:
+            raise Failed(f"a loss of {ours['loss']:.3f} beside one of {bare['loss']:.3f}")
+        return TrainerFigures(longer, tuple(ours["turns"]), ours["beyond_bytes"] / 1e6)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise Failed(f"its JSON is not as documented: {error!r}") from None
 
 
 def fleet_figures(told: dict[str, Any]) -> dict[str, float]:

@@ -77,6 +77,8 @@ def page(machine: Machine, rows: Sequence[Row], plan: Plan, picture: str) -> str
         "  in which nodes learn their links; a note says in how many levels each iteration went.",
         "- n: two rounds of members that other processes of this machine simulate, without a data plane",
         "  (`atoll bench coordinator --help`); the control time is what a member waits for it in a round.",
+        "- t: the same steps of one model in turns: the built-in trainer, and a loop of torch alone",
+        "  (`atoll bench trainer --help`); memory is the process's at peak, activations and torch included.",
         "- g: the bars are c's median + 35 % + 1 s, and + 22 % + 0.3 s; 22 % is what the dead peer's part costs.",
         "- The seconds of others are published figures for links of the same numbers, not measured in this run.",
         "",

@@ -157,6 +157,23 @@ def test_a_coordinator_with_a_thousand_members_has_bars(tmp_path: Path) -> None:
     assert [row.verdict for row in fleet(Size(), members=1000)] == [Verdict.FAILED]
 
 
+def test_the_trainer_is_measured_beside_a_bare_loop_that_learns_the_same(tmp_path: Path) -> None:
+    def rows_of(**ours: Any) -> list[Row]:
+        builtin = {"turns": [100.0, 50.0, 99.0], "loss": 2.0, "beyond_bytes": 400e6} | ours
+        told = {"engines": {"builtin": builtin, "bare": {"turns": [101.0, 51.0, 99.0], "loss": 2.001}}}
+        script = tmp_path / "trainer.py"
+        script.write_text(f"print({json.dumps(told)!r})")
+        return Bench(QUICK, [sys.executable, "-P", str(script)]).trainer(lambda _: None)
+
+    time, memory = rows_of()
+    assert time.values == pytest.approx((1.0, 2.0, 0.0)) and time.verdict is Verdict.MUST
+    assert (memory.measured, memory.verdict) == (400, Verdict.MUST)
+    assert [row.verdict for row in rows_of(turns=[90.0, 45.0, 99.0])][0] is Verdict.MISSED
+    assert [row.verdict for row in rows_of(beyond_bytes=501e6)][1] is Verdict.MISSED
+    for wrong in ({"loss": 3.0}, {"turns": [1.0]}, {"beyond_bytes": None}):
+        assert [row.verdict for row in rows_of(**wrong)] == [Verdict.FAILED]
+
+
 def test_the_emulators_words_are_understood() -> None:
     assert shape_words({"up": 100, "rtt": 50, "loss": 0.05}) == ["up=100", "delay=25", "loss=0.05"]
     assert shape_words({"region": 1, "far": 80, "between": 100}) == ["region=1", "far=40", "between=100"]
