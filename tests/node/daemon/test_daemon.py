@@ -6,10 +6,13 @@ from typing import Any, cast
 
 from atoll.comm.config.run import RunConfig
 from atoll.comm.invite import Invite
+from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node.config import NodeConfig
 from atoll.node.daemon.daemon import Daemon
 from atoll.node.daemon.state_dir import JoinOptions
 from atoll.node.state_machine import effects
+from atoll.node.state_machine.state import Idle, State, Training
+from atoll.node.trainer_channel import Progress
 
 
 def test_a_trainer_that_dies_while_state_0_is_read_has_it_read_no_second_time() -> None:
@@ -32,3 +35,53 @@ def test_a_trainer_that_dies_while_state_0_is_read_has_it_read_no_second_time() 
             read.set()
 
     asyncio.run(asyncio.wait_for(story(), 60))
+
+
+FIGURES: dict[str, Any] = {
+    "tokens_per_s": 5000.0,
+    "mfu": 0.25,
+    "data_wait": 0.125,
+    "gradient_norm": 0.5,
+    "learning_rate": 0.001,
+    "device_bytes": 3 << 30,
+}
+
+
+def test_the_figures_of_the_trainer_are_in_the_heartbeat_and_in_the_status(tmp_path: Path) -> None:
+    """Speed, utilisation and waiting are of a trainer that takes steps; the others stay known."""
+
+    async def story() -> None:
+        config = NodeConfig(upload=8.0, threads=3)
+        daemon = Daemon(Invite("there:7", "reef", "token"), config, JoinOptions(tmp_path, "", "", "ada", 0.0))
+        beats = asyncio.Queue[pb.HeartbeatRequest]()
+        peers = SimpleNamespace(links=lambda: [("n2", 1), ("n2", 2), ("n3", 3)])
+        plane = SimpleNamespace(bytes_up=1, bytes_down=2, peers=peers)
+        control = SimpleNamespace(heartbeat=beats.put, away=0.0)
+        member = SimpleNamespace(plane=plane, control=control, reports=SimpleNamespace(), me="n1")
+        daemon._member, daemon._heartbeat = cast(Any, member), 60.0
+        daemon._state = State(trainer=Training(4, ((0, 8),), True))
+        daemon._on_trainer(Progress(4, 7, 2.5, host_bytes=5 << 30, **FIGURES))
+        beating = asyncio.create_task(daemon._heartbeats())
+        beat = await beats.get()
+        assert (beat.round, beat.inner_step, beat.loss, beat.trainer_rss_bytes) == (4, 7, 2.5, 5 << 30)
+        assert {name: getattr(beat, name) for name in FIGURES} == FIGURES
+        status = daemon.status()
+        assert {name: status[name] for name in FIGURES} == FIGURES
+        assert (status["peers"], status["threads"], status["trouble"]) == (2, 3, "")
+        assert status["limits"] == {"upload": 8.0, "download": 0.0, "disk": 0.0}
+        assert status["state"] == status["phase"] and status["reason"] == "waits for the coordinator"
+        daemon._state = State(trainer=Idle())
+        daemon._beat.set()
+        beat = await beats.get()
+        assert (beat.tokens_per_s, beat.mfu, beat.data_wait, beat.gradient_norm) == (0, 0, 0, 0.5)
+        beating.cancel()
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_an_unknown_utilisation_is_none_in_the_status(tmp_path: Path) -> None:
+    daemon = Daemon(Invite("there:7", "reef", "t"), NodeConfig(), JoinOptions(tmp_path, "", "", "ada", 0.0))
+    plane = SimpleNamespace(bytes_up=1, bytes_down=2, peers=SimpleNamespace(links=list))
+    daemon._member = cast(Any, SimpleNamespace(plane=plane, control=SimpleNamespace(away=0.0), me="n1"))
+    daemon._on_trainer(Progress(4, 7, 2.5, 100.0))
+    assert daemon.status()["mfu"] is None and daemon.status()["tokens_per_s"] == 100
