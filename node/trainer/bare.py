@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from atoll.comm.accelerators import peak_flops
+from atoll.comm.config.round_time import flops_per_token, tokens_per_step
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError
 from atoll.comm.leases import samples
 from atoll.node.config import TrainerSpec
 from atoll.node.participant.batches import RunTokens, Share
 from atoll.node.participant.daemon_link import DaemonLink, failures_reported, read_spec
-from atoll.node.participant.figures import StepMeter
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.trainer.model import blocks_of, build, init_parameters
 from atoll.node.trainer.process import LocalRank, choose_device
@@ -33,7 +34,7 @@ from atoll.node.trainer_channel import Hello, Initialise, Initialised, Progress,
 
 def main() -> None:
     """Serve orders until the other side is gone."""
-    spec, me = read_spec(), LocalRank.of_environment()
+    spec, me = read_spec() or TrainerSpec(), LocalRank.of_environment()
     try:
         with failures_reported(spec.channel):
             device = choose_device(spec.node, me)
@@ -66,7 +67,6 @@ def serve(spec: TrainerSpec, me: LocalRank, device: torch.device) -> None:
     link = DaemonLink(ranks, spec.channel)
     numel = sum(parameter.numel() for parameter in model.parameters())
     link.send(Hello(os.getpid(), me.size, numel, (), evaluates=False))
-    meter = StepMeter.of(run, numel, device, me.size)
     while not isinstance(command := link.next_command(), Stop):
         match command:
             case Initialise(seed=seed):
@@ -74,7 +74,7 @@ def serve(spec: TrainerSpec, me: LocalRank, device: torch.device) -> None:
                 link.send(Initialised())
             case Train():
                 batches = load(run, data, share, command, device)
-                train(run, model, optimizer, batches, meter, link, command.round)
+                train(run, model, optimizer, batches, link, command.round)
 
 
 def build_model(run: RunConfig, me: LocalRank, device: torch.device, bf16: bool, compile_: bool) -> nn.Module:
@@ -106,7 +106,6 @@ def train(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     batches: list[Tensor],
-    meter: StepMeter,
     link: DaemonLink,
     round_: int,
 ) -> None:
@@ -125,12 +124,14 @@ def train(
         if number == 1:
             begun = settled(device)
             link.send(Progress(round_, number, 0.0))
-    seconds, loss_mean = settled(device) - begun, float(total) / len(batches)
-    pace = (len(batches) - 1) * meter.step_tokens / max(seconds, 1e-9)
-    mfu = pace * meter.token_flops / meter.peak if meter.peak else 0.0
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-    link.send(Progress(round_, len(batches), loss_mean, pace, mfu, device_bytes=peak))
-    link.send(Ready(round_, len(batches), loss_mean, len(batches) * run.inner.batch_size))
+    seconds, mean = settled(device) - begun, float(total) / len(batches)
+    pace = (len(batches) - 1) * tokens_per_step(run) / max(seconds, 1e-9)
+    on_gpu = device.type == "cuda"
+    peak = peak_flops(torch.cuda.get_device_name(device)) if on_gpu else None
+    mfu = pace * flops_per_token(run.model) / (peak * dist.get_world_size()) if peak else 0.0
+    memory = torch.cuda.max_memory_allocated(device) * dist.get_world_size() if on_gpu else 0
+    link.send(Progress(round_, len(batches), mean, pace, mfu, device_bytes=memory))
+    link.send(Ready(round_, len(batches), mean, len(batches) * run.inner.batch_size))
 
 
 def settled(device: torch.device) -> float:
