@@ -91,7 +91,7 @@ def check_(run_yaml: Path, overrides: tuple[str, ...], method: str, as_json: boo
 
 
 def round_lines(config: RunConfig) -> Iterator[str]:
-    """What a round comes to: work of a node, and an exchange between as many members as the run starts with."""
+    """The work of a node in a round, and an exchange between as many members as the run starts with, in words."""
     members = max(config.members.start, 2)
     work, sent = flops_per_round(config), exchanged_bytes(config, members)
     yield (

@@ -155,8 +155,8 @@ def status(state_dir: Path, as_json: bool) -> None:
 
 
 def status_lines(said: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What a daemon says of itself as labels and words; what it does not know is left out, but for the MFU of a
-    trainer that takes steps."""
+    """The labels and words of what a daemon says of itself. What it does not know is left out, but for the MFU of
+    a trainer that takes steps."""
     for key, value in said.items():
         label = "state of round" if key == "round" else key.replace("_", " ")
         match key, value:

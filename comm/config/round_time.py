@@ -43,8 +43,8 @@ class RoundTime:
 
     @classmethod
     def of(cls, run: RunConfig, members: int, flops: float, bits: float) -> "RoundTime":
-        """Of nodes that compute `flops` FLOP/s (the cards' peak times the MFU) and whose links carry `bits` bit/s
-        each way."""
+        """The times of `members` nodes that compute `flops` FLOP/s (the cards' peak times the MFU), with links of
+        `bits` bit/s each way."""
         return cls(flops_per_round(run) / flops, 8 * exchanged_bytes(run, members) / bits)
 
     @property

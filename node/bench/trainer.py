@@ -1,9 +1,9 @@
 """`atoll bench trainer`: the built-in trainer beside other training loops of the same model, on the same device.
 
 `builtin` is the trainer as it is shipped, with this command in its daemon's place; `bare` a loop of FSDP2, AdamW
-and clipping with nothing of Atoll around it (`atoll.node.trainer.bare`); `torchtitan` that engine under Atoll,
-if it is installed. All train the same sequences from the same parameters, in turns of a few seconds, so that the
-machine's moods hit all of them; on a CPU all live at once, and those whose turn it is not wait without
+and clipping with nothing of Atoll around it (`atoll.node.trainer.bare_loop`); `torchtitan` that engine under
+Atoll, if it is installed. All train the same sequences from the same parameters, in turns of a few seconds, so
+that the machine's moods hit all of them; on a CPU all live at once, and those whose turn it is not wait without
 computing. A turn's speed is that of its steps after the first. What a round has beside its steps (loading the
 anchor, handing over) is not in it.
 """
@@ -158,13 +158,13 @@ class Engine:
         return Turn(pace, mfu, message.loss, said.device_bytes)
 
     async def answer(self, kind: type[T]) -> T:
-        """The next message of this kind; what is said on the way is passed over."""
+        """Wait for the next message of this kind; others are passed over. Raises `BenchFailed`."""
         while not isinstance(message := await self.message(), kind):
             pass
         return message
 
     async def message(self) -> ToDaemon:
-        """The next message. Raises `BenchFailed` where it is that none comes any more."""
+        """Wait for the next message. Raises `BenchFailed` where the engine has failed or ended, or is silent."""
         try:
             async with asyncio.timeout(TIMEOUT):
                 message = await self.end.receive()
@@ -286,7 +286,7 @@ def figures_of(engine: Engine, node: NodeConfig) -> EngineFigures:
 
 
 def unavailable(name: str) -> str:
-    """Why an engine cannot be measured here; empty: it can."""
+    """The reason why an engine cannot be measured on this machine; empty: it can be."""
     if name == TITAN and find_spec("torchtitan") is None:
         return "torchtitan is not installed: pip install 'atoll[titan]'"
     return ""
@@ -302,7 +302,7 @@ def command_of(name: str, node: NodeConfig) -> tuple[str, ...]:
     if name != BARE:
         return ()
     torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={node.ranks}")
-    return (sys.executable, "-P", *torchrun, "-m", "atoll.node.trainer.bare")
+    return (sys.executable, "-P", *torchrun, "-m", "atoll.node.trainer.bare_loop")
 
 
 @asynccontextmanager
@@ -384,6 +384,6 @@ def high_water(pid: int) -> int:
 
 
 def last_line(log: Path) -> str:
-    """What an engine said last."""
+    """The last line of an engine's log."""
     lines = log.read_text(errors="replace").strip().splitlines()
     return lines[-1] if lines else "it said nothing"

@@ -23,7 +23,7 @@ PARAMETER_FLOPS = 6  # a parameter and token: a product and a sum, forward once 
 
 @dataclass(frozen=True)
 class Speed:
-    """What the steps since the last report came to."""
+    """The speed of the steps since the last report."""
 
     tokens_per_s: float
     mfu: float  # share of the cards' peak, 0 to 1; 0: not known
@@ -46,27 +46,31 @@ class StepMeter:
     _loading: float = 0.0
 
     @classmethod
-    def of(cls, run: RunConfig, numel: int, device: torch.device, ranks: int) -> "StepMeter":
-        """The meter of a node whose model has `numel` parameters, and whose ranks have such a card each. A model
-        that is not the config's counts without its attention: how that is built is not known."""
-        own = numel == run.model.n_params
-        flops = flops_per_token(run.model) if own else float(PARAMETER_FLOPS * numel)
+    def of(
+        cls, run: RunConfig, numel: int, device: torch.device, ranks: int, token_flops: float | None = None
+    ) -> "StepMeter":
+        """The meter of a node whose model has `numel` parameters, and whose ranks have such a card each. Where
+        `token_flops` does not say it, a model that is not the config's counts without its attention: how that is
+        built is not known."""
+        if token_flops is None:
+            own = numel == run.model.n_params
+            token_flops = flops_per_token(run.model) if own else float(PARAMETER_FLOPS * numel)
         peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-        return cls(tokens_per_step(run), flops, None if peak is None else ranks * peak)
+        return cls(tokens_per_step(run), token_flops, None if peak is None else ranks * peak)
 
     def begin(self) -> None:
-        """A step begins: its data is about to be loaded."""
+        """Begin a step, whose data is about to be loaded."""
         self._begun = self.clock()
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """The loop waits for data while the context lasts."""
+        """Count the time of the context as waiting for data."""
         begun = self.clock()
         yield
         self._loading += self.clock() - begun
 
     def end(self) -> Speed | None:
-        """The step is taken. What the steps since the last report came to; None when it is too early for one."""
+        """End the step; returns the speed since the last report, None when it is too early for another."""
         now = self.clock()
         self._seconds, self._tokens = self._seconds + now - self._begun, self._tokens + self.step_tokens
         if now - self._reported < REPORT_INTERVAL:

@@ -98,6 +98,7 @@ class Participant:
         evaluate: Callable[[], float] | None,
         initialise: Callable[[int], None] | None,
         before_round: Callable[[], None] | None,
+        token_flops: float | None,
     ) -> None:
         self._spec, self._link, self._ranks = spec, link, ranks
         self._parameters, self._optimizers, self._checkpoint = parameters, optimizers, checkpoint
@@ -108,7 +109,7 @@ class Participant:
         self._rate = 0.0
         self._cursor: TrainingCursor | None = None
         self._watchdog = StepWatchdog(DEADLINE_SHARE * spec.run.members.stall)
-        self._meter = StepMeter.of(spec.run, parameters.layout.numel, parameters.device, ranks.size)
+        self._meter = StepMeter.of(spec.run, parameters.layout.numel, parameters.device, ranks.size, token_flops)
         self._memory = RankMemory(parameters.device)
 
     # For the training loop
@@ -345,6 +346,7 @@ def participate(
     initialise: Callable[[int], None] | None = None,
     data_parallel: tuple[int, int] | None = None,
     before_round: Callable[[], None] | None = None,
+    token_flops: float | None = None,
 ) -> Iterator[Participant]:
     """Take part in the run of the node that has started this script; see the example at the top.
 
@@ -359,6 +361,8 @@ def participate(
     `initialise`: called on the run's first member, with the run's seed, to give the parameters their first values.
     `data_parallel`: (index, number) of this rank's share of a batch; None: (rank, ranks), each rank its own.
     `before_round`: called before each round.
+    `token_flops`: floating-point operations of the model for a token, forward and backward, for the model FLOPs
+    utilisation; None: those of the config's model, or 6 a parameter where the model is another.
 
     Exits with a sentence, and tells the daemon, what starting again would not cure: an `AtollError`.
     """
@@ -381,7 +385,7 @@ def participate(
             try:
                 yield Participant(
                     *(spec, link, ranks, parameters, optimizers, checkpoint),
-                    *(share, evaluate, initialise, before_round),
+                    *(share, evaluate, initialise, before_round, token_flops),
                 )
             finally:
                 checkpoint.close()  # what is being written is finished

@@ -66,6 +66,7 @@ def test_a_model_that_is_not_the_configs_counts_by_its_parameters() -> None:
     run = small()
     assert StepMeter.of(run, run.model.n_params, CPU, 1).token_flops == flops_per_token(run.model)
     assert StepMeter.of(run, 1000, CPU, 1).token_flops == 6000
+    assert StepMeter.of(run, 1000, CPU, 1, token_flops=7000.0).token_flops == 7000
 
 
 def test_memory_is_looked_at_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
-"""A training loop without Atoll around it, for `atoll bench trainer`: `python -m atoll.node.trainer.bare`, which
-the launcher starts under torchrun as it would a trainer of anybody's.
+"""A training loop without Atoll around it, for `atoll bench trainer`: `python -m atoll.node.trainer.bare_loop`,
+which the launcher starts under torchrun as it would a trainer of anybody's.
 
 The run's model, sharded with FSDP2 block by block wherever ranks share it or compute in bf16, torch's fused AdamW
 and clipping: what a script of one page does. Only between two orders does it talk to whoever started it; while the
@@ -95,7 +95,7 @@ def build_model(run: RunConfig, me: LocalRank, device: torch.device, bf16: bool,
 
 
 def load(run: RunConfig, data: RunTokens, share: Share, order: Train, device: torch.device) -> list[Tensor]:
-    """This rank's batches of all the order's steps, (B, T + 1) int64 each, on the device."""
+    """Load this rank's batches of all the order's steps, (B, T + 1) int64 each, onto the device."""
     size = run.inner.batch_size
     steps = (samples(order.lease, k * size, size)[share.of(size)] for k in range(order.ceiling))
     return [torch.stack([data[index] for index in indices]).to(device) for indices in steps]
@@ -124,7 +124,9 @@ def train(
         if number == 1:
             begun = settled(device)
             link.send(Progress(round_, number, 0.0))
-    seconds, mean = settled(device) - begun, float(total) / len(batches)
+    seconds = settled(device) - begun
+    dist.all_reduce(total)
+    mean = float(total) / len(batches) / dist.get_world_size()
     pace = (len(batches) - 1) * tokens_per_step(run) / max(seconds, 1e-9)
     on_gpu = device.type == "cuda"
     peak = peak_flops(torch.cuda.get_device_name(device)) if on_gpu else None
