@@ -263,8 +263,8 @@ async def in_turns(runs: Runs, node: NodeConfig, folder: Path, steps: int, turns
         for engine in engines:
             await engine.begin()
             await engine.warm_up()
-        for _ in range(turns):
-            for engine in engines:
+        for turn in range(turns):  # each way round as often: what the machine gains or loses hits all
+            for engine in engines if turn % 2 == 0 else reversed(engines):
                 await engine.take_turn(steps)
         return engines
 
@@ -320,8 +320,9 @@ async def launched(name: str, run: RunConfig, node: NodeConfig, folder: Path) ->
     async with await asyncio.start_unix_server(accept, channel, limit=16 << 20):
         words = (sys.executable, "-P", "-m", "atoll.node.trainer.launcher", "--spec", str(file))
         with log.open("wb") as out:
+            # In a session of its own, as torchrun's ranks are: the system may share its cores out by sessions.
             process = await asyncio.create_subprocess_exec(
-                *words, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out
+                *words, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
             )
         try:
             yield Engine(name, run, await connected(name, process, connections, log), process, log, folder)
