@@ -144,7 +144,7 @@ def test_layouts_and_snapshots_from_before_trainers_could_be_unable_to_evaluate_
     config, layout = RunConfig(name="reef"), b"layout"
     joined = [ev.Joined(NodeId(f"n{i}"), 1, "ada", f"10.0.0.{i}:7", f"{i}" * 32) for i in (1, 2)]
     core = JournaledMachine(config, journal)
-    events = [ev.Started(1), *joined, ev.LayoutReported(NodeId("n1"), 1, 40, layout)]
+    events: list[ev.Event] = [ev.Started(1), *joined, ev.LayoutReported(NodeId("n1"), 1, 40, layout)]
     core.adopt(batch := core.prepare(events, 1.0))
     state = msgspec.msgpack.decode(encode(batch.state))
     for member in state["members"]["here"].values():
