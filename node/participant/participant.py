@@ -7,7 +7,8 @@
             loss.backward()
             run.step(loss)                            clips, steps the optimizer, clears the gradients
 
-A node starts the script: `atoll node join URL -- python train.py`, or `-- torchrun --nproc-per-node 8 train.py`.
+A node starts the script: `atoll node join URL -- python train.py`, or `-- torchrun --standalone --nproc-per-node 8
+train.py`. docs/participant.md is for its author.
 Between two batches the participant carries out what the run asks for: it loads the shared parameters at the
 beginning of a round, hands over what was trained at its end, measures a validation loss, keeps the optimizer's
 moments. Learning rate and samples are the run's. The loop ends when the node leaves or the run is finished.

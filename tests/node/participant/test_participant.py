@@ -193,8 +193,7 @@ tell([good, modes, model.frozen.tolist()])
     assert modes == [True] * len(modes) and len(modes) >= 5 and frozen == [3.0] * 5
 
 
-def test_ranks_that_share_no_batch_have_all_of_it_each(tmp_path: Path) -> None:
-    text = """
+RANKS = """
 import torch.distributed as dist
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -204,17 +203,19 @@ seen = []
 with participate(model, optimizer, data_parallel=(0, 1)) as run:
     for batch in run.batches(Numbers(100)):
         seen.append(batch.tolist())
-        loss = model(torch.ones(3)).sum()
+        loss = model(torch.ones(3)).sum() * (-1) ** (rank if sys.argv[2] == "apart" else 0)
         loss.backward()
         run.step(loss)
 sys.argv[1] += str(rank)
 tell(seen)
 dist.destroy_process_group()
 """
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
+
+def test_ranks_that_share_no_batch_have_all_of_it_each(tmp_path: Path) -> None:
     async def story() -> None:
-        async with script(tmp_path / "node", text, small(inner=FLAT), through=torchrun) as node:
+        async with script(tmp_path / "node", RANKS, small(inner=FLAT), "alike", through=TORCHRUN) as node:
             assert (await node.attach()).ranks == 2
             await node.ask(channel.Initialise(0), channel.Initialised)
             ready = await node.ask(order(1, 2), channel.Ready)
@@ -224,6 +225,17 @@ dist.destroy_process_group()
     asyncio.run(story())
     told = [json.loads((tmp_path / "node" / f"said{rank}").read_text()) for rank in (0, 1)]
     assert told == [[[0, 1, 2, 3], [4, 5, 6, 7]]] * 2
+
+
+def test_ranks_whose_copies_of_the_parameters_went_apart_are_not_ready(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with script(tmp_path / "node", RANKS, small(inner=FLAT), "apart", through=TORCHRUN) as node:
+            await node.attach()
+            await node.ask(channel.Initialise(0), channel.Initialised)
+            failed = await node.ask(order(1, 2), channel.Failed)
+            assert "have copies of the parameters that differ after training" in failed.sentence
+
+    asyncio.run(story())
 
 
 WRONG = """
