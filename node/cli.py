@@ -115,6 +115,11 @@ def join(
     local = state_dir / "node.yaml"
     config = load_dataclass(NodeConfig, local if local.exists() else None, overrides)
     check(config)
+    if command and config.machines > 1:
+        raise ConfigError(
+            f"machines is {config.machines} and there is a command behind --: a script of several machines is "
+            "started on them by torchrun, srun or the like, not by atoll node worker"
+        )
     demand("a node", *(["torch", "numba"] if role == "trainer" else ["numba"]))
     from atoll.node.daemon.daemon import Daemon
     from atoll.node.daemon.reducer import Reducer

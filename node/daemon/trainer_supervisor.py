@@ -216,12 +216,9 @@ def exit_in_words(code: int) -> str:
 async def end_launcher(process: asyncio.subprocess.Process, grace: float = STOP_SECONDS) -> None:
     """End the launcher and its ranks. They go by themselves once the channel is closed, in `grace` seconds; else
     they are made to."""
-    for seconds in (STOP_SECONDS, grace - STOP_SECONDS):
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):  # wait_for may lose a cancellation
-                await process.wait()
-        if process.returncode is None and seconds < grace:
-            log.info(f"the trainer has {grace - STOP_SECONDS:.0f} s more to end by itself")
+    if not await _ends(process, min(grace, STOP_SECONDS)) and grace > STOP_SECONDS:
+        log.info(f"the trainer has {grace - STOP_SECONDS:.0f} s more to end by itself")
+        await _ends(process, grace - STOP_SECONDS)
     with contextlib.suppress(psutil.Error):
         ranks = psutil.Process(process.pid).children(recursive=True)
         for rank in ranks:
@@ -234,3 +231,13 @@ async def end_launcher(process: asyncio.subprocess.Process, grace: float = STOP_
     with contextlib.suppress(ProcessLookupError):
         process.kill()
     await process.wait()
+
+
+async def _ends(process: asyncio.subprocess.Process, seconds: float) -> bool:
+    """Whether the process ends in so many seconds."""
+    try:
+        async with asyncio.timeout(seconds):  # wait_for may lose a cancellation
+            await process.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -276,8 +276,11 @@ class ShardedParameters:
         return squares
 
     @torch.no_grad()
-    def copies_distance(self, flat: Tensor) -> float:
-        """The squared l2 norm of the distance from `flat` of this rank's blocks that a rank before it has, too."""
+    def copies_distance(self, flat: Tensor | None) -> float:
+        """The squared l2 norm of the distance from `flat` of this rank's blocks that a rank before it has, too; 0
+        on another machine than rank 0's, where `flat` is None."""
+        if flat is None:
+            return 0.0
         copies = [piece for piece in self._pieces() if not self.owns(piece)]
         there = [self._in(flat, piece).to(piece.local.device) for piece in copies]
         return sum(

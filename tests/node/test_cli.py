@@ -52,6 +52,7 @@ def test_everything_behind_the_dashes_is_the_command(tmp_path: Path, monkeypatch
     "arguments, sentence",
     [
         (["--"], "there is no command behind --"),
+        (["machines=2", "rendezvous=a:1", "--", "sh"], "machines is 2 and there is a command behind --"),
         (["--role", "reducer", "--", "sh"], "--role reducer has no trainer, and a command behind -- is one"),
         (
             ["--", "no-such-program"],
