@@ -68,6 +68,7 @@ def test_a_command_that_cannot_be_one_is_refused_before_anything_is_started(
     arguments: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "parse", lambda url: None)
     (tmp_path / "train.sh").write_text("exit")  # not executable
     with pytest.raises(ConfigError) as refused:
         CliRunner().invoke(cli.node, ["join", URL, *arguments], catch_exceptions=False)
