@@ -67,6 +67,8 @@ def set_environment(spec: TrainerSpec, path: Path) -> None:
     os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     if spec.node.device is Device.CPU:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if spec.command:
+        os.environ.setdefault("PYTHONUNBUFFERED", "1")  # what it prints is in the trainer's log at once
 
 
 def launch(spec: TrainerSpec, path: Path) -> int:
