@@ -7,6 +7,8 @@ import sys
 
 # Environment variable: the process id of the launcher that started a trainer's ranks.
 LAUNCHER = "ATOLL_LAUNCHER"
+# Seconds that a training script of a volunteer's own has to end, once its daemon has closed the channel to it.
+GRACE_SECONDS = 60.0
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 

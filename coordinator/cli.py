@@ -17,7 +17,7 @@ from atoll.comm import log
 from atoll.comm.config.load import load_run, to_yaml
 from atoll.comm.config.methods import check_real, simulated_only
 from atoll.comm.config.round_time import exchanged_bytes, flops_per_round, tokens_per_step
-from atoll.comm.config.run import RunConfig
+from atoll.comm.config.run import DataKind, RunConfig
 from atoll.comm.config.shipped import method_file, run_file
 from atoll.comm.errors import ConfigError, Unreachable
 
@@ -83,9 +83,11 @@ def check_(run_yaml: Path, overrides: tuple[str, ...], method: str, as_json: boo
         click.echo(msgspec.json.encode(config).decode())
         return
     click.echo(to_yaml(config).rstrip())
-    click.echo(f"# ok: {config.model.n_params:,} parameters")
-    for line in round_lines(config):
-        click.echo(f"# {line}")
+    own = config.data.kind is DataKind.SCRIPT
+    click.echo(f"# ok: {'each script has its own model' if own else f'{config.model.n_params:,} parameters'}")
+    if not own:
+        for line in round_lines(config):
+            click.echo(f"# {line}")
     if beyond := simulated_only(config):
         click.echo(f"# for `atoll simulate`: a coordinator does not carry out {', '.join(beyond)} yet")
 

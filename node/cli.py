@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from atoll.comm.invite import parse, split_host_port
 from atoll.node.config import NodeConfig, check
 
 STATE_DIR = Path("~/.atoll/node")
+COMMAND = "atoll.node.command"  # key of a context's meta: what is behind --
 state_dir_option = click.option(
     "--state-dir",
     type=click.Path(path_type=Path),
@@ -31,7 +33,22 @@ def node() -> None:
     """Take part in a run with this machine."""
 
 
-@node.command()
+class CommandBehindDashes(click.Command):
+    """A command whose last part, behind `--`, is another command: `ctx.meta[COMMAND]`, as it stands there."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[COMMAND] = tuple(args[at + 1 :])
+            args = args[:at]
+        return super().parse_args(ctx, args)
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        pieces = [*self.collect_usage_pieces(ctx), "[-- COMMAND ...]"]
+        formatter.write_usage(ctx.command_path, " ".join(pieces))
+
+
+@node.command(cls=CommandBehindDashes)
 @click.argument("url")
 @click.argument("overrides", nargs=-1)
 @state_dir_option
@@ -58,7 +75,9 @@ def node() -> None:
     help="Seconds to try for a coordinator at first.",
 )
 @log.level_option
+@click.pass_context
 def join(
+    context: click.Context,
     url: str,
     overrides: tuple[str, ...],
     state_dir: Path,
@@ -76,7 +95,13 @@ def join(
     Settings of this machine are read from STATE_DIR/node.yaml and from key=value OVERRIDES:
     device, ranks, threads, bf16, compile, data, model, upload, download (Mbit/s), streams, congestion, durable,
     disk (GB), files.
+
+    COMMAND trains in the place of the built-in trainer: `-- python train.py`, or `-- torchrun --standalone
+    --nproc-per-node 8 train.py`, a script that calls atoll.node.participant.participate.
     """
+    command = context.meta.get(COMMAND)
+    if command is not None:
+        check_command(command, role)
     invite = parse(_from_file(url))
     split_host_port(listen, "--listen")
     if leaf and (advertise or role == "reducer"):
@@ -88,10 +113,15 @@ def join(
         listen = "127.0.0.1:0"
     if advertise:
         split_host_port(advertise, "--advertise")
-    state_dir = state_dir.expanduser()
+    state_dir = state_dir.expanduser().absolute()  # a script may go elsewhere
     local = state_dir / "node.yaml"
     config = load_dataclass(NodeConfig, local if local.exists() else None, overrides)
     check(config)
+    if command and config.machines > 1:
+        raise ConfigError(
+            f"machines is {config.machines} and there is a command behind --: a script of several machines is "
+            "started on them by torchrun, srun or the like, not by atoll node worker"
+        )
     demand("a node", *(["torch", "numba"] if role == "trainer" else ["numba"]))
     from atoll.node.daemon.daemon import Daemon
     from atoll.node.daemon.reducer import Reducer
@@ -100,7 +130,7 @@ def join(
     log.setup(log_level)
     name = name or load_name(state_dir / "session", invite) or socket.gethostname()
     try:
-        options = JoinOptions(state_dir, listen, advertise, name, patience, leaf)
+        options = JoinOptions(state_dir, listen, advertise, name, patience, leaf, command or ())
         life = Reducer if role == "reducer" else Daemon
         asyncio.run(life(invite, config, options).run())
     except* AtollError as errors:
@@ -208,6 +238,17 @@ def export(state_dir: Path, out: Path, layout: str, run: str, overwrite: bool) -
 
     done = write(state_dir.expanduser(), out.expanduser(), TensorNaming(layout), run, overwrite)
     click.echo(f"run {done.run}, round {done.round}: {done.n_params:,} parameters are in {out}")
+
+
+def check_command(command: tuple[str, ...], role: str) -> None:
+    """Raise `ConfigError` for a trainer's command that cannot be one."""
+    if not command or not command[0]:
+        raise ConfigError("there is no command behind --: write `-- python train.py`")
+    if role == "reducer":
+        raise ConfigError("--role reducer has no trainer, and a command behind -- is one: give one of them")
+    if shutil.which(command[0]) is None:
+        where = "there is no such file" if "/" in command[0] else "there is none in the folders of PATH"
+        raise ConfigError(f"cannot start the command {command[0]}: {where}, or it cannot be executed")
 
 
 def _from_file(url: str) -> str:

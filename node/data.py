@@ -229,6 +229,12 @@ def files_of(run: RunConfig, node: NodeConfig) -> list[Path]:
         case DataKind.TEXT:
             files = list_files(data_folder(run, node), TEXT_SUFFIXES, set())
             hint = f"put {', '.join(TEXT_SUFFIXES)} files there"
+        case DataKind.SCRIPT:
+            raise ConfigError(
+                "the run's samples are those of each node's own script, data.kind=script: join it with one, "
+                "`atoll node join URL -- python train.py`, which takes its batches from a dataset of its own, "
+                "run.batches(dataset)"
+            )
         case _:
             assert_never(run.data.kind)
     if not files:

@@ -15,9 +15,10 @@ ENCODED = 2  # vectors, encoded, that a reduce has in memory at most
 PROCESS_BYTES = 600 << 20  # bytes of a trainer and a daemon that hold no model yet
 
 
-def check_memory(run: RunConfig, on_gpu: bool) -> None:
-    """Raise `ResourceError` if the model cannot fit into this machine's memory."""
-    params = run.model.n_params
+def check_memory(run: RunConfig, on_gpu: bool, n_params: int = 0) -> None:
+    """Raise `ResourceError` if the model cannot fit into this machine's memory. `n_params`: of a model that is not
+    the run's; what trains it has its memory already where `on_gpu` is set."""
+    params = n_params or run.model.n_params
     encoded, kept = run.reduce.bytes_per_element, bool(run.outer.feedback)
     each = BYTES_FLAT + (ENCODED + kept) * encoded + (0 if on_gpu else BYTES_TRAINED)
     each += 4 if run.overlap.delay else 0  # what was handed over, once more

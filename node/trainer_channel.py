@@ -9,7 +9,7 @@ restarts the trainer.
     Hello(layout)        ------->
                          <-------    Attach(vectors)
                          <-------    Initialise | Train | Evaluate | Finish | Stop
-    Initialised | Progress... Reached... Ready | Waits | Evaluated | LogLine | Failed   ------->
+    Initialised | Progress... Reached... Ready | Waits | Evaluated | LoopLeft | LogLine | Failed   ------->
 
 `Reached`, `Ready`, `Waits` and `Evaluated` are events of the node's machine (`atoll.node.state_machine`) as they
 are.
@@ -22,6 +22,7 @@ import asyncio
 import queue
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
@@ -136,6 +137,10 @@ class Evaluated(msgspec.Struct, tag=True, frozen=True):
     loss: float  # nats a token
 
 
+class LoopLeft(msgspec.Struct, tag=True, frozen=True):
+    """The training loop has ended by itself, while the run goes on."""
+
+
 class LogLine(msgspec.Struct, tag=True, frozen=True):
     """A sentence for the daemon's log."""
 
@@ -149,7 +154,7 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
 
 
 ToTrainer = Attach | Initialise | Train | Evaluate | Finish | Stop
-ToDaemon = Hello | Initialised | Progress | Reached | Ready | Waits | Evaluated | LogLine | Failed
+ToDaemon = Hello | Initialised | Progress | Reached | Ready | Waits | Evaluated | LoopLeft | LogLine | Failed
 
 _decode_to_trainer = msgspec.json.Decoder(ToTrainer)
 _decode_to_daemon = msgspec.json.Decoder(ToDaemon)
@@ -158,10 +163,12 @@ _decode_to_daemon = msgspec.json.Decoder(ToDaemon)
 class TrainerEnd:
     """Rank 0's blocking end: a thread receives, so that the daemon is heard while a step runs."""
 
-    def __init__(self, path: str) -> None:
-        """Connect to the daemon's socket. Raises `OSError`."""
+    def __init__(self, path: str, on_close: Callable[[], None] | None = None) -> None:
+        """Connect to the daemon's socket. `on_close` is called in a thread when the daemon is gone. Raises
+        `OSError`."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
+        self._on_close = on_close
         self._commands: queue.SimpleQueue[ToTrainer] = queue.SimpleQueue()
         threading.Thread(target=self._receive, name="channel", daemon=True).start()
 
@@ -173,6 +180,8 @@ class TrainerEnd:
         except (OSError, ValueError):  # the channel broke
             pass
         self._commands.put(Stop())
+        if self._on_close is not None:
+            self._on_close()
 
     def next_command(self) -> ToTrainer:
         """Wait for the daemon's next command; `Stop` when it is gone."""
@@ -186,6 +195,11 @@ class TrainerEnd:
         """Tell the daemon; if it is gone, the receiving thread has noticed."""
         with suppress(OSError):
             self._socket.sendall(msgspec.json.encode(message) + b"\n")
+
+    def close(self) -> None:
+        """Hang up: the daemon ends what is left of the trainer."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
 
 class DaemonEnd:

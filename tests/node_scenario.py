@@ -1,6 +1,7 @@
 """Run a transcript: commands, `----`, and what the node's state machine did at them.
 
 turns                       fragments take turns in the run (first of all)
+blind                       the trainer cannot evaluate (first of all)
 up / down                   the trainer said hello / is gone
 state ROUND [WORD]          the outer state stands still there; WORD: its digest, ROUND unless told
 failed [ROUND]              peers could not give the state; it stands at that round, or nowhere
@@ -100,6 +101,8 @@ class Run:
         match verb:
             case "turns":
                 self.layout = pb.LayoutReported(numel=40, fragments=[20, 20])
+            case "blind":
+                self.layout = pb.LayoutReported(numel=40, no_evaluation=True)
             case "up":
                 self.feed(ev.TrainerUp(self.layout))
             case "down":

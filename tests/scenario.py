@@ -8,7 +8,8 @@ knock NAME...               nodes join, new ones or in their next life, and do n
 leaf NAME... / reducer NAME...     of nodes that are yet to join: nobody can dial them / they only own chunks
 back NAME                   a node joins again under its id, in its next life; then as `join`
 return NAME ROUND [WORD]    as `back`, and first of all it says what state its disk has; ROUND -: none
-layout NAME WORD            its trainer builds this model ("layout" is the run's)
+layout NAME WORD [blind]    its trainer builds this model ("layout" is the run's); blind: and cannot evaluate it
+blind NAME...               of nodes that are yet to join: their trainers cannot evaluate
 state NAME... ROUND [WORD] [as=ROUND]     they hold that state; WORD: with other bytes than the others; as that one
 reached NAME...             they have taken the round's inner steps, and go on
 ready NAME... [steps=10] [samples=10] [front=0]    they stopped and can contribute (front: their lease's)
@@ -81,10 +82,8 @@ class Run:
         self.config, self.state, self.now = CONFIG, State(CONFIG), 0.0
         self.journal: list[tuple[float, ev.Event]] = []
         self.quiet, self.hung, self.phases = set[NodeId](), set[NodeId](), dict[NodeId, str]()
-        self.leaves, self.reducers = (
-            set[str](),
-            set[str](),
-        )  # names of those that nobody can dial, and that have no trainer
+        # names of those that nobody can dial, that have no trainer, and whose trainers cannot evaluate
+        self.leaves, self.reducers, self.blind = set[str](), set[str](), set[str]()
         self.lives_ago = 0
         self.near: dict[NodeId, int] = {}  # regions
         self.said: list[str] = []
@@ -168,8 +167,8 @@ class Run:
             case "join":
                 for name in words:
                     self.join(name, NodeId(f"n{self.state.members.next_id}"), 1)
-            case "leaf" | "reducer":
-                (self.leaves if verb == "leaf" else self.reducers).update(words)
+            case "leaf" | "reducer" | "blind":
+                {"leaf": self.leaves, "reducer": self.reducers, "blind": self.blind}[verb].update(words)
             case "knock":
                 for name in words:
                     known = [m for m in self.known if m.name == name]
@@ -236,7 +235,9 @@ class Run:
         fence = self.fence(options) if of_reduce else None
         match verb:
             case "layout":
-                return ev.LayoutReported(node, life, NUMEL, digest(rest[0].encode()))
+                return ev.LayoutReported(
+                    node, life, NUMEL, digest(rest[0].encode()), evaluates=rest[1:] != ["blind"]
+                )
             case "state":
                 known = [options["as"]] if "as" in options else rest
                 return ev.StateReported(node, life, int(rest[0]), digest(" ".join(known).encode()))
@@ -329,7 +330,7 @@ class Run:
             return
         if disk:
             self.feed(self.event("state", name, disk, {}))
-        self.feed(ev.LayoutReported(node, life, NUMEL, digest(b"layout")))
+        self.feed(ev.LayoutReported(node, life, NUMEL, digest(b"layout"), evaluates=name not in self.blind))
 
     def wait(self, seconds: float) -> None:
         for _ in range(round(seconds / TICK)):

@@ -100,14 +100,23 @@ def small(**changes: Any) -> RunConfig:
 
 @asynccontextmanager
 async def launched(
-    folder: Path, run: RunConfig, ranks: int = 1, *, through: tuple[str, ...] = (), moments: str = "", **node: Any
+    folder: Path,
+    run: RunConfig,
+    ranks: int = 1,
+    *,
+    through: tuple[str, ...] = (),
+    moments: str = "",
+    command: tuple[str, ...] = (),
+    **node: Any,
 ) -> AsyncIterator[Node]:
-    """A trainer of `ranks` ranks that has connected; `through` is a command that starts the launcher."""
+    """A trainer of `ranks` ranks that has connected, or a script's `command` in its place; `through` is a command
+    that starts the launcher."""
     folder.mkdir()
     connections: asyncio.Queue[DaemonEnd] = asyncio.Queue()
     path, spec = str(folder / "socket"), folder / "spec.json"
     settings = NodeConfig(device=Device.CPU, ranks=ranks, threads=1, **node)
-    spec.write_bytes(msgspec.json.encode(TrainerSpec(run, settings, path, str(folder / "cache"), moments)))
+    cache = str(folder / "cache")
+    spec.write_bytes(msgspec.json.encode(TrainerSpec(run, settings, path, cache, moments, command)))
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.put_nowait(DaemonEnd(reader, writer))

@@ -23,6 +23,7 @@ class DataKind(StrEnum):
     STDLIB = "stdlib"  # the Python standard library's own source, as bytes
     BYTES = "bytes"  # a folder of text files on each node, as bytes
     TEXT = "text"  # a folder of text files on each node, through a tokenizer
+    SCRIPT = "script"  # none: each node's own training script has the samples, by their index
 
 
 class OptimizerName(StrEnum):
@@ -379,7 +380,7 @@ class RunConfig:
         ):
             yield from section.rules()
         yield (
-            self.data.kind is DataKind.TEXT or self.model.vocab_size >= 256,
+            self.data.kind in (DataKind.TEXT, DataKind.SCRIPT) or self.model.vocab_size >= 256,
             f"model.vocab_size is {self.model.vocab_size}: data.kind={self.data.kind} needs at least 256, "
             "one a byte",
         )

@@ -318,8 +318,11 @@ class LayoutReported(_message.Message):
     NUMEL_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     FRAGMENTS_FIELD_NUMBER: _builtins.int
+    NO_EVALUATION_FIELD_NUMBER: _builtins.int
     numel: _builtins.int
     digest: _builtins.bytes
+    no_evaluation: _builtins.bool
+    """its trainer cannot measure a validation loss"""
     @_builtins.property
     def fragments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """elements of each, one after the other; none: all are exchanged together"""
@@ -330,10 +333,11 @@ class LayoutReported(_message.Message):
         numel: _builtins.int = ...,
         digest: _builtins.bytes = ...,
         fragments: _abc.Iterable[_builtins.int] | None = ...,
+        no_evaluation: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "fragments", b"fragments", "numel", b"numel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "fragments", b"fragments", "no_evaluation", b"no_evaluation", "numel", b"numel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -51,7 +51,8 @@ class Report:
         fragments = tuple(m.fragments)
         if fragments and (len(fragments) > MAX_FRAGMENTS or min(fragments) < 1 or sum(fragments) != numel):
             raise ValueError(f"its {len(fragments)} fragments are not the {numel} parameters of its model")
-        return ev.LayoutReported(self.node, self.life, numel, _digest(m.digest), fragments)
+        evaluates = not m.no_evaluation
+        return ev.LayoutReported(self.node, self.life, numel, _digest(m.digest), fragments, evaluates)
 
     def state_reported(self, m: pb.StateReported) -> ev.StateReported:
         return ev.StateReported(self.node, self.life, m.round, _digest(m.digest))

@@ -68,6 +68,7 @@ class LayoutReported:
     numel: int
     digest: bytes
     fragments: tuple[int, ...] = ()  # elements of each, if there is more than one
+    evaluates: bool = True  # its trainer can measure a validation loss
 
 
 @dataclass(frozen=True, slots=True)

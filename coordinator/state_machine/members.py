@@ -67,6 +67,7 @@ class Member:
     step: tuple[int, int] = (0, 0)  # (round, inner step) of its last heartbeat
     reason: str = ""  # for its state
     suspected: str | None = None  # why it may be dead; None: it is trusted
+    evaluates: bool = True  # its trainer can measure a validation loss
     leaf: bool = False  # nobody can dial it
     role: str = ""  # "reducer": owns chunks, has no trainer
     late: bool = False  # a reducer that did not finish in time: it owns chunks again if nobody else can be dialled

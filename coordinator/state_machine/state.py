@@ -87,7 +87,8 @@ class RoundState:
     sealed_at: float = 0.0  # seconds; when the last chunk was sealed
     levels: int = 1  # of its first attempt
     predictions: dict[str, float] = field(default_factory=dict)  # seconds, of the plans there were to choose from
-    evaluator: NodeId | None = None  # measures the validation loss of the state this round starts from
+    # measures the validation loss of the state this round starts from; None: it is measured, or nobody can
+    evaluator: NodeId | None = None
 
 
 @dataclass(frozen=True, slots=True)

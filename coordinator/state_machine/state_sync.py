@@ -35,10 +35,12 @@ def record_layout(state: State, event: LayoutReported, out: list[Effect]) -> Sta
         )
         return remove(state, node, MemberState.EVICTED, reason, out)
     state = replace(state, layout=(numel, digest), fragments=event.fragments)
-    member = state.members.here[node]
-    if member.state is not MemberState.JOINING:
-        return state
-    return with_member(state, replace(member, state=MemberState.RECOVERING, reason="fetches the live state"))
+    member = replace(state.members.here[node], evaluates=event.evaluates)
+    if member.state is MemberState.JOINING:
+        member = replace(member, state=MemberState.RECOVERING, reason="fetches the live state")
+    if node == state.round.evaluator and not event.evaluates:
+        state = with_round(state, replace(state.round, evaluator=None))
+    return with_member(state, member)
 
 
 def record_state(state: State, node: NodeId, round_: int, digest: bytes, out: list[Effect]) -> State:
@@ -224,7 +226,8 @@ def publish(state: State, out: list[Effect]) -> State:
 
 
 def publish_last(state: State, now: float, out: list[Effect]) -> State:
-    """Publish the last commit's record when its digests and its validation loss are in, or do not come."""
+    """Publish the last commit's record when its digests and its validation loss are in, or do not come: where
+    nobody who holds the state can evaluate, there is no loss to wait for."""
     pending = state.pending
     if pending is None:
         return state
@@ -232,6 +235,7 @@ def publish_last(state: State, now: float, out: list[Effect]) -> State:
         return publish(state, out)
     if not state.holders:
         return state if state.members.here else publish(state, out)
-    if pending.val_loss is None:
-        return with_round(state, replace(state.round, evaluator=state.round.evaluator or state.holders[0]))
+    here = state.members.here
+    if pending.val_loss is None and (able := [n for n in state.holders if here[n].evaluates]):
+        return with_round(state, replace(state.round, evaluator=state.round.evaluator or able[0]))
     return publish(state, out) if state.digest else state

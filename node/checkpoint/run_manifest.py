@@ -14,7 +14,8 @@ class RunManifest:
     """The run's config and the model that the snapshots in a folder are of."""
 
     run: RunConfig = field(default_factory=RunConfig)
-    model: str = ""  # "package.module:function" that builds the volunteer's own model; empty: the run's own
+    # "package.module:function" that builds the volunteer's own model, or a script's command; empty: the run's own
+    model: str = ""
 
 
 def path_of(folder: Path) -> Path:

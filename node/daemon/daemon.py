@@ -8,6 +8,7 @@ and never blocks its event loop: arithmetic runs in one worker thread.
 import asyncio
 import contextlib
 import logging
+import shlex
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ from atoll.node.trainer_channel import (
     Initialise,
     Initialised,
     LogLine,
+    LoopLeft,
     Progress,
     Reached,
     Ready,
@@ -114,9 +116,10 @@ class Daemon:
     def _check(self) -> None:
         """That this machine can do what the run asks of it."""
         run = self._member.run
-        check_source(run, self._config)
         check_congestion(self._config.congestion)
-        check_memory(run, self._config.device == "cuda")
+        if not self._options.command:  # a script has its own data, and says how large its model is
+            check_source(run, self._config)
+            check_memory(run, self._config.device == "cuda")
         if self._config.compile:
             check_compiler()
 
@@ -124,7 +127,8 @@ class Daemon:
         cache = self._options.state_dir / "cache"
         cache.mkdir(parents=True, exist_ok=True)
         moments = self._options.state_dir / "inner" / self._member.mark.hex() if self._config.durable else ""
-        spec = TrainerSpec(self._member.run, self._config, "", str(cache), str(moments))
+        command = self._options.command
+        spec = TrainerSpec(self._member.run, self._config, "", str(cache), str(moments), command)
         return TrainerSupervisor(spec, self._options.state_dir, self._on_trainer, self._on_trainer_down)
 
     async def _live(self) -> None:
@@ -306,6 +310,8 @@ class Daemon:
                 self._spawn(self._outer_loop.inspect(round_))
             case Ready() | Waits() | Evaluated():
                 self._events.put_nowait(message)
+            case LoopLeft():  # the supervisor starts it again
+                pass
             case LogLine(sentence):
                 log.info(sentence)
             case TrainerSaysNo(sentence):
@@ -334,11 +340,14 @@ class Daemon:
     def _attach(self, hello: Hello) -> None:
         """Give the trainer its vectors; allocate them at its first hello."""
         if self._loop is None:
+            if self._options.command:  # its own memory it has already
+                check_memory(self._member.run, True, hello.numel)
             self._loop = self._make_outer_loop(hello)
             self._spawn(self._restore(self._loop))
             log.info(f"the trainer is up: {hello.numel:,} parameters on {hello.ranks} local ranks")
         elif self._loop.hello.layout != hello.layout:
             raise Refused("the trainer came back with another model than it had before")
+        self._loop.hello = hello  # another number of ranks, perhaps, or one that cannot evaluate
         self._supervisor.send(self._loop.attachment)
 
     # The outer loop
@@ -386,6 +395,7 @@ class Daemon:
             "run": self._invite.run,
             "state": state.phase,
             "reason": self._recovering or (view.reason if view is not None else "waits for the coordinator"),
+            "command": shlex.join(self._options.command),
             "phase": state.phase,
             "round": max(state.round, 0),
             "inner_step": progress.step,

@@ -10,6 +10,7 @@ when; nothing here does.
 import asyncio
 import hashlib
 import logging
+import shlex
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -131,7 +132,12 @@ class OuterLoop:
     def layout(self) -> pb.LayoutReported:
         """The trainer's model, as the coordinator compares it between nodes."""
         fragments = self.outer.chunks.fragments
-        return pb.LayoutReported(numel=self.hello.numel, digest=self.layout_digest, fragments=fragments)
+        return pb.LayoutReported(
+            numel=self.hello.numel,
+            digest=self.layout_digest,
+            fragments=fragments,
+            no_evaluation=not self.hello.evaluates,
+        )
 
     @property
     def attachment(self) -> Attach:
@@ -150,7 +156,8 @@ class OuterLoop:
         if not config.durable:
             return None
         folder = self._member.options.state_dir / "outer" / mark.hex()
-        manifest, every = RunManifest(self._run, config.model), self._run.checkpoint.every * parts
+        build = config.model or shlex.join(self._member.options.command)
+        manifest, every = RunManifest(self._run, build), self._run.checkpoint.every * parts
         limit = DiskBudget.divide(config.disk * 1e9, hello.numel, self._run.inner.optimizer).outer
         return CheckpointLocation(folder, mark, hello.layout, every, limit, manifest=manifest)
 
@@ -207,7 +214,7 @@ class OuterLoop:
         """Make state 0 of what the run's config names; calls `progress` with the share that is done, 0 to 1."""
         outer, url, config = self.outer, self._run.init_from, self._config
         log.info(f"first member: the run begins with {url}")
-        model = None if config.model else self._run.model
+        model = None if config.model or self._member.options.command else self._run.model
         anchor, momentum = outer.vectors.anchor, outer.vectors.momentum
         loading = InitialStateLoader(self.hello.layout, model, anchor, momentum, progress, config.files)
         outer.clear()

@@ -31,6 +31,7 @@ class JoinOptions:
     name: str
     patience: float  # seconds to wait for a coordinator that does not answer at first
     leaf: bool = False  # nobody can dial this node
+    command: tuple[str, ...] = ()  # the volunteer's own trainer; empty: the built-in one
 
 
 @contextlib.contextmanager

@@ -21,6 +21,10 @@ class TrainerLog:
     def __init__(self, folder: Path, limit: int = LIMIT_BYTES) -> None:
         self._path, self._previous, self._limit = folder / "trainer.log", folder / "trainer.log.1", limit
 
+    @property
+    def path(self) -> Path:
+        return self._path
+
     def open(self) -> BinaryIO:
         """A file to hand to a process: it writes at the log's end, wherever that is by then."""
         try:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -17,14 +18,18 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from atoll.comm.child_process import GRACE_SECONDS
 from atoll.comm.errors import AtollError, ResourceError
 from atoll.node.config import TrainerSpec
 from atoll.node.daemon.trainer_log import TrainerLog
-from atoll.node.trainer_channel import DaemonEnd, Failed, Ready, ToDaemon, ToTrainer
+from atoll.node.trainer_channel import DaemonEnd, Failed, Hello, LoopLeft, Ready, ToDaemon, ToTrainer
 
 log = logging.getLogger("atoll.node")
 LAST_WORD_SECONDS = 5.0  # seconds that a rank which outlives its launcher has to say what it failed of
 START_SECONDS = 120.0  # until a trainer has to say hello, at least: on a busy machine torch takes 60
+# A script may have data to prepare before it takes part.
+COMMAND_START_SECONDS = 3600.0
+STOP_SECONDS = 3.0  # that the built-in trainer has to end by itself
 LOG_CHECK_SECONDS = 60.0  # seconds between two looks at the size of the trainer's log
 
 
@@ -50,6 +55,10 @@ class TrainerSupervisor:
         self._end: DaemonEnd | None = None
         self._connected: asyncio.Queue[DaemonEnd] = asyncio.Queue()
         self._crashes = 0
+        self._took_part = False  # a trainer has said hello
+        self._left_loop = False  # the latest one's loop ended by itself
+        self._departures = 0  # trainers whose loop did
+        self._hung = False  # the latest one does not answer
         self._log = TrainerLog(state_dir)
 
     def send(self, message: ToTrainer) -> None:
@@ -60,6 +69,7 @@ class TrainerSupervisor:
     def hang_up(self) -> None:
         """Give a trainer up that does not answer: it is ended, by force if it must be, and started again."""
         if self._end is not None:
+            self._hung = True
             self._end.close()
 
     async def run(self) -> None:
@@ -77,10 +87,11 @@ class TrainerSupervisor:
                 raise ResourceError(f"cannot write {spec_file}: {error.strerror}") from None
             async with server:
                 while True:
-                    await self._live_once(spec_file)
-                    await self._recover_from_crash()
+                    await self._recover_from_crash(await self._live_once(spec_file))
 
-    async def _live_once(self, spec_file: Path) -> None:
+    async def _live_once(self, spec_file: Path) -> str:
+        """Start a trainer and listen to it until it has ended; return how that was, in words."""
+        self._left_loop = self._hung = False
         command = [sys.executable, "-P", "-m", "atoll.node.trainer.launcher", "--spec", str(spec_file)]
         await self._bound_log()
         while not self._connected.empty():  # of one that connected when it was given up
@@ -102,14 +113,22 @@ class TrainerSupervisor:
             several = self._spec.node.machines > 1  # whose launchers wait for each other
             start = None if several else max(self._spec.run.members.stall, START_SECONDS)
             await asyncio.wait([connecting, exited], timeout=start, return_when=asyncio.FIRST_COMPLETED)
+            if self._spec.command and not connecting.done() and not exited.done():
+                log.warning(f"{self._name} has not begun to take part after {start or 0:.0f} s ({self._log.path})")
+                await asyncio.wait(
+                    [connecting, exited], timeout=COMMAND_START_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+            began, ended = connecting.done(), exited.done()
             if connecting.done():
                 await self._listen(connecting.result())
         finally:
             connecting.cancel()
             bounding.cancel()
-            await end_launcher(process)
+            patient = self._spec.command and connecting.done() and not self._hung
+            await end_launcher(process, GRACE_SECONDS if patient else STOP_SECONDS)
             await asyncio.gather(exited, bounding, return_exceptions=True)
         await self._hear_other_ranks()
+        return "was ended" if not began and not ended else f"ended with {exit_in_words(exited.result())}"
 
     async def _keep_log_bounded(self) -> None:
         while True:
@@ -128,8 +147,13 @@ class TrainerSupervisor:
             while (message := await end.receive()) is not None:
                 if isinstance(message, Failed):
                     raise TrainerFailed(message.sentence)
-                if isinstance(message, Ready):
-                    self._crashes = 0
+                match message:
+                    case Hello():
+                        self._took_part = True
+                    case LoopLeft():
+                        self._left_loop = True
+                    case Ready():
+                        self._crashes = 0
                 self._on_message(message)
         finally:
             self._end = None
@@ -152,21 +176,49 @@ class TrainerSupervisor:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connected.put_nowait(DaemonEnd(reader, writer))
 
-    async def _recover_from_crash(self) -> None:
-        self._crashes += 1
+    @property
+    def _name(self) -> str:
+        return f"the command `{shlex.join(self._spec.command)}`" if self._spec.command else "the trainer"
+
+    async def _recover_from_crash(self, ending: str) -> None:
         last_line = self._log.last_line()
+        if self._spec.command and not self._took_part:
+            raise TrainerFailed(f"{self._name} {ending} and had never called `participate`: {last_line}")
+        if self._left_loop:
+            await self._recover_from_departure()
+            return
+        self._crashes += 1
         if self._crashes > self._spec.node.max_restarts:
             raise TrainerFailed(f"the trainer died {self._crashes} times without finishing a round: {last_line}")
         pause = min(0.5 * 2 ** (self._crashes - 1), 30.0)
         log.warning(f"the trainer died ({last_line}); it starts again from the anchor in {pause:g} s")
         await asyncio.sleep(pause)
 
+    async def _recover_from_departure(self) -> None:
+        """The script left its loop, perhaps after rounds that it finished: so it is counted apart from crashes."""
+        self._departures += 1
+        said = f"{self._name} left its training loop while the run goes on"
+        if self._departures > self._spec.node.max_restarts:
+            often = f"{self._departures} times: let it loop over run.batches() until that ends"
+            raise TrainerFailed(f"{said}, {often}")
+        log.warning(f"{said}: it starts again from the anchor")
+        await asyncio.sleep(0.5)
 
-async def end_launcher(process: asyncio.subprocess.Process) -> None:
-    """End the launcher and its ranks. They go by themselves once the channel is closed; else they are made to."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(3.0):  # wait_for may lose a cancellation
-            await process.wait()
+
+def exit_in_words(code: int) -> str:
+    """A process's exit code, or the signal that ended it: -N, or 128 + N as a shell has it."""
+    number = -code if code < 0 else code - 128
+    with contextlib.suppress(ValueError):
+        return f"signal {signal.Signals(number).name}"
+    return f"exit code {code}"
+
+
+async def end_launcher(process: asyncio.subprocess.Process, grace: float = STOP_SECONDS) -> None:
+    """End the launcher and its ranks. They go by themselves once the channel is closed, in `grace` seconds; else
+    they are made to."""
+    if not await _ends(process, min(grace, STOP_SECONDS)) and grace > STOP_SECONDS:
+        log.info(f"the trainer has {grace - STOP_SECONDS:.0f} s more to end by itself")
+        await _ends(process, grace - STOP_SECONDS)
     with contextlib.suppress(psutil.Error):
         ranks = psutil.Process(process.pid).children(recursive=True)
         for rank in ranks:
@@ -179,3 +231,13 @@ async def end_launcher(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.kill()
     await process.wait()
+
+
+async def _ends(process: asyncio.subprocess.Process, seconds: float) -> bool:
+    """Whether the process ends in so many seconds."""
+    try:
+        async with asyncio.timeout(seconds):  # wait_for may lose a cancellation
+            await process.wait()
+    except TimeoutError:
+        return False
+    return True

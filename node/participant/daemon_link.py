@@ -3,7 +3,7 @@ ends a trainer for good is told by whichever rank it happens to."""
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from atoll.comm.config.run import from_json, to_json
 from atoll.comm.errors import AtollError, ConfigError, ResourceError, Unreachable
 from atoll.node.config import SPEC, TrainerSpec
 from atoll.node.participant.rank_group import RankGroup
+from atoll.node.participant.watchdog import end_late_script
 from atoll.node.trainer_channel import Failed, ToDaemon, ToTrainer, TrainerEnd
 
 
@@ -44,7 +45,7 @@ class DaemonLink:
     def __init__(self, ranks: RankGroup, channel: str) -> None:
         """`channel`: the daemon's socket, which rank 0 connects to. Raises `Unreachable`."""
         self._ranks = ranks
-        self._end = connect(channel) if ranks.rank == 0 else None
+        self._end = connect(channel, end_late_script) if ranks.rank == 0 else None
 
     @property
     def has_channel(self) -> bool:
@@ -69,11 +70,17 @@ class DaemonLink:
         if self._end:
             self._end.send(message)
 
+    def close(self) -> None:
+        """Say no more and hear no more; of no effect on the other ranks."""
+        if self._end:
+            self._end.close()
 
-def connect(path: str) -> TrainerEnd:
-    """Connect to the daemon's socket. Raises `Unreachable`."""
+
+def connect(path: str, on_close: Callable[[], None] | None = None) -> TrainerEnd:
+    """Connect to the daemon's socket; `on_close` is called in a thread when the daemon is gone. Raises
+    `Unreachable`."""
     try:
-        return TrainerEnd(path)
+        return TrainerEnd(path, on_close)
     except OSError as error:
         raise Unreachable(f"the daemon does not answer at {path}: {error.strerror}") from error
 

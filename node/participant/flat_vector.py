@@ -275,6 +275,19 @@ class ShardedParameters:
             squares[piece.slot] = float(square)
         return squares
 
+    @torch.no_grad()
+    def copies_distance(self, flat: Tensor | None) -> float:
+        """The squared l2 norm of the distance from `flat` of this rank's blocks that a rank before it has, too; 0
+        on another machine than rank 0's, where `flat` is None."""
+        if flat is None:
+            return 0.0
+        copies = [piece for piece in self._pieces() if not self.owns(piece)]
+        there = [self._in(flat, piece).to(piece.local.device) for piece in copies]
+        return sum(
+            float(torch.linalg.vector_norm(piece.local - other, dtype=torch.float64)) ** 2
+            for piece, other in zip(copies, there, strict=True)
+        )
+
     def owned_gradients(self) -> list[Tensor]:
         """This rank's blocks of the gradients, without those that a rank before it has, too."""
         mine = trainable(self.parts)

@@ -7,7 +7,8 @@
             loss.backward()
             run.step(loss)                            clips, steps the optimizer, clears the gradients
 
-A node starts the script: `atoll node join URL -- python train.py`, or `-- torchrun --nproc-per-node 8 train.py`.
+A node starts the script: `atoll node join URL -- python train.py`, or `-- torchrun --standalone --nproc-per-node 8
+train.py`. docs/participant.md is for its author.
 Between two batches the participant carries out what the run asks for: it loads the shared parameters at the
 beginning of a round, hands over what was trained at its end, measures a validation loss, keeps the optimizer's
 moments. Learning rate and samples are the run's. The loop ends when the node leaves or the run is finished.
@@ -56,6 +57,7 @@ from atoll.node.trainer_channel import (
     Initialise,
     Initialised,
     LogLine,
+    LoopLeft,
     Progress,
     Reached,
     Stop,
@@ -105,6 +107,8 @@ class Participant:
         self._share, self._evaluate, self._initialise = share, evaluate, initialise
         self._before_round = before_round or _nothing
         self._io: VectorIO | None = None
+        self._turns = self._obey()
+        self._over = False  # the node leaves, or the run is finished
         self._taken: Step | None = None  # of the batch that is out
         self._rate = 0.0
         self._cursor: TrainingCursor | None = None
@@ -153,6 +157,8 @@ class Participant:
         for before `step` or `stepped` was called for the last one.
         """
         source = dataset if dataset is not None else RunTokens.open(self._spec, self._ranks)
+        if not len(source):
+            raise ConfigError("run.batches(dataset) was given a dataset without samples")
         device = self._parameters.device if dataset is None else None
         self._share.of(self.config.inner.batch_size)  # before any work is done
         for indices in self.samples():
@@ -164,10 +170,9 @@ class Participant:
 
     def samples(self) -> Iterator[list[int]]:
         """The indices of the samples of each inner step's batch, of all ranks together: for a loop that loads them
-        in its own way. As `batches` otherwise."""
-        command = self._link.next_command()
-        while not isinstance(command, Stop):
-            command = (yield from self._carry_out(command)) or self._link.next_command()
+        in its own way. As `batches` otherwise. A loop that was left may be followed by another, which goes on
+        where the first one was."""
+        return map(list, self._turns)  # who leaves a loop over a map does not close what is below
 
     def step(self, loss: Tensor | float) -> None:
         """Step the optimizer by the gradients that the batch has left, and clear them. `loss`: mean of this rank's
@@ -212,7 +217,19 @@ class Participant:
         itself."""
         self._checkpoint.copied.wait()
 
+    def end(self) -> None:
+        """Say that the training loop has ended; if by itself, while the run goes on, the node starts the script
+        again. `participate` does so by itself."""
+        if not self._over:
+            self._link.send(LoopLeft())
+
     # The daemon's commands
+
+    def _obey(self) -> Iterator[list[int]]:
+        command = self._link.next_command()
+        while not isinstance(command, Stop):
+            command = (yield from self._carry_out(command)) or self._link.next_command()
+        self._over = True
 
     def _carry_out(self, command: ToTrainer) -> Turns:
         match command:
@@ -382,23 +399,28 @@ def participate(
             link.send(Hello(os.getpid(), ranks.size, layout.numel, layout.shapes, evaluate is not None))
             share = Share(*(data_parallel or (ranks.rank, ranks.size)))
             checkpoint = _checkpoint(spec, parameters, optimizers, ranks, link)
+            participant = Participant(
+                *(spec, link, ranks, parameters, optimizers, checkpoint),
+                *(share, evaluate, initialise, before_round, token_flops),
+            )
             try:
-                yield Participant(
-                    *(spec, link, ranks, parameters, optimizers, checkpoint),
-                    *(share, evaluate, initialise, before_round, token_flops),
-                )
+                yield participant
+                participant.end()
             finally:
                 checkpoint.close()  # what is being written is finished
+        link.close()
     except AtollError as error:
         print(f"trainer rank {rank}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
 
 
 def _end_with_launcher() -> None:
-    """Have this rank end when what started it does; a script that the daemon has started itself ends with it."""
+    """Have this rank end when what started it does: the daemon's launcher, or torchrun."""
     launcher = int(os.environ.get(LAUNCHER, "0"))
     if launcher and launcher == os.getppid():
         die_with_parent(signal.SIGKILL, launcher)
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent(signal.SIGKILL)
 
 
 def _checkpoint(

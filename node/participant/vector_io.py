@@ -17,6 +17,9 @@ from atoll.node.participant.rank_group import RankGroup
 from atoll.node.trainer_channel import Attach, Ready, Train
 from atoll.outer_opt.overlap import rebase
 
+# Of the way that the parameters went in a round: by how much copies of them may be apart at its end.
+COPIES_APART = 0.01
+
 
 class Diverged(AtollError):
     """The parameters are not finite any more, and of no use."""
@@ -75,7 +78,9 @@ class VectorIO:
             self._sent = self._parameters.copy(into=self._sent)
         self._sent_round = ready.round
         # What follows is also: every rank has written its blocks.
-        return msgspec.structs.replace(ready, norm=self._distance(self._exchanged(ready.round)))
+        norm = self._distance(self._exchanged(ready.round))
+        self._demand_equal_copies(norm)
+        return msgspec.structs.replace(ready, norm=norm)
 
     def take_state(self, order: Train) -> None:
         """Adopt the new anchor under the training since the hand-over, or the local vector where the order resumes
@@ -102,6 +107,17 @@ class VectorIO:
         """Whether a slot is of the round's fragment."""
         fragment = self._fragment_schedule.fragment(round_)
         return lambda slot: self._slot_fragments[slot] == fragment
+
+    def _demand_equal_copies(self, norm: float) -> None:
+        """Raise `ConfigError` where ranks have copies of parameters, and trained them apart. `norm`: l2, of the
+        parameters' distance from the anchor."""
+        (apart,) = self._ranks.total(self._parameters.copies_distance(self._vectors.local))
+        if apart > COPIES_APART**2 * norm**2 * self._ranks.size:
+            raise ConfigError(
+                "this node's ranks have copies of the parameters that differ after training: have their gradients "
+                "averaged (DistributedDataParallel, fully_shard), and give those that work on the same samples "
+                "the same share of them (data_parallel=)"
+            )
 
     def _distance(self, chosen: Callable[[int], bool]) -> float:
         """L2 norm of what the parameters of chosen slots, all ranks', are away from the anchor; `Diverged` if that

@@ -2,8 +2,11 @@
 The stacks of all threads are in the trainer's log then, and the daemon starts it again."""
 
 import faulthandler
+import os
 import sys
 import time
+
+from atoll.comm.child_process import GRACE_SECONDS
 
 REARM_INTERVAL = 1.0  # seconds between two settings of the alarm, at most that much too early is it
 
@@ -28,3 +31,12 @@ class StepWatchdog:
         """What follows may take as long as it likes."""
         faulthandler.cancel_dump_traceback_later()
         self._set_at = None
+
+
+def end_late_script() -> None:
+    """End this process if it still runs `GRACE_SECONDS` from now, with the stacks of all threads in the trainer's
+    log: for a thread that has seen the daemon go."""
+    time.sleep(GRACE_SECONDS)
+    print(f"the node is gone for {GRACE_SECONDS:g} s, and this script still runs: it is ended", file=sys.stderr)
+    faulthandler.dump_traceback(sys.stderr)
+    os._exit(1)

@@ -93,6 +93,8 @@ def simulate(
 
     node = NodeConfig(data=data, model=model, compile=compile, bf16=bf16)
     check(node)
+    if base.data.kind is DataKind.SCRIPT:
+        raise ConfigError("a simulation trains on text, and data.kind=script has none: set data.kind=stdlib")
     if base.data.kind is not DataKind.STDLIB and not data:
         raise ConfigError(
             f"this run trains on your own text, data.kind={base.data.kind}: give its folder, --data FOLDER"

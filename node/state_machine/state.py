@@ -231,6 +231,11 @@ class State:
                 return isinstance(trainer, Evaluating)
 
     @property
+    def can_evaluate(self) -> bool:
+        """Whether the trainer can measure a validation loss."""
+        return self.layout is None or not self.layout.no_evaluation
+
+    @property
     def owes_answer(self) -> bool:
         """Whether the trainer was told to do something that has an end."""
         match self.trainer:

@@ -342,7 +342,7 @@ def _occupy_trainer(state: State, at: At, view: pb.View, out: list[Effect]) -> S
             return state
         case Training():
             return _hurry(state, state.trainer, view, out)
-    if view.evaluate and state.evaluated != view.committed and not state.evaluating:
+    if view.evaluate and state.can_evaluate and state.evaluated != view.committed and not state.evaluating:
         out.append(OrderEvaluation(view.committed))
         if isinstance(state.trainer, Ahead):
             return replace(state, trainer=replace(state.trainer, evaluating=True))

@@ -1,4 +1,4 @@
-"""Start a trainer's local ranks under torch's elastic launcher.
+"""Start a trainer's local ranks under torch's elastic launcher, or the volunteer's own command in their place.
 
     python -m atoll.node.trainer.launcher --spec FILE
 
@@ -26,6 +26,7 @@ import psutil
 from atoll.comm.child_process import LAUNCHER, die_with_parent
 from atoll.comm.invite import split_host_port
 from atoll.node.config import SPEC, Device, NodeConfig, TrainerSpec, threads_of
+from atoll.node.trainer.command import run_command
 
 # Seconds: until all machines must be there, and how long those that are there wait for more than are needed.
 RENDEZVOUS_SECONDS = {"join_timeout": 7 * 86400, "last_call_timeout": 10, "keep_alive_interval": 2}
@@ -44,17 +45,8 @@ def main() -> int:
     spec = msgspec.json.decode(path.read_bytes(), type=TrainerSpec)
     set_environment(spec, path)
     if spec.command:
-        return become(spec.command)
+        return run_command(spec.command, spec.channel)
     return launch(spec, path)
-
-
-def become(command: tuple[str, ...]) -> int:
-    """Go on as the volunteer's own command, which ends with the daemon as this process does."""
-    try:
-        os.execvp(command[0], command)
-    except OSError as error:
-        print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
-        return 127
 
 
 def set_environment(spec: TrainerSpec, path: Path) -> None:
@@ -75,6 +67,8 @@ def set_environment(spec: TrainerSpec, path: Path) -> None:
     os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     if spec.node.device is Device.CPU:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if spec.command:
+        os.environ.setdefault("PYTHONUNBUFFERED", "1")  # what it prints is in the trainer's log at once
 
 
 def launch(spec: TrainerSpec, path: Path) -> int:

@@ -63,10 +63,10 @@ class Run:
         self.processes.append(process)
         return process
 
-    def start(self, *overrides: str, faults: str = "") -> None:
-        """Start the coordinator; its ports are free ones."""
-        config = str(ROOT / "configs/demo.yaml")
-        self._start = (config, *TINY, *overrides, "--state-dir", str(self.folder / "c"))
+    def start(self, *overrides: str, faults: str = "", config: str = "") -> None:
+        """Start the coordinator; its ports are free ones. `config`: of another run than a tiny one."""
+        run = (config,) if config else (str(ROOT / "configs/demo.yaml"), *TINY)
+        self._start = (*run, *overrides, "--state-dir", str(self.folder / "c"))
         self.restart(faults)
         self.page = until("the coordinator's page", self._url)
         join = next(w for w in self.log("c").split() if w.startswith(f"{self.host}:")).strip(",")
@@ -94,11 +94,14 @@ class Run:
         through: tuple[str, ...] = (),
         program: str = "",
         host: str = "127.0.0.1",
+        script: tuple[str, ...] = (),
     ) -> subprocess.Popen[str]:
-        """Start a node daemon; `through` is a command that starts it, `program` Python to run instead."""
+        """Start a node daemon; `through` is a command that starts it, `program` Python to run instead; `script`:
+        the command that trains."""
         where = ("--state-dir", str(self.folder / name), "--listen", f"{host}:0", "--name", name)
         atoll = [sys.executable, "-P", "-c", program] if program else ATOLL
         command = [*through, *atoll, "node", "join", url, *where, "threads=1", *settings]
+        command += ["--", *script] if script else []
         self.nodes[name] = self.spawn(f"{name}.log", command, faults)
         return self.nodes[name]
 

@@ -52,7 +52,7 @@ def words_tokenizer(path: Path, vocabulary: dict[str, int]) -> str:
     return str(path)
 
 
-@pytest.fixture(params=list(DataKind))
+@pytest.fixture(params=[kind for kind in DataKind if kind is not DataKind.SCRIPT])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Source:
     """Each kind of source over about the same text."""
     kind: DataKind = request.param
@@ -168,6 +168,12 @@ def test_a_missing_or_empty_folder_is_named(tmp_path: Path) -> None:
     assert f"{tmp_path}/empty holds no file to train on" in str(empty)
 
 
+def test_samples_of_a_script_are_not_the_nodes_to_open(tmp_path: Path) -> None:
+    error = refused(run_of(DataKind.SCRIPT), NodeConfig(data=str(tmp_path)), tmp_path)
+    assert isinstance(error, ConfigError)
+    assert "data.kind=script: join it with one, `atoll node join URL -- python train.py`" in str(error)
+
+
 def test_too_little_text_is_counted(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "text", {"a.txt": "x" * 20})
     error = refused(run_of(DataKind.BYTES), NodeConfig(data=str(folder)), tmp_path)
@@ -212,6 +218,6 @@ def test_text_that_shrinks_under_a_running_node_is_an_error_with_its_name(tmp_pa
         source.train(0)
 
 
-def test_data_and_schedule_do_not_import_torch() -> None:
-    code = "import sys, atoll.node.data, atoll.node.participant.lr_schedule; sys.exit('torch' in sys.modules)"
+def test_data_does_not_import_torch() -> None:
+    code = "import sys, atoll.node.data; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

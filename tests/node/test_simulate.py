@@ -411,6 +411,7 @@ def test_a_fleet_too_large_for_memory_is_refused_before_anything_is_allocated(tm
         (("--nodes", "2", "reduce.codec=sparse"), "outer.feedback is 0"),
         (("--nodes", "2", "outer.feedback=2"), "outer.feedback is 2"),
         (("--nodes", "2", "data.kind=bytes"), "data.kind=bytes: give its folder, --data FOLDER"),
+        (("--nodes", "2", "data.kind=script"), "trains on text, and data.kind=script has none"),
     ],
 )
 def test_what_is_wrong_is_said(arguments: tuple[str, ...], sentence: str, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ class Host:
     gone: bool = False  # for ever
     sick: bool = False  # its trainer, or what merges, hangs, for ever, and its daemon does not see it
     leaf: bool = False  # nobody can dial it
+    evaluates: bool = True  # its trainer can measure a validation loss
     role: str = ""  # "reducer": has no trainer
     disk: Disk | None = None  # what it has of the run; None: no place for it
     lies: list[str] = field(default_factory=list)  # what it will lie about, once each
@@ -86,7 +87,9 @@ class Node(Process):
     @property
     def layout(self) -> pb.LayoutReported:
         world = self.world
-        return pb.LayoutReported(numel=world.numel, digest=digest("layout"), fragments=world.fragments)
+        layout = pb.LayoutReported(numel=world.numel, digest=digest("layout"), fragments=world.fragments)
+        layout.no_evaluation = not self.host.evaluates
+        return layout
 
     @property
     def clock(self) -> float:
@@ -114,6 +117,7 @@ class Node(Process):
     def feed(self, event: node_ev.Event) -> None:
         if isinstance(event, node_ev.ViewArrived):
             self.serve = [donor.node_id for donor in event.view.serve]
+            invariants.only_who_can_is_to_evaluate(self, event.view)
         self.machine, effects = step(self.machine, event)
         self.reports.view = self.machine.view
         if self.world.tracing:

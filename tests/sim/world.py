@@ -85,6 +85,8 @@ class World:
         self.regions = 2 + seed % 2 if seed % 5 == 3 else 1  # hosts are in them by turns; far from each other
         self.doors = random.Random(f"leaves {seed}")
         self.leafy = config is None and seed % 4 == 1  # some hosts cannot be dialled
+        self.blind = random.Random(f"evaluation {seed}")  # which hosts cannot measure a validation loss
+        self.blindness = self.blind.choice([0.0, 0.0, 0.5, 1.0]) if config is None else 0.0
         reducers = self.doors.choice([1, 2]) if config is None and seed % 4 in (1, 3) and seed % 3 else 0
         self.lives = 0  # of the coordinator
         self.last = 0.0  # seconds on its clock; of the latest event
@@ -108,7 +110,8 @@ class World:
         name = f"m{len(self.hosts) + 1}"
         offset = self.rng.choice([0.0, 0.0, 3600.0, -3600.0])
         leaf = self.leafy and not role and len(self.hosts) > 1 and self.doors.random() < 0.6
-        host = self.hosts[name] = Host(name, speed, offset, leaf=leaf, role=role)
+        evaluates = self.blind.random() >= self.blindness
+        host = self.hosts[name] = Host(name, speed, offset, leaf=leaf, evaluates=evaluates, role=role)
         if not role and self.disks and self.luck.random() < 0.9:
             host.disk = Disk()
         self.network.latency[name] = self.rng.uniform(0.002, 0.05)

@@ -112,6 +112,15 @@ def test_what_is_wrong_is_named(override: str, sentence: str) -> None:
         load_run(ROOT / "configs" / "demo.yaml", (override,))
 
 
+def test_the_examples_runs_can_be_loaded_and_a_scripts_vocabulary_is_its_own_matter() -> None:
+    files = sorted((ROOT / "examples").glob("*.yaml"))
+    assert [file.stem for file in files if not file.with_suffix(".py").exists()] == [] != files
+    assert {load_run(file).name for file in files} == {file.stem.replace("_", "-") for file in files}
+    load_run(ROOT / "examples" / "plain_loop.yaml", ("model.vocab_size=2",))
+    with pytest.raises(ConfigError, match="needs at least 256"):
+        load_run(ROOT / "examples" / "plain_loop.yaml", ("model.vocab_size=2", "data.kind=bytes"))
+
+
 def test_a_file_that_is_no_yaml_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("a: [1,\nb: }")
     with pytest.raises(ConfigError, match="not valid YAML"):

@@ -138,6 +138,29 @@ def test_joins_and_snapshots_from_before_there_were_certificates_are_understood(
     assert {node: member.pin for node, member in here.items()} == {"n1": "", "n2": ""}
 
 
+def test_layouts_and_snapshots_from_before_trainers_could_be_unable_to_evaluate_are_understood(
+    journal: Journal,
+) -> None:
+    config, layout = RunConfig(name="reef"), b"layout"
+    joined = [ev.Joined(NodeId(f"n{i}"), 1, "ada", f"10.0.0.{i}:7", f"{i}" * 32) for i in (1, 2)]
+    core = JournaledMachine(config, journal)
+    events: list[ev.Event] = [ev.Started(1), *joined, ev.LayoutReported(NodeId("n1"), 1, 40, layout)]
+    core.adopt(batch := core.prepare(events, 1.0))
+    state = msgspec.msgpack.decode(encode(batch.state))
+    for member in state["members"]["here"].values():
+        del member["evaluates"]
+    journal.snapshot(1.0, msgspec.msgpack.encode(state))
+    body = msgspec.to_builtins(ev.LayoutReported(NodeId("n2"), 1, 40, layout))
+    del body["evaluates"]
+    row = _sealed(2.0, "LayoutReported", msgspec.json.encode(body))
+    journal._db.execute("insert into events (at, kind, body, digest) values (?, ?, ?, ?)", row)
+    here = JournaledMachine(config, journal).state.members.here
+    assert {m.node: (m.state, m.evaluates) for m in here.values()} == {
+        "n1": ("recovering", True),
+        "n2": ("recovering", True),
+    }
+
+
 @pytest.mark.parametrize(
     "change, sentence",
     [

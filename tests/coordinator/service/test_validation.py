@@ -28,6 +28,8 @@ def event(**report: Any) -> ev.Event:
 def test_every_report_becomes_its_event() -> None:
     ready = pb.ContributionReady(steps=9, samples=36, loss=2.5, delta_norm=0.5, front=40)
     assert event(layout_reported=pb.LayoutReported(numel=5, digest=DIGEST)) == ev.LayoutReported(ADA, 7, 5, DIGEST)
+    blind = pb.LayoutReported(numel=5, digest=DIGEST, no_evaluation=True)
+    assert event(layout_reported=blind) == ev.LayoutReported(ADA, 7, 5, DIGEST, evaluates=False)
     assert event(state_reported=pb.StateReported(round=8, digest=DIGEST)) == ev.StateReported(ADA, 7, 8, DIGEST)
     assert event(steps_reached=pb.StepsReached()) == ev.StepsReached(ADA, 7, 4)
     assert event(contribution_ready=ready) == ev.ContributionReady(ADA, 7, 4, ev.Contribution(36, 9, 2.5, 0.5, 40))

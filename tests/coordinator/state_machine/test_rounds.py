@@ -90,6 +90,7 @@ class Fuzz:
         assert state.committed - before.committed in (0, 1)
         assert set(r.ledger.contributions) | r.reached <= set(r.participants) <= set(state.members.here)
         assert all(state.members.here[n].state is MemberState.ACTIVE for n in r.participants)
+        assert r.evaluator is None or state.members.here[r.evaluator].evaluates
         assert (r.plan is not None) == (r.phase is Phase.REDUCING)
         if r.plan is not None:
             assert set(r.ledger.members) <= set(r.ledger.contributions)
@@ -185,6 +186,7 @@ class Fuzz:
             ev.Disconnected(node, life),
             ev.Leaving(node, life, "bye"),
             ev.LayoutReported(node, life, 40, LAYOUT if self.state.layout is None else digest(b"other")),
+            ev.LayoutReported(node, life, 40, LAYOUT, evaluates=rng.random() < 0.5),
             ev.PeerUnreachable(node, life, rng.choice(list(members.here)), fence, "reset"),
         ]
         draw = rng.random()

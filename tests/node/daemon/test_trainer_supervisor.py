@@ -10,7 +10,7 @@ from atoll.comm.config.run import MembersConfig, RunConfig
 from atoll.node.config import NodeConfig, TrainerSpec
 from atoll.node.daemon import trainer_supervisor
 from atoll.node.daemon.trainer_supervisor import TrainerFailed, TrainerSupervisor, end_launcher
-from atoll.node.trainer_channel import Failed, Hello, ToDaemon
+from atoll.node.trainer_channel import Failed, Hello, LoopLeft, Ready, ToDaemon
 
 NOBODY = 1 << 30  # a process id that there is not
 
@@ -18,7 +18,7 @@ NOBODY = 1 << 30  # a process id that there is not
 class Process:
     """A launcher that ends when it is told to."""
 
-    pid = NOBODY
+    pid, returncode = NOBODY, None
 
     def __init__(self) -> None:
         self.over = asyncio.Event()
@@ -138,3 +138,77 @@ def test_a_node_that_stops_at_the_moment_in_which_its_trainer_ends_stops() -> No
             await ending
 
     asyncio.run(asyncio.wait_for(story(), 60))
+
+
+@pytest.mark.parametrize(
+    "command, sentence",
+    [
+        (
+            ("sh", "-c", "echo no data; exit 3"),
+            "ended with exit code 3 and had never called `participate`: no",
+        ),
+        (
+            ("sh", "-c", "kill -SEGV $$"),
+            "ended with signal SIGSEGV and had never called `participate`: it",
+        ),
+        (("true",), "the command `true` ended with exit code 0 and had never called `participate`"),
+        (("/no/such/program", "x"), "cannot start the command /no/such/program: No such file or directory"),
+    ],
+)
+def test_a_command_that_never_takes_part_is_named_with_how_it_ended(
+    command: tuple[str, ...], sentence: str, tmp_path: Path
+) -> None:
+    """A real launcher, and no second try."""
+
+    async def story() -> None:
+        spec = TrainerSpec(RunConfig(), NodeConfig(), command=command)
+        await TrainerSupervisor(spec, tmp_path, lambda _: None, lambda: None).run()
+
+    with pytest.raises(TrainerFailed) as raised:
+        asyncio.run(asyncio.wait_for(story(), 120))
+    assert sentence in str(raised.value)
+    assert "trainer.log" in str(raised.value) or command[0] == "/no/such/program"
+
+
+def test_a_command_that_is_slow_to_take_part_is_waited_for_and_then_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trainer_supervisor, "START_SECONDS", 0.01)
+    monkeypatch.setattr(trainer_supervisor, "COMMAND_START_SECONDS", 0.01)
+    monkeypatch.setattr(trainer_supervisor, "STOP_SECONDS", 0.01)
+
+    async def story() -> None:
+        run = RunConfig(members=MembersConfig(stall=0.01))
+        spec = TrainerSpec(run, NodeConfig(), command=("sleep", "1000"))
+        await TrainerSupervisor(spec, tmp_path, lambda _: None, lambda: None).run()
+
+    with pytest.raises(TrainerFailed, match="`sleep 1000` was ended and had never called `participate`"):
+        asyncio.run(asyncio.wait_for(story(), 120))
+    assert "`sleep 1000` has not begun to take part after 0 s" in caplog.text
+
+
+def test_a_script_that_leaves_its_loop_is_started_again_as_often_as_the_node_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many rounds it has finished before."""
+
+    async def story() -> None:
+        lives = 0
+        spec = TrainerSpec(RunConfig(), NodeConfig(max_restarts=2), command=("python", "train.py"))
+        supervisor = TrainerSupervisor(spec, tmp_path, lambda _: None, lambda: None)
+
+        async def start(*command: str, **how: Any) -> Process:
+            nonlocal lives
+            lives += 1
+            messages = Hello(NOBODY, 1, 1, ()), Ready(lives, 1, 2.0, 4), LoopLeft()
+            await supervisor._accept(*cast(Any, connection(*messages)))
+            (process := Process()).kill()
+            return process
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+        with pytest.raises(TrainerFailed, match="left its training loop while the run goes on, 3 times: let it"):
+            await supervisor.run()
+        assert lives == 3
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+    assert caplog.text.count("`python train.py` left its training loop while the run goes on: it starts") == 2

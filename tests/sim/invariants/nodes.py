@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from sim.invariants.violation import hold
 
+from atoll.comm.proto import atoll_pb2 as pb
 from atoll.coordinator.state_machine.members import MemberState
 
 if TYPE_CHECKING:
@@ -27,6 +28,13 @@ def active_nodes_have_the_logs_state(world: "World", node: "Node") -> None:
         if member is not None and member.trusted_as(MemberState.ACTIVE) and member.life == node.control.life:
             told = member.state_round == round_ == world.durable.committed
             hold(not told, f"{node.me} is active with another state {round_} than the log's")
+
+
+def only_who_can_is_to_evaluate(node: "Node", view: pb.View) -> None:
+    """A node whose trainer cannot measure a validation loss, and has said so in this life, is not told to."""
+    hold(
+        node.host.evaluates or view.you == "joining" or not view.evaluate, f"{node.me} cannot evaluate, and is to"
+    )
 
 
 def states_go_forward(world: "World", node: "Node", round_: int) -> None:

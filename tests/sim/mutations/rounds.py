@@ -100,6 +100,26 @@ MUTATIONS = [
         "return with_round(replace(state, pending=None), replace(state.round, evaluator=None))",
         "return with_round(state, replace(state.round, evaluator=None))",
     ),
+    Mutation(
+        "who cannot evaluate is asked to",
+        C + "state_machine/rounds.py",
+        "    able = [n for n in participants if state.members.here[n].evaluates]\n",
+        "    able = list(participants)\n",
+    ),
+    Mutation(
+        "who cannot evaluate is asked for the last loss",
+        C + "state_machine/state_sync.py",
+        "(able := [n for n in state.holders if here[n].evaluates]):",
+        "(able := list(state.holders)):",
+        SCENARIOS,
+    ),
+    Mutation(
+        "a loss is waited for that its evaluator can measure no more",
+        C + "state_machine/state_sync.py",
+        "    if node == state.round.evaluator and not event.evaluates:",
+        "    if False:",
+        SCENARIOS,
+    ),
     # Leases
     Mutation(
         "a lease is not released when its node leaves",
