@@ -103,7 +103,7 @@ async def launched(
     folder: Path, run: RunConfig, ranks: int = 1, *, through: tuple[str, ...] = (), moments: str = "", **node: Any
 ) -> AsyncIterator[Node]:
     """A trainer of `ranks` ranks that has connected; `through` is a command that starts the launcher."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     connections: asyncio.Queue[DaemonEnd] = asyncio.Queue()
     path, spec = str(folder / "socket"), folder / "spec.json"
     settings = NodeConfig(device=Device.CPU, ranks=ranks, threads=1, **node)

@@ -24,7 +24,7 @@ from atoll.comm.ids import NodeId, Pin
 from atoll.comm.invite import Invite
 from atoll.comm.leases import remaining
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.node.config import NodeConfig, TrainerSpec, threads_of
+from atoll.node.config import Device, NodeConfig, TrainerSpec, threads_of
 from atoll.node.daemon import control_socket
 from atoll.node.daemon.outer_loop import OuterLoop, how_far, on_disk
 from atoll.node.daemon.session import CoordinatorSession
@@ -32,6 +32,7 @@ from atoll.node.daemon.state_dir import JoinOptions, exclusive, on_signals
 from atoll.node.daemon.state_server import StateServer
 from atoll.node.daemon.trainer_supervisor import TrainerSupervisor
 from atoll.node.data import check_source
+from atoll.node.devices import gpus, resolve
 from atoll.node.preflight import check_compiler, check_congestion, check_memory
 from atoll.node.state_machine import effects as ef
 from atoll.node.state_machine import events as ev
@@ -118,7 +119,11 @@ class Daemon:
         run = self._member.run
         check_source(run, self._config)
         check_congestion(self._config.congestion)
-        check_memory(run, self._config.device == "cuda")
+        found = () if self._config.device is Device.CPU else gpus()
+        self._config, devices = resolve(self._config, run.inner.batch_size, found)
+        if devices:
+            log.info(devices)
+        check_memory(run, self._config, found)
         if self._config.compile:
             check_compiler()
 
