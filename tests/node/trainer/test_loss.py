@@ -1,5 +1,6 @@
 """The loss and its gradient in pieces: the same as at once, and smaller."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,10 +20,12 @@ from atoll.node.trainer.model import Decoder, blocks_of, build, init_parameters
 SMALL = ModelConfig(vocab_size=256, dim=32, layers=2, heads=4, kv_heads=2, ffn_dim=48, seq_len=16)
 
 
-class LargestTensor(TorchDispatchMode):
+class LargestTensor(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every tensor that is made, forward and backward."""
 
-    elements = 0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -57,7 +60,7 @@ def apart(one: Tensor, other: Tensor) -> float:
 @pytest.mark.parametrize("rows", [0, 1, 7, 250, 5000])
 def test_the_loss_in_chunks_is_the_loss(rows: int) -> None:
     inputs = head()
-    found = differentiated(lambda *args: chunked_cross_entropy(*args, rows=rows), *inputs)
+    found = differentiated(partial(chunked_cross_entropy, rows=rows), *inputs)
     assert all(apart(one, other) < 1e-6 for one, other in zip(found, differentiated(plain, *inputs), strict=True))
 
 
@@ -66,7 +69,7 @@ def test_the_loss_in_chunks_of_bf16_is_as_good_as_at_once() -> None:
     hidden, weight, targets = head(2048)
     hidden, weight = hidden.bfloat16(), weight.bfloat16()
     exact = differentiated(plain, hidden.float(), weight.float(), targets)
-    found = differentiated(lambda *args: chunked_cross_entropy(*args, rows=64), hidden, weight, targets)
+    found = differentiated(partial(chunked_cross_entropy, rows=64), hidden, weight, targets)
     assert (found[0].dtype, found[1].dtype, found[2].dtype) == (torch.float32, torch.bfloat16, torch.bfloat16)
     assert apart(found[0], exact[0]) < 1e-4
     at_once = differentiated(plain, hidden, weight, targets)
@@ -80,7 +83,7 @@ def test_the_loss_in_chunks_never_holds_all_logits() -> None:
         differentiated(plain, *inputs)
     assert at_once.elements == 1000 * 1536
     with LargestTensor() as in_chunks:
-        differentiated(lambda *args: chunked_cross_entropy(*args, rows=100), *inputs)
+        differentiated(partial(chunked_cross_entropy, rows=100), *inputs)
     assert in_chunks.elements == 100 * 1536
 
 
@@ -163,10 +166,12 @@ def test_an_evaluation_checkpoints_nothing() -> None:
     assert operations.attentions == 2
 
 
-class CountedOperations(TorchDispatchMode):
+class CountedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts matrix products, and attentions in forward passes."""
 
-    products = attentions = 0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.products = self.attentions = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.products += str(func).startswith("aten.mm.")
