@@ -101,7 +101,8 @@ def resolve(node: NodeConfig, batch_size: int, found: Sequence[Gpu] | None = Non
     """The settings with a value for each that was left open, and a sentence about them; empty on a CPU. Settings
     that leave nothing open stay as they are. `found`: the machine's GPUs; None: they are looked up.
 
-    A node takes all GPUs, or as many of them as divide a batch of `batch_size` sequences."""
+    A node takes all GPUs, or as many of them as divide a batch of `batch_size` sequences; a machine of a node of
+    several takes all."""
     if found is None:
         found = () if node.device is Device.CPU else gpus()
     if node.device is Device.CPU or (node.device is Device.AUTO and not found):
@@ -113,7 +114,8 @@ def resolve(node: NodeConfig, batch_size: int, found: Sequence[Gpu] | None = Non
             compile=bool(node.compile),
         )
         return settled, ""
-    ranks = node.ranks or max((n for n in range(1, len(found) + 1) if batch_size % n == 0), default=1)
+    counts = [n for n in range(1, len(found) + 1) if node.rendezvous or batch_size % n == 0]
+    ranks = node.ranks or max(counts, default=1)
     settled = replace(
         node,
         device=Device.CUDA,

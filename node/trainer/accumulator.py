@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule

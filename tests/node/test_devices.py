@@ -40,6 +40,12 @@ def test_as_many_gpus_are_used_as_divide_a_batch(batch: int, count: int, ranks: 
     assert (f"more do not divide inner.batch_size={batch}" in said) == (ranks < count)
 
 
+def test_a_machine_of_a_node_of_several_uses_all_its_gpus() -> None:
+    """A worker does not know the run, nor how many other machines there are."""
+    node, _ = resolve(NodeConfig(rendezvous="10.0.0.1:29400"), 12, [H100] * 8)
+    assert node.ranks == 8
+
+
 def test_what_is_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     config = NodeConfig(ranks=3, bf16=False, compile=False)
     node, said = resolve(config, 64, [H100] * 8)
