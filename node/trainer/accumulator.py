@@ -70,7 +70,8 @@ class GradientAccumulator:
         blocks = blocks_of(model)
         self._checkpointing = ActivationCheckpointing(blocks)
         self._levels = levels_of(node.checkpointing, bool(blocks))
-        self._reduce_each = not _gathered_gradients_fit(model, ranks, device)
+        # One rank has nothing to reduce, and FSDP2 keeps no gradients where they cannot be forgotten.
+        self._reduce_each = ranks.size == 1 or not _gathered_gradients_fit(model, ranks, device)
         self._plan = Plan(1, self._levels[0])
         self.tell: Callable[[str], None] = _nothing  # takes sentences for the daemon's log
 
@@ -135,9 +136,11 @@ class GradientAccumulator:
 
     def _clear(self) -> None:
         """Forget the gradients, and what else a step has begun that did not end."""
-        if isinstance(self._model, FSDPModule):
-            self._model.reset_iter_state()
         self._model.zero_grad(set_to_none=True)
+        if isinstance(self._model, FSDPModule):
+            # Those were of gathered parameters, whose gradients the reset leaves as they are.
+            self._model.reset_iter_state()
+            self._model.zero_grad(set_to_none=True)
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -209,11 +212,11 @@ class GradientAccumulator:
         length, vocabulary = self._run.model.seq_len + 1, self._run.model.vocab_size
         try:
             sequences = torch.randint(vocabulary, (count, length), device=self._device)
-            fastest = self._pass(sequences, plan)
-            (mean,) = self._ranks.total(fastest / self._ranks.size)
-            if mean < LONG_PASS_SECONDS:
-                fastest = min(self._pass(sequences, plan) for _ in range(TIMED_PASSES))
-            return fastest / count
+            first = self._pass(sequences[: plan.size], plan)
+            (mean,) = self._ranks.total(first / self._ranks.size)
+            if mean > LONG_PASS_SECONDS:
+                return first / plan.size
+            return min(self._pass(sequences, plan) for _ in range(TIMED_PASSES)) / count
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -257,7 +260,7 @@ def compile_blocks(model: nn.Module, dynamic: bool | None) -> None:
 def _gathered_gradients_fit(model: nn.Module, ranks: RankGroup, device: torch.device) -> bool:
     """Whether each rank can hold the gradients of the whole model, fp32, as it does when they are reduced only
     once for several micro-batches. All ranks agree."""
-    if not isinstance(model, FSDPModule) or ranks.size == 1:
+    if not isinstance(model, FSDPModule):
         return True
     have = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else available() / ranks_here(ranks)
     need = 4 * sum(parameter.numel() for parameter in model.parameters())
