@@ -158,6 +158,43 @@ def test_checkpointing_computes_more_and_changes_nothing() -> None:
     assert none.products < selective.products < full.products
 
 
+class Noisy(nn.Module):
+    """A volunteer's block: dropout, a keyword, two results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, *, factor: float) -> tuple[Tensor, Tensor]:
+        return F.dropout(self.inside(x), 0.5) * factor, x
+
+
+class Volunteered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(256, 8), nn.Linear(8, 256)
+        self.blocks = nn.ModuleList(Noisy() for _ in range(3))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.table(tokens)
+        for block in self.blocks:
+            change, x = block(x, factor=0.5)
+            x = x + change
+        logits: Tensor = self.head(x)
+        return logits
+
+
+def test_checkpointing_repeats_what_is_random_in_a_volunteers_model() -> None:
+    gradients = []
+    for level in (Checkpointing.NONE, Checkpointing.SELECTIVE, Checkpointing.FULL):
+        torch.manual_seed(0)
+        model = Volunteered()
+        ActivationCheckpointing(blocks_of(model)).set(level)
+        torch.manual_seed(1)
+        gradients.append(gradient(model, 4))
+    assert gradients[0].norm() > 0 and all(apart(other, gradients[0]) < 1e-6 for other in gradients[1:])
+
+
 def test_an_evaluation_checkpoints_nothing() -> None:
     model = initialised()
     ActivationCheckpointing(blocks_of(model)).set(Checkpointing.FULL)
