@@ -25,8 +25,6 @@ from atoll.node.trainer_channel import DaemonEnd, Failed, Ready, ToDaemon, ToTra
 log = logging.getLogger("atoll.node")
 LAST_WORD_SECONDS = 5.0  # seconds that a rank which outlives its launcher has to say what it failed of
 START_SECONDS = 300.0  # until a trainer has to say hello, at least: torch, and to find a micro-batch
-    300.0  # until a trainer has to say hello, at least: torch takes 60 to load, a micro-batch as long to find
-)
 LOG_CHECK_SECONDS = 60.0  # seconds between two looks at the size of the trainer's log
 
 
