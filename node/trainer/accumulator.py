@@ -73,6 +73,7 @@ class GradientAccumulator:
         # One rank has nothing to reduce, and FSDP2 keeps no gradients where they cannot be forgotten.
         self._reduce_each = ranks.size == 1 or not _gathered_gradients_fit(model, ranks, device)
         self._plan = Plan(1, self._levels[0])
+        self._compile_seconds = 0.0  # of a search, in passes that compile first
         self.tell: Callable[[str], None] = _nothing  # takes sentences for the daemon's log
 
     @property
@@ -188,7 +189,7 @@ class GradientAccumulator:
             self._clear()
             if seconds is None:
                 return None
-            elapsed = time.monotonic() - began
+            elapsed = time.monotonic() - began - self._compile_seconds
             growth, free, *means = self._ranks.total(
                 growth, available() / neighbours - moments, seconds / size, elapsed / size
             )
@@ -212,6 +213,8 @@ class GradientAccumulator:
         length, vocabulary = self._run.model.seq_len + 1, self._run.model.vocab_size
         try:
             sequences = torch.randint(vocabulary, (count, length), device=self._device)
+            if self._node.compile:
+                self._compile_seconds += self._pass(sequences[: plan.size], plan)
             first = self._pass(sequences[: plan.size], plan)
             (mean,) = self._ranks.total(first / self._ranks.size)
             if mean > LONG_PASS_SECONDS:
