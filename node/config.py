@@ -20,19 +20,31 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
+class Checkpointing(StrEnum):
+    """What a block's backward pass computes again, so that it need not be kept."""
+
+    AUTO = "auto"  # as little as memory allows
+    NONE = "none"
+    SELECTIVE = "selective"  # all but attention and every other matrix product
+    FULL = "full"  # everything
+
+
 @dataclass
 class NodeConfig:
     """The volunteer's settings of one node, read from STATE_DIR/node.yaml, then from `key=value` on the command
     line."""
 
     device: Device = Device.AUTO
-    ranks: int = 1  # local ranks (W) that share the model; on CUDA one a GPU
+    # local ranks (W) that share the model; on CUDA one a GPU. 0: all GPUs, or 1 on a CPU
+    ranks: int = 0
     machines: int = 1  # that this node's trainer runs on: this one, and others with `atoll node worker`
     machines_min: int = 0  # fewest of them with which it trains while others are gone; 0: all
     rendezvous: str = ""  # HOST:PORT of this machine, at which the others come
     threads: int = 0  # CPU threads of each rank; 0: this node's share of the usable cores, over its ranks
-    bf16: bool = False  # mixed precision: bf16 compute, fp32 parameters and reduction
-    compile: bool = False  # torch.compile each block
+    bf16: bool | None = None  # mixed precision: bf16 compute, fp32 parameters and reduction; None: on CUDA
+    compile: bool | None = None  # torch.compile each block; None: on CUDA
+    micro_batch: int = 0  # sequences in one forward pass of each rank; 0: measured
+    checkpointing: Checkpointing = Checkpointing.AUTO  # of activations
     upload: float = 0.0  # Mbit/s for the exchange with peers at most; 0: all there is
     download: float = 0.0  # Mbit/s
     streams: int = 0  # TCP streams to each peer; 0: as many as measurements say
@@ -63,13 +75,15 @@ def threads_of(config: NodeConfig) -> tuple[int, str]:
         return config.threads, "threads= says so"
     share = core_share()
     ranks = f", {config.ranks} ranks" if config.ranks > 1 else ""
-    return share.threads(config.ranks), f"{share}{ranks}"
+    return share.threads(max(config.ranks, 1)), f"{share}{ranks}"
 
 
 def check(config: NodeConfig) -> None:
     """Raise `ConfigError` for the first setting that is out of its range."""
-    if not 1 <= config.ranks <= 1024:
-        raise ConfigError(f"ranks is {config.ranks}: it must be in 1 ... 1024")
+    if not 0 <= config.ranks <= 1024:
+        raise ConfigError(f"ranks is {config.ranks}: it must be 0 (automatic) or in 1 ... 1024")
+    if config.micro_batch < 0:
+        raise ConfigError(f"micro_batch is {config.micro_batch}: it must be 0 (measured) or more")
     if config.machines < 1 or not 0 <= config.machines_min <= config.machines:
         raise ConfigError(
             f"machines is {config.machines} and machines_min {config.machines_min}: the former must be 1 or more, "

@@ -1,33 +1,56 @@
 """Checks whether this machine can take part, before anything is started; what it lacks is raised as a sentence."""
 
-import shutil
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from atoll.comm.config.run import RunConfig
+from atoll.comm.config.run import OptimizerName, RunConfig
 from atoll.comm.errors import ConfigError, ResourceError
+from atoll.node.config import Device, NodeConfig
+from atoll.node.devices import Gpu, has_compiler
 
-BYTES_TRAINED, BYTES_FLAT = 16, 12  # parameters, gradients, two Adam moments; three flat vectors
+BYTES_FLAT = 12  # three flat vectors
+BYTES_TRAINED = 8  # parameters and gradients
+# The inner optimizer's moments, of a parameter.
+MOMENT_BYTES = {OptimizerName.ADAMW: 8, OptimizerName.MUON: 8, OptimizerName.SGD: 0}
 ENCODED = 2  # vectors, encoded, that a reduce has in memory at most
 PROCESS_BYTES = 600 << 20  # bytes of a trainer and a daemon that hold no model yet
 
 
-def check_memory(run: RunConfig, on_gpu: bool, n_params: int = 0) -> None:
-    """Raise `ResourceError` if the model cannot fit into this machine's memory. `n_params`: of a model that is not
-    the run's; what trains it has its memory already where `on_gpu` is set."""
-    params = n_params or run.model.n_params
+def check_memory(run: RunConfig, node: NodeConfig, found: Sequence[Gpu], n_params: int = 0) -> None:
+    """Raise `ResourceError` if the model cannot fit into this machine's memory, or into that of its GPUs. `node`:
+    with all settings resolved; `found`: the machine's GPUs; `n_params`: of a model that is not the run's, and in
+    the memory of a trainer already, beside which the flat vectors must fit."""
+    params, moments = n_params or run.model.n_params, MOMENT_BYTES[run.inner.optimizer]
+    on_gpu = node.device is Device.CUDA or n_params > 0
+    if on_gpu and found:
+        check_gpu_memory(run, node.ranks, min(found[: node.ranks], key=lambda gpu: gpu.memory))
     encoded, kept = run.reduce.bytes_per_element, bool(run.outer.feedback)
-    each = BYTES_FLAT + (ENCODED + kept) * encoded + (0 if on_gpu else BYTES_TRAINED)
-    each += 4 if run.overlap.delay else 0  # what was handed over, once more
+    each = BYTES_FLAT + (ENCODED + kept) * encoded + (0 if on_gpu else BYTES_TRAINED + moments)
+    each += moments if node.durable else 0  # a copy on its way to the disk
+    # With overlap: what was handed over, once more; and what is trained, while the anchor is evaluated.
+    each += 8 if run.overlap.delay else 0
     each += 8 if kept else 0  # what was not sent, and a copy of it on its way to the disk
     demand_memory(
         int(params * each) + PROCESS_BYTES,
         f"the run's model of {params:,} parameters",
         "free some, or use a larger machine",
     )
+
+
+def check_gpu_memory(run: RunConfig, ranks: int, gpu: Gpu) -> None:
+    """Raise `ResourceError` if a rank's part of parameters, gradients and moments does not fit into its GPU."""
+    params = run.model.n_params
+    need = params * (BYTES_TRAINED + MOMENT_BYTES[run.inner.optimizer]) // ranks
+    if need > gpu.memory:
+        each = f"each of this node's {ranks} GPUs has" if ranks > 1 else "this node's GPU has"
+        raise ResourceError(
+            f"the run's model of {params:,} parameters needs {need / 1e9:.1f} GB of GPU memory a rank, "
+            f"{each} {gpu.memory / 1e9:.1f} GB: use more of them (ranks=), or device=cpu"
+        )
 
 
 def demand_memory(need: int, who: str, otherwise: str) -> None:
@@ -58,7 +81,7 @@ def _offered() -> str:
 
 def check_compiler() -> None:
     """torch.compile builds kernels with the machine's own compiler; raise `ResourceError` if there is none."""
-    if not any(shutil.which(name) for name in ("c++", "g++", "clang++", "cc", "gcc", "clang")):
+    if not has_compiler():
         raise ResourceError("compile=true needs a C++ compiler and this machine has none: install g++")
 
 

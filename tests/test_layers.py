@@ -86,7 +86,7 @@ DOORS: dict[str, str] = {
     "coordinator.state_machine": "events members state step weights",
     "coordinator.service": "control_plane event_loop journal telemetry",
     "coordinator.monitor": "http terminal wandb_logger",
-    "node": "config data preflight trainer_channel",
+    "node": "config data devices preflight trainer_channel",
     "node.state_machine": "effects events state step",
     "node.control": "client outbox reports",
     "node.outer": "layout method repair residual shared_vectors state",

@@ -111,7 +111,7 @@ async def launched(
 ) -> AsyncIterator[Node]:
     """A trainer of `ranks` ranks that has connected, or a script's `command` in its place; `through` is a command
     that starts the launcher."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     connections: asyncio.Queue[DaemonEnd] = asyncio.Queue()
     path, spec = str(folder / "socket"), folder / "spec.json"
     settings = NodeConfig(device=Device.CPU, ranks=ranks, threads=1, **node)

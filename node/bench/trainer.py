@@ -34,6 +34,7 @@ from atoll.comm.config.shipped import run_file
 from atoll.comm.errors import BenchFailed, ConfigError
 from atoll.comm.extras import demand
 from atoll.node.config import Device, NodeConfig, TrainerSpec, check
+from atoll.node.devices import resolve
 from atoll.node.trainer_channel import (
     Attach,
     DaemonEnd,
@@ -219,6 +220,8 @@ def trainer(
     }
     node = load_dataclass(NodeConfig, None, settings)
     check(node)
+    for run in runs.values():  # of one batch size
+        node, _ = resolve(node, run.inner.batch_size)
     measured = asyncio.run(measure(runs, node, max(2, steps // turns), turns))
     found = {name: measured.get(name) or EngineFigures(note=notes[name]) for name in chosen}
     if as_json:

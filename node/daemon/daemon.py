@@ -26,7 +26,7 @@ from atoll.comm.ids import NodeId, Pin
 from atoll.comm.invite import Invite
 from atoll.comm.leases import remaining
 from atoll.comm.proto import atoll_pb2 as pb
-from atoll.node.config import NodeConfig, TrainerSpec, threads_of
+from atoll.node.config import Device, NodeConfig, TrainerSpec, threads_of
 from atoll.node.daemon import control_socket
 from atoll.node.daemon.outer_loop import OuterLoop, how_far, on_disk
 from atoll.node.daemon.session import CoordinatorSession
@@ -34,6 +34,7 @@ from atoll.node.daemon.state_dir import JoinOptions, exclusive, on_signals
 from atoll.node.daemon.state_server import StateServer
 from atoll.node.daemon.trainer_supervisor import TrainerSupervisor
 from atoll.node.data import check_source
+from atoll.node.devices import gpus, resolve
 from atoll.node.preflight import check_compiler, check_congestion, check_memory
 from atoll.node.state_machine import effects as ef
 from atoll.node.state_machine import events as ev
@@ -117,9 +118,13 @@ class Daemon:
         """That this machine can do what the run asks of it."""
         run = self._member.run
         check_congestion(self._config.congestion)
+        found = () if self._config.device is Device.CPU else gpus()
+        self._config, devices = resolve(self._config, run.inner.batch_size, found)
+        if devices:
+            log.info(devices)
         if not self._options.command:  # a script has its own data, and says how large its model is
             check_source(run, self._config)
-            check_memory(run, self._config.device == "cuda")
+            check_memory(run, self._config, found)
         if self._config.compile:
             check_compiler()
 
@@ -341,7 +346,7 @@ class Daemon:
         """Give the trainer its vectors; allocate them at its first hello."""
         if self._loop is None:
             if self._options.command:  # its own memory it has already
-                check_memory(self._member.run, True, hello.numel)
+                check_memory(self._member.run, self._config, (), hello.numel)
             self._loop = self._make_outer_loop(hello)
             self._spawn(self._restore(self._loop))
             log.info(f"the trainer is up: {hello.numel:,} parameters on {hello.ranks} local ranks")

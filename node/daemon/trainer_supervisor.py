@@ -26,7 +26,7 @@ from atoll.node.trainer_channel import DaemonEnd, Failed, Hello, LoopLeft, Ready
 
 log = logging.getLogger("atoll.node")
 LAST_WORD_SECONDS = 5.0  # seconds that a rank which outlives its launcher has to say what it failed of
-START_SECONDS = 120.0  # until a trainer has to say hello, at least: on a busy machine torch takes 60
+START_SECONDS = 300.0  # until a trainer has to say hello, at least: torch, and to find a micro-batch
 # A script may have data to prepare before it takes part.
 COMMAND_START_SECONDS = 3600.0
 STOP_SECONDS = 3.0  # that the built-in trainer has to end by itself

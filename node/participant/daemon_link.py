@@ -106,8 +106,9 @@ def failures_reported(channel: str, link: DaemonLink | None = None) -> Iterator[
         if not is_out_of_memory(error):
             raise
         sentence = (
-            f"the trainer ran out of memory ({str(error).partition('. ')[0]}): share the model among more "
-            "local ranks (ranks=), or join a run with a smaller model or batch"
+            f"the trainer ran out of memory ({str(error).partition('. ')[0]}): set micro_batch=1 and "
+            "checkpointing=full if they are set otherwise, share the model among more local ranks (ranks=), or "
+            "join a run with a smaller model"
         )
         report(sentence)
         raise ResourceError(sentence) from error

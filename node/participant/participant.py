@@ -212,6 +212,10 @@ class Participant:
         norm = min(gradient_norm, NORM_LIMIT) if gradient_norm == gradient_norm else NORM_LIMIT
         self._taken = Step(total / max(known, 1.0), norm, commands > 0, *memory)
 
+    def tell(self, sentence: str) -> None:
+        """Put a sentence into the node's log; on ranks other than the first this does nothing."""
+        self._link.send(LogLine(sentence))
+
     def before_step(self) -> None:
         """Wait until the optimizer may be stepped: its moments may be on their way to the disk. `step` does so by
         itself."""
@@ -245,7 +249,7 @@ class Participant:
             case Train():
                 return (yield from self._train(command))
             case Evaluate(round=number):
-                self._measure(number)
+                self._measure(number, in_training=False)
             case Finish() | Stop():  # its round was ready when it came
                 pass
             case _:
@@ -257,11 +261,12 @@ class Participant:
         assert self._io is not None, "a command before Attach"
         return self._io
 
-    def _measure(self, round_: int) -> None:
-        """Measure the anchor's validation loss and say it; parameters and the modules' mode are then as before."""
+    def _measure(self, round_: int, in_training: bool) -> None:
+        """Measure the anchor's validation loss and say it; the modules' mode is then as before, and the parameters
+        if training goes on with them. Else they are the anchor's, and the next round loads its own."""
         assert self._evaluate is not None, "the daemon asks a trainer that cannot evaluate"
         modes = [part.training for part in self._parameters.parts]
-        loss = self._vectors.at_anchor(self._evaluate)
+        loss = self._vectors.at_anchor(self._evaluate, in_training)
         for part, training in zip(self._parameters.parts, modes, strict=True):
             part.train(training)
         (mean,) = self._ranks.total(bounded_loss(loss) / self._ranks.size)
@@ -336,7 +341,7 @@ class Participant:
             case Train(continues=True) if cursor.ahead:
                 cursor.go_on(command)
             case Evaluate(round=number):
-                self._measure(number)
+                self._measure(number, in_training=True)
             case _:
                 return command
         return None

@@ -95,12 +95,14 @@ class VectorIO:
             if order.rebased:
                 adopt(vectors.local, sent, rebase, lambda slot: not exchanged(slot))
 
-    def at_anchor(self, measure: Callable[[], float]) -> float:
-        """What `measure` returns with the anchor as parameters, which are then as before."""
-        trained = self._parameters.copy()
+    def at_anchor(self, measure: Callable[[], float], keep: bool) -> float:
+        """What `measure` returns with the anchor as parameters. With `keep` they are then as before, for which
+        they are copied."""
+        trained = self._parameters.copy() if keep else None
         self._parameters.read(self._vectors.anchor)
         found = measure()
-        self._parameters.restore(trained)
+        if trained is not None:
+            self._parameters.restore(trained)
         return found
 
     def _exchanged(self, round_: int) -> Callable[[int], bool]:

@@ -53,7 +53,7 @@ def serve(spec: TrainerSpec, me: LocalRank, device: torch.device) -> None:
     """Build the model, and train as often as it is told."""
     run, ranks = spec.run, RankGroup.of_world()
     data, share = RunTokens.open(spec, ranks), Share(me.rank, me.size)
-    model = build_model(run, me, device, spec.node.bf16, spec.node.compile)
+    model = build_model(run, me, device, bool(spec.node.bf16), bool(spec.node.compile))
     inner = run.inner
     decayed: list[Tensor] = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     undecayed: list[Tensor] = [parameter for parameter in model.parameters() if parameter.ndim < 2]

@@ -26,6 +26,7 @@ import psutil
 from atoll.comm.child_process import LAUNCHER, die_with_parent
 from atoll.comm.invite import split_host_port
 from atoll.node.config import SPEC, Device, NodeConfig, TrainerSpec, threads_of
+from atoll.node.devices import resolve
 from atoll.node.trainer.command import run_command
 
 # Seconds: until all machines must be there, and how long those that are there wait for more than are needed.
@@ -43,6 +44,7 @@ def main() -> int:
     parser.add_argument("--spec", required=True, help="the daemon's TrainerSpec, JSON")
     path = Path(parser.parse_args().spec).resolve()
     spec = msgspec.json.decode(path.read_bytes(), type=TrainerSpec)
+    spec.node, _ = resolve(spec.node, spec.run.inner.batch_size)
     set_environment(spec, path)
     if spec.command:
         return run_command(spec.command, spec.channel)
@@ -179,17 +181,11 @@ def interface_of(address: str) -> str:
 def rank_command(spec: TrainerSpec, group: str) -> tuple[Any, tuple[str, ...]]:
     """The entrypoint of a rank and its arguments: on the CPU a function to fork, which has torch imported already;
     for CUDA, which would not survive a fork, a program."""
-    if spec.node.device is Device.CPU or not cuda_available():
+    if spec.node.device is Device.CPU:
         from atoll.node.trainer import process
 
         return process.main, (group,)
     return sys.executable, ("-m", "atoll.node.trainer.process", "--group", group)
-
-
-def cuda_available() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 if __name__ == "__main__":

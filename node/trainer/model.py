@@ -1,6 +1,7 @@
 """The model of a run: a small modern decoder, or the volunteer's own module.
 
-`build` promises a module whose `forward(tokens)` maps (B, T) int64 to logits (B, T, V). `init_parameters`
+`build` promises a module whose `forward(tokens)` maps (B, T) int64 to logits (B, T, V); the decoder's takes
+targets, too, and then returns the loss. `init_parameters`
 promises the same numbers for the same seed and parameter names, whatever the number of local ranks: each
 rank draws the whole tensor of a parameter and keeps the block it owns. The trainer calls both.
 """
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from atoll.comm.config.run import ModelConfig
 from atoll.comm.errors import ConfigError
 from atoll.node.participant.flat_vector import local_block, local_tensor
+from atoll.node.trainer.chunked_loss import chunked_cross_entropy
 
 INIT_STD = 0.02
 
@@ -89,14 +91,18 @@ class Decoder(nn.Module):
         # A tied head reads the embedding's weight in forward: the weight has one name in the flat vector.
         self.head = None if config.tied_head else nn.Linear(config.dim, config.vocab_size, bias=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits (B, T, vocab_size) of the token after each of `tokens`, (B, T) int64."""
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Logits (B, T, vocab_size) of the token after each of `tokens`, (B, T) int64; with `targets`, (B, T)
+        int64, their mean cross entropy, for which the logits of all tokens are never held at once."""
         x = self.embedding(tokens)  # (B, T, dim)
         cos, sin = rotary(tokens.shape[1], self.head_dim, self.rope_base, tokens.device)
         for block in self.blocks:
             x = block(x, cos, sin)
         x = self.norm(x)
-        return F.linear(x, self.embedding.weight if self.head is None else self.head.weight)  # (B, T, V)
+        head = self.embedding.weight if self.head is None else self.head.weight  # (V, dim)
+        if targets is not None:  # here, where FSDP2 has gathered the head
+            return chunked_cross_entropy(x.flatten(0, 1), head, targets.flatten())
+        return F.linear(x, head)  # (B, T, V)
 
 
 def rotary(length: int, head_dim: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -8,32 +8,38 @@ daemon answers with a new trainer.
 
 import argparse
 import os
+import platform
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.rendezvous import rendezvous
 
 from atoll.comm.child_process import LAUNCHER, die_with_parent
-from atoll.comm.errors import AtollError, ResourceError
-from atoll.node.config import Device, NodeConfig, TrainerSpec, threads_of
+from atoll.comm.errors import AtollError, ConfigError, ResourceError
+from atoll.node.config import Checkpointing, Device, NodeConfig, TrainerSpec, threads_of
+from atoll.node.devices import resolve
 from atoll.node.participant.batches import RunTokens, Share
 from atoll.node.participant.daemon_link import agreed_spec, failures_reported, read_spec
 from atoll.node.participant.participant import participate
 from atoll.node.participant.rank_group import RankGroup
-from atoll.node.trainer.loss import accumulate, validation_loss
+from atoll.node.trainer.accumulator import GradientAccumulator, MicroBatchTooLarge, compile_blocks
+from atoll.node.trainer.micro_batch import MicroBatchStore
 from atoll.node.trainer.model import blocks_of, build, build_custom, init_parameters
 from atoll.node.trainer.optimizer import make_optimizer
 
@@ -69,12 +75,16 @@ def main(group: str) -> None:
     try:
         spec = read_spec() or TrainerSpec()
         with failures_reported(spec.channel):
+            spec.node, _ = resolve(spec.node, spec.run.inner.batch_size)
             device = choose_device(spec.node, me)
         with rank_process_group(spec, me, device, group):
             take_part(device)
     except AtollError as error:
         print(f"trainer rank {me.rank}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except MicroBatchTooLarge as error:
+        print(f"trainer rank {me.rank}: {error}", file=sys.stderr)
+        sys.exit(1)
     except Exception:  # a crash: here, because the launcher would print it with a prefix on each line
         print(f"trainer rank {me.rank}: {traceback.format_exc()}", file=sys.stderr)
         sys.exit(1)
@@ -84,21 +94,48 @@ def take_part(device: torch.device) -> None:
     """Build data, model and optimizer, and train until the node leaves or the run is finished."""
     ranks = RankGroup.of_world()
     spec = agreed_spec(ranks)
-    share = Share(ranks.rank, ranks.size)
     with failures_reported(spec.channel):
-        share.of(spec.run.inner.batch_size)
+        Share(ranks.rank, ranks.size).of(spec.run.inner.batch_size)
+        spec.node, _ = resolve(spec.node, spec.run.inner.batch_size)
         data = RunTokens.open(spec, ranks)
         model = build_model(spec, ranks, device)
         optimizer = make_optimizer(model, spec.run.inner)
+        store = MicroBatchStore(Path(spec.cache), micro_batch_facts(spec, ranks, device))
+        accumulator = GradientAccumulator(model, spec.run, spec.node, ranks, device, store)
+        found = accumulator.choose()
     with participate(
         model,
         optimizer,
-        evaluate=lambda: validation_loss(model, spec.run, data, share, device),
+        evaluate=lambda: accumulator.validation_loss(data),
         initialise=lambda seed: init_parameters(model, seed),
         before_round=partial(share_cores, spec.node),
     ) as run:
+        accumulator.tell = run.tell
+        if found:
+            run.tell(found)
         for batch in run.batches(data):
-            run.step(accumulate(model, batch.to(device)))
+            run.step(accumulator.add(batch.to(device)))
+
+
+def micro_batch_facts(spec: TrainerSpec, ranks: RankGroup, device: torch.device) -> Any:
+    """All that the size of a micro-batch depends on."""
+    run, node = spec.run, spec.node
+    if device.type == "cuda":
+        machine = (torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory)
+    else:
+        machine = (processor_name(), psutil.virtual_memory().total)
+    settings = (node.bf16, node.compile, node.micro_batch, node.checkpointing, node.model)
+    share = run.inner.batch_size // ranks.size
+    return machine, str(torch.__version__), run.model, run.inner.optimizer, settings, ranks.hosts, share
+
+
+def processor_name() -> str:
+    """What the processor is called, or its architecture."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def choose_device(node: NodeConfig, me: LocalRank) -> torch.device:
@@ -160,10 +197,14 @@ def build_model(spec: TrainerSpec, ranks: RankGroup, device: torch.device) -> nn
         with torch.device("meta"):
             model = build(spec.run.model)
     blocks = blocks_of(model)
+    if spec.node.checkpointing in (Checkpointing.SELECTIVE, Checkpointing.FULL) and not blocks:
+        raise ConfigError(
+            f"checkpointing={spec.node.checkpointing} is done block by block, and model={spec.node.model} names "
+            "none: give it an nn.ModuleList `blocks`, or set checkpointing=none"
+        )
     if spec.node.compile:
-        for block in blocks or [model]:
-            block.compile()
-    shard_model(model, blocks, ranks, device, spec.node.bf16)
+        compile_blocks(model, dynamic=False)
+    shard_model(model, blocks, ranks, device, bool(spec.node.bf16))
     return model.to(device) if spec.node.model else model.to_empty(device=device)
 
 
@@ -184,6 +225,17 @@ def shard_model(
     policy = MixedPrecisionPolicy(torch.bfloat16 if bf16 else None, torch.float32 if bf16 else None)
     for module in (*blocks, model):  # the root last
         fully_shard(module, mesh=mesh, mp_policy=policy)
+    if ranks.size > 1 and device.type == "cuda":
+        prefetch(model, blocks)
+
+
+def prefetch(model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+    """Have each sharded block ask for the next one's parameters before it computes, forward and backward; else
+    they are asked for when the launches of its own kernels are through."""
+    for one, following in pairwise((model, *blocks)):
+        cast(FSDPModule, one).set_modules_to_forward_prefetch([cast(FSDPModule, following)])
+    for one, following in pairwise(reversed(blocks)):
+        cast(FSDPModule, one).set_modules_to_backward_prefetch([cast(FSDPModule, following)])
 
 
 def share_cores(node: NodeConfig) -> None:

@@ -2,7 +2,7 @@
 
 import psutil
 import pytest
-from e2e.harness import Run, until
+from e2e.harness import PACED, Run, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
@@ -31,6 +31,20 @@ def test_a_killed_trainer_returns_and_unequal_nodes_agree(run: Run) -> None:
     members = run.get("/api/run")["members"]
     assert [m["state"] for m in members] == ["left", "left"]  # nobody was ever evicted
     assert "starts again from the anchor" in run.log("two")
+
+
+def test_trainers_that_run_out_of_memory_train_on_in_halves(run: Run) -> None:
+    run.start("rounds.total=3")
+    url = run.invite(2)
+    one = run.join(url, "one", faults=f"{PACED},trainer.micro_batch.4=memory")
+    two = run.join(url, "two", "ranks=2", faults=f"{PACED},trainer.micro_batch.2=memory")
+    assert one.wait(120) == 0 and two.wait(30) == 0
+    assert all(record["digests_equal"] for record in run.get("/api/rounds?since=0"))
+    assert [m["state"] for m in run.get("/api/run")["members"]] == ["left", "left"]  # nobody was ever evicted
+    assert "goes on with micro-batches of 2 sequences" in run.log("one")
+    assert "the trainer died" not in run.log("one")
+    assert "the trainer died" in run.log("two")
+    assert "computes 2 sequences a step in micro-batches of 1 sequence, as found earlier" in run.log("two")
 
 
 def test_a_hung_trainer_is_ended_and_its_node_goes_on(run: Run) -> None:

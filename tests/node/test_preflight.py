@@ -1,14 +1,19 @@
 """What this machine lacks is said before anything is started."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from atoll.comm.config.run import CodecName, ReduceConfig, RunConfig
+from atoll.comm.config.outer import OverlapConfig
+from atoll.comm.config.run import CodecName, InnerConfig, ModelConfig, OptimizerName, ReduceConfig, RunConfig
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node import preflight
+from atoll.node.config import Device, NodeConfig
+from atoll.node.devices import Gpu
 from atoll.node.preflight import check_congestion, check_memory
 
+ON_CPU = NodeConfig(device=Device.CPU, ranks=1, durable=False)
 KERNEL = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
@@ -27,8 +32,45 @@ def test_a_model_that_does_not_fit_is_refused_by_what_its_wire_needs_too(
     run = RunConfig(reduce=ReduceConfig(codec=codec))
     need = each * run.model.n_params + preflight.PROCESS_BYTES
     monkeypatch.setattr(preflight, "available", lambda: need + 200_000)
-    check_memory(run, on_gpu=False)
+    check_memory(run, ON_CPU, [])
     monkeypatch.setattr(preflight, "available", lambda: need - 200_000)
-    check_memory(run, on_gpu=True)
+    check_memory(run, replace(ON_CPU, device=Device.CUDA), [])
     with pytest.raises(ResourceError, match="needs about"):
-        check_memory(run, on_gpu=False)
+        check_memory(run, ON_CPU, [])
+
+
+def needed(run: RunConfig, node: NodeConfig, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Bytes of host memory a parameter that the run needs on the node."""
+    monkeypatch.setattr(preflight, "PROCESS_BYTES", 0)
+    monkeypatch.setattr(preflight, "available", lambda: 0)
+    run = replace(run, model=ModelConfig(dim=1024, layers=64, ffn_dim=4096))
+    with pytest.raises(ResourceError) as refused:
+        check_memory(run, node, [Gpu("", 1 << 60)])
+    return round(float(str(refused.value).partition("needs about ")[2].split()[0]) * 1e9 / run.model.n_params)
+
+
+def test_every_copy_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of int8's 12 bytes of flat vectors and 2 encoded ones of 1 byte."""
+    run, sgd = RunConfig(), RunConfig(inner=InnerConfig(optimizer=OptimizerName.SGD))
+    on_gpu = replace(ON_CPU, device=Device.CUDA)
+    assert needed(run, ON_CPU, monkeypatch) == 14 + 16
+    assert needed(run, on_gpu, monkeypatch) == 14
+    assert needed(sgd, ON_CPU, monkeypatch) == 14 + 8
+    assert needed(run, replace(on_gpu, durable=True), monkeypatch) == 14 + 8  # the moments', for the disk
+    assert needed(sgd, replace(on_gpu, durable=True), monkeypatch) == 14
+    overlapped = RunConfig(overlap=OverlapConfig(delay=5))
+    assert needed(overlapped, on_gpu, monkeypatch) == 14 + 8
+
+
+def test_a_model_must_fit_into_the_memory_of_the_gpus_that_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunConfig()
+    monkeypatch.setattr(preflight, "available", lambda: 1 << 40)
+    need = 16 * run.model.n_params
+    two = replace(ON_CPU, device=Device.CUDA, ranks=2)
+    found = [Gpu("", need // 2), Gpu("", need // 2 + 1), Gpu("", 1)]
+    check_memory(run, two, found)
+    check_memory(run, ON_CPU, found)
+    with pytest.raises(ResourceError, match="0.0 GB of GPU memory a rank, each of this node's 3 GPUs has 0.0 GB"):
+        check_memory(run, replace(two, ranks=3), found)
+    with pytest.raises(ResourceError, match="this node's GPU has"):
+        check_memory(run, replace(two, ranks=1), found)

@@ -105,7 +105,7 @@ def test_other_optimizers_do_the_same_on_one_rank_and_on_two(
 def test_what_cuda_lacks_is_said(count: int, ranks: int, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: count)
     with pytest.raises(ResourceError, match=sentence):
-        choose_device(NodeConfig(device=Device.CUDA, ranks=ranks), LocalRank(0, ranks))
+        choose_device(NodeConfig(device=Device.CUDA, ranks=ranks), LocalRank(0, ranks, 0, ranks))
 
 
 def test_training_lowers_the_loss_of_the_anchor(tmp_path: Path) -> None:

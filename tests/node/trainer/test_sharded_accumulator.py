@@ -1,0 +1,158 @@
+"""Micro-batches of a model that FSDP2 shards: real ranks, and gloo."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing.spawn import start_processes
+from trainers import small
+
+from atoll.comm import faults
+from atoll.comm.config.run import InnerConfig
+from atoll.node.config import Checkpointing, NodeConfig
+from atoll.node.participant.rank_group import RankGroup
+from atoll.node.trainer import accumulator as module
+from atoll.node.trainer import chunked_loss
+from atoll.node.trainer.accumulator import GradientAccumulator, MicroBatchTooLarge
+from atoll.node.trainer.micro_batch import MicroBatchStore, Plan, Record
+from atoll.node.trainer.model import blocks_of, build, init_parameters
+from atoll.node.trainer.process import prefetch, shard_model
+
+Story = Callable[[RankGroup, Path], None]
+CPU = torch.device("cpu")
+
+
+def on_a_rank(rank: int, size: int, folder: Path, story: Story) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/group", rank=rank, world_size=size, timeout=timedelta(minutes=1)
+    )
+    try:
+        story(RankGroup.of_world(), folder)
+    finally:
+        dist.destroy_process_group()
+
+
+def on_ranks(size: int, folder: Path, story: Story) -> None:
+    start_processes(on_a_rank, (size, folder, story), nprocs=size, start_method="fork")  # type: ignore[no-untyped-call]
+
+
+def sharded(ranks: RankGroup, folder: Path, batch: int, bf16: bool = False) -> GradientAccumulator:
+    run = small(inner=InnerConfig(batch_size=batch))
+    model = build(run.model)
+    shard_model(model, blocks_of(model), ranks, CPU, bf16)
+    init_parameters(model, 0)
+    return GradientAccumulator(model, run, NodeConfig(), ranks, CPU, MicroBatchStore(folder, batch))
+
+
+def gradient(made: GradientAccumulator) -> Tensor:
+    """The whole gradient of 8 sequences of this rank, which then is dropped."""
+    seed = torch.Generator().manual_seed(dist.get_rank())
+    made.add(torch.randint(256, (8, 33), generator=seed))
+    found = [p.grad.full_tensor() for p in made._model.parameters() if isinstance(p.grad, DTensor)]
+    assert len(found) == len(list(made._model.parameters()))
+    made._model.zero_grad()
+    return torch.cat([part.flatten() for part in found])
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    return float((one - other).norm() / other.norm())
+
+
+def every_way(ranks: RankGroup, folder: Path) -> None:
+    made = sharded(ranks, folder, 16)
+    made.choose()
+    prefetch(made._model, blocks_of(made._model))  # it is for CUDA, and changes nothing
+    right = gradient(made)
+    assert made.plan == Plan(8)
+    for reduce_each in (False, True):
+        made._reduce_each = reduce_each
+        for level in (Checkpointing.NONE, Checkpointing.SELECTIVE, Checkpointing.FULL):
+            made._take(Plan(2, level))
+            assert apart(gradient(made), right) < 1e-6
+    chunked_loss.PLAIN_BYTES, chunked_loss.MIN_ROWS = 1000, 5
+    assert apart(gradient(made), right) < 1e-6
+
+
+def test_no_way_to_compute_a_gradient_changes_it(tmp_path: Path) -> None:
+    on_ranks(2, tmp_path, every_way)
+
+
+def gathered(ranks: RankGroup, folder: Path) -> None:
+    for have, reduce_each in ((1 << 40, False), (1 << 10, True)):
+        setattr(module, "available", lambda have=have: have)  # noqa: B010
+        assert sharded(ranks, folder, 16)._reduce_each == reduce_each
+
+
+def test_gradients_are_reduced_for_each_micro_batch_where_a_rank_cannot_hold_those_of_the_whole_model(
+    tmp_path: Path,
+) -> None:
+    on_ranks(2, tmp_path, gathered)
+
+
+def agreed(ranks: RankGroup, folder: Path) -> None:
+    made = sharded(ranks, folder, 1200)
+    said = made.choose()
+    assert len({repr(found) for found in ranks.gather([said, made.plan.size], list)}) == 1
+    assert "computes 600 sequences a step in micro-batches of" in said
+    right = Plan(2)
+    if ranks.rank == 1:  # its machine has seen less memory
+        MicroBatchStore(folder / "other", 1200).write(Record(right, "ran out of memory"))
+    made = sharded(ranks, folder / ("other" if ranks.rank else "one"), 1200)
+    assert "ran out of memory" in made.choose() and made.plan == right
+
+
+def test_ranks_agree_on_a_micro_batch(tmp_path: Path) -> None:
+    on_ranks(2, tmp_path, agreed)
+
+
+def ended(ranks: RankGroup, folder: Path) -> None:
+    faults.FAULTS = faults.parse("trainer.micro_batch.2=memory")
+    made = sharded(ranks, folder, 1200)
+    with pytest.raises(MicroBatchTooLarge, match="2 sequences did not fit into memory: starts again with"):
+        made.choose()
+
+
+def begun_again(ranks: RankGroup, folder: Path) -> None:
+    made = sharded(ranks, folder, 1200)
+    assert "as found earlier: micro-batches of 2 sequences did not fit" in made.choose()
+    assert made.plan == Plan(1)
+
+
+def test_ranks_that_run_out_of_memory_while_they_measure_begin_again_with_half(tmp_path: Path) -> None:
+    on_ranks(2, tmp_path, ended)
+    (tmp_path / "group").unlink(missing_ok=True)
+    on_ranks(2, tmp_path, begun_again)
+
+
+def recovered(ranks: RankGroup, folder: Path) -> None:
+    made = sharded(ranks, folder, 8, bf16=True)
+    model = made._model
+    assert isinstance(model, FSDPModule)
+    made.choose()
+    right = gradient(made)
+    for size, point in ((8, "norm"), (4, "blocks.1.ffn"), (2, "blocks.0.attention.query")):
+        assert made.plan == Plan(size)
+        passes = 0
+
+        def broken(*_: object, size: int = size) -> None:
+            nonlocal passes
+            passes += 1
+            if made.plan.size == size and passes == min(2, 8 // size):  # of two micro-batches in the second
+                raise MemoryError("in the middle of a backward pass")
+
+        handle = model.get_submodule(point).register_full_backward_pre_hook(broken)
+        assert apart(gradient(made), right) < 1e-2
+        handle.remove()
+    assert made.plan == Plan(1)
+    assert apart(gradient(made), right) < 1e-2
+
+
+def test_fsdp_goes_on_after_it_ran_out_of_memory_in_a_backward_pass(tmp_path: Path) -> None:
+    on_ranks(1, tmp_path, recovered)
