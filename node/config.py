@@ -50,10 +50,13 @@ class NodeConfig:
     streams: int = 0  # TCP streams to each peer; 0: as many as measurements say
     congestion: str = ""  # TCP congestion control towards peers, such as bbr or cubic; empty: what suits the path
     durable: bool = True  # keep the run's state, and the rounds since, in the state directory
-    disk: float = 0.0  # GB of it that they may take; 0: what they need, about 30 bytes a parameter
+    disk: float = 0.0  # GB of it that they may take; 0: what they need, about 80 bytes a parameter
     files: bool = False  # the run may keep checkpoints in this machine's files, or begin with some of them
     data: str = ""  # folder of text files, for a run whose data.kind is bytes or text
     model: str = ""  # "package.module:function" that builds your own model from the run's ModelConfig
+    copy_interval: float = (
+        60.0  # seconds between copies of what a trainer has of a round, which a crash spares; 0: none
+    )
     max_restarts: int = 5  # trainer crashes without a finished round in between, before the node gives up
 
 
@@ -96,6 +99,10 @@ def check(config: NodeConfig) -> None:
         )
     if config.rendezvous:
         split_host_port(config.rendezvous, "rendezvous")
+    if not 0 <= config.copy_interval < 1e9:
+        raise ConfigError(
+            f"copy_interval is {config.copy_interval:g}: it must be 0 (no copies) or a number of seconds"
+        )
     if config.max_restarts < 0:
         raise ConfigError(f"max_restarts is {config.max_restarts}: it must be 0 or more")
     for key, rate in (("upload", config.upload), ("download", config.download)):

@@ -9,10 +9,11 @@ restarts the trainer.
     Hello(layout)        ------->
                          <-------    Attach(vectors)
                          <-------    Initialise | Train | Evaluate | Finish | Stop
-    Initialised | Progress... Reached... Ready | Waits | Evaluated | LoopLeft | LogLine | Failed   ------->
+    Initialised | Progress... Reached... Ready | BadArithmetic | Waits
+    | Evaluated | LoopLeft | LogLine | Failed   ------->
 
-`Reached`, `Ready`, `Waits` and `Evaluated` are events of the node's machine (`atoll.node.state_machine`) as they
-are.
+`Reached`, `Ready`, `BadArithmetic`, `Waits` and `Evaluated` are events of the node's machine
+(`atoll.node.state_machine`) as they are.
 
 With overlap a trainer goes ahead after `Ready`, says `Waits` when it may not go further, and then, or before, is
 told to `Train` on. It may be told to `Evaluate` in between.
@@ -28,6 +29,7 @@ from contextlib import suppress
 import msgspec
 
 LIMIT = 16 << 20  # bytes of one message; a layout of a large model is the longest
+FIRST_STEP_SECONDS = 600.0  # that the first thing a trainer is told to do may take beyond others: it compiles
 
 
 class Attach(msgspec.Struct, tag=True, frozen=True):
@@ -60,6 +62,7 @@ class Train(msgspec.Struct, tag=True, frozen=True):
         False  # the lease's first steps are taken since Ready: put them on top of where it would start
     )
     rebased: bool = False  # going on where fragments take turns: what was handed over of the others was rebased
+    state: str = ""  # digest of the state that the anchor is of, in hexadecimal digits; empty: not told
 
 
 class Evaluate(msgspec.Struct, tag=True, frozen=True):
@@ -118,10 +121,19 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
     round: int
     steps: int
-    loss: float  # mean over the round's steps
+    loss: float  # mean over the round's steps that were not left out
     samples: int  # used, from the front of the order's lease
     norm: float = 0.0  # l2, of the anchor minus the local vector
     ahead: bool = False  # the trainer goes on, on the samples behind these
+    skipped: int = 0  # of the samples, those whose steps were left out: their gradients were not finite
+
+
+class BadArithmetic(msgspec.Struct, tag=True, frozen=True):
+    """What was trained since the order, or since `Ready`, is of no use (`atoll.node.participant.health`): it is
+    dropped, and the trainer waits for an order, which it begins from the anchor."""
+
+    round: int  # of its order
+    sentence: str  # what was wrong
 
 
 class Waits(msgspec.Struct, tag=True, frozen=True):
@@ -154,7 +166,19 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
 
 
 ToTrainer = Attach | Initialise | Train | Evaluate | Finish | Stop
-ToDaemon = Hello | Initialised | Progress | Reached | Ready | Waits | Evaluated | LoopLeft | LogLine | Failed
+ToDaemon = (
+    Hello
+    | Initialised
+    | Progress
+    | Reached
+    | Ready
+    | BadArithmetic
+    | Waits
+    | Evaluated
+    | LoopLeft
+    | LogLine
+    | Failed
+)
 
 _decode_to_trainer = msgspec.json.Decoder(ToTrainer)
 _decode_to_daemon = msgspec.json.Decoder(ToDaemon)

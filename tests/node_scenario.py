@@ -13,7 +13,8 @@ committed [front=F]         the round is committed; members are still applying i
 view [KEY=VALUE...] [WORD] [-WORD]  the last view but for these; WORD: a flag that is set, or is no more
 begin                       `up`, `state 0`, `round 1` (only that is said)
 steps [K]                   the trainer took the inner steps of that round, or its latest order's, and goes on
-ready [K] [steps=5] [samples=10] [loss=2] [ahead]    it stopped, or goes ahead
+ready [K] [steps=5] [samples=10] [skipped=0] [loss=2] [ahead]    it stopped, or goes ahead
+bad [K]                     nothing of its steps can be used, and it waits for an order
 waits [K] / evaluated [K]   it is as far ahead as it may be / it measured the loss of state K
 still SECONDS               it has made no progress for so long; more than 70 s are too many
 held [ATTEMPT] [WORD]       every sealed chunk of the round's attempt is here; WORD: with another root
@@ -145,7 +146,10 @@ class Run:
                 steps = int(options.get("steps", 5))
                 samples = int(options.get("samples", 2 * steps))
                 loss = float(options.get("loss", 2.0))
-                self.feed(trainer.Ready(round_, steps, loss, samples, 1.0, "ahead" in words))
+                skipped = int(options.get("skipped", 0))
+                self.feed(trainer.Ready(round_, steps, loss, samples, 1.0, "ahead" in words, skipped))
+            case "bad":
+                self.feed(trainer.BadArithmetic(self.order if number is None else number, "the loss is too large"))
             case "waits":
                 self.feed(trainer.Waits(self.order if number is None else number))
             case "evaluated":
@@ -232,6 +236,8 @@ def shown(effect: ef.Effect) -> str:
             return f"finish the inner steps of round {round_}"
         case ef.EndTrainer():
             return "end the trainer"
+        case ef.LeaveRun(sentence):
+            return f"leave the run: {sentence}"
         case ef.Encode(work):
             return f"encode {shown_work(work)}"
         case ef.StartReduce(plan):
@@ -257,7 +263,7 @@ def shown(effect: ef.Effect) -> str:
         case ef.ReportReached(round_):
             return f"report that round {round_} has its inner steps"
         case ef.ReportReady(round_, c):
-            return f"report {shown_steps(c.samples, c.front, c.steps, round_, c.loss, c.fresh)}"
+            return f"report {shown_steps(c.samples, c.skipped, c.front, c.steps, round_, c.loss, c.fresh)}"
         case ef.ReportEvaluated(round_, loss):
             return f"report a loss of {loss:g} of state {round_}"
         case ef.RunFinished():
@@ -265,12 +271,13 @@ def shown(effect: ef.Effect) -> str:
 
 
 def shown_work(work: Work) -> str:
-    return shown_steps(work.samples, work.front, work.steps, work.round, work.loss, work.fresh)
+    return shown_steps(work.samples, work.skipped, work.front, work.steps, work.round, work.loss, work.fresh)
 
 
-def shown_steps(samples: int, front: int, steps: int, round_: int, loss: float, fresh: bool) -> str:
+def shown_steps(samples: int, skipped: int, front: int, steps: int, round_: int, loss: float, fresh: bool) -> str:
+    but = f" but {skipped} that were skipped" if skipped else ""
     earlier = "" if fresh else ", with steps of earlier rounds"
-    return f"{samples} samples from {front} on, {steps} steps of round {round_}, loss {loss:g}{earlier}"
+    return f"{samples} samples from {front} on{but}, {steps} steps of round {round_}, loss {loss:g}{earlier}"
 
 
 def shown_state(state: State) -> list[str]:
@@ -283,6 +290,8 @@ def shown_state(state: State) -> list[str]:
         lines.append(f"carried over: {shown_work(state.carried)}")
     if isinstance(state.reduce, Reducing):
         lines.append(f"reducing round {state.reduce.attempt[0]}, attempt {state.reduce.attempt[1]}")
+    if state.trouble:
+        lines.append(f"trouble: {state.trouble}, {state.bad_orders} in a row")
     match state.reduced:
         case Reduced((round_, attempt), _, in_session):
             lines.append(f"held: round {round_}, attempt {attempt}{', of an earlier session' * (not in_session)}")

@@ -429,6 +429,7 @@ class ContributionReady(_message.Message):
     FRONT_FIELD_NUMBER: _builtins.int
     FRESH_FIELD_NUMBER: _builtins.int
     DAMPING_FIELD_NUMBER: _builtins.int
+    SKIPPED_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """inner steps of the fence's round"""
     samples: _builtins.int
@@ -441,6 +442,8 @@ class ContributionReady(_message.Message):
     """nothing of earlier rounds is in it: they began from the anchor"""
     damping: _builtins.float
     """what late work counts: 1 unless the anchor moved under it; 0: not told"""
+    skipped: _builtins.int
+    """of the samples, those whose steps were left out, for their gradients were not finite"""
     def __init__(
         self,
         *,
@@ -451,10 +454,11 @@ class ContributionReady(_message.Message):
         front: _builtins.int = ...,
         fresh: _builtins.bool = ...,
         damping: _builtins.float = ...,
+        skipped: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["damping", b"damping", "delta_norm", b"delta_norm", "fresh", b"fresh", "front", b"front", "loss", b"loss", "samples", b"samples", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["damping", b"damping", "delta_norm", b"delta_norm", "fresh", b"fresh", "front", b"front", "loss", b"loss", "samples", b"samples", "skipped", b"skipped", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

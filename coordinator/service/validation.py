@@ -65,15 +65,17 @@ class Report:
 
     def contribution_ready(self, m: pb.ContributionReady) -> ev.ContributionReady:
         """The event of a contribution that can be fetched. Raises `ValueError` where samples, loss, norm or
-        damping are out of range."""
+        damping are out of range, or all samples were skipped: that is no contribution."""
+        samples = int(_within("samples", m.samples, 1, MAX_SAMPLES))
         contribution = ev.Contribution(
-            int(_within("samples", m.samples, 1, MAX_SAMPLES)),
+            samples,
             m.steps,
             _loss(m.loss),
             _within("delta_norm", m.delta_norm, 0, MAX_NORM),
             m.front,
             _within("damping", m.damping, 0, 1) or 1.0,
             m.fresh,
+            int(_within("skipped", m.skipped, 0, samples - 1)),
         )
         return ev.ContributionReady(self.node, self.life, self.fence.round, contribution)
 

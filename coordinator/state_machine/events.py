@@ -113,9 +113,15 @@ class Contribution:
     front: int = 0  # first sample of the lease it was trained on
     damping: float = 1.0  # of late work: by how far the anchor went meanwhile
     fresh: bool = False  # nothing of earlier rounds is in it
+    skipped: int = 0  # of the samples, those whose steps were left out: the lease goes on behind them
     # The run adds these when it enters the contribution.
     life: int = 0  # of the member that made it
     earlier: int = 0  # samples committed with other fragments, whose steps are in this one's delta as well
+
+    @property
+    def claimed(self) -> int:
+        """Samples whose steps are in the delta: what weights, tokens and the loss are of."""
+        return self.samples - self.skipped
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,7 +279,7 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
     r, ledger = state.round, state.round.ledger
     assert r.plan is not None and r.closed_at is not None and r.planned_at is not None
     sample, parts = state.config.model.seq_len, book.inclusions(ledger, state.chunks)
-    weights = {n: float(int(p.contribution.samples * sample * p.part)) for n, p in parts.items()}
+    weights = {n: float(int(p.contribution.claimed * sample * p.part)) for n, p in parts.items()}
     held_ = state.leases.by_node
     used = {n: p.samples.get(data.front(held_[n]), 0) for n, p in parts.items() if held_.get(n)}
     here = state.members.here
@@ -298,8 +298,8 @@ def _commit(state: State, members_: list[NodeId], now: float, out: list[Effect])
         members=tuple(r.participants),
         contributors=weights,
         tokens=state.tokens + int(sum(weights.values())),
-        train_loss=sum(p.contribution.loss * p.part * p.contribution.samples for p in parts.values())
-        / sum(p.part * p.contribution.samples for p in parts.values()),
+        train_loss=sum(p.contribution.loss * p.part * p.contribution.claimed for p in parts.values())
+        / sum(p.part * p.contribution.claimed for p in parts.values()),
         seconds={
             "inner": r.closed_at - r.started_at,
             "collect": r.planned_at - r.closed_at,
@@ -360,7 +360,7 @@ def _earlier(state: State, nodes: Iterable[NodeId]) -> dict[NodeId, tuple[int, .
     count = len(state.fragments)
     if not count:
         return {}
-    newest = {e.node: e.contribution.samples for e in state.round.ledger.entries if e.contribution is not None}
+    newest = {e.node: e.contribution.claimed for e in state.round.ledger.entries if e.contribution is not None}
     found = {}
     for node in nodes:
         before = state.earlier.get(node) or (0,) * count

@@ -54,4 +54,4 @@ def _founders(ledger: Ledger) -> list[int]:
 
 def _samples(contribution: Contribution) -> int:
     """Samples behind a delta, those of rounds that left it out, or were other fragments', included."""
-    return contribution.samples + contribution.earlier
+    return contribution.claimed + contribution.earlier

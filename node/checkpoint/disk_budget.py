@@ -1,5 +1,5 @@
-"""Divides the volunteer's `disk=` between the outer state and the inner optimizer's moments: the outer state,
-which the run lives by, comes first."""
+"""Divides the volunteer's `disk=` between the outer state and what a trainer keeps, the inner optimizer's moments
+and copies of the round at hand: the outer state, which the run lives by, comes first."""
 
 from dataclasses import dataclass
 
@@ -9,6 +9,8 @@ OUTER_BYTES = 30  # a parameter: two snapshots, a third that is being written, a
 # a parameter, at most, of one copy of the moments
 MOMENT_BYTES = {OptimizerName.ADAMW: 8, OptimizerName.MUON: 8, OptimizerName.SGD: 0}
 MOMENT_COPIES = 3.2  # two, a third that is being written, and what DCP puts around them
+PARAMETER_BYTES = 4  # in what is trained of a round, beside the moments
+ROUND_COPIES = 2.1  # one, another that is being written, and what DCP puts around them
 NO_ROOM = 1.0  # byte: no limit would be 0
 
 
@@ -25,11 +27,12 @@ class DiskBudget:
         moments get what the outer state leaves, and no more than they need."""
         if not disk:
             return cls(0.0, 0.0)
+        moments = MOMENT_BYTES[optimizer]
         inner = max(
             0.0,
             min(
                 disk - OUTER_BYTES * n_params,
-                MOMENT_COPIES * MOMENT_BYTES[optimizer] * n_params,
+                (MOMENT_COPIES * moments + ROUND_COPIES * (moments + PARAMETER_BYTES)) * n_params,
             ),
         )
         return cls(disk - inner, inner or NO_ROOM)

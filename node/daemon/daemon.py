@@ -38,9 +38,11 @@ from atoll.node.devices import gpus, resolve
 from atoll.node.preflight import check_compiler, check_congestion, check_memory
 from atoll.node.state_machine import effects as ef
 from atoll.node.state_machine import events as ev
-from atoll.node.state_machine.state import Ahead, State, Training
+from atoll.node.state_machine.state import Ahead, At, State, Training
 from atoll.node.state_machine.step import step
 from atoll.node.trainer_channel import (
+    FIRST_STEP_SECONDS,
+    BadArithmetic,
     Evaluate,
     Evaluated,
     Finish,
@@ -86,6 +88,7 @@ class Daemon:
         self._server = StateServer()
         self._loop: OuterLoop | None = None  # from the trainer's first hello on
         self._trainer: Hello | None = None  # the one that is up
+        self._has_stepped = False  # it has taken an inner step
         self._loading: asyncio.Task[None] | None = None  # of state 0, from where the run says
         self._restored = asyncio.Event()  # what is on the disk was loaded
         self._compiled = asyncio.Event()  # what the run's codec calls
@@ -169,7 +172,8 @@ class Daemon:
         while True:
             self._beat.clear()
             # At once: by the time it came out of the queue the trainer might have had another order.
-            self._advance(ev.TrainerSilent(time.monotonic() - self._pulse.at))
+            patience = 0.0 if self._has_stepped else FIRST_STEP_SECONDS
+            self._advance(ev.TrainerSilent(time.monotonic() - self._pulse.at - patience))
             state, progress = self._state, self._pulse.progress
             training = isinstance(state.trainer, Training | Ahead)
             beat = pb.HeartbeatRequest(
@@ -188,7 +192,7 @@ class Daemon:
                 bytes_down=member.plane.bytes_down,
                 rss_bytes=me.memory_info().rss,
                 progress=self._recovering,
-                trouble=self._loop.trouble if self._loop is not None else "",
+                trouble=self._trouble,
             )
             await member.control.heartbeat(beat)
             with contextlib.suppress(TimeoutError):
@@ -227,6 +231,8 @@ class Daemon:
                 log.warning(f"the trainer made no progress for {seconds:.0f} s: it is ended")
                 self._pulse.at = time.monotonic()
                 self._supervisor.hang_up()
+            case ef.LeaveRun(sentence):
+                raise AtollError(sentence)
             case ef.Encode(work):
                 self._outer_loop.begin_encoding(work)
             case ef.StartReduce(plan, work):
@@ -293,6 +299,7 @@ class Daemon:
             resume=effect.resume,
             continues=effect.continues,
             rebased=effect.rebased,
+            state=at.digest.hex() if isinstance(at := self._state.outer, At) else "",
         )
         self._supervisor.send(train)
 
@@ -309,6 +316,7 @@ class Daemon:
             case Initialised():
                 self._spawn(self._outer_loop.initialised())
             case Progress():
+                self._has_stepped = True
                 self._pulse = Pulse(time.monotonic(), message)
             case Reached(round_):
                 self._events.put_nowait(message)
@@ -317,6 +325,9 @@ class Daemon:
                 self._events.put_nowait(message)
             case LoopLeft():  # the supervisor starts it again
                 pass
+            case BadArithmetic(round_, sentence):
+                log.warning(f"{sentence}: nothing of its order of round {round_} is used, it begins anew")
+                self._events.put_nowait(message)
             case LogLine(sentence):
                 log.info(sentence)
             case TrainerSaysNo(sentence):
@@ -344,6 +355,7 @@ class Daemon:
 
     def _attach(self, hello: Hello) -> None:
         """Give the trainer its vectors; allocate them at its first hello."""
+        self._has_stepped = False
         if self._loop is None:
             if self._options.command:  # its own memory it has already
                 check_memory(self._member.run, self._config, (), hello.numel)
@@ -387,6 +399,12 @@ class Daemon:
         recovery = self._loop.recovering if self._loop is not None else None
         return "" if recovery is None else str(recovery)
 
+    @property
+    def _trouble(self) -> str:
+        """What does not work, in words that may be shown to others."""
+        others = self._loop.trouble if self._loop is not None else ""
+        return "; ".join(filter(None, (self._state.trouble, others)))
+
     # For `atoll node status`
 
     def status(self) -> dict[str, Any]:
@@ -422,7 +440,7 @@ class Daemon:
             "bytes_down": self._member.plane.bytes_down,
             "peers": len({peer for peer, _ in self._member.plane.peers.links()}),
             "limits": {key: getattr(self._config, key) for key in ("upload", "download", "disk")},
-            "trouble": outer_loop.trouble if outer_loop is not None else "",
+            "trouble": self._trouble,
             "threads": threads,
             "threads_reason": why,
             **on_disk(outer_loop),

@@ -1,7 +1,7 @@
 """The trainer's supervisor: starts the launcher, takes its connection, starts it again when it dies.
 
-The trainer is a process of its own, so its death (CUDA error, out of memory, kill) costs the node its inner steps
-of the round at hand and nothing else.
+The trainer is a process of its own, so its death (CUDA error, out of memory, kill) costs the node the inner steps
+that it took since its last copy of the round at hand (`atoll.node.participant.round_checkpoint`) and nothing else.
 """
 
 import asyncio
@@ -191,7 +191,7 @@ class TrainerSupervisor:
         if self._crashes > self._spec.node.max_restarts:
             raise TrainerFailed(f"the trainer died {self._crashes} times without finishing a round: {last_line}")
         pause = min(0.5 * 2 ** (self._crashes - 1), 30.0)
-        log.warning(f"the trainer died ({last_line}); it starts again from the anchor in {pause:g} s")
+        log.warning(f"the trainer died ({last_line}); it starts again in {pause:g} s")
         await asyncio.sleep(pause)
 
     async def _recover_from_departure(self) -> None:

@@ -1,10 +1,13 @@
-"""The folders in which a trainer keeps its inner optimizer's state, one for each round that was kept.
+"""The folders in which a trainer keeps its inner optimizer's state, one for each round that was kept, and what it
+has trained of the round at hand.
 
     FOLDER/moments-000000000012/    __RANK_0.distcp, .metadata    torch.distributed.checkpoint's own
                                     manifest.json                 what it is of, size and digest of each file
+    FOLDER/round-000000000003/      the same, of the third copy   and position.json: of which round, and how far
 
-A folder has its name only when everything in it is on the disk, and the last two stay. They never leave the node:
-torch reads them with pickle, so each file is checked against the manifest before.
+A folder has its name only when everything in it is on the disk; the last two of moments stay, and the last copy of
+a round. They never leave the node: torch reads them with pickle, so each file is checked against the manifest
+before.
 """
 
 import re
@@ -28,8 +31,9 @@ from atoll.comm.files import (
 )
 
 FORMAT = "atoll moments 1"
-PREFIX, MANIFEST = "moments-", "manifest.json"
-RETAINED_CHECKPOINTS = 2
+MOMENTS, ROUND = "moments", "round"  # what the folders' names begin with
+MANIFEST, POSITION = "manifest.json", "position.json"
+RETAINED_CHECKPOINTS = {MOMENTS: 2, ROUND: 1}
 SIZE_MARGIN = 1.05  # what is written is longer than the tensors by their names and places
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -39,10 +43,10 @@ class UnusableMoments(Exception):
 
 
 class OptimizerManifest(msgspec.Struct, frozen=True):
-    """The `manifest.json` of one round's moments: what they are of, and size and digest of each file."""
+    """The `manifest.json` of one folder: what its tensors are of, and size and digest of each file."""
 
     format: str
-    round: int  # after whose inner steps the moments were these
+    round: int  # after whose inner steps the moments were these; of a round's copies their number
     optimizer: str
     shapes: dict[str, tuple[int, ...]]  # of the model's parameters
     files: dict[str, tuple[int, str]]  # bytes, digest in hexadecimal digits
@@ -55,31 +59,44 @@ class OptimizerManifest(msgspec.Struct, frozen=True):
 
 
 class OptimizerFiles:
-    """The folders of one node's moments."""
+    """The folders of one node's moments, or of what it has trained of a round."""
 
-    def __init__(self, folder: Path, limit: float = 0.0, room: Room = room) -> None:
-        """`limit`: bytes that all of them may take; 0: what the disk has."""
+    def __init__(
+        self,
+        folder: Path,
+        limit: float = 0.0,
+        room: Room = room,
+        prefix: str = MOMENTS,
+        expendable: "OptimizerFiles | None" = None,
+    ) -> None:
+        """`limit`: bytes that all in `folder` may take, of whatever prefix; 0: what the disk has. `expendable`:
+        folders that are given up where there is no room."""
         self._folder, self._limit, self._room = folder, limit, room
+        self._prefix, self._retained, self._expendable = prefix, RETAINED_CHECKPOINTS[prefix], expendable
 
     @property
     def rounds(self) -> list[int]:
-        """Rounds of which the moments are on the disk, the newest first."""
-        found = (re.fullmatch(rf"{PREFIX}(\d+)", path.name) for path in self._folder.glob(f"{PREFIX}*"))
+        """Rounds of which the moments are on the disk, or numbers of copies, the newest first."""
+        paths = self._folder.glob(f"{self._prefix}-*")
+        found = (re.fullmatch(rf"{self._prefix}-(\d+)", path.name) for path in paths)
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
     def path(self, round_: int) -> Path:
         """The folder of a round, whether it is there or not."""
-        return self._folder / f"{PREFIX}{round_:012d}"
+        return self._folder / f"{self._prefix}-{round_:012d}"
 
     def begin(self, round_: int, size: int) -> Path:
         """An empty folder to write tensors of `size` bytes to. Raises `OSError`, `DiskFull` before anything is
         written."""
         make_folder(self._folder)
-        for left in self._folder.glob(f"{PREFIX}*{UNFINISHED_SUFFIX}"):  # by a process that was killed
+        for left in self._folder.glob(f"{self._prefix}-*{UNFINISHED_SUFFIX}"):  # by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         need = int(size * SIZE_MARGIN)
-        if self._limit and self._size() + need > self._limit:
-            self._retain(1)
+        lacking = self._over_limit(need) or self._room(self._folder) < need
+        if self._expendable is not None and lacking:
+            self._expendable.clear()
+        if self._over_limit(need):
+            self._retain(self._retained - 1)
         if self._limit and (all_ := self._size() + need) > self._limit:
             raise DiskFull(
                 f"disk= leaves {self._limit / 1e6:,.1f} MB for them, they would take {all_ / 1e6:,.1f} MB"
@@ -90,19 +107,22 @@ class OptimizerFiles:
         new.mkdir()
         return new
 
-    def finish(self, round_: int, optimizer: str, shapes: Shapes) -> None:
-        """Give the folder that `begin` made its name, with a manifest of what was written to it. Raises
-        `OSError`."""
+    def finish(self, round_: int, optimizer: str, shapes: Shapes, position: bytes = b"") -> None:
+        """Give the folder that `begin` made its name, with `position`, if there is one, and a manifest of what was
+        written to it. Raises `OSError`."""
         new, path = self.unfinished_path(round_), self.path(round_)
+        if position:
+            with atomic_write(new / POSITION, len(position), self._room) as file:
+                write_all(file, [memoryview(position)], 0)
         files = {file.name: (file.stat().st_size, digest_of_file(file).hex()) for file in sorted(new.iterdir())}
         manifest = OptimizerManifest(FORMAT, round_, optimizer, dict(shapes), files)
         text = msgspec.json.encode(msgspec.structs.replace(manifest, digest=manifest.content_digest))
         with atomic_write(new / MANIFEST, len(text), self._room) as file:
             write_all(file, [memoryview(text)], 0)
-        fault_point("moments.written")
+        fault_point(f"{self._prefix}.written")
         shutil.rmtree(path, ignore_errors=True)  # the round was trained again
         publish(new, path)
-        self._retain(RETAINED_CHECKPOINTS)
+        self._retain(self._retained)
 
     def discard(self, round_: int) -> None:
         """Remove what was written of a round that is not finished."""
@@ -135,6 +155,21 @@ class OptimizerFiles:
         """The folder of a round while it is being written."""
         path = self.path(round_)
         return path.with_name(path.name + UNFINISHED_SUFFIX)
+
+    def position(self, round_: int) -> bytes:
+        """The position that `finish` was given. Raises `UnusableMoments`."""
+        try:
+            return (self.path(round_) / POSITION).read_bytes()
+        except OSError as error:
+            raise UnusableMoments(f"damaged: {POSITION} cannot be read ({error.strerror})") from None
+
+    def clear(self) -> None:
+        """Remove all folders."""
+        self._retain(0)
+
+    def _over_limit(self, need: int) -> bool:
+        """Whether so many bytes more are too many."""
+        return 0 < self._limit < self._size() + need
 
     def _retain(self, count: int) -> None:
         for old in self.rounds[count:]:

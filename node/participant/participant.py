@@ -16,6 +16,7 @@ moments. Learning rate and samples are the run's. The loop ends when the node le
 Where an engine steps the optimizer itself, `stepped` takes the place of `step`.
 """
 
+import faulthandler
 import math
 import os
 import signal
@@ -23,7 +24,6 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, assert_never
 
 from torch import Tensor, nn
@@ -33,23 +33,26 @@ from atoll.comm.child_process import LAUNCHER, die_with_parent
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError, ConfigError
 from atoll.comm.faults import fault_point
-from atoll.node.checkpoint.disk_budget import DiskBudget
 from atoll.node.config import TrainerSpec
-from atoll.node.outer.layout import flat_order, fragments_and_chunks
+from atoll.node.outer.layout import flat_order
 from atoll.node.participant.batches import Dataset, RunTokens, Share, collated
+from atoll.node.participant.checkpoints import open_checkpoints
 from atoll.node.participant.daemon_link import DaemonLink, agreed_spec, failures_reported
 from atoll.node.participant.figures import RankMemory, StepMeter
 from atoll.node.participant.flat_vector import ShardedParameters
 from atoll.node.participant.gradients import bound_norm, norm_of, squared_norm
+from atoll.node.participant.health import TrainingHealth
 from atoll.node.participant.lr_schedule import learning_rate
 from atoll.node.participant.optimizer_checkpoint import OptimizerCheckpoint
-from atoll.node.participant.optimizer_files import OptimizerFiles
 from atoll.node.participant.rank_group import RankGroup
+from atoll.node.participant.round_checkpoint import RoundCheckpoint
 from atoll.node.participant.training_cursor import TrainingCursor
-from atoll.node.participant.vector_io import MappedVectors, VectorIO
+from atoll.node.participant.vector_io import Diverged, MappedVectors, VectorIO
 from atoll.node.participant.watchdog import StepWatchdog
 from atoll.node.trainer_channel import (
+    FIRST_STEP_SECONDS,
     Attach,
+    BadArithmetic,
     Evaluate,
     Evaluated,
     Finish,
@@ -71,7 +74,7 @@ Turns = Generator[list[int], None, ToTrainer | None]
 
 LOSS_LIMIT = 1e4  # nats a token; a worse loss, or one that is not finite, is told as this
 NORM_LIMIT = 1e30  # of a gradient; a larger norm, or one that is not finite, is told as this
-DEADLINE_SHARE = 0.9  # of members.stall: a step that hangs is found here before the daemon finds it
+DEADLINE_SHARE = 0.6  # of members.stall: a step that hangs is found here before the daemon finds it
 
 
 @dataclass
@@ -81,6 +84,8 @@ class Step:
     loss: float  # mean over the ranks, in nats a token
     gradient_norm: float  # l2, before it was bounded; 0: not known
     has_command: bool  # the daemon has said something
+    skipped: bool  # it was left out, for its gradient was not finite
+    copy_due: bool  # it is time for a copy of what is trained
     device_bytes: float  # of all ranks
     host_bytes: float  # of all ranks
 
@@ -96,6 +101,7 @@ class Participant:
         parameters: ShardedParameters,
         optimizers: Sequence[Optimizer],
         checkpoint: OptimizerCheckpoint,
+        round_checkpoint: RoundCheckpoint,
         share: Share,
         evaluate: Callable[[], float] | None,
         initialise: Callable[[int], None] | None,
@@ -104,6 +110,7 @@ class Participant:
     ) -> None:
         self._spec, self._link, self._ranks = spec, link, ranks
         self._parameters, self._optimizers, self._checkpoint = parameters, optimizers, checkpoint
+        self._round_checkpoint = round_checkpoint
         self._share, self._evaluate, self._initialise = share, evaluate, initialise
         self._before_round = before_round or _nothing
         self._io: VectorIO | None = None
@@ -112,9 +119,11 @@ class Participant:
         self._taken: Step | None = None  # of the batch that is out
         self._rate = 0.0
         self._cursor: TrainingCursor | None = None
-        self._watchdog = StepWatchdog(DEADLINE_SHARE * spec.run.members.stall)
         self._meter = StepMeter.of(spec.run, parameters.layout.numel, parameters.device, ranks.size, token_flops)
         self._memory = RankMemory(parameters.device)
+        self._health = TrainingHealth()
+        deadline = DEADLINE_SHARE * spec.run.members.stall
+        self._watchdog = StepWatchdog(deadline, deadline + FIRST_STEP_SECONDS)
 
     # For the training loop
 
@@ -179,13 +188,15 @@ class Participant:
         share, in nats a token.
 
         The gradient's norm over all ranks is bounded by the run's `inner.clip`; a step whose gradient is not
-        finite is left out: an infinity or NaN would stay in the moments for the rest of the run."""
+        finite is left out, and its samples count for nothing: an infinity or NaN would stay in the moments for the
+        rest of the run."""
         value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
         ranks, parameters = self._ranks, self._parameters
-        square, mean, commands, *memory = ranks.total(
+        square, mean, commands, due, *memory = ranks.total(
             squared_norm(parameters),
             bounded_loss(value) / ranks.size,
             float(self._link.has_command()),
+            float(self._round_checkpoint.due and ranks.rank == 0),
             *self._memory.bytes(),
         )
         norm = norm_of(square)
@@ -196,34 +207,39 @@ class Participant:
                 optimizer.step()
         for optimizer in self._optimizers:
             optimizer.zero_grad()
-        self._taken = Step(mean, min(norm, NORM_LIMIT), commands > 0, *memory)
+        left_out = not math.isfinite(norm)
+        self._taken = Step(mean, min(norm, NORM_LIMIT), commands > 0, left_out, due > 0, *memory)
 
-    def stepped(self, loss: Tensor | float | None, gradient_norm: float = 0.0) -> None:
+    def stepped(self, loss: Tensor | float | None, gradient_norm: float = 0.0, *, skipped: bool = False) -> None:
         """Say that the engine has stepped the optimizer for this batch, with this mean loss; None: this rank knows
         none (of a pipeline, all but the last stage). `gradient_norm`: of the whole gradient, for people to look
-        at; 0: not known."""
+        at; 0: not known. `skipped`: it has left the step out, as the gradient was not finite; where one rank says
+        so, the batch's samples count for nothing."""
         value = None if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)
-        total, known, commands, *memory = self._ranks.total(
+        total, known, commands, skips, due, *memory = self._ranks.total(
             0.0 if value is None else bounded_loss(value),
             float(value is not None),
             float(self._link.has_command()),
+            float(skipped),
+            float(self._round_checkpoint.due and self._ranks.rank == 0),
             *self._memory.bytes(),
         )
         norm = min(gradient_norm, NORM_LIMIT) if gradient_norm == gradient_norm else NORM_LIMIT
-        self._taken = Step(total / max(known, 1.0), norm, commands > 0, *memory)
+        self._taken = Step(total / max(known, 1.0), norm, commands > 0, skips > 0, due > 0, *memory)
 
     def tell(self, sentence: str) -> None:
         """Put a sentence into the node's log; on ranks other than the first this does nothing."""
         self._link.send(LogLine(sentence))
 
     def before_step(self) -> None:
-        """Wait until the optimizer may be stepped: its moments may be on their way to the disk. `step` does so by
+        """Wait until parameters and moments may change: they may be on their way to the disk. `step` does so by
         itself."""
         self._checkpoint.copied.wait()
 
     def end(self) -> None:
         """Say that the training loop has ended; if by itself, while the run goes on, the node starts the script
         again. `participate` does so by itself."""
+        self._watchdog.rest()  # what the script does then is its own affair
         if not self._over:
             self._link.send(LoopLeft())
 
@@ -233,6 +249,7 @@ class Participant:
         command = self._link.next_command()
         while not isinstance(command, Stop):
             command = (yield from self._carry_out(command)) or self._link.next_command()
+        self._watchdog.rest()
         self._over = True
 
     def _carry_out(self, command: ToTrainer) -> Turns:
@@ -265,6 +282,7 @@ class Participant:
         """Measure the anchor's validation loss and say it; the modules' mode is then as before, and the parameters
         if training goes on with them. Else they are the anchor's, and the next round loads its own."""
         assert self._evaluate is not None, "the daemon asks a trainer that cannot evaluate"
+        self.before_step()  # the parameters change
         modes = [part.training for part in self._parameters.parts]
         loss = self._vectors.at_anchor(self._evaluate, in_training)
         for part, training in zip(self._parameters.parts, modes, strict=True):
@@ -276,19 +294,31 @@ class Participant:
         """Take steps, until told to finish or at the ceiling or the end of the lease, and hand over. With overlap
         go on from there, order after order, until another command comes: that one is returned."""
         self._before_round()
-        self._checkpoint.restore(order)
         cursor = self._cursor = TrainingCursor(self.config, order)
+        self.before_step()
         self._vectors.load(order.resume)
+        if self._round_checkpoint.begin(cursor):
+            self._checkpoint.restored()
+        else:
+            self._checkpoint.restore(order)
+        self._health.begin()
         for part in self._parameters.parts:
             part.train()
         while True:
+            if cursor.takes_state or cursor.is_complete or cursor.is_stalled:
+                self._watchdog.rest()
             if cursor.takes_state:  # the steps since the hand-over go on top of what the new order begins with
                 cursor.state_due = False
+                self.before_step()
                 self._vectors.take_state(cursor.order)
             if cursor.is_complete:
                 self._before_round()  # training may go on ahead
-                ready = cursor.hand_over()
-                self._link.send(self._vectors.hand_over(ready))
+                moved, ready = cursor.moving_steps > 0, cursor.hand_over()
+                try:
+                    self._link.send(self._vectors.hand_over(ready, moved))
+                except Diverged as error:
+                    self._give_up(cursor, str(error))
+                    return None
                 self._checkpoint.save_if_due(ready.round)
                 if not ready.ahead:
                     return None
@@ -299,8 +329,14 @@ class Participant:
                 self._begin_step(cursor)
                 yield cursor.next_samples
                 has_command = self._end_step(cursor)
-            if has_command and (command := self._heed(cursor, self._link.next_command())) is not None:
-                return command
+                if wrong := self._health.record(self._last.loss, self._last.skipped):
+                    self._give_up(cursor, wrong)
+                    return None
+                self._round_checkpoint.save_if_due(cursor, self._last.copy_due and self._health.is_sound)
+            if has_command:
+                self._watchdog.rest()
+                if (command := self._heed(cursor, self._link.next_command())) is not None:
+                    return command
             self._report_target(cursor)
 
     def _begin_step(self, cursor: TrainingCursor) -> None:
@@ -316,13 +352,8 @@ class Participant:
 
     def _end_step(self, cursor: TrainingCursor) -> bool:
         """Count the step; returns whether there is a command."""
-        self._watchdog.rest()
-        if (taken := self._taken) is None:
-            raise ConfigError(
-                "the training loop asked for a batch and had not called run.step(loss), or run.stepped(loss), for "
-                "the last one: call it once a batch"
-            )
-        cursor.steps, cursor.loss_sum = cursor.steps + 1, cursor.loss_sum + taken.loss
+        taken = self._last
+        cursor.count_step(taken.loss, taken.skipped, self._rate)
         if (speed := self._meter.end()) is not None:
             self._link.send(
                 Progress(
@@ -331,6 +362,24 @@ class Participant:
                 )
             )
         return taken.has_command
+
+    @property
+    def _last(self) -> Step:
+        """What came of the last batch. Raises `ConfigError` if nothing did."""
+        if self._taken is None:
+            raise ConfigError(
+                "the training loop asked for a batch and had not called run.step(loss), or run.stepped(loss), for "
+                "the last one: call it once a batch"
+            )
+        return self._taken
+
+    def _give_up(self, cursor: TrainingCursor, wrong: str) -> None:
+        """Drop the steps since the order or the hand-over, and the optimizer's moments with them; the next order
+        begins from the anchor."""
+        self._watchdog.rest()
+        self._checkpoint.reset()
+        self._round_checkpoint.forget()
+        self._link.send(BadArithmetic(cursor.order.round, wrong))
 
     def _heed(self, cursor: TrainingCursor, command: ToTrainer) -> ToTrainer | None:
         """Carry out what can be between two steps; else return the command."""
@@ -397,15 +446,17 @@ def participate(
         spec = agreed_spec(ranks)
         with failures_reported(spec.channel):
             _end_with_launcher()
+            faulthandler.enable()  # a library that aborts, as NCCL's watchdog does, leaves the stacks in the log
             parameters = ShardedParameters(parts, ranks, lambda shapes: tuple(flat_order(spec.run, shapes)))
             link = DaemonLink(ranks, spec.channel)
         with failures_reported(spec.channel, link):
             layout = parameters.layout
             link.send(Hello(os.getpid(), ranks.size, layout.numel, layout.shapes, evaluate is not None))
             share = Share(*(data_parallel or (ranks.rank, ranks.size)))
-            checkpoint = _checkpoint(spec, parameters, optimizers, ranks, link)
+            copies = open_checkpoints(spec, parameters, optimizers, ranks, lambda line: link.send(LogLine(line)))
+            checkpoint, round_checkpoint = copies
             participant = Participant(
-                *(spec, link, ranks, parameters, optimizers, checkpoint),
+                *(spec, link, ranks, parameters, optimizers, checkpoint, round_checkpoint),
                 *(share, evaluate, initialise, before_round, token_flops),
             )
             try:
@@ -426,27 +477,6 @@ def _end_with_launcher() -> None:
         die_with_parent(signal.SIGKILL, launcher)
     elif "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent(signal.SIGKILL)
-
-
-def _checkpoint(
-    spec: TrainerSpec,
-    parameters: ShardedParameters,
-    optimizers: Sequence[Optimizer],
-    ranks: RankGroup,
-    link: DaemonLink,
-) -> OptimizerCheckpoint:
-    """The inner optimizer's state on disk."""
-    run, layout = spec.run, parameters.layout
-    limit = DiskBudget.divide(spec.node.disk * 1e9, layout.numel, run.inner.optimizer).inner
-    machines = len(set(ranks.hosts))  # of several, each would keep a part of them, of no use without the others
-    files = OptimizerFiles(Path(spec.moments), limit) if spec.moments and machines == 1 else None
-    fragments, _ = fragments_and_chunks(run, layout.shapes)
-    every = run.checkpoint.every * len(fragments)
-
-    def announce(sentence: str) -> None:
-        link.send(LogLine(sentence))
-
-    return OptimizerCheckpoint(parameters, optimizers, ranks, run.inner, files, every, announce)
 
 
 def bounded_loss(loss: float) -> float:

@@ -28,7 +28,9 @@ class TrainingCursor:
     order: Train
     steps: int = 0  # since the last Ready, or since the order
     earlier_steps: int = 0  # of the order, before these: it is ahead of the order that it has
-    loss_sum: float = 0.0  # over `steps`
+    skipped_steps: int = 0  # of `steps`, those that were left out
+    moving_steps: int = 0  # of the others, those at a learning rate above zero
+    loss_sum: float = 0.0  # over `steps` but those that were left out
     ahead: bool = False  # the order's work is handed over
     state_due: bool = False  # the new order says where to put `steps`, and that was not done yet
     target_reported: bool = False  # the daemon was told that the order's steps are taken
@@ -75,17 +77,28 @@ class TrainingCursor:
         step_tokens = self.run.inner.batch_size * self.run.model.seq_len
         return self.order.tokens + (self.earlier_steps + self.steps) * step_tokens * self.order.fleet
 
+    def count_step(self, loss: float, skipped: bool, learning_rate: float) -> None:
+        """Enter a step, and its loss in nats a token. `skipped`: it was left out, its batch is consumed."""
+        self.steps += 1
+        if skipped:
+            self.skipped_steps += 1
+            return
+        self.loss_sum += loss
+        self.moving_steps += learning_rate > 0
+
     def hand_over(self) -> Ready:
         """Close the order's steps and return the `Ready` that tells of them. From now on the cursor is ahead;
         `Ready.ahead` says whether there is overlap, and anything to train on."""
         ready = Ready(
             self.order.round,
             self.steps,
-            self.loss_sum / max(self.steps, 1),
+            self.loss_sum / max(self.steps - self.skipped_steps, 1),
             self.steps * self.run.inner.batch_size,
             ahead=self.delay > 0 and self.steps > 0 and self.steps_left > 0,
+            skipped=self.skipped_steps * self.run.inner.batch_size,
         )
         self.earlier_steps, self.steps, self.loss_sum = self.earlier_steps + self.steps, 0, 0.0
+        self.skipped_steps = self.moving_steps = 0
         self.ahead = True
         return ready
 

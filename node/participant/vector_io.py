@@ -19,10 +19,11 @@ from atoll.outer_opt.overlap import rebase
 
 # Of the way that the parameters went in a round: by how much copies of them may be apart at its end.
 COPIES_APART = 0.01
+MAX_NORM = 1e30  # l2, of a delta that a coordinator takes
 
 
 class Diverged(AtollError):
-    """The parameters are not finite any more, and of no use."""
+    """The parameters are of no use: not finite any more, or not moved by the steps that were taken."""
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,23 @@ class VectorIO:
         """Copy the anchor, or with `resume` the local vector, into the parameters."""
         self._parameters.read(self._vectors.local if resume else self._vectors.anchor)
 
-    def hand_over(self, ready: Ready) -> Ready:
+    def hand_over(self, ready: Ready, moved: bool) -> Ready:
         """Write the parameters to the local vector, and keep a copy if training goes on ahead; return `ready` with
         the l2 norm of the exchanged parameters' distance from the anchor. Raises `Diverged` where a parameter is
-        not finite."""
+        not finite, where all steps were left out, and where steps should have `moved` the parameters and none
+        has."""
         self._parameters.write(self._vectors.local)
         if ready.ahead:
             self._sent = self._parameters.copy(into=self._sent)
         self._sent_round = ready.round
         # What follows is also: every rank has written its blocks.
-        norm = self._distance(self._exchanged(ready.round))
+        squares = self._squared_distances()
+        if ready.samples and ready.samples == ready.skipped:
+            raise Diverged("the gradients of all steps were not finite")
+        if moved and not any(squares):
+            raise Diverged("the parameters are what they were before the steps, at a learning rate above zero")
+        chosen = self._exchanged(ready.round)
+        norm = math.sqrt(sum(square for slot, square in enumerate(squares) if chosen(slot)))
         self._demand_equal_copies(norm)
         return msgspec.structs.replace(ready, norm=norm)
 
@@ -121,11 +129,11 @@ class VectorIO:
                 "the same share of them (data_parallel=)"
             )
 
-    def _distance(self, chosen: Callable[[int], bool]) -> float:
-        """L2 norm of what the parameters of chosen slots, all ranks', are away from the anchor; `Diverged` if that
-        of any slot is not finite."""
+    def _squared_distances(self) -> list[float]:
+        """The squared l2 norm of what the parameters, all ranks', are away from the anchor, by slot. Raises
+        `Diverged` if one is not finite, or beyond what can be told."""
         squares = self._ranks.total(*self._parameters.squared_distances(self._vectors.anchor))
         for slot, square in zip(self._parameters.layout.slots, squares, strict=True):
-            if not math.isfinite(square):
+            if not square <= MAX_NORM**2:
                 raise Diverged(f"training diverged: {slot.name} holds NaN, infinity or values too large")
-        return math.sqrt(sum(square for slot, square in enumerate(squares) if chosen(slot)))
+        return squares

@@ -46,6 +46,13 @@ class EndTrainer:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class LeaveRun:
+    """End this life of the node, which cannot train, with this sentence."""
+
+    sentence: str
+
+
 # The reduce
 
 
@@ -163,6 +170,7 @@ Effect = (
     | OrderEvaluation
     | FinishTraining
     | EndTrainer
+    | LeaveRun
     | Encode
     | StartReduce
     | VerifySeals

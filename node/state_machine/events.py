@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node.state_machine.state import Attempt, Work
-from atoll.node.trainer_channel import Evaluated, Reached, Ready, Waits
+from atoll.node.trainer_channel import BadArithmetic, Evaluated, Reached, Ready, Waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,7 @@ Event = (
     | TrainerSilent
     | Reached
     | Ready
+    | BadArithmetic
     | Waits
     | Evaluated
     | EncodingBegun

@@ -113,14 +113,20 @@ class Work:
     lease: tuple[Range, ...]
     samples: int
     steps: int = 0  # of this round
-    loss: float = 0.0  # mean over the samples
+    loss: float = 0.0  # mean over the samples that were not skipped
     norm: float = 0.0  # l2, of the local vector's distance from the anchor
     fresh: bool = True  # it began from the anchor, with nothing of earlier rounds
+    skipped: int = 0  # of the samples, those whose steps were left out
 
     @property
     def front(self) -> int:
         """The lease's first sample."""
         return self.lease[0][0]
+
+    @property
+    def claimed(self) -> int:
+        """The number of samples whose steps the local vector has."""
+        return self.samples - self.skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +186,8 @@ class State:
     reduce: Reducing | Reduced | None = None
     reached: int | None = None  # the round that has its inner steps here
     evaluated: int | None = None  # the round whose state was measured last
+    trouble: str = ""  # why nothing of the latest steps could be used; empty: the latest work was sound
+    bad_orders: int = 0  # in a row, of which nothing could be used
     turns: FragmentTurns | None = None  # None: a round exchanges the whole model
 
     @property

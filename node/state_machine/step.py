@@ -32,6 +32,7 @@ from atoll.node.state_machine.effects import (
     EndTrainer,
     FallBack,
     FinishTraining,
+    LeaveRun,
     OrderEvaluation,
     OrderInitialisation,
     OrderTraining,
@@ -80,6 +81,7 @@ from atoll.node.state_machine.state import (
 )
 
 STALL_SHARE = 0.7  # share of `members.stall`: a hung trainer is ended before the coordinator gives its node up
+MAX_BAD_ORDERS = 5  # in a row of which nothing could be used: then the node leaves
 
 
 def step(state: State, event: Event) -> tuple[State, list[Effect]]:
@@ -130,6 +132,8 @@ def _take(state: State, event: Event, out: list[Effect]) -> State:
             if not isinstance(state.trainer, Training) or state.trainer.round != event.round:
                 return state
             return _handed_over(state, state.trainer, event, out)
+        case trainer.BadArithmetic():
+            return _without_steps(state, event, out)
         case trainer.Waits(round_):
             if not isinstance(state.trainer, Ahead) or state.trainer.round != round_:
                 return state
@@ -167,6 +171,24 @@ def _without_trainer(state: State) -> State:
         turns = state.turns and replace(state.turns, from_local=False)
         state = replace(state, work=state.work if isinstance(state.work, ReadyWork) else None, turns=turns)
     return replace(state, trainer=Down())
+
+
+def _without_steps(state: State, bad: trainer.BadArithmetic, out: list[Effect]) -> State:
+    """The trainer dropped its steps, and idles; it may have written some of them to the local vector. What it had
+    handed over before it went ahead stays good."""
+    count = state.bad_orders + 1
+    if count >= MAX_BAD_ORDERS:
+        out.append(LeaveRun(f"nothing of {count} orders in a row could be used: {bad.sentence}"))
+    state = replace(state, trouble=bad.sentence, bad_orders=count)
+    match state.trainer:
+        case Training(round=round_, evaluating=evaluating) if round_ == bad.round:
+            turns = state.turns and replace(state.turns, from_local=False)
+            state = replace(state, work=None, turns=turns)
+        case Ahead(round=round_, evaluating=evaluating) if round_ == bad.round:
+            pass
+        case _:  # it has another order by now, which it takes up from the anchor
+            return state
+    return replace(state, trainer=Evaluating(round_) if evaluating else Idle())
 
 
 def _evaluated(state: State) -> State:
@@ -220,12 +242,13 @@ def _handed_over(state: State, task: Training, ready: trainer.Ready, out: list[E
     """The trainer's steps on top of what was carried over."""
     state = replace(state, turns=state.turns and replace(state.turns, rebased=False))
     base = state.carried or Work(task.round, task.lease, 0, fresh=task.fresh)
-    total = base.samples + ready.samples
+    total, skipped = base.samples + ready.samples, base.skipped + ready.skipped
     at_rest = Evaluating(task.round) if task.evaluating else Idle()
-    if not total:
+    if total == skipped:
         return replace(state, trainer=at_rest, work=None)
-    mean = (base.loss * base.samples + ready.loss * ready.samples) / total
-    work = Work(task.round, task.lease, total, ready.steps, mean, ready.norm, base.fresh)
+    state = replace(state, trouble="", bad_orders=0)
+    mean = (base.loss * base.claimed + ready.loss * (ready.samples - ready.skipped)) / (total - skipped)
+    work = Work(task.round, task.lease, total, ready.steps, mean, ready.norm, base.fresh, skipped)
     # Else its state may yet be found to be another; a later view asks for the work, if it can be used.
     if state.view is not None and state.view.you == "active" and state.round == task.round - 1:
         out.append(Encode(work))
@@ -414,6 +437,7 @@ def _contribution(work: Work, norm: float, damping: float) -> pb.ContributionRea
         front=work.front,
         damping=damping,
         fresh=work.fresh,
+        skipped=work.skipped,
     )
 
 

@@ -67,6 +67,11 @@ def set_environment(spec: TrainerSpec, path: Path) -> None:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # it would listen on every interface
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+    # Collectives that time out: what each rank was doing is in these files of the node's folder, its number at the
+    # end; `python -m torch.distributed.flight_recorder.fr_trace` reads them.
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # collectives that are remembered
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(path.with_name("flight-record-")))
     if spec.node.device is Device.CPU:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if spec.command:

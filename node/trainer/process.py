@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore, Store, _set_pg_timeout
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.rendezvous import rendezvous
 
@@ -42,6 +42,9 @@ from atoll.node.trainer.accumulator import GradientAccumulator, MicroBatchTooLar
 from atoll.node.trainer.micro_batch import MicroBatchStore
 from atoll.node.trainer.model import blocks_of, build, build_custom, init_parameters
 from atoll.node.trainer.optimizer import make_optimizer
+from atoll.node.trainer_channel import FIRST_STEP_SECONDS
+
+COLLECTIVE_SHARE = 0.5  # of members.stall
 
 
 @dataclass(frozen=True)
@@ -113,8 +116,10 @@ def take_part(device: torch.device) -> None:
         accumulator.tell = run.tell
         if found:
             run.tell(found)
-        for batch in run.batches(data):
+        for number, batch in enumerate(run.batches(data)):
             run.step(accumulator.add(batch.to(device)))
+            if not number:
+                _set_pg_timeout(collective_timeout(spec))
 
 
 def micro_batch_facts(spec: TrainerSpec, ranks: RankGroup, device: torch.device) -> Any:
@@ -160,7 +165,8 @@ def rank_process_group(
 ) -> Iterator[None]:
     """The process group of this node's ranks, who meet in a file; those of several machines in the store of the
     launcher's rendezvous. A collective of a training step that hangs is ended by its timeout, and told; the ranks
-    wait for the daemon in a group of their own."""
+    wait for the daemon in a group of their own. Until the first step is taken the timeout is long: one rank may
+    compile while others wait for it."""
     options: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
     if me.machines > 1:
         me, options["store"] = meet(me, at_daemon=bool(spec.channel))
@@ -170,13 +176,19 @@ def rank_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         rank=me.rank,
         world_size=me.size,
-        timeout=timedelta(seconds=spec.run.members.stall),
+        timeout=collective_timeout(spec) + timedelta(seconds=FIRST_STEP_SECONDS),
         **options,
     )
     try:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def collective_timeout(spec: TrainerSpec) -> timedelta:
+    """The time after which a collective of a step counts as hung: before the watchdog of the step ends the
+    process, so that NCCL can write down what it knows."""
+    return timedelta(seconds=COLLECTIVE_SHARE * spec.run.members.stall)
 
 
 def meet(me: LocalRank, at_daemon: bool) -> tuple[LocalRank, Store]:

@@ -139,6 +139,9 @@ class Node(Process):
             case ef.EndTrainer():
                 self.say("ends its trainer, which made no progress")
                 self.trainer.die()
+            case ef.LeaveRun(sentence):
+                self.control.leave(sentence)
+                self.world.kill(self)
             case ef.Encode(work):
                 self.later(self.world.encode_time, self._encoded, work, self.clock)
             case ef.StartReduce(plan):
@@ -200,8 +203,8 @@ class Node(Process):
         self.local = self.local + samples
         self.steps += samples
 
-    def trainer_died(self, training: bool) -> None:
-        """It may have died while it wrote the local vector."""
+    def without_steps(self, training: bool) -> None:
+        """The trainer's steps are gone. It may have died, or given up, while it wrote the local vector."""
         if training:
             self.lost += self.local
             self.local = []

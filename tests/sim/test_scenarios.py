@@ -23,6 +23,8 @@ from atoll.comm.config.run import (
 )
 from atoll.coordinator.state_machine.members import MemberState
 from atoll.coordinator.state_machine.state import Phase
+from atoll.node.state_machine.state import Training
+from atoll.node.state_machine.step import MAX_BAD_ORDERS
 
 CONFIG = RunConfig(
     inner=InnerConfig(batch_size=4),
@@ -218,6 +220,26 @@ def test_two_members_that_the_run_needs_both_go_on_after_one_sent_what_the_other
             node.host.lies.append("contribution")
         committed(w, 2, 60.0)
         assert not any(node.host.lies for node in w.living)
+
+
+def test_a_trainer_that_miscalculates_begins_anew_and_counts_and_one_that_always_does_leaves() -> None:
+    with world(members(4), [1.0] * 4) as w:
+        middle_of_a_round(w)
+        once, always = w.living[:2]
+        once.trainer.miscalculate()
+        assert once.machine.trouble and isinstance(once.machine.trainer, Training)
+        before = w.durable.committed
+        committed(w, 2, 60.0)  # the record is there once the digests are
+        record = next(r for r in w.service.journal.rounds() if r.round == before + 1)
+        counts = record.contributors
+        assert 0 < counts[once.me] < counts[always.me], "what it trained since counts in the same round"
+        assert not once.machine.trouble
+        for _ in range(MAX_BAD_ORDERS):
+            assert w.until(lambda: isinstance(always.machine.trainer, Training), 30.0)
+            always.trainer.miscalculate()
+        assert w.until(lambda: standing(w, always) is MemberState.LEFT, 10.0)
+        committed(w, 2, 60.0)
+        assert not w.unwell()
 
 
 def standing(world: World, node: Node) -> MemberState:

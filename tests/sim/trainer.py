@@ -64,9 +64,19 @@ class Trainer:
         self._life += 1
         training, self._order = self._order is not None and not self.ahead, None
         self.ahead = False
-        self.node.trainer_died(training)
+        self.node.without_steps(training)
         self.node.feed(node_ev.TrainerDown())
         self.start()
+
+    def miscalculate(self) -> None:
+        """Its steps are of no use: it drops them, says so, and waits for an order."""
+        if not self.up or self._hung or (order := self._order) is None:
+            return
+        self._life += 1
+        training, self._order = not self.ahead, None
+        self.ahead = False
+        self.node.without_steps(training)
+        self.node.feed(channel.BadArithmetic(order.round, "the loss is too large"))
 
     def hang(self) -> None:
         self._count()

@@ -33,6 +33,9 @@ def test_every_report_becomes_its_event() -> None:
     assert event(state_reported=pb.StateReported(round=8, digest=DIGEST)) == ev.StateReported(ADA, 7, 8, DIGEST)
     assert event(steps_reached=pb.StepsReached()) == ev.StepsReached(ADA, 7, 4)
     assert event(contribution_ready=ready) == ev.ContributionReady(ADA, 7, 4, ev.Contribution(36, 9, 2.5, 0.5, 40))
+    ready.skipped = 35
+    claimed = ev.Contribution(36, 9, 2.5, 0.5, 40, skipped=35)
+    assert event(contribution_ready=ready) == ev.ContributionReady(ADA, 7, 4, claimed) and claimed.claimed == 1
     seals = pb.ChunksSealed(seals=[pb.Seal(chunk=3, digest=DIGEST, inputs=b"\x05")])
     assert event(chunks_sealed=seals) == ev.ChunksSealed(ADA, 7, MINE, ((3, DIGEST, b"\x05"),))
     forged = pb.ChunkForged(node_id="n2", chunk=5)
@@ -70,6 +73,8 @@ def test_a_rate_that_no_link_has_is_not_known() -> None:
         {"contribution_ready": pb.ContributionReady(samples=1, loss=1.0, delta_norm=math.inf)},
         {"contribution_ready": pb.ContributionReady(samples=1, loss=1.0, delta_norm=-1.0)},
         {"contribution_ready": pb.ContributionReady(samples=1, loss=1.0, delta_norm=1.0, damping=1.5)},
+        {"contribution_ready": pb.ContributionReady(samples=4, loss=1.0, delta_norm=1.0, skipped=4)},
+        {"contribution_ready": pb.ContributionReady(samples=4, loss=1.0, delta_norm=1.0, skipped=5)},
         {"chunks_sealed": pb.ChunksSealed(seals=[pb.Seal(chunk=1, digest=b"")])},
         {"reduce_complete": pb.ReduceComplete(digest=b"x" * 17)},
         {"reduce_complete": pb.ReduceComplete(digest=DIGEST, rate_up=float("nan"))},

@@ -69,6 +69,26 @@ def test_of_a_round_with_contributions_of_all_kinds(feedback: float) -> None:
     assert run.state.last_counted == ({n: (1, bitmap(cs, 4)) for n, cs in out.items()} if feedback else {})
 
 
+def test_samples_whose_steps_were_left_out_are_consumed_and_count_for_nothing() -> None:
+    run = run_of_three(0.0)
+    run.do("wait", ["10"])
+    run.do("reached", ["ada", "bo", "cy"])
+    for node, skipped, loss in ((ADA, 0, 1.0), (BO, 8, 4.0), (CY, 0, 1.0)):
+        front = run.state.leases.by_node[node][0][0]
+        work = ev.Contribution(10, 10, loss, 1.0, front, skipped=skipped)
+        run.feed(ev.ContributionReady(node, 1, 1, work))
+    run.do("wait", ["2"])
+    for c in range(4):
+        seal(run, c, 0, 1, 2)
+    for node in NODES:
+        run.feed(ev.ReduceComplete(node, 1, run.fence({}), root(DIGESTS), 0, 0))
+    record = run.state.pending
+    assert record is not None
+    assert record.contributors == {ADA: 20.0, BO: 4.0, CY: 20.0} and record.tokens == 44
+    assert record.train_loss == pytest.approx((10 * 1.0 + 2 * 4.0 + 10 * 1.0) / 22)
+    assert record.samples[BO] == ((20, 10),) and run.state.leases.by_node[BO][0] == (30, 10)
+
+
 def test_of_one_that_left_and_came_back_nothing_of_its_new_lease_is_consumed() -> None:
     run = run_of_three(0.0)
     run.do("wait", ["10"])

@@ -60,6 +60,14 @@ def test_steps_that_were_committed_with_other_fragments_are_in_a_delta_as_well(n
     assert round_length(ledger, run) == 10 / run.rounds.inner_steps
 
 
+@pytest.mark.parametrize("name", WeightName)
+def test_samples_whose_steps_were_left_out_weigh_nothing(name: WeightName) -> None:
+    found = [Contribution(40, 10, 2.0, 1.0), Contribution(80, 20, 2.0, 1.0, skipped=40)]
+    ledger, run = opened(Ledger(), found), config(OuterConfig(weights=name, per_token=True))
+    assert len(set(weights(ledger, run))) == 1
+    assert round_length(ledger, run) == 10 / run.rounds.inner_steps
+
+
 def test_a_delta_of_1000_times_the_others_norm_counts_a_thousandth() -> None:
     found = [Contribution(40, 10, 2.0, norm) for norm in (1.0, 1000.0, 1.0, 0.5)]
     assert scales(opened(Ledger(), found), config(OuterConfig(clip=True))) == [1.0, 0.001, 1.0, 1.0]

@@ -4,15 +4,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from atoll.comm.config.run import RunConfig
+from atoll.comm.errors import AtollError
 from atoll.comm.invite import Invite
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node.config import NodeConfig
 from atoll.node.daemon.daemon import Daemon
 from atoll.node.daemon.state_dir import JoinOptions
 from atoll.node.state_machine import effects
-from atoll.node.state_machine.state import Idle, State, Training
-from atoll.node.trainer_channel import Progress
+from atoll.node.state_machine.state import At, Idle, State, Training
+from atoll.node.trainer_channel import BadArithmetic, Progress, Train
 
 
 def test_a_trainer_that_dies_while_state_0_is_read_has_it_read_no_second_time() -> None:
@@ -85,3 +88,29 @@ def test_an_unknown_utilisation_is_none_in_the_status(tmp_path: Path) -> None:
     daemon._member = cast(Any, SimpleNamespace(plane=plane, control=SimpleNamespace(away=0.0), me="n1"))
     daemon._on_trainer(Progress(4, 7, 2.5, 100.0))
     assert daemon.status()["mfu"] is None and daemon.status()["tokens_per_s"] == 100
+
+
+def node_at(state: State) -> Daemon:
+    daemon = Daemon(Invite("there:7", "reef", "token"), NodeConfig(), JoinOptions(Path(), "", "", "ada", 0.0))
+    daemon._state, daemon._member = state, cast(Any, SimpleNamespace(reports=None))
+    return daemon
+
+
+def test_a_trainer_is_told_of_which_state_its_anchor_is() -> None:
+    daemon, orders = node_at(State(outer=At(3, b"\x5e\x01"))), list[Train]()
+    daemon._supervisor = cast(Any, SimpleNamespace(send=orders.append))
+    daemon._loop = cast(Any, SimpleNamespace(begin_training=lambda effect: None))
+    view = pb.View(train=pb.Train(round=4, steps=9, lease=[pb.Range(first=40, count=36)]))
+    daemon._act(effects.OrderTraining(view, 0, False, False, False, False))
+    assert (orders[0].round, orders[0].lease, orders[0].state) == (4, ((40, 36),), "5e01")
+
+
+def test_bad_arithmetic_is_shown_as_trouble_and_the_node_leaves_when_its_machine_says_so() -> None:
+    daemon = node_at(State(trouble="the loss left its range"))
+    assert daemon._trouble == "the loss left its range"
+    daemon._loop = cast(Any, SimpleNamespace(trouble="its disk is full"))
+    assert daemon._trouble == "the loss left its range; its disk is full"
+    daemon._on_trainer(bad := BadArithmetic(3, "the loss left its range"))
+    assert daemon._events.get_nowait() is bad
+    with pytest.raises(AtollError, match="nothing of 5 orders in a row"):
+        daemon._act(effects.LeaveRun("nothing of 5 orders in a row could be used"))

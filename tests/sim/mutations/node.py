@@ -124,4 +124,40 @@ MUTATIONS = [
         "state.turns\n        state = replace(state, work=state",
         1,
     ),
+    # Bad arithmetic
+    Mutation(
+        "what was carried stays under steps that are of no use",
+        N + "state_machine/step.py",
+        "            state = replace(state, work=None, turns=turns)\n        case Ahead(",
+        "            state = replace(state, turns=turns)\n        case Ahead(",
+        NODE,
+    ),
+    Mutation(
+        "a node that always miscalculates stays",
+        N + "state_machine/step.py",
+        "if count >= MAX_BAD_ORDERS:",
+        "if False:",
+        "tests/sim/test_scenarios.py",
+    ),
+    Mutation(
+        "a trainer that miscalculates is taken to be at work",
+        N + "state_machine/step.py",
+        "    return replace(state, trainer=Evaluating(round_) if evaluating else Idle())\n\n\ndef _evaluated",
+        "    return state\n\n\ndef _evaluated",
+        "tests/sim/test_scenarios.py",
+    ),
+    Mutation(
+        "a node stays marked when its work is sound again",
+        N + "state_machine/step.py",
+        '    state = replace(state, trouble="", bad_orders=0)\n',
+        "",
+        "tests/sim/test_scenarios.py",
+    ),
+    Mutation(
+        "samples of steps that were left out count",
+        C + "state_machine/events.py",
+        "return self.samples - self.skipped",
+        "return self.samples",
+        "tests/coordinator/state_machine/test_weights.py",
+    ),
 ]

@@ -1,0 +1,194 @@
+"""Lets what is trained of a round outlive the trainer: a crash costs the steps since the last copy, not the round.
+
+While a round's inner steps are taken, from time to time (`NodeConfig.copy_interval`), parameters, moments and the
+position in the round are written in the background (`RoundCheckpoint.save_if_due`, through
+`atoll.node.participant.tensor_writer`). The step at hand waits for the copy in memory only, and where writing
+takes long there are fewer copies: at most a fifth of the time something is written.
+
+A trainer that starts and is told to train the same round, on a lease with the same front, from the same state,
+goes on from there (`RoundCheckpoint.begin`); what does not match is deleted. The moments of the round before stay
+where they are, for one that is trained again from its beginning.
+
+Nothing is kept of work that nobody could go on with:
+
+- Steps on top of what an earlier round left out, or of other fragments': the local vector may be half written when
+  a trainer dies, and the node begins from the anchor.
+- Steps ahead of a commit: what they go on top of is not known yet.
+- Steps while the arithmetic is in doubt (`atoll.node.participant.health`).
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+from torch.optim import Optimizer
+
+from atoll.node.participant.flat_vector import ShardedParameters
+from atoll.node.participant.optimizer_files import OptimizerFiles, UnusableMoments
+from atoll.node.participant.rank_group import RankGroup
+from atoll.node.participant.tensor_writer import (
+    TensorSet,
+    TensorWriter,
+    optimizer_tensors,
+    parameter_tensors,
+)
+from atoll.node.participant.training_cursor import TrainingCursor
+from atoll.node.trainer_channel import Train
+
+PAUSE_FACTOR = 4.0  # times as long as the last copy took to write nothing is written
+RETRY_SECONDS = 5.0  # until another try where something else is being written, or there is no room; or `interval`
+
+
+class RoundPosition(msgspec.Struct, frozen=True):
+    """The position of a trainer in an order: which order it is, and how far its steps have come."""
+
+    round: int
+    front: int  # first sample of the order's lease
+    state: str  # digest of the state whose anchor it began from
+    steps: int
+    skipped_steps: int
+    moving_steps: int
+    loss_sum: float
+
+    def is_of(self, order: Train) -> bool:
+        """Whether the order begins where this one's did."""
+        return (self.round, self.front, self.state) == (order.round, order.lease[0][0], order.state)
+
+
+class RoundCheckpoint:
+    """Writes and reads what one trainer has of a round. Every rank calls each method at the same time."""
+
+    def __init__(
+        self,
+        parameters: ShardedParameters,
+        optimizers: Sequence[Optimizer],
+        ranks: RankGroup,
+        writer: TensorWriter,
+        files: OptimizerFiles | None,
+        interval: float,
+        fragments: int,
+        announce: Callable[[str], None],
+    ) -> None:
+        """`files`: None where nothing is written. `interval`: seconds between two copies at least; 0: none are
+        made. `fragments` that take turns; 1: rounds are of the whole model. `announce` takes rank 0's sentences
+        for the daemon's log."""
+        self._parameters, self._optimizers, self._ranks = parameters, optimizers, ranks
+        self._writer, self._files, self._interval = writer, files, interval
+        self._fragments, self._announce = fragments, announce
+        self._kind = "+".join(type(optimizer).__name__ for optimizer in optimizers)
+        self._shapes = dict(parameters.layout.shapes)
+        self._next_at = 0.0  # seconds; when the next copy is due
+        self._number = 0  # of the last copy
+        self._failing = False
+        self._unrestored = True
+
+    # Reading
+
+    def begin(self, cursor: TrainingCursor) -> bool:
+        """Begin with an order: put into the parameters, the optimizers and the cursor what an earlier trainer had
+        of it; returns whether there was anything. Only a trainer's first call looks."""
+        self._next_at = max(self._next_at, time.monotonic() + self._interval)
+        if not self._unrestored or self._files is None:
+            return False
+        self._unrestored = False
+        found = self._find(self._files, cursor) if self._ranks.rank == 0 else (0, None)
+        text = self._ranks.broadcast(msgspec.json.encode(found))
+        self._number, position = msgspec.json.decode(text, type=tuple[int, RoundPosition | None])
+        if position is None:
+            return False
+        try:
+            self._writer.read(self._files.path(self._number), self._parameters.parts, self._optimizers)
+        except UnusableMoments as error:
+            self._tell(f"what is kept of round {position.round} is {error}: it is trained from its beginning")
+            self.forget()
+            return False
+        cursor.steps, cursor.loss_sum = position.steps, position.loss_sum
+        cursor.skipped_steps, cursor.moving_steps = position.skipped_steps, position.moving_steps
+        self._tell(
+            f"goes on with round {position.round} behind inner step {position.steps}, which is on this node's disk"
+        )
+        return True
+
+    def _find(self, files: OptimizerFiles, cursor: TrainingCursor) -> tuple[int, RoundPosition | None]:
+        """Rank 0's: the number of the newest copy, 0 if there is none, and the position if it is of this order;
+        else it is deleted."""
+        if not (numbers := files.rounds):
+            return 0, None
+        try:
+            files.verify(numbers[0], self._kind, self._shapes)
+            position = msgspec.json.decode(files.position(numbers[0]), type=RoundPosition)
+        except (UnusableMoments, msgspec.MsgspecError) as error:
+            self._tell(f"what is kept of a round is {error}: it is not used")
+        else:
+            if self._keeps(cursor.order) and position.is_of(cursor.order) and position.steps <= cursor.steps_left:
+                return numbers[0], position
+        files.clear()
+        return numbers[0], None
+
+    # Writing
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for a copy; what rank 0 says counts."""
+        return self._files is not None and self._interval > 0 and time.monotonic() >= self._next_at
+
+    def save_if_due(self, cursor: TrainingCursor, due: bool) -> None:
+        """Have a copy written in the background; to be called after a step, before the next. `due`: the ranks
+        agree that it is time."""
+        if not due or self._files is None or not self._keeps(cursor.order):
+            return
+        if cursor.ahead or cursor.state_due or cursor.is_complete or not cursor.steps:
+            return
+        order, began, files = cursor.order, time.monotonic(), self._files
+        position = RoundPosition(
+            round=order.round,
+            front=order.lease[0][0],
+            state=order.state,
+            steps=cursor.steps,
+            skipped_steps=cursor.skipped_steps,
+            moving_steps=cursor.moving_steps,
+            loss_sum=cursor.loss_sum,
+        )
+        parts = self._parameters.parts
+
+        def written() -> None:
+            took = time.monotonic() - began
+            self._next_at = max(self._next_at, time.monotonic() + PAUSE_FACTOR * took)
+            self._failing = False
+
+        tensors = TensorSet(
+            files=files,
+            number=self._number + 1,
+            state=optimizer_tensors(parts, self._optimizers) | parameter_tensors(parts),
+            kind=self._kind,
+            shapes=self._shapes,
+            on_written=written,
+            on_failure=lambda why: self._failed(order.round, why),
+            position=msgspec.json.encode(position),
+        )
+        if self._writer.start(tensors, True):
+            self._number += 1
+            self._next_at = max(self._next_at, began + self._interval)
+        else:
+            self._next_at = began + min(self._interval, RETRY_SECONDS)
+
+    def forget(self) -> None:
+        """Delete what is kept."""
+        self._writer.wait()
+        if self._files is not None and self._ranks.rank == 0:
+            self._files.clear()
+
+    def _keeps(self, order: Train) -> bool:
+        """Whether a trainer that dies may be told to begin where this order began."""
+        fresh = not order.resume and (not order.continues or self._fragments == 1)
+        return fresh and bool(order.state) and bool(order.lease)
+
+    def _failed(self, round_: int, why: str) -> None:
+        """Said once for as long as it lasts."""
+        if not self._failing:
+            self._tell(f"what is trained of round {round_} is not kept on disk, a crash would cost it: {why}")
+        self._failing = True
+
+    def _tell(self, sentence: str) -> None:
+        if self._ranks.rank == 0:
+            self._announce(sentence)
