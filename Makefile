@@ -7,7 +7,7 @@ export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: install demo test test-long wheel chaos bench quality check format proto clean
+.PHONY: install demo test test-long titan wheel chaos bench quality check format proto clean
 
 install: .venv/installed
 
@@ -38,6 +38,17 @@ test: .venv/installed-dev
 test-long: .venv/installed-dev
 	$(PYTEST) -m "long and not e2e" $(CORES)
 	$(PYTEST) -m "long and e2e"
+
+# The engine torchtitan on a CPU, in an environment of its own: it wants other versions of what else is installed.
+titan: .titan-venv/installed
+	.titan-venv/bin/pytest --durations 5 -m "long or not long" tests/titan
+
+TITAN_PIP := .titan-venv/bin/pip install --quiet --constraint constraints-titan.txt
+.titan-venv/installed: pyproject.toml constraints-titan.txt
+	$(PYTHON) -m venv .titan-venv
+	$(TITAN_PIP) "$(TORCH)"
+	$(TITAN_PIP) --editable ".[node,titan]" hypothesis pytest
+	touch $@
 
 # The wheel in environments of its own, used from another folder: it has what it needs, and says what is missing.
 wheel:
@@ -77,4 +88,4 @@ proto: .venv/installed-dev
 	comm/proto/generate.sh
 
 clean:
-	rm -rf .venv build *.egg-info demo-out
+	rm -rf .venv .titan-venv build *.egg-info demo-out

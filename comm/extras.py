@@ -14,6 +14,8 @@ EXTRA_OF = {
     "s3fs": "s3",
     "tokenizers": "text",
     "torch": "node",
+    "torchtitan": "titan",
+    "triton": "titan",
     "wandb": "wandb",
 }
 

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from atoll.comm import log
+from atoll.comm.config.engine import Engine
 from atoll.comm.config.load import load_run, to_yaml
 from atoll.comm.config.methods import check_real, simulated_only
 from atoll.comm.config.round_time import exchanged_bytes, flops_per_round, tokens_per_step
@@ -84,8 +85,14 @@ def check_(run_yaml: Path, overrides: tuple[str, ...], method: str, as_json: boo
         return
     click.echo(to_yaml(config).rstrip())
     own = config.data.kind is DataKind.SCRIPT
-    click.echo(f"# ok: {'each script has its own model' if own else f'{config.model.n_params:,} parameters'}")
-    if not own:
+    if config.engine is Engine.TORCHTITAN:
+        click.echo(
+            f"# ok: torchtitan's {config.titan.config}; of model, only seq_len={config.model.seq_len} and "
+            f"vocab_size={config.model.vocab_size} count"
+        )
+    else:
+        click.echo(f"# ok: {'each script has its own model' if own else f'{config.model.n_params:,} parameters'}")
+    if config.engine is Engine.BUILTIN and not own:
         for line in round_lines(config):
             click.echo(f"# {line}")
     if beyond := simulated_only(config):

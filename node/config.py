@@ -54,6 +54,8 @@ class NodeConfig:
     files: bool = False  # the run may keep checkpoints in this machine's files, or begin with some of them
     data: str = ""  # folder of text files, for a run whose data.kind is bytes or text
     model: str = ""  # "package.module:function" that builds your own model from the run's ModelConfig
+    # torchtitan's own settings on this machine, after those of a run whose engine it is: parallelism, micro-batch
+    titan: list[str] = field(default_factory=list)
     copy_interval: float = (
         60.0  # seconds between copies of what a trainer has of a round, which a crash spares; 0: none
     )
@@ -114,5 +116,10 @@ def check(config: NodeConfig) -> None:
         raise ConfigError(f"disk is {config.disk:g}: it must be 0 (what is needed) or a number of GB")
     if config.threads < 0:
         raise ConfigError(f"threads is {config.threads}: it must be 0 (automatic) or more")
+    for setting in config.titan:
+        if not setting.startswith("--") and ":" not in setting:
+            raise ConfigError(
+                f"titan has {setting!r}: write --section.key=value, as torchtitan's command line has it"
+            )
     if config.model and ":" not in config.model:
         raise ConfigError(f"model is {config.model!r}: write package.module:function")

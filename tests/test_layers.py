@@ -18,7 +18,7 @@ COMMANDS = (
     "coordinator.server",
     "node.cli",
 )  # loose files above their package's rooms
-WITH_TORCH = {"node.participant", "node.trainer", "node.simulate"}
+WITH_TORCH = {"node.engines", "node.participant", "node.trainer", "node.simulate"}
 
 # A room is a folder in a package, or what lies loose in one; outer_opt and configs are one room each.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -56,6 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.recovery": {"comm", "comm.codecs", "comm.transport", "node.outer"},
     "node.participant": {"comm", "comm.config", "node", "node.checkpoint", "node.outer", "outer_opt"},
     "node.trainer": {"comm", "comm.config", "node", "node.participant", "outer_opt"},
+    "node.engines": {"comm", "comm.config", "node", "node.participant", "node.trainer"},
     "node.daemon": {
         *("comm", "comm.allreduce", "comm.codecs", "comm.config", "comm.proto", "comm.transport"),
         *("node", "node.checkpoint", "node.control", "node.outer", "node.recovery", "node.state_machine"),
@@ -77,7 +78,7 @@ DOORS: dict[str, str] = {
     "comm": "accelerators bitmap buffers byte_view child_process chunks cores digest errors extras faults files "
     "fragment_schedule ids invite leases log plan replace workers",
     "comm.proto": "atoll_pb2 atoll_pb2_grpc packed_plan",
-    "comm.config": "load methods outer round_time run shipped",
+    "comm.config": "engine load methods outer round_time run shipped",
     "comm.codecs": "codec factory warm_up zstd",
     "comm.transport": "adaptive_zstd certificates connection data_plane fetch_client frames peer_links "
     "stream_policy tls",
@@ -86,13 +87,14 @@ DOORS: dict[str, str] = {
     "coordinator.state_machine": "events members state step weights",
     "coordinator.service": "control_plane event_loop journal telemetry",
     "coordinator.monitor": "http terminal wandb_logger",
-    "node": "config data devices preflight trainer_channel",
+    "node": "config data devices engine_check preflight trainer_channel",
     "node.state_machine": "effects events state step",
     "node.control": "client outbox reports",
     "node.outer": "layout method repair residual shared_vectors state",
     "node.checkpoint": "checkpoint_files checkpointer disk_budget export initial_state run_manifest uploader",
     "node.recovery": "recovery",
     "node.participant": "batches daemon_link flat_vector participant rank_group",
+    "node.trainer": "process",
     "node.daemon": "control_socket daemon reducer state_dir worker",
 }
 # What imitates or measures a room takes it apart: modules behind the door that these rooms import as well.

@@ -12,6 +12,7 @@ from typing import assert_never
 
 import msgspec
 
+from atoll.comm.config.engine import Engine, TitanConfig
 from atoll.comm.config.outer import FragmentsConfig, OuterConfig, OverlapConfig
 from atoll.comm.config.rules import Rule, positive, representable, store_url
 from atoll.comm.errors import ConfigError
@@ -339,7 +340,9 @@ class RunConfig:
     seed: int = 0
     init_from: str = ""  # checkpoint, or weights as safetensors, that the run begins with: path or fsspec URL
     init_momentum: bool = True  # with the checkpoint's outer momentum, if it has one
+    engine: Engine = Engine.BUILTIN  # computes the inner steps
     model: ModelConfig = field(default_factory=ModelConfig)
+    titan: TitanConfig = field(default_factory=TitanConfig)  # the model, where the engine is torchtitan
     data: DataConfig = field(default_factory=DataConfig)
     inner: InnerConfig = field(default_factory=InnerConfig)
     outer: OuterConfig = field(default_factory=OuterConfig)
@@ -384,6 +387,17 @@ class RunConfig:
             f"model.vocab_size is {self.model.vocab_size}: data.kind={self.data.kind} needs at least 256, "
             "one a byte",
         )
+        if self.engine is Engine.TORCHTITAN:
+            yield from self.titan.rules()
+            yield (
+                self.data.kind is not DataKind.SCRIPT,
+                "data.kind is script, and engine is torchtitan, which trains on the run's text: set another kind",
+            )
+            yield (
+                self.inner.optimizer is OptimizerName.ADAMW,
+                f"inner.optimizer is {self.inner.optimizer}, and engine is torchtitan, which trains with adamw: "
+                "set inner.optimizer=adamw, and inner.lr to its learning rate",
+            )
         yield (
             self.overlap.delay <= self.rounds.inner_steps,
             f"overlap.delay {self.overlap.delay} is above rounds.inner_steps {self.rounds.inner_steps}",

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import Malformed
+from atoll.comm.config.engine import Engine
 from atoll.comm.digest import digest, root
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.files import Room, atomic_write, room, write_all
@@ -235,7 +236,8 @@ def _write(
             digests.append(chunk_digest)
         facts["state_digest"] = root(digests).hex()
         write_all(file, [memoryview(safetensors_header({"format": "pt", **facts}, tensors))], 0)
-        plain = {**facts, "build": saved.manifest.model, "model": asdict(config.model)}
+        model = asdict(config.titan if config.engine is Engine.TORCHTITAN else config.model)
+        plain = {**facts, "engine": config.engine, "build": saved.manifest.model, "model": model}
         model_config = hf_llama.config(config.model) if naming is TensorNaming.LLAMA else plain
         text = json.dumps(model_config, indent=2).encode() + b"\n"
         with atomic_write(out.with_name(CONFIG), len(text), room, PUBLIC_MODE) as beside:
@@ -251,6 +253,13 @@ def _tensors(saved: SavedRun, naming: TensorNaming) -> TensorShapes:
         raise ConfigError(
             f"this node trains a model of its own (model={saved.manifest.model}), the llama layout is of the "
             "run's built-in one: export it with --layout names"
+        )
+    if (run := saved.manifest.run).engine is Engine.TORCHTITAN:
+        raise ConfigError(
+            f"run {run.name} trains torchtitan's {run.titan.config}, the llama layout is of the built-in model: "
+            "export it with --layout names, and have torchtitan turn that into Hugging Face's layout, "
+            "python -m atoll.node.engines.titan_weights to-hf MODEL.safetensors FOLDER "
+            f"--module {run.titan.module} --config {run.titan.config}"
         )
     return hf_llama.to_llama_names(saved.layout, saved.manifest.run.model)
 

@@ -231,6 +231,11 @@ class InitialStateLoader:
             ours = {names.get(name, name): shape for name, shape in found.items() if name not in spare}
             self._compare_tensors(ours, wanted)
             return names
+        if found.keys() - wanted.keys() and all(name.startswith(("model.", "lm_head.")) for name in found):
+            raise _Unusable(
+                "its tensors have Hugging Face's names, which this run's model has not; for one of torchtitan's, "
+                "python -m atoll.node.engines.titan_weights from-hf makes a file to begin with"
+            )
         self._compare_tensors(found, wanted)
         return {name: name for name in wanted}
 

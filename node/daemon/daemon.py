@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from atoll.comm.codecs.factory import codec_of
 from atoll.comm.codecs.warm_up import warm_up_in_thread
+from atoll.comm.config.engine import Engine
 from atoll.comm.cores import take_part
 from atoll.comm.errors import AtollError, Refused
 from atoll.comm.ids import NodeId, Pin
@@ -35,6 +36,7 @@ from atoll.node.daemon.state_server import StateServer
 from atoll.node.daemon.trainer_supervisor import TrainerSupervisor
 from atoll.node.data import check_source
 from atoll.node.devices import gpus, resolve
+from atoll.node.engine_check import check_engine
 from atoll.node.preflight import check_compiler, check_congestion, check_memory
 from atoll.node.state_machine import effects as ef
 from atoll.node.state_machine import events as ev
@@ -121,13 +123,16 @@ class Daemon:
         """That this machine can do what the run asks of it."""
         run = self._member.run
         check_congestion(self._config.congestion)
+        if not self._options.command:
+            check_engine(run, self._config)  # what the volunteer has set, not what follows from it
         found = () if self._config.device is Device.CPU else gpus()
         self._config, devices = resolve(self._config, run.inner.batch_size, found)
-        if devices:
+        if devices and run.engine is Engine.BUILTIN:
             log.info(devices)
         if not self._options.command:  # a script has its own data, and says how large its model is
             check_source(run, self._config)
-            check_memory(run, self._config, found)
+            if run.engine is Engine.BUILTIN:
+                check_memory(run, self._config, found)
         if self._config.compile:
             check_compiler()
 
@@ -375,6 +380,9 @@ class Daemon:
         return self._loop
 
     def _make_outer_loop(self, hello: Hello) -> OuterLoop:
+        if self._member.run.engine is Engine.TORCHTITAN and not self._options.command:
+            # Only its trainer knows the model.
+            check_memory(self._member.run, self._config, (), hello.numel)
         return OuterLoop(self._member, hello, self._server, self._events.put_nowait, self._spawn)
 
     async def _restore(self, outer_loop: OuterLoop) -> None:

@@ -24,6 +24,7 @@ import msgspec
 import psutil
 
 from atoll.comm.child_process import LAUNCHER, die_with_parent
+from atoll.comm.config.engine import Engine
 from atoll.comm.invite import split_host_port
 from atoll.node.config import SPEC, Device, NodeConfig, TrainerSpec, threads_of
 from atoll.node.devices import resolve
@@ -32,7 +33,7 @@ from atoll.node.trainer.command import run_command
 # Seconds: until all machines must be there, and how long those that are there wait for more than are needed.
 RENDEZVOUS_SECONDS = {"join_timeout": 7 * 86400, "last_call_timeout": 10, "keep_alive_interval": 2}
 STORE_SECONDS = 60.0  # until the store must answer
-MACHINES_KEY = "atoll machines"
+MACHINES_KEY, ENGINE_KEY = "atoll machines", "atoll engine"
 
 _store: Any = None  # lives as long as this process
 
@@ -133,7 +134,7 @@ def meeting(spec: TrainerSpec, work: Path) -> dict[str, Any]:
         file = {"rdzv_endpoint": str(work / "rendezvous"), "rdzv_configs": {"store_type": "file"}}
         return {"min_nodes": 1, "max_nodes": 1, "local_addr": "127.0.0.1", **file}
     if spec.channel:
-        open_store(node)
+        open_store(node, spec.run.engine)
     fewest, most = machines(node.rendezvous)
     return {
         "min_nodes": fewest,
@@ -144,27 +145,38 @@ def meeting(spec: TrainerSpec, work: Path) -> dict[str, Any]:
     }
 
 
-def open_store(node: NodeConfig) -> None:
+def open_store(node: NodeConfig, engine: Engine) -> None:
     """Open the store in which the launchers meet, at the volunteer's address and no other, for as long as this
-    process lives. It says how many machines there are to be. Raises `OSError`."""
+    process lives. It says how many machines there are to be, and the run's engine. Raises `OSError`."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     host, port = split_host_port(node.rendezvous, "rendezvous")
     listener = socket.create_server((host, port), backlog=128)
     store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     store.set(MACHINES_KEY, f"{node.machines_min or node.machines} {node.machines}")
+    store.set(ENGINE_KEY, engine)
     global _store
     _store = store
 
 
 def machines(rendezvous: str) -> tuple[int, int]:
     """How few and how many machines the one at HOST:PORT waits for."""
+    fewest, most = map(int, store_at(rendezvous).get(MACHINES_KEY).split())
+    return fewest, most
+
+
+def engine_of(spec: TrainerSpec) -> Engine:
+    """The run's engine; a worker, which does not know the run, hears it from the machine with the daemon."""
+    worker = spec.node.rendezvous and not spec.channel
+    return Engine(store_at(spec.node.rendezvous).get(ENGINE_KEY).decode()) if worker else spec.run.engine
+
+
+def store_at(rendezvous: str) -> Any:
+    """The store at HOST:PORT, which another process has opened."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     host, port = split_host_port(rendezvous, "rendezvous")
-    store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=STORE_SECONDS))
-    fewest, most = map(int, store.get(MACHINES_KEY).split())
-    return fewest, most
+    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=STORE_SECONDS))
 
 
 def address_towards(endpoint: str) -> str:
@@ -186,6 +198,8 @@ def interface_of(address: str) -> str:
 def rank_command(spec: TrainerSpec, group: str) -> tuple[Any, tuple[str, ...]]:
     """The entrypoint of a rank and its arguments: on the CPU a function to fork, which has torch imported already;
     for CUDA, which would not survive a fork, a program."""
+    if engine_of(spec) is Engine.TORCHTITAN:
+        return sys.executable, ("-m", "atoll.node.engines.torchtitan", "--group", group)
     if spec.node.device is Device.CPU:
         from atoll.node.trainer import process
 

@@ -22,6 +22,13 @@ def test_a_coordinator_does_not_start_what_nodes_would_ignore(tmp_path: Path) ->
     assert not state.exists()
 
 
+def test_check_says_which_part_of_the_model_counts_where_torchtitan_has_its_own() -> None:
+    titan = "engine=torchtitan", "titan.config=llama3_8b", "inner.optimizer=adamw", "model.vocab_size=512"
+    found = CliRunner().invoke(coordinator, ["check", DEMO, *titan], catch_exceptions=False)
+    assert "# ok: torchtitan's llama3_8b; of model, only seq_len=" in found.stdout
+    assert "and vocab_size=512 count" in found.stdout and " parameters" not in found.stdout
+
+
 def test_check_says_what_is_for_simulations_only() -> None:
     arguments = ["check", DEMO, "--method", "decoupled", "rounds.data_parallel=10"]
     found = CliRunner().invoke(coordinator, arguments, catch_exceptions=False)

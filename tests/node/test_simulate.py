@@ -392,6 +392,12 @@ def test_an_interrupted_comparison_leaves_the_runs_that_were_finished(
     assert "\ndiloco," in (tmp_path / "out" / "curves.csv").read_text()
 
 
+def test_a_run_of_torchtitans_models_is_not_simulated(tmp_path: Path) -> None:
+    titan = "engine=torchtitan", "titan.config=llama3_8b", "inner.optimizer=adamw"
+    with pytest.raises(ConfigError, match="trains the built-in model: set engine=builtin"):
+        CliRunner().invoke(simulate, short(tmp_path, *titan), catch_exceptions=False)
+
+
 def test_a_fleet_too_large_for_memory_is_refused_before_anything_is_allocated(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match="simulating 2 nodes with a model of .* GB are available"):
         CliRunner().invoke(simulate, short(tmp_path, "model.dim=1000000"), catch_exceptions=False)

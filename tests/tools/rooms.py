@@ -22,6 +22,7 @@ PLACES: dict[str, tuple[float, float]] = {
         "node.recovery": (3.95, 3),
         "node.state_machine": (5.3, 2),
         "node.trainer": (6.4, 1),
+        "node.engines": (7.4, 1),
         "node.participant": (6.4, 2),
     },
     **{"node.checkpoint": (4.9, 3), "node.outer": (4.9, 4), "node": (6.4, 5), "outer_opt": (6, 6)},

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_tensors
 from states import MARK, RUN, TINY, Node, filled, layout_for
 
+from atoll.comm.config.engine import Engine, TitanConfig
 from atoll.comm.config.run import ModelConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.node.checkpoint import export as exporting
@@ -204,6 +205,17 @@ def test_a_volunteers_own_model_has_no_llama_layout(tmp_path: Path) -> None:
     assert call(node.state_dir, out).exit_code == 0
     assert load_file(out)["a"].shape == (50, 60)
     assert json.loads((tmp_path / "config.json").read_text())["build"] == "my.module:make"
+
+
+def test_a_model_of_torchtitans_goes_to_hugging_face_by_torchtitans_own_adapter(tmp_path: Path) -> None:
+    titan = TitanConfig(config="llama3_8b", settings=["--training.local_batch_size=1"])
+    about, out = RunManifest(replace(RUN, engine=Engine.TORCHTITAN, titan=titan)), tmp_path / "model.safetensors"
+    node = filled(tmp_path / "node", 1, about=about, layout=(("norm.weight", (50, 60)),))
+    said = str(refusal(node.state_dir, out, "--layout", "llama"))
+    assert "titan_weights to-hf MODEL.safetensors FOLDER --module llama3 --config llama3_8b" in said
+    assert call(node.state_dir, out).exit_code == 0
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["engine"] == "torchtitan" and config["model"] == asdict(titan)
 
 
 def test_parameters_that_are_not_the_models_are_no_llama(tmp_path: Path) -> None:

@@ -165,6 +165,14 @@ def test_weights_of_another_model_are_refused(
         loaded(str(out))
 
 
+def test_hugging_faces_names_of_a_model_that_is_not_the_runs_own_are_told_from_others(tmp_path: Path) -> None:
+    save_file({"model.norm.weight": torch.ones(2), "lm_head.weight": torch.ones(2)}, tmp_path / "hf.safetensors")
+    vectors = np.zeros((2, 2), np.float32)
+    loading = InitialStateLoader((("norm.weight", (2,)),), None, vectors[0], vectors[1])
+    with pytest.raises(ConfigError, match="titan_weights from-hf makes a file to begin with"):
+        loading.load(str(tmp_path / "hf.safetensors"), True)
+
+
 @pytest.mark.parametrize("name", [ANCHOR, MOMENTUM, MANIFEST])
 def test_a_checkpoint_that_was_changed_or_cut_is_refused(name: str, tmp_path: Path) -> None:
     folder = stored(filled(tmp_path / "node", 2), str(tmp_path / "store"), 2)
