@@ -53,7 +53,7 @@ def test_torchtitan_is_measured_where_it_is_installed(monkeypatch: pytest.Monkey
     [
         (("--engines", "builtin,jax"), "there is no engine jax: choose of builtin,torchtitan,bare"),
         (("--model", "reef"), "reef"),
-        (("--node", "ranks=0"), "ranks is 0"),
+        (("--node", "ranks=-1"), "ranks is -1"),
         (("model.heads=3",), "model.dim 128 is not a multiple of model.heads 3"),
     ],
 )
