@@ -63,8 +63,9 @@ class SimulatedTrainer:
         self._trained.train()
         indices = range(first, first + self._run.inner.batch_size)
         loss = accumulate(self._trained, collated([self._data[index] for index in indices]))
+        rate *= self.rewarming.next_factor()
         for group in self._optimizer.param_groups:
-            group["lr"] = rate * self.rewarming.next_factor()
+            group["lr"] = rate
         norm = norm_of(squared_norm(self._parameters))
         if isfinite(norm):
             bound_norm(self._parameters, norm, self._run.inner.clip)
