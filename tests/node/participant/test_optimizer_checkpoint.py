@@ -47,7 +47,9 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("optimizer, off", [(OptimizerName.ADAMW, 1e-4), (OptimizerName.MUON, 0.05)])
+@pytest.mark.parametrize(
+    "optimizer, off", [(OptimizerName.ADAMW, 1e-4), pytest.param(OptimizerName.MUON, 0.05, marks=pytest.mark.long)]
+)
 def test_a_node_comes_back_with_another_number_of_ranks_and_its_moments(
     optimizer: OptimizerName, off: float, tmp_path: Path
 ) -> None:
@@ -78,6 +80,7 @@ def test_a_node_comes_back_with_another_number_of_ranks_and_its_moments(
     asyncio.run(story())
 
 
+@pytest.mark.long
 def test_what_a_killed_trainer_had_not_finished_or_the_disk_damaged_is_not_used_and_the_log_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

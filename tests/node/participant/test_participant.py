@@ -254,6 +254,7 @@ with participate(model, optimizer, data_parallel=share) as run:
 """
 
 
+@pytest.mark.long
 def test_what_a_script_does_wrong_is_said_in_a_sentence(tmp_path: Path) -> None:
     run = small(data=DataConfig(kind=DataKind.SCRIPT))
 

@@ -23,6 +23,7 @@ from atoll.node.trainer_channel import Hello, Initialised, Progress, ToDaemon
 STALL = 20.0  # seconds; a collective times out after 10
 
 
+@pytest.mark.long
 def test_a_rank_that_hangs_in_a_step_ends_the_trainer_with_the_stack_in_the_log_and_another_is_started(
     tmp_path: Path,
 ) -> None:

@@ -108,6 +108,7 @@ def agreed(ranks: RankGroup, folder: Path) -> None:
     assert "ran out of memory" in made.choose() and made.plan == right
 
 
+@pytest.mark.long
 def test_ranks_agree_on_a_micro_batch(tmp_path: Path) -> None:
     on_ranks(2, tmp_path, agreed)
 
