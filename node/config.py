@@ -21,7 +21,7 @@ class Device(StrEnum):
 
 
 class Checkpointing(StrEnum):
-    """What a block's backward pass computes again, so that it need not be kept."""
+    """Parts of a block that its backward pass computes again, so that it need not be kept."""
 
     AUTO = "auto"  # as little as memory allows
     NONE = "none"

@@ -129,7 +129,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class BadArithmetic(msgspec.Struct, tag=True, frozen=True):
-    """What was trained since the order, or since `Ready`, is of no use (`atoll.node.participant.health`): it is
+    """The work since the order, or since `Ready`, is of no use (`atoll.node.participant.health`): it is
     dropped, and the trainer waits for an order, which it begins from the anchor."""
 
     round: int  # of its order

@@ -100,7 +100,7 @@ class EngineFigures:
 
 
 @dataclass
-class Engine:
+class EngineProcess:
     """A launched training loop, with this process in its daemon's place."""
 
     name: str
@@ -257,7 +257,7 @@ async def measure(runs: Runs, node: NodeConfig, steps: int, turns: int) -> dict[
     return found
 
 
-async def in_turns(runs: Runs, node: NodeConfig, folder: Path, steps: int, turns: int) -> list[Engine]:
+async def in_turns(runs: Runs, node: NodeConfig, folder: Path, steps: int, turns: int) -> list[EngineProcess]:
     """Start the engines, have each of them take its turns, and end them."""
     async with AsyncExitStack() as stack:
         engines = [
@@ -272,7 +272,7 @@ async def in_turns(runs: Runs, node: NodeConfig, folder: Path, steps: int, turns
         return engines
 
 
-def figures_of(engine: Engine, node: NodeConfig) -> EngineFigures:
+def figures_of(engine: EngineProcess, node: NodeConfig) -> EngineFigures:
     """An engine's figures over its turns."""
     turns = engine.turns
     on_device = max(turn.device_bytes for turn in turns)
@@ -309,7 +309,7 @@ def command_of(name: str, node: NodeConfig) -> tuple[str, ...]:
 
 
 @asynccontextmanager
-async def launched(name: str, run: RunConfig, node: NodeConfig, folder: Path) -> AsyncIterator[Engine]:
+async def launched(name: str, run: RunConfig, node: NodeConfig, folder: Path) -> AsyncIterator[EngineProcess]:
     """The engine, started by the trainer's launcher; it is ended with the context. Raises `BenchFailed`."""
     folder.mkdir()
     connections: asyncio.Queue[DaemonEnd] = asyncio.Queue()
@@ -328,7 +328,7 @@ async def launched(name: str, run: RunConfig, node: NodeConfig, folder: Path) ->
                 *words, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
             )
         try:
-            yield Engine(name, run, await connected(name, process, connections, log), process, log, folder)
+            yield EngineProcess(name, run, await connected(name, process, connections, log), process, log, folder)
         finally:
             await end(process, connections)
 

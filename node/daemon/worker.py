@@ -1,5 +1,5 @@
-"""Another machine of a node of several: it gives its devices to the trainer of the node whose daemon runs
-elsewhere.
+"""The worker, another machine of a node of several: it gives its devices to the trainer of the node whose daemon
+runs elsewhere.
 
     atoll node worker HOST:PORT        where the node's `rendezvous=` is
 

@@ -1,4 +1,4 @@
-"""From the run's sample indices to batches of tensors."""
+"""Batches of tensors, made from the run's sample indices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True)
 class Share:
-    """Which part of each batch a rank takes: number `index` of `count` equal ones."""
+    """The part of each batch that a rank takes: number `index` of `count` equal ones."""
 
     index: int
     count: int

@@ -1,5 +1,5 @@
-"""What a trainer keeps in the node's own folder, and where: the moments after a round, and copies of the round at
-hand, which share the volunteer's disk and one thread that writes."""
+"""The copies that a trainer keeps in the node's own folder, and where: the moments after a round, and copies of
+the round at hand, which share the volunteer's disk and one thread that writes."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

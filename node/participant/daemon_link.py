@@ -20,15 +20,15 @@ from atoll.node.trainer_channel import Failed, ToDaemon, ToTrainer, TrainerEnd
 
 
 def read_spec() -> TrainerSpec | None:
-    """What the daemon tells the trainer that it has started, or a worker the ranks of another machine; None where
-    neither has."""
+    """Read what the daemon tells the trainer that it has started, or a worker the ranks of another machine; None
+    where neither has."""
     path = os.environ.get(SPEC)
     return msgspec.json.decode(Path(path).read_bytes(), type=TrainerSpec) if path else None
 
 
 def agreed_spec(ranks: RankGroup) -> TrainerSpec:
-    """This rank's spec, with the run of rank 0's. Every rank must call it. Raises `ConfigError` where no daemon
-    has started this."""
+    """Agree on the spec of this rank, with the run of rank 0's. Every rank must call it. Raises `ConfigError`
+    where no daemon has started this."""
     spec = read_spec()
     if spec is None and ranks.rank == 0:
         raise ConfigError(

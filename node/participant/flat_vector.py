@@ -34,7 +34,7 @@ BLOCK_ELEMENTS = 1 << 20  # elements that are worked on at once where there is n
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]  # name and shape of each parameter
 
 
-class Block(NamedTuple):
+class ParameterBlock(NamedTuple):
     """The part of a parameter that a rank holds: rows, columns, ... `start` to `stop` in each dimension."""
 
     start: tuple[int, ...]
@@ -50,7 +50,9 @@ class Block(NamedTuple):
         return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
 
 
-Blocks = dict[str, tuple[tuple[int, ...], Block]]  # by name: the whole parameter's shape, and a rank's block
+Blocks = dict[
+    str, tuple[tuple[int, ...], ParameterBlock]
+]  # by name: the whole parameter's shape, and a rank's block
 
 
 @dataclass(frozen=True)
@@ -117,11 +119,11 @@ def map_vector(path: str | Path, numel: int) -> Tensor:
         return torch.frombuffer(mmap.mmap(file.fileno(), 4 * numel), dtype=torch.float32)
 
 
-def local_block(parameter: Tensor) -> Block:
+def local_block(parameter: Tensor) -> ParameterBlock:
     """The block of the parameter that this rank holds; it may be empty. Raises `ConfigError` for one that lies in
     several pieces."""
     if not isinstance(parameter, DTensor):
-        return Block((0,) * parameter.ndim, tuple(parameter.shape))
+        return ParameterBlock((0,) * parameter.ndim, tuple(parameter.shape))
     chunks = parameter.__create_chunk_list__()  # type: ignore[no-untyped-call]
     if len(chunks) != 1 or tuple(chunks[0].sizes) != tuple(local_tensor(parameter).shape):
         raise ConfigError(
@@ -129,7 +131,7 @@ def local_block(parameter: Tensor) -> Block:
             f"{tuple(parameter.device_mesh.shape)}, in pieces that lie apart: shard it evenly"
         )
     start = tuple(chunks[0].offsets)
-    return Block(start, tuple(a + n for a, n in zip(start, chunks[0].sizes, strict=True)))
+    return ParameterBlock(start, tuple(a + n for a, n in zip(start, chunks[0].sizes, strict=True)))
 
 
 def local_tensor(parameter: Tensor) -> Tensor:
@@ -139,10 +141,10 @@ def local_tensor(parameter: Tensor) -> Tensor:
 
 
 class Piece(NamedTuple):
-    """This rank's block of one parameter."""
+    """A rank's block of one parameter."""
 
     slot: int
-    block: Block
+    block: ParameterBlock
     local: Tensor  # its storage
 
 
@@ -164,7 +166,7 @@ class ShardedParameters:
         blocks = {name: (tuple(p.shape), local_block(p)) for name, p in mine.items()}
         everyone = ranks.gather(blocks, Blocks)
         self.layout = FlatLayout.of(order(self._shapes(everyone)))
-        owners: dict[tuple[str, Block], int] = {}  # the first rank that has a block: others have copies
+        owners: dict[tuple[str, ParameterBlock], int] = {}  # the first rank that has a block: others have copies
         for rank, theirs in enumerate(everyone):
             for name, (_, block) in theirs.items():
                 owners.setdefault((name, block), rank)
@@ -202,7 +204,7 @@ class ShardedParameters:
 
     @property
     def device(self) -> torch.device:
-        """Where this rank's parameters are."""
+        """The device of this rank's parameters."""
         return next((p.device for p in trainable(self.parts).values()), torch.device("cpu"))
 
     @torch.no_grad()
@@ -289,12 +291,12 @@ class ShardedParameters:
         )
 
     def owned_gradients(self) -> list[Tensor]:
-        """This rank's blocks of the gradients, without those that a rank before it has, too."""
+        """The gradients' blocks on this rank, without those that a rank before it has, too."""
         mine = trainable(self.parts)
         return [local_tensor(p.grad) for name, p in mine.items() if p.grad is not None and name in self._owned]
 
     def gradients(self) -> list[Tensor]:
-        """This rank's blocks of the gradients."""
+        """The gradients' blocks on this rank."""
         return [local_tensor(p.grad) for p in trainable(self.parts).values() if p.grad is not None]
 
     def owns(self, piece: Piece) -> bool:

@@ -79,7 +79,7 @@ DEADLINE_SHARE = 0.6  # of members.stall: a step that hangs is found here before
 
 @dataclass
 class Step:
-    """What came of one inner step."""
+    """The outcome of one inner step."""
 
     loss: float  # mean over the ranks, in nats a token
     gradient_norm: float  # l2, before it was bounded; 0: not known
@@ -91,7 +91,7 @@ class Step:
 
 
 class Participant:
-    """This process's part in the run, made by `participate`. Every rank calls each method at the same time."""
+    """A process's part in the run, made by `participate`. Every rank calls each method at the same time."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class Participant:
 
     @property
     def rank(self) -> int:
-        """This process's rank among this node's."""
+        """The rank of this process among this node's."""
         return self._ranks.rank
 
     @property
@@ -155,7 +155,7 @@ class Participant:
     def batches(
         self, dataset: Dataset | None = None, collate: Callable[[list[Any]], Any] = collated
     ) -> Iterator[Any]:
-        """This rank's share of each inner step's batch, until the node leaves or the run is finished.
+        """Yield this rank's share of each inner step's batch, until the node leaves or the run is finished.
 
         `dataset` maps a sample's index to a sample (`__getitem__` and `__len__`, as torch's map-style datasets);
         the run's indices go on for ever and are taken modulo its length. None: the run's own text, (B, T + 1)
@@ -228,7 +228,7 @@ class Participant:
         self._taken = Step(total / max(known, 1.0), norm, commands > 0, skips > 0, due > 0, *memory)
 
     def tell(self, sentence: str) -> None:
-        """Put a sentence into the node's log; on ranks other than the first this does nothing."""
+        """Write a sentence into the node's log; on ranks other than the first this does nothing."""
         self._link.send(LogLine(sentence))
 
     def before_step(self) -> None:

@@ -46,7 +46,8 @@ class RankGroup:
         return self.hosts.index(self.hosts[self.rank]) == self.rank
 
     def another(self) -> "RankGroup":
-        """The same ranks in a process group that nobody else uses, for another thread. Every rank must call it."""
+        """Make a group of the same ranks in a process group that nobody else uses, for another thread. Every rank
+        must call it."""
         if self.size == 1:
             return self
         return replace(self, group=dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT))
@@ -77,6 +78,6 @@ class RankGroup:
         return text.numpy().tobytes()
 
     def gather(self, mine: Any, kind: type[T]) -> Sequence[T]:
-        """What every rank gives, by rank, on every rank; it must be what JSON can say."""
+        """Collect what every rank gives, by rank, on every rank; it must be what JSON can say."""
         encoded = msgspec.json.encode(mine)
         return [msgspec.json.decode(self.broadcast(encoded, rank), type=kind) for rank in range(self.size)]

@@ -1,4 +1,4 @@
-"""Where a trainer is on its way through its orders, and what is due next. Without torch, clock and I/O.
+"""The position of a trainer on its way through its orders, and what is due next. Without torch, clock and I/O.
 
 With overlap a trainer does not stand still while what it handed over travels:
 

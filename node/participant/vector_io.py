@@ -104,7 +104,7 @@ class VectorIO:
                 adopt(vectors.local, sent, rebase, lambda slot: not exchanged(slot))
 
     def at_anchor(self, measure: Callable[[], float], keep: bool) -> float:
-        """What `measure` returns with the anchor as parameters. With `keep` they are then as before, for which
+        """Return what `measure` does with the anchor as parameters. With `keep` they are then as before, for which
         they are copied."""
         trained = self._parameters.copy() if keep else None
         self._parameters.read(self._vectors.anchor)

@@ -31,8 +31,8 @@ from atoll.node.trainer.micro_batch import (
     SMALL_SHARE_TOKENS,
     Cost,
     MicroBatchStore,
-    Plan,
     Record,
+    StepPlan,
     after_death,
     least_memory,
     levels_of,
@@ -72,13 +72,13 @@ class GradientAccumulator:
         self._levels = levels_of(node.checkpointing, bool(blocks))
         # One rank has nothing to reduce, and FSDP2 keeps no gradients where they cannot be forgotten.
         self._reduce_each = ranks.size == 1 or not _gathered_gradients_fit(model, ranks, device)
-        self._plan = Plan(1, self._levels[0])
+        self._plan = StepPlan(1, self._levels[0])
         self._compile_seconds = 0.0  # of a search, in passes that compile first
         self.tell: Callable[[str], None] = _nothing  # takes sentences for the daemon's log
 
     @property
-    def plan(self) -> Plan:
-        """How the gradient of a share is computed."""
+    def plan(self) -> StepPlan:
+        """The way in which the gradient of a share is computed."""
         return self._plan
 
     def choose(self) -> str:
@@ -125,7 +125,7 @@ class GradientAccumulator:
             # Only now: what was computed lives as long as the error's traceback.
             self._give_up(below, said)
 
-    def _give_up(self, below: Plan, said: str) -> None:
+    def _give_up(self, below: StepPlan, said: str) -> None:
         """Go on with `below`, or begin again with it."""
         sentence = f"ran out of memory in {self._plan} ({said})"
         self._store.write(Record(below, sentence))
@@ -146,7 +146,7 @@ class GradientAccumulator:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _take(self, plan: Plan) -> None:
+    def _take(self, plan: StepPlan) -> None:
         self._plan = plan
         self._checkpointing.set(plan.level)
 
@@ -161,13 +161,13 @@ class GradientAccumulator:
             self._store.write(record)
         return record
 
-    def _given(self, share: int) -> Plan | None:
+    def _given(self, share: int) -> StepPlan | None:
         """A plan that needs no measuring: the one that the node's settings name, or a small share at once."""
         if self._node.micro_batch:
-            return Plan(min(self._node.micro_batch, share), self._levels[0])
+            return StepPlan(min(self._node.micro_batch, share), self._levels[0])
         tokens = share * self._run.model.seq_len
         is_small = self._device.type == "cpu" and tokens <= SMALL_SHARE_TOKENS
-        return Plan(share, self._levels[0]) if is_small or share == 1 and len(self._levels) == 1 else None
+        return StepPlan(share, self._levels[0]) if is_small or share == 1 and len(self._levels) == 1 else None
 
     def _write(self, record: Record) -> None:
         """Have rank 0 write the record, before anything else is done on any rank."""
@@ -175,11 +175,11 @@ class GradientAccumulator:
             self._store.write(record)
         self._ranks.barrier()
 
-    def _measuring(self, share: int, moments: int) -> Callable[[Plan], Cost | None]:
+    def _measuring(self, share: int, moments: int) -> Callable[[StepPlan], Cost | None]:
         """Measures plans for this share. `moments`: bytes that the optimizer's state will take in host memory."""
         began, size, neighbours = time.monotonic(), self._ranks.size, ranks_here(self._ranks)
 
-        def measure(plan: Plan) -> Cost | None:
+        def measure(plan: StepPlan) -> Cost | None:
             self._write(Record(attempt=plan))
             self._take(plan)
             before = resident_bytes("VmRSS")
@@ -208,7 +208,7 @@ class GradientAccumulator:
         yield 0 if on_gpu else size
         del taken
 
-    def _seconds(self, plan: Plan, count: int) -> float | None:
+    def _seconds(self, plan: StepPlan, count: int) -> float | None:
         """Seconds that a sequence takes, in a batch of `count`; None where memory does not suffice."""
         length, vocabulary = self._run.model.seq_len + 1, self._run.model.vocab_size
         try:
@@ -230,7 +230,7 @@ class GradientAccumulator:
                 raise MicroBatchTooLarge(f"{plan} did not fit into memory: starts again with {below}") from None
             return None
 
-    def _pass(self, sequences: Tensor, plan: Plan) -> float:
+    def _pass(self, sequences: Tensor, plan: StepPlan) -> float:
         began = time.perf_counter()
         loss = accumulate(self._model, sequences, plan.size, self._reduce_each)
         loss.item()  # of a GPU: when it is done
@@ -277,7 +277,7 @@ def ranks_here(ranks: RankGroup) -> int:
 
 
 def resident_bytes(key: str) -> int:
-    """This process's resident memory, VmRSS, or its peak, VmHWM; 0 where the system does not say."""
+    """The resident memory of this process, VmRSS, or its peak, VmHWM; 0 where the system does not say."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             name, _, value = line.partition(":")

@@ -127,8 +127,8 @@ def launch(spec: TrainerSpec, path: Path) -> int:
 
 
 def meeting(spec: TrainerSpec, work: Path) -> dict[str, Any]:
-    """Where the launchers meet, in torch's words: those of several machines at a port of the one with the daemon;
-    a launcher on its own in a file, and no port is opened. Raises `OSError`."""
+    """The place where the launchers meet, in torch's words: those of several machines at a port of the one with
+    the daemon; a launcher on its own in a file, and no port is opened. Raises `OSError`."""
     node = spec.node
     if not node.rendezvous:
         file = {"rdzv_endpoint": str(work / "rendezvous"), "rdzv_configs": {"store_type": "file"}}
@@ -160,7 +160,7 @@ def open_store(node: NodeConfig, engine: Engine) -> None:
 
 
 def machines(rendezvous: str) -> tuple[int, int]:
-    """How few and how many machines the one at HOST:PORT waits for."""
+    """The fewest and the most machines that the one at HOST:PORT waits for."""
     fewest, most = map(int, store_at(rendezvous).get(MACHINES_KEY).split())
     return fewest, most
 
@@ -180,7 +180,7 @@ def store_at(rendezvous: str) -> Any:
 
 
 def address_towards(endpoint: str) -> str:
-    """This machine's address on the network through which it reaches HOST:PORT."""
+    """The address of this machine on the network through which it reaches HOST:PORT."""
     host, port = split_host_port(endpoint, "rendezvous")
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:  # nothing is sent

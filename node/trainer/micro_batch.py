@@ -27,8 +27,8 @@ KEPT_RECORDS = 32  # of other runs and settings, in one file
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How a rank computes the gradient of its share."""
+class StepPlan:
+    """The way in which a rank computes the gradient of its share."""
 
     size: int  # sequences of a micro-batch
     level: Checkpointing = Checkpointing.NONE
@@ -39,11 +39,11 @@ class Plan:
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What a node knows of one machine, model and settings."""
+    """A node's knowledge of one machine, model and settings."""
 
-    plan: Plan | None = None  # to train with
+    plan: StepPlan | None = None  # to train with
     reason: str = ""  # of the plan
-    attempt: Plan | None = None  # under way, or of a process that has not come back from it
+    attempt: StepPlan | None = None  # under way, or of a process that has not come back from it
 
 
 class NothingFits(MemoryError):
@@ -52,7 +52,7 @@ class NothingFits(MemoryError):
 
 @dataclass(frozen=True)
 class Cost:
-    """What a plan takes, as all ranks agree."""
+    """The cost of a plan, as all ranks agree."""
 
     seconds: float  # a sequence
     growth: float = 0.0  # bytes of memory, of all ranks, beyond what they had; 0: not known
@@ -67,27 +67,27 @@ def levels_of(setting: Checkpointing, has_blocks: bool) -> tuple[Checkpointing, 
     return LEVELS if has_blocks else LEVELS[:1]
 
 
-def smaller(plan: Plan, levels: Sequence[Checkpointing]) -> Plan | None:
+def smaller(plan: StepPlan, levels: Sequence[Checkpointing]) -> StepPlan | None:
     """The next plan that takes less memory: half the micro-batch, then a higher level. None: there is none."""
     if plan.size > 1:
-        return Plan(plan.size // 2, plan.level)
+        return StepPlan(plan.size // 2, plan.level)
     higher = levels[levels.index(plan.level) + 1 :] if plan.level in levels else ()
-    return Plan(1, higher[0]) if higher else None
+    return StepPlan(1, higher[0]) if higher else None
 
 
-def least_memory(plan: Plan | None) -> tuple[float, float]:
+def least_memory(plan: StepPlan | None) -> tuple[float, float]:
     """Sorts plans by the memory that they take, the least first; None is last."""
     return (math.inf, math.inf) if plan is None else (-LEVELS.index(plan.level), plan.size)
 
 
-def search(share: int, levels: Sequence[Checkpointing], measure: Callable[[Plan], Cost | None]) -> Record:
+def search(share: int, levels: Sequence[Checkpointing], measure: Callable[[StepPlan], Cost | None]) -> Record:
     """The plan for a share of so many sequences, at the first of `levels` at which one of them fits. `measure`
     returns None for a plan that does not fit. Raises `NothingFits`."""
     for level in levels:
-        best: tuple[Plan, Cost] | None = None
+        best: tuple[StepPlan, Cost] | None = None
         size, reason = 1, ""
         while True:
-            plan = Plan(size, level)
+            plan = StepPlan(size, level)
             cost = measure(plan)
             if cost is None:
                 reason = f"{size} at a time did not fit into memory"
@@ -111,7 +111,7 @@ def search(share: int, levels: Sequence[Checkpointing], measure: Callable[[Plan]
 
 
 def after_death(record: Record, levels: Sequence[Checkpointing]) -> Record:
-    """What is known when a process has not come back from an attempt: the plan below it. A record without a plan
+    """The record when a process has not come back from an attempt: the plan below it. A record without a plan
     where there is none below."""
     attempt = record.attempt
     if attempt is None:

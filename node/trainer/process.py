@@ -49,7 +49,7 @@ COLLECTIVE_SHARE = 0.5  # of members.stall
 
 @dataclass(frozen=True)
 class LocalRank:
-    """Which of the node's ranks this process is, as torch's elastic launcher has placed it."""
+    """The place of this process among the node's ranks, as torch's elastic launcher has placed it."""
 
     rank: int  # among all ranks of the node
     size: int
@@ -64,7 +64,7 @@ class LocalRank:
         return cls(*(int(os.environ.get(name, "01"[name.endswith("SIZE")])) for name in names))
 
     def beginning_with(self, machine: int) -> "LocalRank":
-        """The same, counted from that machine on, whose first rank is rank 0."""
+        """The place of this process, counted from that machine on, whose first rank is rank 0."""
         place = (self.machine - machine) % self.machines
         return replace(self, rank=place * self.local_size + self.local, machine=place)
 
@@ -123,7 +123,7 @@ def take_part(device: torch.device) -> None:
 
 
 def micro_batch_facts(spec: TrainerSpec, ranks: RankGroup, device: torch.device) -> Any:
-    """All that the size of a micro-batch depends on."""
+    """Collect all that the size of a micro-batch depends on."""
     run, node = spec.run, spec.node
     if device.type == "cuda":
         machine = (torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory)
@@ -135,7 +135,7 @@ def micro_batch_facts(spec: TrainerSpec, ranks: RankGroup, device: torch.device)
 
 
 def processor_name() -> str:
-    """What the processor is called, or its architecture."""
+    """The name of the processor, or its architecture."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

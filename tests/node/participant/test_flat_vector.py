@@ -18,7 +18,7 @@ from torch.multiprocessing.spawn import start_processes
 
 from atoll.comm.errors import ConfigError
 from atoll.node.participant.flat_vector import (
-    Block,
+    ParameterBlock,
     ShardedParameters,
     layout_of,
     local_block,
@@ -147,7 +147,7 @@ def test_a_plain_model_is_written_and_read_whole() -> None:
     flat = torch.zeros(layout.numel)
     ShardedParameters([model], ALONE).write(flat)
     assert torch.equal(flat, reference(model))
-    assert local_block(model.get_parameter("0.weight")) == Block((0, 0), (5, 3))
+    assert local_block(model.get_parameter("0.weight")) == ParameterBlock((0, 0), (5, 3))
     other = awkward()
     nn.init.zeros_(other.get_parameter("0.weight"))
     ShardedParameters([other], ALONE).read(flat)

@@ -20,7 +20,7 @@ from atoll.node.participant.batches import RunTokens
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.trainer.accumulator import GradientAccumulator
 from atoll.node.trainer.loss import validation_loss
-from atoll.node.trainer.micro_batch import MicroBatchStore, Plan, Record
+from atoll.node.trainer.micro_batch import MicroBatchStore, Record, StepPlan
 from atoll.node.trainer.model import build, init_parameters
 
 CPU = torch.device("cpu")
@@ -59,13 +59,13 @@ def gradient(made: GradientAccumulator, batch: int) -> Tensor:
 
 def test_a_small_share_is_not_measured(tmp_path: Path) -> None:
     made = accumulator(tmp_path, 256)
-    assert made.choose() == "" and made.plan == Plan(256)
+    assert made.choose() == "" and made.plan == StepPlan(256)
     assert not (tmp_path / "micro_batch.json").exists()
 
 
 def test_settings_are_not_measured(tmp_path: Path) -> None:
     made = accumulator(tmp_path, 1024, NodeConfig(micro_batch=3, checkpointing=FULL))
-    assert made.choose() == "" and made.plan == Plan(3, FULL)
+    assert made.choose() == "" and made.plan == StepPlan(3, FULL)
 
 
 def test_a_large_share_is_measured_once(tmp_path: Path, out_of_memory: Break) -> None:
@@ -73,9 +73,9 @@ def test_a_large_share_is_measured_once(tmp_path: Path, out_of_memory: Break) ->
     made = accumulator(tmp_path, 300)
     state = torch.get_rng_state()
     said = made.choose()
-    assert made.plan in [Plan(1), Plan(2), Plan(4)]
+    assert made.plan in [StepPlan(1), StepPlan(2), StepPlan(4)]
     assert f"computes 300 sequences a step in {made.plan}: " in said
-    if made.plan == Plan(4):
+    if made.plan == StepPlan(4):
         assert "8 at a time did not fit into memory" in said
     assert torch.equal(torch.get_rng_state(), state)
     assert all(p.grad is None for p in made._model.parameters())
@@ -91,10 +91,10 @@ def test_a_share_of_which_not_even_one_sequence_fits_is_an_error(tmp_path: Path,
 
 
 def test_what_a_process_died_of_is_not_tried_again(tmp_path: Path) -> None:
-    MicroBatchStore(tmp_path, 300).write(Record(attempt=Plan(8)))
+    MicroBatchStore(tmp_path, 300).write(Record(attempt=StepPlan(8)))
     made = accumulator(tmp_path, 300)
     assert "a process that tried micro-batches of 8 sequences did not come back" in made.choose()
-    assert made.plan == Plan(4)
+    assert made.plan == StepPlan(4)
 
 
 def test_out_of_memory_halves_the_micro_batch_and_the_batch_is_computed_again(
@@ -108,7 +108,7 @@ def test_out_of_memory_halves_the_micro_batch_and_the_batch_is_computed_again(
     made.tell = told.append
     out_of_memory("12 6")
     assert torch.allclose(gradient(made, 12), right, rtol=0, atol=1e-7)
-    assert made.plan == Plan(3)
+    assert made.plan == StepPlan(3)
     assert [sentence.partition(" (")[0] for sentence in told] == [
         "ran out of memory in micro-batches of 12 sequences",
         "ran out of memory in micro-batches of 6 sequences",
@@ -116,7 +116,7 @@ def test_out_of_memory_halves_the_micro_batch_and_the_batch_is_computed_again(
     assert told[1].endswith("goes on with micro-batches of 3 sequences")
     again = accumulator(tmp_path, 12)
     assert "as found earlier: ran out of memory in micro-batches of 6" in again.choose()
-    assert again.plan == Plan(3)
+    assert again.plan == StepPlan(3)
 
 
 def test_the_last_of_several_micro_batches_that_runs_out_leaves_nothing_of_the_first(
@@ -129,7 +129,7 @@ def test_the_last_of_several_micro_batches_that_runs_out_leaves_nothing_of_the_f
     made.choose()
     monkeypatch.setattr(faults, "FAULTS", faults.parse("trainer.micro_batch.4@2=memory"))
     assert torch.allclose(gradient(made, 8), right, rtol=0, atol=1e-7)
-    assert made.plan == Plan(2)
+    assert made.plan == StepPlan(2)
 
 
 def test_one_sequence_that_does_not_fit_is_checkpointed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,11 +142,11 @@ def test_one_sequence_that_does_not_fit_is_checkpointed(tmp_path: Path, monkeypa
     made._model.zero_grad()
     monkeypatch.setattr(faults, "FAULTS", faults.parse("trainer.micro_batch.1@1=memory"))
     assert torch.allclose(gradient(made, 2), right, rtol=0, atol=1e-7)
-    assert made.plan == Plan(1, SELECTIVE)
+    assert made.plan == StepPlan(1, SELECTIVE)
     monkeypatch.setattr(faults, "FAULTS", faults.parse("trainer.micro_batch.1=memory"))
     with pytest.raises(MemoryError):
         gradient(made, 2)
-    assert made.plan == Plan(1, FULL)
+    assert made.plan == StepPlan(1, FULL)
 
 
 def test_another_error_is_no_lack_of_memory(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_another_error_is_no_lack_of_memory(tmp_path: Path) -> None:
     made.choose()
     with pytest.raises(IndexError):
         made.add(torch.full((4, 33), 256))  # no such token
-    assert made.plan == Plan(4)
+    assert made.plan == StepPlan(4)
 
 
 def test_evaluations_are_computed_in_micro_batches_too(tmp_path: Path, out_of_memory: Break) -> None:
@@ -164,7 +164,7 @@ def test_evaluations_are_computed_in_micro_batches_too(tmp_path: Path, out_of_me
     whole = made.validation_loss(data)
     out_of_memory("6")
     gradient(made, 6)
-    assert made.plan == Plan(3)
+    assert made.plan == StepPlan(3)
     assert abs(made.validation_loss(data) - whole) < 1e-5
     share, model = made._share, made._model
     assert abs(validation_loss(model, run, data, share, CPU, micro_batch=4) - whole) < 1e-5

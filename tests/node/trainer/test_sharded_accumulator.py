@@ -20,7 +20,7 @@ from atoll.node.participant.rank_group import RankGroup
 from atoll.node.trainer import accumulator as module
 from atoll.node.trainer import chunked_loss
 from atoll.node.trainer.accumulator import GradientAccumulator, MicroBatchTooLarge
-from atoll.node.trainer.micro_batch import MicroBatchStore, Plan, Record
+from atoll.node.trainer.micro_batch import MicroBatchStore, Record, StepPlan
 from atoll.node.trainer.model import blocks_of, build, init_parameters
 from atoll.node.trainer.process import prefetch, shard_model
 
@@ -70,11 +70,11 @@ def every_way(ranks: RankGroup, folder: Path) -> None:
     made.choose()
     prefetch(made._model, blocks_of(made._model))  # it is for CUDA, and changes nothing
     right = gradient(made)
-    assert made.plan == Plan(8)
+    assert made.plan == StepPlan(8)
     for reduce_each in (False, True):
         made._reduce_each = reduce_each
         for level in (Checkpointing.NONE, Checkpointing.SELECTIVE, Checkpointing.FULL):
-            made._take(Plan(2, level))
+            made._take(StepPlan(2, level))
             assert apart(gradient(made), right) < 1e-6
     chunked_loss.PLAIN_BYTES, chunked_loss.MIN_ROWS = 1000, 5
     assert apart(gradient(made), right) < 1e-6
@@ -101,7 +101,7 @@ def agreed(ranks: RankGroup, folder: Path) -> None:
     said = made.choose()
     assert len({repr(found) for found in ranks.gather([said, made.plan.size], list)}) == 1
     assert "computes 600 sequences a step in micro-batches of" in said
-    right = Plan(2)
+    right = StepPlan(2)
     if ranks.rank == 1:  # its machine has seen less memory
         MicroBatchStore(folder / "other", 1200).write(Record(right, "ran out of memory"))
     made = sharded(ranks, folder / ("other" if ranks.rank else "one"), 1200)
@@ -123,7 +123,7 @@ def ended(ranks: RankGroup, folder: Path) -> None:
 def begun_again(ranks: RankGroup, folder: Path) -> None:
     made = sharded(ranks, folder, 1200)
     assert "as found earlier: micro-batches of 2 sequences did not fit" in made.choose()
-    assert made.plan == Plan(1)
+    assert made.plan == StepPlan(1)
 
 
 def test_ranks_that_run_out_of_memory_while_they_measure_begin_again_with_half(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def recovered(ranks: RankGroup, folder: Path) -> None:
     made.choose()
     right = gradient(made)
     for size, point in ((8, "norm"), (4, "blocks.1.ffn"), (2, "blocks.0.attention.query")):
-        assert made.plan == Plan(size)
+        assert made.plan == StepPlan(size)
         passes = 0
 
         def broken(*_: object, size: int = size) -> None:
@@ -151,7 +151,7 @@ def recovered(ranks: RankGroup, folder: Path) -> None:
         handle = model.get_submodule(point).register_full_backward_pre_hook(broken)
         assert apart(gradient(made), right) < 1e-2
         handle.remove()
-    assert made.plan == Plan(1)
+    assert made.plan == StepPlan(1)
     assert apart(gradient(made), right) < 1e-2
 
 
