@@ -26,8 +26,8 @@ class Gpu:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """The GPUs that torch will find; none where its build is for CPUs only."""
-    if not torch_has_cuda():
+    """The GPUs that torch will find, as NVIDIA's driver describes them; none where its build is for CPUs only."""
+    if not torch_has_gpus():
         return ()
     try:
         driver = ctypes.CDLL("libnvidia-ml.so.1")
@@ -41,12 +41,12 @@ def gpus() -> tuple[Gpu, ...]:
         driver.nvmlShutdown()
 
 
-def torch_has_cuda() -> bool:
-    """Whether the torch that is installed was built for CUDA."""
+def torch_has_gpus() -> bool:
+    """Whether the torch that is installed was built for GPUs, CUDA's or ROCm's."""
     with suppress(ImportError, ValueError):
         spec = importlib.util.find_spec("torch")
         for folder in (spec and spec.submodule_search_locations) or ():
-            if Path(folder, "lib", "libtorch_cuda.so").exists():
+            if any(Path(folder, "lib", f"libtorch_{kind}.so").exists() for kind in ("cuda", "hip")):
                 return True
     return False
 
@@ -105,6 +105,9 @@ def resolve(node: NodeConfig, batch_size: int, found: Sequence[Gpu] | None = Non
     several takes all."""
     if found is None:
         found = () if node.device is Device.CPU else gpus()
+    if node.device is Device.AUTO and not found and torch_has_gpus():
+        settled = replace(node, ranks=node.ranks or 1, bf16=bool(node.bf16), compile=bool(node.compile))
+        return settled, "no driver describes this machine's GPUs: torch finds one or the CPU; say ranks= and bf16="
     if node.device is Device.CPU or (node.device is Device.AUTO and not found):
         settled = replace(
             node,

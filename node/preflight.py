@@ -30,7 +30,8 @@ def check_memory(run: RunConfig, node: NodeConfig, found: Sequence[Gpu], n_param
         check_gpu_memory(run, node.ranks, min(found[: node.ranks], key=lambda gpu: gpu.memory))
     encoded, kept = run.reduce.bytes_per_element, bool(run.outer.feedback)
     each = BYTES_FLAT + (ENCODED + kept) * encoded + (0 if on_gpu else BYTES_TRAINED + moments)
-    each += moments if node.durable else 0  # a copy on its way to the disk
+    # Copies on their way to the disk: of the moments, and of the parameters with them.
+    each += moments + 4 * (node.copy_interval > 0) if node.durable else 0
     # With overlap: what was handed over, once more; and what is trained, while the anchor is evaluated.
     each += 8 if run.overlap.delay else 0
     each += 8 if kept else 0  # what was not sent, and a copy of it on its way to the disk

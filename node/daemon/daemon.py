@@ -123,16 +123,18 @@ class Daemon:
         """That this machine can do what the run asks of it."""
         run = self._member.run
         check_congestion(self._config.congestion)
-        if not self._options.command:
-            check_engine(run, self._config)  # what the volunteer has set, not what follows from it
+        if (
+            self._options.command
+        ):  # a script chooses its devices, has its own data, and says how large its model is
+            return
+        check_engine(run, self._config)  # what the volunteer has set, not what follows from it
         found = () if self._config.device is Device.CPU else gpus()
         self._config, devices = resolve(self._config, run.inner.batch_size, found)
         if devices and run.engine is Engine.BUILTIN:
             log.info(devices)
-        if not self._options.command:  # a script has its own data, and says how large its model is
-            check_source(run, self._config)
-            if run.engine is Engine.BUILTIN:
-                check_memory(run, self._config, found)
+        check_source(run, self._config)
+        if run.engine is Engine.BUILTIN:
+            check_memory(run, self._config, found)
         if self._config.compile:
             check_compiler()
 

@@ -27,7 +27,7 @@ from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.node.config import TrainerSpec
 from atoll.node.engines.step_guard import StepGuard
 from atoll.node.participant.batches import RunTokens, Share
-from atoll.node.participant.daemon_link import agreed_spec, failures_reported, read_spec
+from atoll.node.participant.daemon_link import DaemonLink, agreed_spec, failures_reported, read_spec
 from atoll.node.participant.participant import participate
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.trainer.process import LocalRank, choose_device, rank_process_group
@@ -63,7 +63,7 @@ def take_part(device: torch.device) -> None:
     ranks = RankGroup.of_world()
     spec = agreed_spec(ranks)
     own = msgspec.json.decode(ranks.broadcast(msgspec.json.encode(spec.node.titan)), type=list[str])
-    with failures_reported(spec.channel):
+    with failures_reported(spec.channel, DaemonLink.opened(ranks, spec.channel)):
         config = load_config(spec.run, own)
         check_device(device)
         if ranks.rank == 0:

@@ -70,10 +70,23 @@ class DaemonLink:
         if self._end:
             self._end.send(message)
 
+    @classmethod
+    def opened(cls, ranks: RankGroup, channel: str) -> "DaemonLink":
+        """The process's link to this socket: made at the first call, so that a trainer which has much to load says
+        first of all that it is there. Raises `Unreachable`."""
+        if channel not in _links:
+            _links[channel] = cls(ranks, channel)
+        return _links[channel]
+
     def close(self) -> None:
         """Say no more and hear no more; of no effect on the other ranks."""
+        for channel in [channel for channel, link in _links.items() if link is self]:
+            del _links[channel]
         if self._end:
             self._end.close()
+
+
+_links: dict[str, DaemonLink] = {}  # by socket
 
 
 def connect(path: str, on_close: Callable[[], None] | None = None) -> TrainerEnd:

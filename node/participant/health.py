@@ -79,7 +79,8 @@ class TrainingHealth:
             return largest
         low, median, high = quartiles(self._losses)
         width = max(INTERQUARTILE_RANGES * (high - low), RELATIVE_WIDTH * abs(median), MIN_WIDTH)
-        return min(median + width, largest)
+        # Where the order began is in range, too: the text may become easier for a while.
+        return min(max(median, quartiles(self._start)[2]) + width, largest)
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:

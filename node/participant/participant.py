@@ -448,7 +448,7 @@ def participate(
             _end_with_launcher()
             faulthandler.enable()  # a library that aborts, as NCCL's watchdog does, leaves the stacks in the log
             parameters = ShardedParameters(parts, ranks, lambda shapes: tuple(flat_order(spec.run, shapes)))
-            link = DaemonLink(ranks, spec.channel)
+            link = DaemonLink.opened(ranks, spec.channel)
         with failures_reported(spec.channel, link):
             layout = parameters.layout
             link.send(Hello(os.getpid(), ranks.size, layout.numel, layout.shapes, evaluate is not None))
@@ -480,8 +480,8 @@ def _end_with_launcher() -> None:
 
 
 def bounded_loss(loss: float) -> float:
-    """A loss that can be told and averaged: `LOSS_LIMIT` at most, and for NaN."""
-    return min(loss, LOSS_LIMIT) if loss == loss else LOSS_LIMIT
+    """A loss that can be told and averaged: within `LOSS_LIMIT` on either side, and that for NaN."""
+    return max(-LOSS_LIMIT, min(loss, LOSS_LIMIT)) if loss == loss else LOSS_LIMIT
 
 
 def _nothing() -> None:

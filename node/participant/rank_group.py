@@ -1,6 +1,7 @@
 """The ranks of one node, and what they agree on: sums, and texts that all get to know."""
 
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -32,8 +33,9 @@ class RankGroup:
             return cls(0, 1)
         group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
         ranks = cls(dist.get_rank(), dist.get_world_size(), group)
-        hosts = ranks.gather(int(os.environ.get("GROUP_RANK", "0")), int)  # as torch's elastic launcher says
-        return replace(ranks, hosts=tuple(hosts))
+        # As torch's elastic launcher says; other launchers (srun, mpirun) have no such number.
+        names = ranks.gather(os.environ.get("GROUP_RANK") or socket.gethostname(), str)
+        return replace(ranks, hosts=tuple(names.index(name) for name in names))
 
     @property
     def is_remote(self) -> bool:

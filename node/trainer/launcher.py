@@ -45,7 +45,8 @@ def main() -> int:
     parser.add_argument("--spec", required=True, help="the daemon's TrainerSpec, JSON")
     path = Path(parser.parse_args().spec).resolve()
     spec = msgspec.json.decode(path.read_bytes(), type=TrainerSpec)
-    spec.node, _ = resolve(spec.node, spec.run.inner.batch_size)
+    if not spec.command:
+        spec.node, _ = resolve(spec.node, spec.run.inner.batch_size)
     set_environment(spec, path)
     if spec.command:
         return run_command(spec.command, spec.channel)
@@ -58,7 +59,8 @@ def set_environment(spec: TrainerSpec, path: Path) -> None:
     threads, _ = threads_of(spec.node)
     os.environ[SPEC] = str(path)
     os.environ[LAUNCHER] = str(os.getpid())
-    os.environ["OMP_NUM_THREADS"] = str(threads)
+    if not spec.command or spec.node.threads:  # a script knows better how many processes share the cores
+        os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # who waits for another thread leaves it the core
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "5"  # seconds from SIGTERM to SIGKILL
     interface = "lo"

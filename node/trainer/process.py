@@ -13,7 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -35,7 +35,7 @@ from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.node.config import Checkpointing, Device, NodeConfig, TrainerSpec, threads_of
 from atoll.node.devices import resolve
 from atoll.node.participant.batches import RunTokens, Share
-from atoll.node.participant.daemon_link import agreed_spec, failures_reported, read_spec
+from atoll.node.participant.daemon_link import DaemonLink, agreed_spec, failures_reported, read_spec
 from atoll.node.participant.participant import participate
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.trainer.accumulator import GradientAccumulator, MicroBatchTooLarge, compile_blocks
@@ -77,10 +77,11 @@ def main(group: str) -> None:
     me = LocalRank.of_environment()
     try:
         spec = read_spec() or TrainerSpec()
-        with failures_reported(spec.channel):
-            spec.node, _ = resolve(spec.node, spec.run.inner.batch_size)
-            device = choose_device(spec.node, me)
-        with rank_process_group(spec, me, device, group):
+        with ExitStack() as stack:
+            with failures_reported(spec.channel):
+                spec.node, _ = resolve(spec.node, spec.run.inner.batch_size)
+                device = choose_device(spec.node, me)
+                stack.enter_context(rank_process_group(spec, me, device, group))
             take_part(device)
     except AtollError as error:
         print(f"trainer rank {me.rank}: {error}", file=sys.stderr)
@@ -97,7 +98,7 @@ def take_part(device: torch.device) -> None:
     """Build data, model and optimizer, and train until the node leaves or the run is finished."""
     ranks = RankGroup.of_world()
     spec = agreed_spec(ranks)
-    with failures_reported(spec.channel):
+    with failures_reported(spec.channel, DaemonLink.opened(ranks, spec.channel)):
         Share(ranks.rank, ranks.size).of(spec.run.inner.batch_size)
         spec.node, _ = resolve(spec.node, spec.run.inner.batch_size)
         data = RunTokens.open(spec, ranks)
@@ -193,7 +194,13 @@ def collective_timeout(spec: TrainerSpec) -> timedelta:
 
 def meet(me: LocalRank, at_daemon: bool) -> tuple[LocalRank, Store]:
     """The rank that this is when the machine with the daemon has the first ones, and the store in which all meet.
-    The launchers' rendezvous orders machines as it likes."""
+    The launchers' rendezvous orders machines as it likes. Raises `ConfigError` where they have different numbers
+    of ranks."""
+    if me.size != me.machines * me.local_size:
+        raise ConfigError(
+            f"this node's {me.machines} machines have {me.size} ranks, {me.local_size} of them here: give each "
+            "machine the same ranks="
+        )
     store, _, _ = next(iter(rendezvous("env://", me.rank, me.size)))
     if at_daemon and me.local == 0:
         store.set("machine of the daemon", str(me.machine))

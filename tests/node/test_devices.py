@@ -22,10 +22,21 @@ def test_a_machine_with_gpus_uses_them_all_in_bf16_and_compiled() -> None:
 
 
 @pytest.mark.parametrize("config", [NodeConfig(), NodeConfig(device=Device.CPU)])
-def test_a_machine_without_gpus_uses_its_processor_as_it_is(config: NodeConfig) -> None:
+def test_a_machine_without_gpus_uses_its_processor_as_it_is(
+    config: NodeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "torch_has_gpus", lambda: False)
     node, said = resolve(config, 64, [])
     assert (node.device, node.ranks, node.bf16, node.compile) == (Device.CPU, 1, False, False)
     assert not said
+
+
+def test_where_no_driver_describes_the_gpus_torch_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "torch_has_gpus", lambda: True)
+    node, said = resolve(NodeConfig(), 64, [])
+    assert (node.device, node.ranks, node.bf16, node.compile) == (Device.AUTO, 1, False, False)
+    assert "no driver describes this machine's GPUs" in said
+    assert resolve(NodeConfig(device=Device.CPU), 64, [])[0].device is Device.CPU
 
 
 def test_a_node_that_is_to_use_its_processor_leaves_the_gpus() -> None:
@@ -85,7 +96,7 @@ def test_the_environment_says_which_gpus_there_are(wanted: str | None, found: li
 
 
 def test_a_torch_for_processors_finds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "torch_has_cuda", lambda: False)
+    monkeypatch.setattr(devices, "torch_has_gpus", lambda: False)
     assert gpus() == ()
 
 
@@ -128,7 +139,7 @@ class Driver:
 
 
 def test_the_driver_tells_of_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "torch_has_cuda", lambda: True)
+    monkeypatch.setattr(devices, "torch_has_gpus", lambda: True)
     monkeypatch.setattr("ctypes.CDLL", Driver)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert gpus() == (Gpu("GPU 1", 80 << 30, True), Gpu("GPU 2", 32 << 30, False))

@@ -56,8 +56,10 @@ def test_every_copy_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert needed(run, ON_CPU, monkeypatch) == 14 + 16
     assert needed(run, on_gpu, monkeypatch) == 14
     assert needed(sgd, ON_CPU, monkeypatch) == 14 + 8
-    assert needed(run, replace(on_gpu, durable=True), monkeypatch) == 14 + 8  # the moments', for the disk
-    assert needed(sgd, replace(on_gpu, durable=True), monkeypatch) == 14
+    kept = replace(on_gpu, durable=True)
+    assert needed(run, replace(kept, copy_interval=0.0), monkeypatch) == 14 + 8  # the moments', for the disk
+    assert needed(run, kept, monkeypatch) == 14 + 8 + 4  # and the parameters', within a round
+    assert needed(sgd, kept, monkeypatch) == 14 + 4
     overlapped = RunConfig(overlap=OverlapConfig(delay=5))
     assert needed(overlapped, on_gpu, monkeypatch) == 14 + 8
 

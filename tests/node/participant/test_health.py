@@ -92,3 +92,8 @@ def test_gradients_that_are_not_finite_several_times_in_a_row_are_bad_and_now_an
     health.begin()
     said = [health.record(1e4, skipped=True) for _ in range(NOT_FINITE_STEPS)]
     assert said == ["", "", "the gradients of 3 steps in a row were not finite"] and not health.is_sound
+
+
+def test_text_that_becomes_easier_for_a_while_is_sound() -> None:
+    losses = [*noise(150, 3.0), *noise(210, 1.2, 1), *noise(150, 3.0, 2)]
+    assert judged(losses) == (0, "")

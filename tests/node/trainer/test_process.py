@@ -16,13 +16,13 @@ from trainers import DEADLINE, FAR, Node, launched, order, small
 
 from atoll.comm.config.outer import FragmentsConfig, OverlapConfig, TakeName
 from atoll.comm.config.run import DataConfig, DataKind, InnerConfig, OptimizerName, RoundsConfig, RunConfig
-from atoll.comm.errors import ResourceError
+from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.leases import remaining, samples
 from atoll.node import trainer_channel
 from atoll.node.config import Device, NodeConfig
 from atoll.node.outer.layout import fragments_and_chunks
 from atoll.node.participant.training_cursor import TrainingCursor
-from atoll.node.trainer.process import LocalRank, choose_device
+from atoll.node.trainer.process import LocalRank, choose_device, meet
 
 
 def watch(pids: list[int]) -> list[int]:
@@ -106,6 +106,13 @@ def test_what_cuda_lacks_is_said(count: int, ranks: int, sentence: str, monkeypa
     monkeypatch.setattr("torch.cuda.device_count", lambda: count)
     with pytest.raises(ResourceError, match=sentence):
         choose_device(NodeConfig(device=Device.CUDA, ranks=ranks), LocalRank(0, ranks, 0, ranks))
+
+
+def test_machines_with_different_numbers_of_ranks_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="this node's 2 machines have 12 ranks, 8 of them here: give each machine"
+    ):
+        meet(LocalRank(4, 12, local_size=8, machines=2), at_daemon=False)
 
 
 def test_training_lowers_the_loss_of_the_anchor(tmp_path: Path) -> None:
