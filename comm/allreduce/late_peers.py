@@ -10,6 +10,7 @@ sealed chunk that is late in that sense is asked of others, which costs little i
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 
 from atoll.comm.ids import NodeId
@@ -64,13 +65,13 @@ class PullFrom:
 
 
 class LatePeers:
-    """The clock of one reduction. All times are seconds of one clock."""
+    """The clock of one reduction. All times are seconds of one clock, which may begin anywhere, also below 0."""
 
     def __init__(self, deadlines: PeerDeadlines = DEADLINES) -> None:
         self._deadlines = deadlines
         self._chunk_at: dict[NodeId, float] = {}  # when a peer's last chunk came, or it came into the plan
         self._intervals = deque[float]((), KNOWN_INTERVALS)  # from one chunk of a peer to its next
-        self._planned_at = self._pulled_at = 0.0
+        self._planned_at = self._pulled_at = -inf
         self._asked_at: dict[NodeId, float] = {}  # when a peer that speaks was asked for what it owes
         self._reported_at: dict[NodeId, float] = {}  # when a peer was said to be lost
 
@@ -82,15 +83,17 @@ class LatePeers:
         self._reported_at.clear()
 
     def chunk_came(self, now: float, node: NodeId) -> None:
-        """Take the time of a contribution, a region's sum or a sealed chunk of `node`, of use or not."""
+        """Take the time of a contribution, a region's sum or a sealed chunk of `node`, of use or not. How long it
+        took is counted as its being late is: from the plan on, as an attempt that stood still says nothing of
+        how fast chunks come."""
         if node in self._chunk_at:
-            self._intervals.append(now - self._chunk_at[node])
+            self._intervals.append(now - max(self._chunk_at[node], self._planned_at))
             self._chunk_at[node] = now
 
     def may_report(self, now: float, node: NodeId) -> bool:
         """Whether it is to be said now that `node` is lost: it is in the plan, and that was not said just now."""
         interval = self._deadlines.lost_after
-        due = now - self._reported_at.get(node, -interval) >= interval and node in self._chunk_at
+        due = now - self._reported_at.get(node, -inf) >= interval and node in self._chunk_at
         if due:
             self._reported_at[node] = now
         return due
@@ -119,7 +122,7 @@ class LatePeers:
             limit = max(deadlines.chunk_time, LATE_TIMES * late)
             if node in contributors and waited > limit:
                 found.append(Lost(node, f"its {dues[node]} did not come for {waited:.0f} s"))
-                if now - self._asked_at.get(node, -limit) >= limit:
+                if now - self._asked_at.get(node, -inf) >= limit:
                     self._asked_at[node] = now
                     found.append(AskState(node))
         if now - self._pulled_at > (interval := max(late, deadlines.pull_after)):

@@ -86,8 +86,7 @@ class World:
         self.doors = random.Random(f"leaves {seed}")
         self.leafy = config is None and seed % 4 == 1  # some hosts cannot be dialled
         self.blind = random.Random(f"evaluation {seed}")  # which hosts cannot measure a validation loss
-        blindness = self.blind.choice([0.0, 0.0, 0.5, 1.0])
-        self.blindness = blindness if config is None and seed % 4 == 1 else 0.0
+        self.blindness = self.blind.choice([0.0, 0.0, 0.5, 1.0]) if config is None else 0.0
         reducers = self.doors.choice([1, 2]) if config is None and seed % 4 in (1, 3) and seed % 3 else 0
         self.lives = 0  # of the coordinator
         self.last = 0.0  # seconds on its clock; of the latest event

@@ -7,7 +7,7 @@ from atoll.comm.ids import NodeId
 
 PING_AFTER, LOST_AFTER = DEADLINES.ping_after, DEADLINES.lost_after
 A, B = NodeId("a"), NodeId("b")
-START = 1000.0  # seconds
+START = -3600.0  # seconds: a clock may begin anywhere
 
 
 def begun() -> LatePeers:
@@ -58,6 +58,29 @@ def test_who_speaks_and_brings_no_contribution_is_asked_anew_but_not_at_each_loo
         said = late.look(START + t, {A: "contributions"}, {A}, lambda node: START + t)  # noqa: B023
         asked += [t for order in said if isinstance(order, AskState)]
     assert asked == [21, 41]
+
+
+def test_an_attempt_that_stood_still_does_not_make_chunks_slow() -> None:
+    """Else whoever owes a contribution under the next plan would have longer than the attempt lasts."""
+    late, stood = begun(), 100.0
+    for attempt in range(1, 9):
+        late.replan(START + attempt * stood, [A, B])
+        for node in (A, B):
+            late.chunk_came(START + attempt * stood + 0.1, node)
+    last = START + 9 * stood
+    late.replan(last, [A, B])
+    now = last + DEADLINES.chunk_time + 1
+    said = late.look(now, {A: "contributions"}, {A}, lambda node: now)
+    assert AskState(A) in said and Lost(A, "its contributions did not come for 21 s") in said
+
+
+@pytest.mark.parametrize("start", [-3600.0, 0.0, 1e9])
+def test_the_clock_may_begin_anywhere(start: float) -> None:
+    late = LatePeers()
+    late.replan(start, [A])
+    assert late.may_report(start, A)
+    assert late.look(start + 0.1, {}, set(), lambda node: None) == []
+    assert late.look(start + LOST_AFTER + 0.2, {}, set(), lambda node: None) == [PullFrom(frozenset({A}))]
 
 
 def test_late_chunks_are_asked_of_others_again_and_again_but_not_at_each_look() -> None:
