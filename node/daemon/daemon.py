@@ -34,7 +34,7 @@ from atoll.node.daemon.session import CoordinatorSession
 from atoll.node.daemon.state_dir import JoinOptions, exclusive, on_signals
 from atoll.node.daemon.state_server import StateServer
 from atoll.node.daemon.trainer_supervisor import TrainerSupervisor
-from atoll.node.data import check_source
+from atoll.node.data.text import check_source
 from atoll.node.devices import gpus, resolve
 from atoll.node.engine_check import check_engine
 from atoll.node.preflight import check_compiler, check_congestion, check_memory

@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 
 from atoll.comm.errors import ConfigError
 from atoll.node.config import TrainerSpec
-from atoll.node.data import Source, open_source
+from atoll.node.data.text import Source, open_source
 from atoll.node.participant.rank_group import RankGroup
 
 

@@ -89,7 +89,7 @@ def simulate(
     if no_picture := lacking("comparison.png", "matplotlib"):
         click.echo(f"atoll: {no_picture}", err=True)
     from atoll.node.config import NodeConfig, check
-    from atoll.node.data import open_source
+    from atoll.node.data.text import open_source
     from atoll.node.simulate import report
     from atoll.node.simulate.memory import check_simulation
     from atoll.node.simulate.simulation import RunOutcome, data_parallel, local_updates

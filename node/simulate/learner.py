@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from atoll.comm.config.run import RunConfig
 from atoll.node.config import NodeConfig
-from atoll.node.data import Source
+from atoll.node.data.text import Source
 from atoll.node.participant.batches import RunTokens, Share, collated
 from atoll.node.participant.flat_vector import ShardedParameters
 from atoll.node.participant.gradients import bound_norm, norm_of, squared_norm

@@ -25,7 +25,13 @@ PLACES: dict[str, tuple[float, float]] = {
         "node.engines": (7.4, 1),
         "node.participant": (6.4, 2),
     },
-    **{"node.checkpoint": (4.9, 3), "node.outer": (4.9, 4), "node": (6.4, 5), "outer_opt": (6, 6)},
+    **{
+        "node.data": (7.4, 3),
+        "node.checkpoint": (4.9, 3),
+        "node.outer": (4.9, 4),
+        "node": (6.4, 5),
+        "outer_opt": (6, 6),
+    },
     **{"comm.allreduce": (4, 5), "comm.transport": (3, 6), "comm.codecs": (3.8, 7)},
 }
 COLORS = {"coordinator": "#dbe9ff", "node": "#dff3e1", "comm": "#fdeed3", "outer_opt": "#f3e1f4"}

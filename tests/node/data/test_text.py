@@ -13,7 +13,7 @@ import pytest
 from atoll.comm.config.run import DataConfig, DataKind, ModelConfig, RunConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.node.config import NodeConfig
-from atoll.node.data import Source, check_source, open_source, permuted
+from atoll.node.data.text import Source, check_source, open_source, permuted
 
 SEQ_LEN = 16
 
