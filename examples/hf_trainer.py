@@ -43,8 +43,11 @@ class RunBatches(IterableDataset):
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         pieces = self.trainer.args.gradient_accumulation_steps
         for batch in self.trainer.run.batches():  # or of a dataset of your own: run.batches(dataset)
-            for piece in batch.tensor_split(pieces):
-                yield {"input_ids": piece, "labels": piece}  # the model shifts the labels
+            # The labels are the next tokens: the model must not shift them again.
+            batch["shift_labels"] = batch["labels"]
+            parts = {name: tensor.tensor_split(pieces) for name, tensor in batch.items()}
+            for piece in zip(*parts.values(), strict=True):
+                yield dict(zip(parts, piece, strict=True))
         self.trainer.control.should_training_stop = True
 
 

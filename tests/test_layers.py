@@ -56,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.checkpoint": {"comm", "comm.codecs", "comm.config", "node.outer"},
     "node.recovery": {"comm", "comm.codecs", "comm.transport", "node.outer"},
     "node.participant": {"comm", "comm.config", "node", "node.checkpoint", "node.data", "node.outer", "outer_opt"},
-    "node.trainer": {"comm", "comm.config", "node", "node.participant", "outer_opt"},
+    "node.trainer": {"comm", "comm.config", "node", "node.data", "node.participant", "outer_opt"},
     "node.engines": {"comm", "comm.config", "node", "node.participant", "node.trainer"},
     "node.daemon": {
         *("comm", "comm.allreduce", "comm.codecs", "comm.config", "comm.proto", "comm.transport"),
@@ -90,7 +90,7 @@ DOORS: dict[str, str] = {
     "coordinator.service": "control_plane event_loop journal telemetry",
     "coordinator.monitor": "http terminal wandb_logger",
     "node": "config devices engine_check preflight trainer_channel",
-    "node.data": "text",
+    "node.data": "samples text",
     "node.state_machine": "effects events state step",
     "node.control": "client outbox reports",
     "node.outer": "layout method repair residual shared_vectors state",

@@ -1,6 +1,6 @@
 """Reads the run's training text: a window of tokens for every sample index of the run.
 
-A `Source` promises the same window for the same index on every node that holds the same files, and no
+A source promises the same window for the same index on every node that holds the same files, and no
 window twice within an epoch. Files are listed in sorted order; every `val_every`-th is validation, and where
 there are too few files for that, the last part of the text is. `check_source` is the daemon's quick look
 before it starts a trainer; `open_source` is the trainer's. Neither imports torch.
@@ -24,23 +24,12 @@ from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.extras import demand
 from atoll.comm.files import atomic_write
 from atoll.node.config import NodeConfig
-
-Array = NDArray[np.int64]
+from atoll.node.data.samples import Array, Sample, Source, one_document
 
 TEXT_SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "__pycache__"}
 TOKENIZER_BLOCK = 1 << 20  # characters that go through the tokenizer at once
 FEISTEL_ROUNDS = 4  # of the Feistel network
-
-
-class Source(Protocol):
-    """Samples of the run's text, by index."""
-
-    def train(self, index: int) -> Array:
-        """Training sample `index`: (seq_len + 1,) tokens."""
-
-    def validation(self, index: int) -> Array:
-        """Validation sample `index`, the same in every evaluation: (seq_len + 1,) tokens."""
 
 
 class Tokens(Protocol):
@@ -115,13 +104,17 @@ class ShuffledWindows:
     def __init__(self, train: Windows, validation: Windows, seed: int) -> None:
         self._train, self._validation, self._seed = train, validation, seed
 
-    def train(self, index: int) -> Array:
+    def train(self, index: int) -> Sample:
         epoch, position = divmod(index, len(self._train))
-        return self._train[permuted(position, len(self._train), f"{self._seed}:train:{epoch}")]
+        number = permuted(position, len(self._train), f"{self._seed}:train:{epoch}")
+        return one_document(self._train[number])
 
-    def validation(self, index: int) -> Array:
+    def validation(self, index: int) -> Sample:
         count = len(self._validation)
-        return self._validation[permuted(index % count, count, f"{self._seed}:validation")]
+        return one_document(self._validation[permuted(index % count, count, f"{self._seed}:validation")])
+
+    def expect(self, indices: Iterator[int]) -> None:
+        """Do nothing: the files are here."""
 
 
 def permuted(index: int, count: int, key: str) -> int:

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.components.validate import Validator
 
-from atoll.node.participant.batches import RunTokens, Share
+from atoll.node.participant.batches import Batch, RunTokens, Share, pieces
 
 
 class TokensOnly(BaseTokenizer):  # type: ignore[misc]
@@ -129,10 +128,9 @@ class StepMetrics(MetricsProcessor):  # type: ignore[misc]
         self.validation_loss = loss
 
 
-def micro_batches(sequences: Tensor, size: int) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-    """Sequences, (B, T + 1), as torchtitan's loaders give them: `size` at a time, inputs, positions and labels,
-    (size, T) each. A sample is one document."""
-    for piece in torch.split(sequences, size):
-        inputs, labels = piece[:, :-1].contiguous(), piece[:, 1:].contiguous()
-        positions = torch.arange(inputs.shape[1]).repeat(len(inputs), 1)
-        yield {"input": inputs, "positions": positions}, labels
+def micro_batches(batch: Batch, size: int) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+    """A batch as torchtitan's loaders give it: `size` samples at a time, inputs, positions and labels, (size, T)
+    each. As here, its labels are the next tokens, -100 where none is learned, and its positions begin anew with
+    each document."""
+    for piece in pieces(batch, size):
+        yield {"input": piece["input_ids"], "positions": piece["position_ids"]}, piece["labels"]

@@ -5,15 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
 from atoll.comm.errors import ConfigError
 from atoll.node.config import TrainerSpec
-from atoll.node.data.text import Source, open_source
+from atoll.node.data.samples import UNLEARNED, Sample, Source
+from atoll.node.data.text import open_source
 from atoll.node.participant.rank_group import RankGroup
+
+# Of the run's data: input_ids, labels and position_ids, (B, T) int64 each.
+Batch = dict[str, Tensor]
 
 
 class Dataset(Protocol):
@@ -43,7 +46,7 @@ class Share:
 
 
 class RunTokens:
-    """The run's own text as a dataset: sample i is (T + 1,) int64 tokens, the same on every node."""
+    """The run's own data as a dataset: sample i is a dict of (T,) int64 tensors, the same on every node."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -61,12 +64,35 @@ class RunTokens:
     def __len__(self) -> int:
         return 1 << 62  # its epochs follow one another without end
 
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.from_numpy(self.source.train(index))
+    def __getitem__(self, index: int) -> Batch:
+        return tensors(self.source.train(index))
 
-    def validation(self, indices: Sequence[int]) -> Tensor:
-        """Validation samples: (len(indices), T + 1) int64."""
-        return torch.from_numpy(np.stack([self.source.validation(index) for index in indices]))
+    def validation(self, indices: Sequence[int]) -> Batch:
+        """A batch of validation samples."""
+        batch: Batch = collated([tensors(self.source.validation(index)) for index in indices])
+        return batch
+
+
+def tensors(sample: Sample) -> Batch:
+    """The arrays of a sample as tensors, (T,) int64 each, by their names."""
+    return {name: torch.from_numpy(array) for name, array in sample.arrays.items()}
+
+
+def moved(batch: Batch, device: torch.device) -> Batch:
+    """The batch on the device."""
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
+def pieces(batch: Batch, size: int) -> list[Batch]:
+    """The batch in pieces of `size` samples, the last of what is left; 0: in one piece."""
+    size = size or len(batch["input_ids"])
+    parts = {name: torch.split(tensor, size) for name, tensor in batch.items()}
+    return [dict(zip(parts, piece, strict=True)) for piece in zip(*parts.values(), strict=True)]
+
+
+def learned(batch: Batch) -> Tensor:
+    """The number of tokens of the batch that are learned, a scalar on its device."""
+    return (batch["labels"] != UNLEARNED).sum()
 
 
 def collated(samples: list[Any]) -> Any:

@@ -2,7 +2,7 @@
 
     model, optimizer = ...                            any model, any torch optimizer
     with participate(model, optimizer) as run:
-        for batch in run.batches():                   (B, T + 1) tokens of the run's text, or of a dataset of yours
+        for batch in run.batches():                   dict of (B, T) tensors; or of a dataset of yours
             loss = ...                                forward, in as many pieces as you like
             loss.backward()
             run.step(loss)                            clips, steps the optimizer, clears the gradients
@@ -35,7 +35,7 @@ from atoll.comm.errors import AtollError, ConfigError
 from atoll.comm.faults import fault_point
 from atoll.node.config import TrainerSpec
 from atoll.node.outer.layout import flat_order
-from atoll.node.participant.batches import Dataset, RunTokens, Share, collated
+from atoll.node.participant.batches import Dataset, RunTokens, Share, collated, moved
 from atoll.node.participant.checkpoints import open_checkpoints
 from atoll.node.participant.daemon_link import DaemonLink, agreed_spec, failures_reported
 from atoll.node.participant.figures import RankMemory, StepMeter
@@ -158,9 +158,10 @@ class Participant:
         """Yield this rank's share of each inner step's batch, until the node leaves or the run is finished.
 
         `dataset` maps a sample's index to a sample (`__getitem__` and `__len__`, as torch's map-style datasets);
-        the run's indices go on for ever and are taken modulo its length. None: the run's own text, (B, T + 1)
-        int64 tokens on the model's device; B: `inner.batch_size` over the ranks, T: `model.seq_len`. `collate`
-        makes a batch of a list of samples.
+        the run's indices go on for ever and are taken modulo its length. None: the run's own data, a dict of
+        three (B, T) int64 tensors on the model's device: `input_ids`; `labels`, the tokens that follow, -100 where
+        none is to be learned; `position_ids`, which begin anew with each document. B: `inner.batch_size` over the
+        ranks, T: `model.seq_len`. `collate` makes a batch of a list of samples.
 
         Raises `ConfigError` where the batch cannot be divided among the ranks, and when the next batch is asked
         for before `step` or `stepped` was called for the last one.
@@ -174,7 +175,7 @@ class Participant:
             with self._meter.loading():
                 mine = indices[self._share.of(len(indices))]
                 batch = collate([source[index % len(source)] for index in mine])
-                batch = batch.to(device, non_blocking=True) if device is not None else batch
+                batch = moved(batch, device) if device is not None else batch
             yield batch
 
     def samples(self) -> Iterator[list[int]]:

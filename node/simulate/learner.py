@@ -13,8 +13,8 @@ from torch.func import functional_call
 
 from atoll.comm.config.run import RunConfig
 from atoll.node.config import NodeConfig
-from atoll.node.data.text import Source
-from atoll.node.participant.batches import RunTokens, Share, collated
+from atoll.node.data.samples import Source
+from atoll.node.participant.batches import RunTokens, collated
 from atoll.node.participant.flat_vector import ShardedParameters
 from atoll.node.participant.gradients import bound_norm, norm_of, squared_norm
 from atoll.node.participant.lr_rewarm import Rewarming
@@ -80,7 +80,7 @@ class SimulatedTrainer:
 
     def validation_loss(self) -> float:
         """The mean loss on the validation batches, in nats a token."""
-        return validation_loss(self._trained, self._run, self._data, Share(0, 1), torch.device("cpu"))
+        return validation_loss(self._trained, self._run, self._data, RankGroup(0, 1), torch.device("cpu"))
 
     def resume(self, other: "SimulatedTrainer") -> None:
         """Take the parameters and the optimizer's state of another."""
@@ -94,10 +94,11 @@ class MixedPrecisionModel(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self.separates_documents = getattr(model, "separates_documents", False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, **positions: Tensor) -> Tensor:
         copies = {name: parameter.bfloat16() for name, parameter in self.model.named_parameters()}
-        return cast(Tensor, functional_call(self.model, copies, (tokens,)))
+        return cast(Tensor, functional_call(self.model, copies, (tokens,), positions))
 
 
 def with_batch(run: RunConfig, sequences: int) -> RunConfig:

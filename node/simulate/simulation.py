@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from atoll.comm.config.run import RunConfig
 from atoll.node.config import NodeConfig
-from atoll.node.data.text import Source
+from atoll.node.data.samples import Source
 from atoll.node.participant.lr_schedule import learning_rate
 from atoll.node.simulate.conditions import Conditions
 from atoll.node.simulate.fleet import SimulatedFleet

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from atoll.comm.config.run import RunConfig
 from atoll.node.config import Checkpointing, NodeConfig
-from atoll.node.participant.batches import RunTokens, Share
+from atoll.node.participant.batches import Batch, RunTokens, Share, learned, moved, pieces
 from atoll.node.participant.daemon_link import is_out_of_memory
 from atoll.node.participant.flat_vector import local_tensor
 from atoll.node.participant.rank_group import RankGroup
@@ -101,15 +101,18 @@ class GradientAccumulator:
         source = "" if measured else ", as found earlier"
         return f"computes {share} sequences a step in {record.plan}{source}: {record.reason}"
 
-    def add(self, sequences: Tensor) -> Tensor:
-        """Add the gradient of the mean loss over this rank's sequences, (B, T + 1), to the parameters' gradients;
-        return the loss. What was added before is lost where memory runs out."""
-        return self._within_memory(lambda size: accumulate(self._model, sequences, size, self._reduce_each))
+    def add(self, batch: Batch) -> Tensor:
+        """Add the gradient of this rank's share of a batch to the parameters' gradients; return its loss. The mean
+        of the ranks' losses, and of their gradients, is that over all learned tokens of the batch. What was added
+        before is lost where memory runs out."""
+        (total,) = self._ranks.total(float(learned(batch)))
+        batch, targets = moved(batch, self._device), total / self._ranks.size
+        return self._within_memory(lambda size: accumulate(self._model, batch, size, self._reduce_each, targets))
 
     def validation_loss(self, data: RunTokens) -> float:
-        """The mean loss over this rank's share of the run's validation batches."""
-        share, device = self._share, self._device
-        return self._within_memory(lambda size: validation_loss(self._model, self._run, data, share, device, size))
+        """The mean loss over all learned tokens of the run's validation batches, the same on every rank."""
+        model, run, ranks, device = self._model, self._run, self._ranks, self._device
+        return self._within_memory(lambda size: validation_loss(model, run, data, ranks, device, size))
 
     # Running out of memory
 
@@ -210,16 +213,16 @@ class GradientAccumulator:
 
     def _seconds(self, plan: StepPlan, count: int) -> float | None:
         """Seconds that a sequence takes, in a batch of `count`; None where memory does not suffice."""
-        length, vocabulary = self._run.model.seq_len + 1, self._run.model.vocab_size
         try:
-            sequences = torch.randint(vocabulary, (count, length), device=self._device)
+            batch = self._made_up(count)
+            one = pieces(batch, plan.size)[0]
             if self._node.compile:
-                self._compile_seconds += self._pass(sequences[: plan.size], plan)
-            first = self._pass(sequences[: plan.size], plan)
+                self._compile_seconds += self._pass(one, plan)
+            first = self._pass(one, plan)
             (mean,) = self._ranks.total(first / self._ranks.size)
             if mean > LONG_PASS_SECONDS:
                 return first / plan.size
-            return min(self._pass(sequences, plan) for _ in range(TIMED_PASSES)) / count
+            return min(self._pass(batch, plan) for _ in range(TIMED_PASSES)) / count
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -230,9 +233,17 @@ class GradientAccumulator:
                 raise MicroBatchTooLarge(f"{plan} did not fit into memory: starts again with {below}") from None
             return None
 
-    def _pass(self, sequences: Tensor, plan: StepPlan) -> float:
+    def _made_up(self, count: int) -> Batch:
+        """A batch of `count` samples of random tokens."""
+        length, vocabulary = self._run.model.seq_len, self._run.model.vocab_size
+        sequences = torch.randint(vocabulary, (count, length + 1), device=self._device)
+        positions = torch.arange(length, device=self._device).repeat(count, 1)
+        labels = sequences[:, 1:].contiguous()
+        return {"input_ids": sequences[:, :-1].contiguous(), "labels": labels, "position_ids": positions}
+
+    def _pass(self, batch: Batch, plan: StepPlan) -> float:
         began = time.perf_counter()
-        loss = accumulate(self._model, sequences, plan.size, self._reduce_each)
+        loss = accumulate(self._model, batch, plan.size, self._reduce_each)
         loss.item()  # of a GPU: when it is done
         return time.perf_counter() - began
 

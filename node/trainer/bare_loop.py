@@ -24,7 +24,7 @@ from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError
 from atoll.comm.leases import samples
 from atoll.node.config import TrainerSpec
-from atoll.node.participant.batches import RunTokens, Share
+from atoll.node.participant.batches import Batch, RunTokens, Share, collated, moved
 from atoll.node.participant.daemon_link import DaemonLink, failures_reported, read_spec
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.trainer.model import blocks_of, build, init_parameters
@@ -94,28 +94,28 @@ def build_model(run: RunConfig, me: LocalRank, device: torch.device, bf16: bool,
     return model.to_empty(device=device)
 
 
-def load(run: RunConfig, data: RunTokens, share: Share, order: Train, device: torch.device) -> list[Tensor]:
-    """Load this rank's batches of all the order's steps, (B, T + 1) int64 each, onto the device."""
+def load(run: RunConfig, data: RunTokens, share: Share, order: Train, device: torch.device) -> list[Batch]:
+    """Load this rank's batches of all the order's steps onto the device."""
     size = run.inner.batch_size
     steps = (samples(order.lease, k * size, size)[share.of(size)] for k in range(order.ceiling))
-    return [torch.stack([data[index] for index in indices]).to(device) for indices in steps]
+    return [moved(collated([data[index] for index in indices]), device) for indices in steps]
 
 
 def train(
     run: RunConfig,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    batches: list[Tensor],
+    batches: list[Batch],
     link: DaemonLink,
     round_: int,
 ) -> None:
     """A step for each batch. Tells when the first is taken and when the last is: in between is what counts."""
     model.train()
-    device = batches[0].device
+    device = batches[0]["input_ids"].device
     total, begun = torch.zeros((), device=device), 0.0
     for number, batch in enumerate(batches, 1):
-        logits = model(batch[:, :-1])
-        loss = F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+        logits = model(batch["input_ids"], positions=batch["position_ids"])
+        loss = F.cross_entropy(logits.float().flatten(0, 1), batch["labels"].flatten())
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), run.inner.clip)
         optimizer.step()

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from atoll.node.data.samples import UNLEARNED
+
 PLAIN_BYTES = 64 << 20  # of fp32 logits; more are computed in chunks of as many
 MIN_ROWS = 512  # tokens of a chunk at least: fewer are too small a matrix for a GPU
 
@@ -22,8 +24,9 @@ def is_large(tokens: int, classes: int) -> bool:
 
 
 def chunked_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, rows: int = 0) -> Tensor:
-    """The mean cross entropy, fp32, of the logits `hidden @ weight.T` for `targets`: (N, D), (V, D), (N,) int64.
-    `rows`: tokens whose logits are held at a time; 0: what takes `PLAIN_BYTES`. It can be differentiated once.
+    """The mean cross entropy, fp32, of the logits `hidden @ weight.T` for `targets`: (N, D), (V, D), (N,) int64;
+    over those targets that are not `UNLEARNED`, 0 where all are. `rows`: tokens whose logits are held at a time;
+    0: what takes `PLAIN_BYTES`. It can be differentiated once.
     """
     rows = rows or max(MIN_ROWS, PLAIN_BYTES // (4 * len(weight)))
     learns = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
@@ -37,27 +40,28 @@ class _ChunkedCrossEntropy(Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, learns: bool) -> Tensor:
-        losses = []
+        losses, learned = [], targets != UNLEARNED  # (N,)
         of_hidden = torch.empty_like(hidden) if learns else None
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if learns else None
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
-            wanted = targets[part, None]
+            wanted, counts = targets[part, None].clamp(min=0), learned[part, None]
             logits = F.linear(hidden[part], weight).float()  # (rows, V)
             norm = torch.logsumexp(logits, dim=1, keepdim=True)
-            losses.append((norm - logits.gather(1, wanted)).sum())
+            losses.append(((norm - logits.gather(1, wanted)) * counts).sum())
             if of_hidden is None or of_weight is None:
                 continue
             slope = logits.sub_(norm).exp_()  # of the sum of the losses: softmax, less 1 for the target
             slope.scatter_add_(1, wanted, torch.full_like(norm, -1.0))
-            slope = slope.to(hidden.dtype)
+            slope = slope.mul_(counts).to(hidden.dtype)
             torch.mm(slope, weight, out=of_hidden[part])
             if weight.dtype == torch.float32:
                 of_weight.addmm_(slope.T, hidden[part])
             else:
                 of_weight += slope.T @ hidden[part]
-        ctx.gradients, ctx.count = (of_hidden, of_weight), len(hidden)
-        return torch.stack(losses).sum() / len(hidden)
+        ctx.gradients, ctx.count = (of_hidden, of_weight), learned.sum().clamp(min=1)
+        mean: Tensor = torch.stack(losses).sum() / ctx.count
+        return mean
 
     @staticmethod
     def backward(ctx: Any, *of_loss: Tensor) -> tuple[Tensor | None, ...]:

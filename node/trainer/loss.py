@@ -7,34 +7,46 @@ from torch.distributed.fsdp import FSDPModule
 
 from atoll.comm.config.run import RunConfig
 from atoll.comm.faults import fault_point
-from atoll.node.participant.batches import RunTokens, Share
+from atoll.node.data.samples import UNLEARNED
+from atoll.node.participant.batches import Batch, RunTokens, Share, learned, moved, pieces
 from atoll.node.participant.participant import bounded_loss
+from atoll.node.participant.rank_group import RankGroup
 from atoll.node.trainer.chunked_loss import is_large
 from atoll.node.trainer.model import Decoder
 
 
-def next_token_loss(model: nn.Module, sequences: Tensor) -> Tensor:
-    """Mean nats a token of predicting each next token of (B, T + 1). The run's own model is not asked for the
+def next_token_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Mean nats a token of predicting the batch's labels, over those that are learned; 0 where none is. A model
+    that says that it `separates_documents` is given their positions. The run's own model is not asked for the
     logits of all tokens where they are large."""
-    tokens, targets = sequences[:, :-1], sequences[:, 1:]
-    if isinstance(model, Decoder) and is_large(targets.numel(), model.embedding.num_embeddings):
-        loss: Tensor = model(tokens, targets)
+    tokens, labels = batch["input_ids"], batch["labels"]
+    if isinstance(model, Decoder) and is_large(labels.numel(), model.embedding.num_embeddings):
+        loss: Tensor = model(tokens, labels, batch["position_ids"])
         return loss
-    logits = model(tokens)  # (B, T, V)
-    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+    separates = getattr(model, "separates_documents", False)
+    logits = model(tokens, positions=batch["position_ids"]) if separates else model(tokens)  # (B, T, V)
+    total = F.cross_entropy(
+        logits.float().flatten(0, 1), labels.flatten(), ignore_index=UNLEARNED, reduction="sum"
+    )
+    return total / learned(batch).clamp(min=1)
 
 
-def accumulate(model: nn.Module, sequences: Tensor, micro_batch: int = 0, reduce_each: bool = False) -> Tensor:
-    """Add the gradient of the mean loss over the sequences, (B, T + 1), to the parameters' gradients; return the
-    loss. `micro_batch`: sequences in one forward pass; 0: all. The ranks' gradients are averaged once, with the
-    last of them; with `reduce_each` with each, so that no rank holds those of the whole model."""
-    pieces = torch.split(sequences, micro_batch or len(sequences))
-    total = torch.zeros((), device=sequences.device)
-    for number, piece in enumerate(pieces, 1):
-        fault_point(f"trainer.micro_batch.{len(piece)}")
+def accumulate(
+    model: nn.Module, batch: Batch, micro_batch: int = 0, reduce_each: bool = False, targets: float | None = None
+) -> Tensor:
+    """Add the gradient of the batch's loss to the parameters' gradients; return the loss: nats, of all that is
+    learned, over `targets`. That is, of several ranks, the mean of their numbers of learned tokens: the mean of
+    their losses, and gradients, is then that over all tokens; None: the batch's own. `micro_batch`: samples in
+    one forward pass; 0: all. The ranks' gradients are averaged once, with the last of them; with `reduce_each`
+    with each, so that no rank holds those of the whole model."""
+    parts = pieces(batch, micro_batch)
+    count = learned(batch).clamp(min=1) if targets is None else targets or 1.0
+    total = torch.zeros((), device=batch["input_ids"].device)
+    for number, part in enumerate(parts, 1):
+        fault_point(f"trainer.micro_batch.{len(part['input_ids'])}")
         if isinstance(model, FSDPModule):
-            model.set_requires_gradient_sync(reduce_each or number == len(pieces))
-        loss = next_token_loss(model, piece) * (len(piece) / len(sequences))
+            model.set_requires_gradient_sync(reduce_each or number == len(parts))
+        loss = next_token_loss(model, part) * (learned(part) / count)
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.detach()
     return total
@@ -42,16 +54,17 @@ def accumulate(model: nn.Module, sequences: Tensor, micro_batch: int = 0, reduce
 
 @torch.no_grad()
 def validation_loss(
-    model: nn.Module, run: RunConfig, data: RunTokens, share: Share, device: torch.device, micro_batch: int = 0
+    model: nn.Module, run: RunConfig, data: RunTokens, ranks: RankGroup, device: torch.device, micro_batch: int = 0
 ) -> float:
-    """The mean loss over this rank's share of the run's `val_batches` validation batches. `micro_batch`: sequences
-    in one forward pass; 0: all of a batch."""
+    """The mean loss over all learned tokens of the run's `val_batches` validation batches, of which each rank
+    measures its share: on every rank the same. `micro_batch`: samples in one forward pass; 0: all of a batch."""
     model.eval()
-    loss, size = 0.0, run.inner.batch_size
+    share, size, loss, count = Share(ranks.rank, ranks.size), run.inner.batch_size, 0.0, 0
     for number in range(run.data.val_batches):
         indices = range(number * size, (number + 1) * size)[share.of(size)]
-        sequences = data.validation(indices)
-        for piece in torch.split(sequences, micro_batch or len(sequences)):
-            mean = next_token_loss(model, piece.to(device)).item()
-            loss += bounded_loss(mean) * (len(piece) / len(sequences))
-    return loss / run.data.val_batches
+        for part in pieces(data.validation(indices), micro_batch):
+            tokens = int(learned(part))
+            loss += bounded_loss(next_token_loss(model, moved(part, device)).item()) * tokens
+            count += tokens
+    loss, targets = ranks.total(loss, count)
+    return loss / max(targets, 1.0)

@@ -81,6 +81,8 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """The run's own model. `blocks` is what the trainer shards one by one."""
 
+    separates_documents = True  # its `forward` takes positions
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.head_dim = config.dim // config.heads
@@ -91,9 +93,10 @@ class Decoder(nn.Module):
         # A tied head reads the embedding's weight in forward: the weight has one name in the flat vector.
         self.head = None if config.tied_head else nn.Linear(config.dim, config.vocab_size, bias=False)
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, targets: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         """Logits (B, T, vocab_size) of the token after each of `tokens`, (B, T) int64; with `targets`, (B, T)
-        int64, their mean cross entropy, for which the logits of all tokens are never held at once."""
+        int64, the mean cross entropy of those that are not -100, for which the logits of all tokens are never
+        held at once. `positions`: (B, T) int64, 0 ... T - 1; None: the same."""
         x = self.embedding(tokens)  # (B, T, dim)
         cos, sin = rotary(tokens.shape[1], self.head_dim, self.rope_base, tokens.device)
         for block in self.blocks:

@@ -118,7 +118,7 @@ def take_part(device: torch.device) -> None:
         if found:
             run.tell(found)
         for number, batch in enumerate(run.batches(data)):
-            run.step(accumulator.add(batch.to(device)))
+            run.step(accumulator.add(batch))
             if not number:
                 _set_pg_timeout(collective_timeout(spec))
 

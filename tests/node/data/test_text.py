@@ -13,7 +13,8 @@ import pytest
 from atoll.comm.config.run import DataConfig, DataKind, ModelConfig, RunConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.node.config import NodeConfig
-from atoll.node.data.text import Source, check_source, open_source, permuted
+from atoll.node.data.samples import Array, Sample, Source
+from atoll.node.data.text import check_source, open_source, permuted
 
 SEQ_LEN = 16
 
@@ -28,6 +29,11 @@ def folder_of(path: Path, files: dict[str, str]) -> Path:
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_text(text)
     return path
+
+
+def tokens_of(sample: Sample) -> Array:
+    """The (seq_len + 1,) tokens of a sample of one document."""
+    return np.concatenate([sample.input_ids, sample.labels[-1:]])
 
 
 def lines(first: int, count: int) -> str:
@@ -69,11 +75,14 @@ def test_every_kind_gives_samples_of_seq_len_and_one_token_the_same_for_the_same
 ) -> None:
     for sample in (opened.train, opened.validation):
         for index in (0, 1, 7, 10_000_000):
-            tokens = sample(index)
-            assert tokens.shape == (SEQ_LEN + 1,)
+            found = sample(index)
+            assert {array.shape for array in found.arrays.values()} == {(SEQ_LEN,)}
+            assert np.array_equal(found.input_ids[1:], found.labels[:-1])
+            assert np.array_equal(found.position_ids, np.arange(SEQ_LEN))
+            tokens = tokens_of(found)
             assert tokens.dtype == np.int64
             assert 0 <= tokens.min() and tokens.max() < 256
-            assert np.array_equal(tokens, sample(index))
+            assert np.array_equal(tokens, tokens_of(sample(index)))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 64, 65, 1000])
@@ -90,8 +99,8 @@ def test_no_sample_is_repeated_within_an_epoch_and_the_next_epoch_has_another_or
     source = open_source(run_of(DataKind.BYTES), NodeConfig(data=str(folder)), tmp_path)
     size = sum(len(lines(1000 * n, 40)) for n in range(3))  # the fourth file is validation
     epoch = (size - 1) // SEQ_LEN
-    first = [source.train(index).tobytes() for index in range(epoch)]
-    second = [source.train(index).tobytes() for index in range(epoch, 2 * epoch)]
+    first = [tokens_of(source.train(index)).tobytes() for index in range(epoch)]
+    second = [tokens_of(source.train(index)).tobytes() for index in range(epoch, 2 * epoch)]
     assert len(set(first)) == epoch
     assert set(first) == set(second)
     assert first != second
@@ -100,7 +109,7 @@ def test_no_sample_is_repeated_within_an_epoch_and_the_next_epoch_has_another_or
 def test_the_order_depends_on_the_run_s_seed(tmp_path: Path) -> None:
     node = NodeConfig(data=str(folder_of(tmp_path, {"a.txt": lines(0, 100)})))
     orders = [open_source(run_of(DataKind.BYTES, seed=seed), node, tmp_path) for seed in (0, 1)]
-    one, other = ([source.train(index).tobytes() for index in range(20)] for source in orders)
+    one, other = ([tokens_of(source.train(index)).tobytes() for index in range(20)] for source in orders)
     assert one != other
 
 
@@ -109,15 +118,15 @@ def test_samples_run_on_from_file_to_file_and_hold_the_files_bytes(tmp_path: Pat
     source = open_source(run_of(DataKind.BYTES), NodeConfig(data=str(folder)), tmp_path)
     text = ("0123456789" + lines(0, 9)).encode()
     windows = {text[at : at + SEQ_LEN + 1] for at in range(0, len(text) - SEQ_LEN, SEQ_LEN)}
-    assert {bytes(source.train(index).astype(np.uint8)) for index in range(len(windows))} == windows
+    assert {bytes(tokens_of(source.train(index)).astype(np.uint8)) for index in range(len(windows))} == windows
 
 
 @pytest.mark.parametrize("files", [1, 3, 4, 9])
 def test_validation_text_is_never_trained_on(files: int, tmp_path: Path) -> None:
     folder = folder_of(tmp_path, {f"{n}.txt": lines(1000 * n, 50) for n in range(files)})
     source = open_source(run_of(DataKind.BYTES), NodeConfig(data=str(folder)), tmp_path)
-    train = {source.train(index).tobytes() for index in range(1000)}
-    validation = {source.validation(index).tobytes() for index in range(1000)}
+    train = {tokens_of(source.train(index)).tobytes() for index in range(1000)}
+    validation = {tokens_of(source.validation(index)).tobytes() for index in range(1000)}
     assert train and validation
     assert not train & validation
 
@@ -136,7 +145,7 @@ def test_text_is_tokenised_once_for_the_same_contents(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "text", {"a.md": text, "b.jsonl": records, "c.bin": "w1 " * 99})
     node, cache = NodeConfig(data=str(folder)), tmp_path / "cache"
     first = open_source(run, node, cache)
-    seen = np.concatenate([first.train(index) for index in range(30)])
+    seen = np.concatenate([tokens_of(first.train(index)) for index in range(30)])
     assert set(seen) <= set(range(1, 200)) and len(set(seen)) > 150
     made = {file: file.stat().st_mtime_ns for file in cache.iterdir()}
     open_source(run, node, cache)

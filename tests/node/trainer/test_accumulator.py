@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from token_batches import batch_of
 from torch import Tensor
 from trainers import DEADLINE, launched, order, small
 
@@ -53,7 +54,7 @@ def accumulator(folder: Path, batch: int, node: NodeConfig | None = None) -> Gra
 
 def gradient(made: GradientAccumulator, batch: int) -> Tensor:
     sequences = torch.randint(256, (batch, 33), generator=torch.Generator().manual_seed(1))
-    made.add(sequences)
+    made.add(batch_of(sequences))
     return torch.cat([p.grad.flatten() for p in made._model.parameters() if p.grad is not None])
 
 
@@ -153,7 +154,7 @@ def test_another_error_is_no_lack_of_memory(tmp_path: Path) -> None:
     made = accumulator(tmp_path, 4)
     made.choose()
     with pytest.raises(IndexError):
-        made.add(torch.full((4, 33), 256))  # no such token
+        made.add(batch_of(torch.full((4, 33), 256)))  # no such token
     assert made.plan == StepPlan(4)
 
 
@@ -166,8 +167,8 @@ def test_evaluations_are_computed_in_micro_batches_too(tmp_path: Path, out_of_me
     gradient(made, 6)
     assert made.plan == StepPlan(3)
     assert abs(made.validation_loss(data) - whole) < 1e-5
-    share, model = made._share, made._model
-    assert abs(validation_loss(model, run, data, share, CPU, micro_batch=4) - whole) < 1e-5
+    ranks, model = made._ranks, made._model
+    assert abs(validation_loss(model, run, data, ranks, CPU, micro_batch=4) - whole) < 1e-5
 
 
 # With processes

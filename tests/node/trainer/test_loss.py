@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from token_batches import batch_of, masked
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from atoll.comm.config.run import ModelConfig
 from atoll.node.config import Checkpointing
+from atoll.node.data.samples import UNLEARNED
+from atoll.node.participant.batches import Batch, learned, pieces
 from atoll.node.participant.flat_vector import layout_of
 from atoll.node.trainer.checkpointing import ActivationCheckpointing
 from atoll.node.trainer.chunked_loss import chunked_cross_entropy, is_large
@@ -64,6 +67,19 @@ def test_the_loss_in_chunks_is_the_loss(rows: int) -> None:
     assert all(apart(one, other) < 1e-6 for one, other in zip(found, differentiated(plain, *inputs), strict=True))
 
 
+@pytest.mark.parametrize("rows", [1, 7, 250])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.6])
+def test_the_loss_in_chunks_leaves_out_what_is_not_learned(rows: int, share: float) -> None:
+    hidden, weight, targets = head()
+    targets[torch.rand(1000, generator=torch.Generator().manual_seed(1)) >= share] = UNLEARNED
+    found = differentiated(partial(chunked_cross_entropy, rows=rows), hidden, weight, targets)
+    if not share:
+        assert all((part == 0).all() for part in found)
+        return
+    right = differentiated(plain, hidden, weight, targets)
+    assert all(apart(one, other) < 1e-6 for one, other in zip(found, right, strict=True))
+
+
 def test_the_loss_in_chunks_of_bf16_is_as_good_as_at_once() -> None:
     """Measured by fp32 logits of the same numbers."""
     hidden, weight, targets = head(2048)
@@ -100,7 +116,8 @@ def test_the_decoder_is_asked_for_its_loss_where_its_logits_are_large(
     tied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = ModelConfig(vocab_size=500, dim=16, layers=1, heads=2, kv_heads=2, ffn_dim=32, tied_head=tied)
-    sequences = torch.randint(500, (4, 17), generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    batch = masked(torch.randint(500, (4, 17), generator=generator), torch.rand(4, 16, generator=generator) < 0.7)
     found = []
     for plain_bytes in (64 << 20, 10_000):
         monkeypatch.setattr("atoll.node.trainer.chunked_loss.PLAIN_BYTES", plain_bytes)
@@ -109,7 +126,7 @@ def test_the_decoder_is_asked_for_its_loss_where_its_logits_are_large(
         init_parameters(model, 0)
         assert is_large(64, 500) == (plain_bytes == 10_000)
         with LargestTensor() as made:
-            loss = next_token_loss(model, sequences)
+            loss = next_token_loss(model, batch)
         assert (made.elements == 64 * 500) == (plain_bytes > 10_000)
         loss.backward()  # type: ignore[no-untyped-call]
         found.append(
@@ -120,7 +137,7 @@ def test_the_decoder_is_asked_for_its_loss_where_its_logits_are_large(
 
 def gradient(model: nn.Module, micro_batch: int) -> Tensor:
     sequences = torch.randint(256, (8, 17), generator=torch.Generator().manual_seed(1))
-    accumulate(model, sequences, micro_batch)
+    accumulate(model, batch_of(sequences), micro_batch)
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
@@ -133,6 +150,49 @@ def initialised() -> nn.Module:
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 8, 100])
 def test_the_gradient_of_micro_batches_is_that_of_the_batch(micro_batch: int) -> None:
     assert apart(gradient(initialised(), micro_batch), gradient(initialised(), 0)) < 1e-6
+
+
+def learned_unevenly() -> Batch:
+    """A batch of which each sample has another number of learned tokens, and the third none."""
+    generator = torch.Generator().manual_seed(2)
+    learned = (
+        torch.rand(8, 16, generator=generator) < torch.tensor([0.9, 0.1, 0.0, 1.0, 0.5, 0.2, 0.7, 0.3])[:, None]
+    )
+    return masked(torch.randint(256, (8, 17), generator=generator), learned)
+
+
+@pytest.mark.parametrize("micro_batch", [0, 1, 3])
+def test_a_batch_s_loss_is_the_mean_over_its_learned_tokens_whatever_their_number_in_a_micro_batch(
+    micro_batch: int,
+) -> None:
+    batch, model, reference = learned_unevenly(), initialised(), initialised()
+    logits, labels = reference(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten()
+    right = F.cross_entropy(logits, labels, ignore_index=UNLEARNED)
+    right.backward()  # type: ignore[no-untyped-call]
+    loss = accumulate(model, batch, micro_batch)
+    assert apart(loss, right.detach()) < 1e-6
+    for one, other in zip(model.parameters(), reference.parameters(), strict=True):
+        assert one.grad is not None and other.grad is not None and apart(one.grad, other.grad) < 1e-5
+
+
+def test_ranks_whose_shares_have_different_numbers_of_learned_tokens_have_the_batch_s_mean() -> None:
+    batch, whole = learned_unevenly(), initialised()
+    right = accumulate(whole, batch)
+    models, losses = [initialised(), initialised()], []
+    for model, share in zip(models, pieces(batch, 4), strict=True):
+        losses.append(accumulate(model, share, 2, targets=float(learned(batch)) / 2))
+    assert apart(sum(losses, torch.tensor(0.0)) / 2, right) < 1e-6
+    for one, other, mean in zip(*(model.parameters() for model in (*models, whole)), strict=True):
+        assert one.grad is not None and other.grad is not None and mean.grad is not None
+        assert apart((one.grad + other.grad) / 2, mean.grad) < 1e-5
+
+
+def test_a_batch_of_which_nothing_is_learned_has_no_loss_and_no_gradient() -> None:
+    model = initialised()
+    batch = masked(torch.zeros(4, 17, dtype=torch.int64), torch.zeros(4, 16, dtype=torch.bool))
+    for targets in (None, 0.0):
+        assert float(accumulate(model, batch, 3, targets=targets)) == 0
+    assert all(p.grad is not None and (p.grad == 0).all() for p in model.parameters())
 
 
 def test_checkpointing_computes_more_and_changes_nothing() -> None:
@@ -199,7 +259,7 @@ def test_an_evaluation_checkpoints_nothing() -> None:
     model = initialised()
     ActivationCheckpointing(blocks_of(model)).set(Checkpointing.FULL)
     with torch.no_grad(), CountedOperations() as operations:
-        next_token_loss(model, torch.zeros(1, 17, dtype=torch.int64))
+        next_token_loss(model, batch_of(torch.zeros(1, 17, dtype=torch.int64)))
     assert operations.attentions == 2
 
 

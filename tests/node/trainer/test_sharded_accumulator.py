@@ -1,12 +1,15 @@
 """Micro-batches of a model that FSDP2 shards: real ranks, and gloo."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from token_batches import batch_of
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -16,10 +19,13 @@ from trainers import small
 from atoll.comm import faults
 from atoll.comm.config.run import InnerConfig
 from atoll.node.config import Checkpointing, NodeConfig
+from atoll.node.data.samples import UNLEARNED, Sample, one_document
+from atoll.node.participant.batches import RunTokens, Share, collated
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.trainer import accumulator as module
 from atoll.node.trainer import chunked_loss
 from atoll.node.trainer.accumulator import GradientAccumulator, MicroBatchTooLarge
+from atoll.node.trainer.loss import accumulate, validation_loss
 from atoll.node.trainer.micro_batch import MicroBatchStore, Record, StepPlan
 from atoll.node.trainer.model import blocks_of, build, init_parameters
 from atoll.node.trainer.process import prefetch, shard_model
@@ -54,7 +60,7 @@ def sharded(ranks: RankGroup, folder: Path, batch: int, bf16: bool = False) -> G
 def gradient(made: GradientAccumulator) -> Tensor:
     """The whole gradient of 8 sequences of this rank, which then is dropped."""
     seed = torch.Generator().manual_seed(dist.get_rank())
-    made.add(torch.randint(256, (8, 33), generator=seed))
+    made.add(batch_of(torch.randint(256, (8, 33), generator=seed)))
     found = [p.grad.full_tensor() for p in made._model.parameters() if isinstance(p.grad, DTensor)]
     assert len(found) == len(list(made._model.parameters()))
     made._model.zero_grad()
@@ -82,6 +88,40 @@ def every_way(ranks: RankGroup, folder: Path) -> None:
 
 def test_no_way_to_compute_a_gradient_changes_it(tmp_path: Path) -> None:
     on_ranks(2, tmp_path, every_way)
+
+
+class Unevenly:
+    """A source whose sample i has i % 7 learned tokens."""
+
+    def validation(self, index: int) -> Sample:
+        tokens = np.random.default_rng(index).integers(256, size=33)
+        learned = np.arange(32) < index % 7
+        return replace(one_document(tokens), labels=np.where(learned, tokens[1:], UNLEARNED))
+
+    train = validation
+
+    def expect(self, indices: Iterator[int]) -> None:
+        pass
+
+
+def weighted(ranks: RankGroup, folder: Path) -> None:
+    """Two ranks' gradients and losses are those of one process."""
+    data, batch = RunTokens(Unevenly()), range(12)
+    made, alone = sharded(ranks, folder, 12), build(small().model)
+    init_parameters(alone, 0)
+    right = accumulate(alone, collated([data[index] for index in batch]), 5)
+    made.choose()
+    loss = made.add(collated([data[index] for index in batch[Share(ranks.rank, 2).of(12)]]))
+    assert abs(ranks.total(float(loss) / 2)[0] - float(right)) < 1e-5
+    found = [p.grad.full_tensor() for p in made._model.parameters() if isinstance(p.grad, DTensor)]
+    wanted = [p.grad for p in alone.parameters() if p.grad is not None]
+    assert all(apart(one, other) < 1e-5 for one, other in zip(found, wanted, strict=True))
+    one_rank = validation_loss(alone, made._run, data, RankGroup(0, 1), CPU)
+    assert abs(made.validation_loss(data) - one_rank) < 1e-5
+
+
+def test_every_learned_token_of_a_batch_weighs_the_same_whichever_rank_has_it(tmp_path: Path) -> None:
+    on_ranks(2, tmp_path, weighted)
 
 
 def gathered(ranks: RankGroup, folder: Path) -> None:
