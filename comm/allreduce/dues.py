@@ -4,6 +4,7 @@ owner or relay, sealed chunks everywhere. Pure; `ReduceProtocol` asks it of its 
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from atoll.comm.allreduce.chunk_record import ChunkRecord, ChunkState
 from atoll.comm.allreduce.routes import Routes
@@ -11,13 +12,15 @@ from atoll.comm.ids import NodeId
 
 
 def contributors_due(routes: Routes, collecting: Mapping[int, ChunkRecord], window: int) -> Iterator[NodeId]:
-    """The members, other than this one, that have not filled their window of `window` contributions to the chunks
-    that are `collecting` here, by chunk."""
+    """The members, other than this one, of which a contribution is due: one of the first `window` to the chunks
+    that are `collecting` here, by chunk, is not here. As all members send theirs in one order, those behind it may
+    be here: then it was lost, or refused."""
+    ordered = sorted(collecting, key=lambda c: (collecting[c].since, c))
     for node, place in routes.places.items():
         if place == routes.place or place not in routes.contributors:
             continue
-        due = [chunk.arrived for c, chunk in collecting.items() if routes.contributes_here(c, place)]
-        if sum(place in arrived for arrived in due) < min(window, len(due)):
+        first = islice((c for c in ordered if routes.contributes_here(c, place)), window)
+        if any(place not in collecting[c].arrived for c in first):
             yield node
 
 

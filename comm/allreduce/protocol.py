@@ -392,7 +392,7 @@ class ReduceProtocol:
         return out
 
     def contributors_due(self) -> Iterator[NodeId]:
-        """Members of which a contribution is due: they have not filled their window."""
+        """Members of which a contribution is due (`dues.contributors_due`)."""
         return dues.contributors_due(self._routes, self._collecting, self.window)
 
     def dues(self) -> list[tuple[NodeId, str]]:

@@ -134,5 +134,16 @@ def test_members_that_owe_contributions_are_those_whose_windows_are_not_full() -
     assert x.dues() == [(C, "contributions"), (D, "contributions"), (B, "1 of its chunks")]
 
 
+def test_a_contribution_that_was_refused_is_due_though_those_behind_it_are_here() -> None:
+    """Else nobody would ever bring it: its sender takes it for being there, and for no more than late."""
+    x = begun(A, [0, 0, 0], window=1)
+    contribute(x, 0, B, C, D)
+    assert list(x.contributors_due()) == []
+    x.contribution_refused(0, 1, 1)
+    contribute(x, 1, B)
+    contribute(x, 2, B)
+    assert list(x.contributors_due()) == [B]
+
+
 def test_a_chunk_that_is_sealed_makes_room_for_the_next_contribution() -> None:
     assert sends(begun(A, [1, 1], window=1).sealed_arrived(0, b"digest"), FrameKind.CONTRIBUTION) == [(B, 1)]
