@@ -4,9 +4,10 @@ be sent now. Pure: told the time, in seconds of any clock that does not go back.
     post --> waiting --take--> in flight --acknowledge--> gone
 
 A report leaves when the one before it in its queue was acknowledged, and is in flight until it is acknowledged
-itself, however often it must be said; a new session drops all of them, as nobody would take them any more. Seals,
-completed reduces and reached steps have a queue of their own each, so that nothing else waits for their
-acknowledgements. `ControlClient` sends what is here.
+itself, however often it must be said; a new session drops all of them, as nobody would take them any more. A peer
+that is lost again and again waits to be reported once: else the node's state would have a long queue before it
+when the coordinator was away for long. Seals, completed reduces and reached steps have a queue of their own
+each, so that nothing else waits for their acknowledgements. `ControlClient` sends what is here.
 """
 
 from collections import deque
@@ -32,11 +33,12 @@ class ReportQueue:
         self._more = False  # others follow the newest one soon
 
     def post(self, report: pb.ReportRequest, now: float, more: bool) -> None:
-        """Add a report; `more`: others follow it soon. Seals join those of their fence that still wait."""
+        """Add a report; `more`: others follow it soon. Seals join those of their fence that still wait; the loss
+        of a peer that still waits to be reported is not added again."""
         last = self._waiting[-1][1] if self._waiting else None
         if last is not None and report.HasField("chunks_sealed") and report.fence == last.fence:
             last.chunks_sealed.seals.extend(report.chunks_sealed.seals)
-        else:
+        elif not any(_same_loss(report, waiting) for _, waiting in self._waiting):
             self._waiting.append((now, report))
         self._more = more
 
@@ -62,6 +64,13 @@ class ReportQueue:
         """Drop every report, the one in flight too."""
         self._waiting.clear()
         self.in_flight, self._more = None, False
+
+
+def _same_loss(report: pb.ReportRequest, other: pb.ReportRequest) -> bool:
+    """Whether both say that one peer was lost in one attempt, for whatever reason."""
+    both = report.HasField("peer_unreachable") and other.HasField("peer_unreachable")
+    same = report.peer_unreachable.node_id == other.peer_unreachable.node_id
+    return both and same and report.fence == other.fence
 
 
 class ReportOutbox:

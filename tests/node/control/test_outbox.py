@@ -72,6 +72,26 @@ def test_a_seal_waits_for_those_that_follow_soon_but_not_for_long(outbox: Report
     assert queue.pause(1.05) == 0 and chunks(queue.take()) == [0, 1, 2]
 
 
+def lost(peer: str, attempt: int = 1, reason: str = "refused") -> pb.ReportRequest:
+    unreachable = pb.PeerUnreachable(node_id=peer, reason=reason)
+    return pb.ReportRequest(fence=pb.Fence(round=1, attempt=attempt), peer_unreachable=unreachable)
+
+
+def test_what_is_said_after_a_long_outage_waits_for_one_report_of_each_peer_that_was_lost(
+    outbox: ReportOutbox,
+) -> None:
+    queue = outbox.post(lost("bo"), 0.0)
+    queue.take()
+    for second in range(1, 100):
+        outbox.post(lost("bo", reason=f"no answer for {second} s"), second)
+        outbox.post(lost("cy"), second)
+    outbox.post(lost("bo", attempt=2), 100.0)
+    outbox.post(state(2), 100.0)
+    queue.acknowledge(KNOWN)
+    told = [(r.fence.attempt, r.peer_unreachable.node_id, r.state_reported.round) for r in sent(queue)]
+    assert told == [(1, "bo", 0), (1, "cy", 0), (2, "bo", 0), (0, "", 2)]
+
+
 def test_a_new_session_drops_what_the_one_before_had_to_say(outbox: ReportOutbox) -> None:
     queue = outbox.post(state(1), 0.0)
     outbox.post(state(2), 0.0)
