@@ -11,10 +11,10 @@ remembered (`CommittedState`), and counts whatever number the node knows the sta
                                     seconds for each round that would be lost; then rounds j+1 ... k are void
     nobody proves anything          waits, and says so: a run never begins anew by itself
 
-Who is back may need a moment to say what it holds, so each life of a node gets `SETTLE_SECONDS` for that even
-when patience runs out meanwhile, until it has run out twice. A suspect gets none: what it holds may never be
-heard. Time in which the coordinator itself took nothing in (its disk was full, its process stopped) is no waiting:
-then it begins again.
+Who is back may need a moment to say what it holds, or can make of that, so a node gets `SETTLE_SECONDS` for it
+whenever it comes, or is heard again after a break, even when patience runs out meanwhile, until it has run out
+twice. A suspect gets none: what it holds may never be heard. Time in which the coordinator itself took nothing in
+(its disk was full, its process stopped) is no waiting: then it begins again.
 
 A void round keeps its number, so nothing goes backwards and no fence is used twice: state k *is* state j, and who
 holds j holds k. Its record says void and has no contributors; the clock of the LR schedule goes back to the tokens
@@ -88,10 +88,10 @@ def go_on_without(state: State, now: float, out: list[Effect]) -> State:
     if since != state.lost_state:
         return replace(state, lost_state=since)
     patience = (state.committed - past.round) * state.config.checkpoint.patience
-    heard = now >= min(since.returned_at + SETTLE_SECONDS, since.at + 2 * patience)
+    settled = now >= since.returned_at + SETTLE_SECONDS
     all_back = since.all_back_at is not None and now >= since.all_back_at + SETTLE_SECONDS
-    late = now >= since.at + patience
-    return _void(state, past, now, out) if (late and heard) or all_back else state
+    late, too_late = now >= since.at + patience, now >= since.at + 2 * patience
+    return _void(state, past, now, out) if too_late or (settled and (late or all_back)) else state
 
 
 def _waiting(state: State, now: float) -> LostState:
@@ -101,13 +101,24 @@ def _waiting(state: State, now: float) -> LostState:
         since = LostState(now, now)
     elif now > since.seen_at + MAX_TICK_GAP_SECONDS / 4:
         since = replace(since, seen_at=now)
-    may = possible_holders(state)
-    came = since.returned.union((n, state.members.here[n].life) for n in may if state.members.trusted(n))
-    if came != since.returned:
-        since = replace(since, returned=came, returned_at=now)
-    if may:
+    returned = _returned(state)
+    if not returned <= since.returned:
+        since = replace(since, returned_at=now)
+    if returned != since.returned:
+        since = replace(since, returned=returned)
+    if possible_holders(state):
         return replace(since, all_back_at=None)
     return since if since.all_back_at is not None else replace(since, all_back_at=now)
+
+
+def _returned(state: State) -> frozenset[tuple[NodeId, int, bool]]:
+    """Lives that are trusted and may bring the state, and whether they are connected. A maker is one of them that
+    has said it holds an older one: it may make the newest from what it has of the reduce, once it is told what the
+    round came to."""
+    here = state.members.here.items()
+    trusted = ((n, m) for n, m in here if m.suspected is None and m.role != REDUCER)
+    able = ((n, m) for n, m in trusted if m.state is MemberState.JOINING or n in state.makers)
+    return frozenset((n, m.life, m.connected) for n, m in able)
 
 
 def _void(state: State, past: CommittedState, now: float, out: list[Effect]) -> State:

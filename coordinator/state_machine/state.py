@@ -106,8 +106,9 @@ class LostState:
 
     at: float  # seconds; since when an older one is proven
     seen_at: float  # seconds; when the coordinator last looked, about
-    returned: frozenset[tuple[NodeId, int]] = frozenset()  # lives that were here since, and may have brought it
-    returned_at: float = 0.0  # seconds; when the last of these came
+    # lives that are trusted and may bring it, and whether they are connected
+    returned: frozenset[tuple[NodeId, int, bool]] = frozenset()
+    returned_at: float = 0.0  # seconds; when the last of these came, was connected, or was heard again
     all_back_at: float | None = None  # seconds; since when nobody is away who may bring it
 
 

@@ -69,14 +69,14 @@ MUTATIONS = [
     Mutation(
         "an older state is gone on from at once",
         C + "state_machine/rollback.py",
-        "return _void(state, past, now, out) if (late and heard) or all_back else state",
+        "return _void(state, past, now, out) if too_late or (settled and (late or all_back)) else state",
         "return _void(state, past, now, out)",
         10,
     ),
     Mutation(
         "the run waits for a lost state for ever",
         C + "state_machine/rollback.py",
-        "return _void(state, past, now, out) if (late and heard) or all_back else state",
+        "return _void(state, past, now, out) if too_late or (settled and (late or all_back)) else state",
         "return state",
         SCENARIOS,
     ),
