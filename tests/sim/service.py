@@ -84,7 +84,7 @@ class Service(Process):
         self.dispatch, self.streams = ViewDispatch(self.state), dict[NodeId, Stream]()
         self._dispatch_due = self._dispatching = False
         self._reason_due = False  # a dispatch will come for a reason that was held back
-        self.heard_at: dict[NodeId, float] = {}  # seconds; the arrival of each node's latest heartbeat
+        self.heard_at: dict[tuple[NodeId, int], float] = {}  # seconds; of the latest heartbeat of a node's life
         self.back_at = -inf  # seconds; when it could go on, the last time that it could not,
         self.lenient_until = -inf  # and, if that had been long, until when nobody may be judged
         self.late_since = inf  # seconds; since when the streams do not show why the round is where it is
@@ -298,7 +298,7 @@ class Service(Process):
         request = pb.HeartbeatRequest.FromString(encoded)
         if (member := self._sessions.member(request.session, self.state.members)) is not None:
             self._group.hear(validation.heartbeat(member.node, member.life, request))
-            self.heard_at[member.node] = self.now
+            self.heard_at[member.node, member.life] = self.now
         ack = self._sessions.ack(request.session, self.state, self.dispatch.version)
         if member is not None:
             invariants.nodes_are_told_of_views_that_they_lack(self, member.node, ack.version)

@@ -80,12 +80,12 @@ def the_late_are_out(service: "Service", then: State, now: float) -> None:
 
 
 def verdicts_are_on_the_silent(service: "Service", verdicts: Sequence[ev.Event], now: float) -> None:
-    """Nobody is called dead while its heartbeats arrive, or soon after the coordinator was away."""
+    """No life of a node is called dead while its heartbeats arrive, or soon after the coordinator was away."""
     for event in verdicts:
         if isinstance(event, ev.Expired | ev.Suspected):
             told = f"{event.node} is judged ({event.reason}) at {now:.1f}"
             hold(now >= service.lenient_until, f"{told}, the coordinator having been away a moment ago")
-            spoke = service.heard_at.get(event.node, -inf)
+            spoke = service.heard_at.get((event.node, event.life), -inf)
             silent = now - spoke > service.state.config.members.lease / 2 or "come back" in event.reason
             hold(silent or not event.reason.startswith(SILENCE), f"{told}, and spoke at {spoke:.1f}")
 
