@@ -28,6 +28,13 @@ MUTATIONS = [
         "tests/sim/test_scenarios.py",
     ),
     Mutation(
+        "a contribution that was refused is not due where as many others are here",
+        "comm/allreduce/dues.py",
+        "if any(place not in collecting[c].arrived for c in first):",
+        "if all(place not in collecting[c].arrived for c in collecting):",
+        "tests/comm/allreduce/test_protocol.py",
+    ),
+    Mutation(
         "a late owner is asked for its own chunks alone",
         X,
         "out += self.pull(c, source) or self.pull(c)\n",

@@ -81,6 +81,13 @@ MUTATIONS = [
         SCENARIOS,
     ),
     Mutation(
+        "who is heard again gets no time to say what it can make of what it holds",
+        C + "state_machine/rollback.py",
+        "    settled = now >= since.returned_at + SETTLE_SECONDS",
+        "    settled = True",
+        SCENARIOS,
+    ),
+    Mutation(
         "tokens of a void round count",
         C + "state_machine/rollback.py",
         "tokens=past.tokens,\n        pending",

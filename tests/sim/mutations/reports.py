@@ -38,6 +38,20 @@ MUTATIONS = [
         OUTBOX,
     ),
     Mutation(
+        "every loss of a peer waits to be reported",
+        N + "control/outbox.py",
+        "    return both and same and report.fence == other.fence",
+        "    return False",
+        OUTBOX,
+    ),
+    Mutation(
+        "the loss of a peer in another attempt is not reported",
+        N + "control/outbox.py",
+        "    return both and same and report.fence == other.fence",
+        "    return both and same",
+        OUTBOX,
+    ),
+    Mutation(
         "a stream of views that is behind is never given up",
         N + "control/freshness.py",
         "return self._behind_since is not None and now",
