@@ -6,11 +6,14 @@ memory-mapped flat vectors. A closed channel means the other side is gone: a tra
 restarts the trainer.
 
     trainer                          daemon
-    Hello(layout)        ------->
+    Preparing... Hello(layout)  ->
                          <-------    Attach(vectors)
                          <-------    Initialise | Train | Evaluate | Finish | Stop
     Initialised | Progress... Reached... Ready | BadArithmetic | Waits
     | Evaluated | LoopLeft | LogLine | Failed   ------->
+
+A trainer says `Preparing` when it connects, and whenever it has come further with what it must do before it can
+take orders; `Hello` is said when it waits for the first of them.
 
 `Reached`, `Ready`, `BadArithmetic`, `Waits` and `Evaluated` are events of the node's machine
 (`atoll.node.state_machine`) as they are.
@@ -79,6 +82,12 @@ class Finish(msgspec.Struct, tag=True, frozen=True):
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
     """Exit in order."""
+
+
+class Preparing(msgspec.Struct, tag=True, frozen=True):
+    """The trainer is there, and not done yet with what comes before `Hello`: data, model, micro-batch."""
+
+    sentence: str = ""  # how far it is; empty: it does not say
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
@@ -167,7 +176,8 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
 
 ToTrainer = Attach | Initialise | Train | Evaluate | Finish | Stop
 ToDaemon = (
-    Hello
+    Preparing
+    | Hello
     | Initialised
     | Progress
     | Reached

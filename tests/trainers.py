@@ -60,7 +60,7 @@ class Node:
                 case trainer_channel.LogLine(sentence):
                     self.told.append(sentence)
                 case _:
-                    assert isinstance(message, trainer_channel.Reached), message
+                    assert isinstance(message, trainer_channel.Preparing | trainer_channel.Reached), message
 
     async def failure(self) -> str:
         """The sentence with which any rank says that a restart would not help, before the trainer ends."""

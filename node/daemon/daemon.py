@@ -53,6 +53,7 @@ from atoll.node.trainer_channel import (
     Initialised,
     LogLine,
     LoopLeft,
+    Preparing,
     Progress,
     Reached,
     Ready,
@@ -90,6 +91,7 @@ class Daemon:
         self._server = StateServer()
         self._loop: OuterLoop | None = None  # from the trainer's first hello on
         self._trainer: Hello | None = None  # the one that is up
+        self._preparing = ""  # what the one that is there does before it takes orders, in words
         self._has_stepped = False  # it has taken an inner step
         self._loading: asyncio.Task[None] | None = None  # of state 0, from where the run says
         self._restored = asyncio.Event()  # what is on the disk was loaded
@@ -198,7 +200,7 @@ class Daemon:
                 bytes_up=member.plane.bytes_up,
                 bytes_down=member.plane.bytes_down,
                 rss_bytes=me.memory_info().rss,
-                progress=self._recovering,
+                progress=self._recovering or self._preparing,
                 trouble=self._trouble,
             )
             await member.control.heartbeat(beat)
@@ -317,7 +319,10 @@ class Daemon:
 
     def _on_trainer(self, message: ToDaemon) -> None:
         match message:
+            case Preparing(sentence):
+                self._preparing = sentence or "its trainer prepares"
             case Hello():
+                self._preparing = ""
                 self._attach(message)
                 self._spawn(self._announce_trainer(message))
             case Initialised():
@@ -357,7 +362,7 @@ class Daemon:
             self._events.put_nowait(ev.TrainerUp(self._outer_loop.layout))
 
     def _on_trainer_down(self) -> None:
-        self._trainer = None
+        self._trainer, self._preparing = None, ""
         self._events.put_nowait(ev.TrainerDown())
 
     def _attach(self, hello: Hello) -> None:
@@ -427,7 +432,9 @@ class Daemon:
             "name": self._options.name,
             "run": self._invite.run,
             "state": state.phase,
-            "reason": self._recovering or (view.reason if view is not None else "waits for the coordinator"),
+            "reason": self._recovering
+            or self._preparing
+            or (view.reason if view is not None else "waits for the coordinator"),
             "command": shlex.join(self._options.command),
             "phase": state.phase,
             "round": max(state.round, 0),

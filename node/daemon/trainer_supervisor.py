@@ -22,13 +22,14 @@ from atoll.comm.child_process import GRACE_SECONDS
 from atoll.comm.errors import AtollError, ResourceError
 from atoll.node.config import TrainerSpec
 from atoll.node.daemon.trainer_log import TrainerLog
-from atoll.node.trainer_channel import DaemonEnd, Failed, Hello, LoopLeft, Ready, ToDaemon, ToTrainer
+from atoll.node.trainer_channel import DaemonEnd, Failed, Hello, LoopLeft, Preparing, Ready, ToDaemon, ToTrainer
 
 log = logging.getLogger("atoll.node")
 LAST_WORD_SECONDS = 5.0  # seconds that a rank which outlives its launcher has to say what it failed of
 START_SECONDS = 300.0  # until a trainer has to say hello, at least: torch, and to find a micro-batch
 # A script may have data to prepare before it takes part.
 COMMAND_START_SECONDS = 3600.0
+PREPARATION_SECONDS = 3600.0  # without a word, of a trainer that is there and takes no orders yet
 STOP_SECONDS = 3.0  # that the built-in trainer has to end by itself
 LOG_CHECK_SECONDS = 60.0  # seconds between two looks at the size of the trainer's log
 
@@ -55,7 +56,7 @@ class TrainerSupervisor:
         self._end: DaemonEnd | None = None
         self._connected: asyncio.Queue[DaemonEnd] = asyncio.Queue()
         self._crashes = 0
-        self._took_part = False  # a trainer has said hello
+        self._took_part = False  # a trainer was there
         self._left_loop = False  # the latest one's loop ended by itself
         self._departures = 0  # trainers whose loop did
         self._hung = False  # the latest one does not answer
@@ -142,14 +143,16 @@ class TrainerSupervisor:
             log.warning(str(error))  # the log may still be written: it is no reason to stop
 
     async def _listen(self, end: DaemonEnd) -> None:
-        self._end = end
+        self._end, takes_orders = end, False
         try:
-            while (message := await end.receive()) is not None:
+            while (message := await self._next_message(end, takes_orders)) is not None:
                 if isinstance(message, Failed):
                     raise TrainerFailed(message.sentence)
                 match message:
-                    case Hello():
+                    case Preparing():
                         self._took_part = True
+                    case Hello():
+                        self._took_part = takes_orders = True
                     case LoopLeft():
                         self._left_loop = True
                     case Ready():
@@ -159,6 +162,17 @@ class TrainerSupervisor:
             self._end = None
             end.close()
             self._on_down()
+
+    async def _next_message(self, end: DaemonEnd, takes_orders: bool) -> ToDaemon | None:
+        """The trainer's next message; None where it is gone, or hangs before it takes orders. From then on the
+        node's machine knows what it owes."""
+        try:
+            async with asyncio.timeout(None if takes_orders else PREPARATION_SECONDS):
+                return await end.receive()
+        except TimeoutError:
+            log.warning(f"{self._name} prepares and has said nothing for {PREPARATION_SECONDS:.0f} s: it is ended")
+            self._hung = True
+            return None
 
     async def _hear_other_ranks(self) -> None:
         while not self._connected.empty():

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, assert_never
@@ -155,11 +155,14 @@ def check_source(run: RunConfig, node: NodeConfig) -> None:
     byte_source(run, node, files)
 
 
-def open_source(run: RunConfig, node: NodeConfig, cache: Path) -> Source:
-    """The run's data on this node; raise an `AtollError` that says what is missing and what to do."""
+def open_source(
+    run: RunConfig, node: NodeConfig, cache: Path, progress: Callable[[float], None] = lambda share: None
+) -> Source:
+    """The run's data on this node; raise an `AtollError` that says what is missing and what to do. `progress` is
+    called again and again while text is tokenised, with the share that is done, 0 to 1."""
     files = files_of(run, node)
     if run.data.kind is DataKind.TEXT:
-        return text_source(run, node, files, cache)
+        return text_source(run, node, files, cache, progress)
     return byte_source(run, node, files)
 
 
@@ -169,10 +172,14 @@ def byte_source(run: RunConfig, node: NodeConfig, files: Sequence[Path]) -> Sour
     return source_of(run, node, FileTokens(train), FileTokens(validation))
 
 
-def text_source(run: RunConfig, node: NodeConfig, files: Sequence[Path], cache: Path) -> Source:
-    """Samples of the files' text in the run's tokens, which the folder `cache` keeps. Raises `AtollError`."""
+def text_source(
+    run: RunConfig, node: NodeConfig, files: Sequence[Path], cache: Path, progress: Callable[[float], None]
+) -> Source:
+    """Samples of the files' text in the run's tokens, which the folder `cache` keeps; training text is tokenised
+    first, and `progress` called for it and for the validation text. Raises `AtollError`."""
     train, validation = split_files(files, run.data.val_every)
-    return source_of(run, node, tokenise_files(run, train, cache), tokenise_files(run, validation, cache))
+    tokens = [tokenise_files(run, part, cache, progress) for part in (train, validation)]
+    return source_of(run, node, *tokens)
 
 
 def source_of(run: RunConfig, node: NodeConfig, train: Tokens, validation: Tokens) -> Source:
@@ -291,7 +298,9 @@ def load_tokenizer(run: RunConfig) -> Any:
     return tokenizer
 
 
-def tokenise_files(run: RunConfig, files: Sequence[Path], cache: Path) -> Tokens:
+def tokenise_files(
+    run: RunConfig, files: Sequence[Path], cache: Path, progress: Callable[[float], None]
+) -> Tokens:
     """The files' token ids, from the cache if these contents went through this tokenizer before."""
     tokenizer = load_tokenizer(run)
     dtype = np.dtype(np.uint16 if run.model.vocab_size <= 1 << 16 else np.uint32)
@@ -299,7 +308,7 @@ def tokenise_files(run: RunConfig, files: Sequence[Path], cache: Path) -> Tokens
     try:
         if not target.exists():
             cache.mkdir(parents=True, exist_ok=True)
-            write_ids(target, tokenizer, files, dtype)
+            write_ids(target, tokenizer, files, dtype, progress)
         return CachedTokens(target, dtype)
     except OSError as error:
         raise ResourceError(f"cannot keep tokenised text in {target}: {error.strerror or error}") from error
@@ -316,13 +325,19 @@ def content_key(run: RunConfig, files: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-def write_ids(target: Path, tokenizer: Any, files: Sequence[Path], dtype: np.dtype[Any]) -> None:
-    """Tokenise into a file of bare ids that appears whole or not at all."""
+def write_ids(
+    target: Path, tokenizer: Any, files: Sequence[Path], dtype: np.dtype[Any], progress: Callable[[float], None]
+) -> None:
+    """Tokenise into a file of bare ids that appears whole or not at all. `progress` is called with the share of
+    the text that is done: about, as a character counts for a byte."""
+    done, size = 0, max(sum(file.stat().st_size for file in files), 1)
     with atomic_write(target, None) as descriptor, open(descriptor, "wb", closefd=False) as stream:
         for file in files:
             for text in texts(file):
                 ids = tokenizer.encode(text, add_special_tokens=False).ids
                 stream.write(np.array(ids, dtype).tobytes())
+                done += len(text)
+                progress(min(done / size, 1.0))
 
 
 def texts(file: Path) -> Iterator[str]:

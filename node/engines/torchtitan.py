@@ -63,12 +63,13 @@ def take_part(device: torch.device) -> None:
     ranks = RankGroup.of_world()
     spec = agreed_spec(ranks)
     own = msgspec.json.decode(ranks.broadcast(msgspec.json.encode(spec.node.titan)), type=list[str])
-    with failures_reported(spec.channel, DaemonLink.opened(ranks, spec.channel)):
+    link = DaemonLink.opened(ranks, spec.channel)
+    with failures_reported(spec.channel, link):
         config = load_config(spec.run, own)
         check_device(device)
         if ranks.rank == 0:
             log_titan()
-        data = RunTokens.open(spec, ranks)
+        data = RunTokens.open(spec, ranks, link)
         apply_run(config, spec, data, ranks.size)
         with refusals_told("its trainer cannot be built"):
             trainer = config.build()

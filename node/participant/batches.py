@@ -1,6 +1,7 @@
 """Batches of tensors, made from the run's sample indices."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +14,11 @@ from atoll.comm.errors import ConfigError
 from atoll.node.config import TrainerSpec
 from atoll.node.data.samples import UNLEARNED, Sample, Source
 from atoll.node.data.text import open_source
+from atoll.node.participant.daemon_link import DaemonLink
 from atoll.node.participant.rank_group import RankGroup
+from atoll.node.trainer_channel import Preparing
+
+PROGRESS_INTERVAL = 1.0  # seconds between two reports of how much text is tokenised, at least
 
 # Of the run's data: input_ids, labels and position_ids, (B, T) int64 each.
 Batch = dict[str, Tensor]
@@ -52,12 +57,12 @@ class RunTokens:
         self.source = source
 
     @classmethod
-    def open(cls, spec: TrainerSpec, ranks: RankGroup) -> "RunTokens":
+    def open(cls, spec: TrainerSpec, ranks: RankGroup, link: DaemonLink | None = None) -> "RunTokens":
         """Open the data; each machine's first rank first, since it may tokenise the text that the others then find
-        in the cache. Raises `AtollError` as `open_source` does."""
+        in the cache, and tells `link` how far it is. Raises `AtollError` as `open_source` does."""
         source = None
         if ranks.is_first_on_host:
-            source = open_source(spec.run, spec.node, Path(spec.cache))
+            source = open_source(spec.run, spec.node, Path(spec.cache), progress_to(link))
         ranks.barrier()
         return cls(source or open_source(spec.run, spec.node, Path(spec.cache)))
 
@@ -93,6 +98,19 @@ def pieces(batch: Batch, size: int) -> list[Batch]:
 def learned(batch: Batch) -> Tensor:
     """The number of tokens of the batch that are learned, a scalar on its device."""
     return (batch["labels"] != UNLEARNED).sum()
+
+
+def progress_to(link: DaemonLink | None) -> Callable[[float], None]:
+    """Make the function that tells `link` the share of the text, 0 to 1, that is tokenised; not too often."""
+    told_at = time.monotonic()
+
+    def tell(share: float) -> None:
+        nonlocal told_at
+        if link is not None and (now := time.monotonic()) >= told_at + PROGRESS_INTERVAL:
+            told_at = now
+            link.send(Preparing(f"tokenises the run's text: {share:.0%}"))
+
+    return tell
 
 
 def collated(samples: list[Any]) -> Any:

@@ -16,7 +16,7 @@ from atoll.comm.errors import AtollError, ConfigError, ResourceError, Unreachabl
 from atoll.node.config import SPEC, TrainerSpec
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.participant.watchdog import end_late_script
-from atoll.node.trainer_channel import Failed, ToDaemon, ToTrainer, TrainerEnd
+from atoll.node.trainer_channel import Failed, Preparing, ToDaemon, ToTrainer, TrainerEnd
 
 
 def read_spec() -> TrainerSpec | None:
@@ -76,6 +76,7 @@ class DaemonLink:
         first of all that it is there. Raises `Unreachable`."""
         if channel not in _links:
             _links[channel] = cls(ranks, channel)
+            _links[channel].send(Preparing())
         return _links[channel]
 
     def close(self) -> None:

@@ -114,6 +114,8 @@ class Participant:
         self._share, self._evaluate, self._initialise = share, evaluate, initialise
         self._before_round = before_round or _nothing
         self._io: VectorIO | None = None
+        layout = parameters.layout
+        self._hello = Hello(os.getpid(), ranks.size, layout.numel, layout.shapes, evaluate is not None)
         self._turns = self._obey()
         self._over = False  # the node leaves, or the run is finished
         self._taken: Step | None = None  # of the batch that is out
@@ -166,7 +168,7 @@ class Participant:
         Raises `ConfigError` where the batch cannot be divided among the ranks, and when the next batch is asked
         for before `step` or `stepped` was called for the last one.
         """
-        source = dataset if dataset is not None else RunTokens.open(self._spec, self._ranks)
+        source = dataset if dataset is not None else RunTokens.open(self._spec, self._ranks, self._link)
         if not len(source):
             raise ConfigError("run.batches(dataset) was given a dataset without samples")
         device = self._parameters.device if dataset is None else None
@@ -229,7 +231,8 @@ class Participant:
         self._taken = Step(total / max(known, 1.0), norm, commands > 0, skips > 0, due > 0, *memory)
 
     def tell(self, sentence: str) -> None:
-        """Write a sentence into the node's log; on ranks other than the first this does nothing."""
+        """Write a sentence into the node's log; on ranks other than the first this does nothing. A script that
+        prepares for long before its loop says by it that it does not hang."""
         self._link.send(LogLine(sentence))
 
     def before_step(self) -> None:
@@ -247,6 +250,7 @@ class Participant:
     # The daemon's commands
 
     def _obey(self) -> Iterator[list[int]]:
+        self._link.send(self._hello)  # not before: what the script prepares first may take long
         command = self._link.next_command()
         while not isinstance(command, Stop):
             command = (yield from self._carry_out(command)) or self._link.next_command()
@@ -451,8 +455,6 @@ def participate(
             parameters = ShardedParameters(parts, ranks, lambda shapes: tuple(flat_order(spec.run, shapes)))
             link = DaemonLink.opened(ranks, spec.channel)
         with failures_reported(spec.channel, link):
-            layout = parameters.layout
-            link.send(Hello(os.getpid(), ranks.size, layout.numel, layout.shapes, evaluate is not None))
             share = Share(*(data_parallel or (ranks.rank, ranks.size)))
             copies = open_checkpoints(spec, parameters, optimizers, ranks, lambda line: link.send(LogLine(line)))
             checkpoint, round_checkpoint = copies

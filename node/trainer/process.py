@@ -98,10 +98,11 @@ def take_part(device: torch.device) -> None:
     """Build data, model and optimizer, and train until the node leaves or the run is finished."""
     ranks = RankGroup.of_world()
     spec = agreed_spec(ranks)
-    with failures_reported(spec.channel, DaemonLink.opened(ranks, spec.channel)):
+    link = DaemonLink.opened(ranks, spec.channel)
+    with failures_reported(spec.channel, link):
         Share(ranks.rank, ranks.size).of(spec.run.inner.batch_size)
         spec.node, _ = resolve(spec.node, spec.run.inner.batch_size)
-        data = RunTokens.open(spec, ranks)
+        data = RunTokens.open(spec, ranks, link)
         model = build_model(spec, ranks, device)
         optimizer = make_optimizer(model, spec.run.inner)
         store = MicroBatchStore(Path(spec.cache), micro_batch_facts(spec, ranks, device))

@@ -15,7 +15,7 @@ from atoll.node.daemon.daemon import Daemon
 from atoll.node.daemon.state_dir import JoinOptions
 from atoll.node.state_machine import effects
 from atoll.node.state_machine.state import At, Idle, State, Training
-from atoll.node.trainer_channel import BadArithmetic, Progress, Train
+from atoll.node.trainer_channel import BadArithmetic, Hello, Preparing, Progress, Train
 
 
 def test_a_trainer_that_dies_while_state_0_is_read_has_it_read_no_second_time() -> None:
@@ -88,6 +88,22 @@ def test_an_unknown_utilisation_is_none_in_the_status(tmp_path: Path) -> None:
     daemon._member = cast(Any, SimpleNamespace(plane=plane, control=SimpleNamespace(away=0.0), me="n1"))
     daemon._on_trainer(Progress(4, 7, 2.5, 100.0))
     assert daemon.status()["mfu"] is None and daemon.status()["tokens_per_s"] == 100
+
+
+def test_what_a_trainer_prepares_is_shown_until_it_takes_orders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = Daemon(Invite("there:7", "reef", "t"), NodeConfig(), JoinOptions(tmp_path, "", "", "ada", 0.0))
+    plane = SimpleNamespace(bytes_up=1, bytes_down=2, peers=SimpleNamespace(links=list))
+    daemon._member = cast(Any, SimpleNamespace(plane=plane, control=SimpleNamespace(away=0.0), me="n1"))
+    monkeypatch.setattr(daemon, "_attach", lambda hello: None)
+    monkeypatch.setattr(daemon, "_spawn", lambda task: task.close())
+    daemon._on_trainer(Preparing())
+    assert daemon.status()["reason"] == "its trainer prepares" and daemon.status()["state"] == "starting"
+    daemon._on_trainer(Preparing("tokenises the run's text: 40%"))
+    assert daemon.status()["reason"] == "tokenises the run's text: 40%"
+    daemon._on_trainer(Hello(1, 1, 4, ()))
+    assert daemon.status()["reason"] == "waits for the coordinator"
 
 
 def node_at(state: State) -> Daemon:

@@ -10,7 +10,7 @@ from atoll.comm.config.run import MembersConfig, RunConfig
 from atoll.node.config import NodeConfig, TrainerSpec
 from atoll.node.daemon import trainer_supervisor
 from atoll.node.daemon.trainer_supervisor import TrainerFailed, TrainerSupervisor, end_launcher
-from atoll.node.trainer_channel import Failed, Hello, LoopLeft, Ready, ToDaemon
+from atoll.node.trainer_channel import Failed, Hello, LogLine, LoopLeft, Preparing, Ready, ToDaemon
 
 NOBODY = 1 << 30  # a process id that there is not
 
@@ -185,6 +185,45 @@ def test_a_command_that_is_slow_to_take_part_is_waited_for_and_then_ended(
     with pytest.raises(TrainerFailed, match="`sleep 1000` was ended and had never called `participate`"):
         asyncio.run(asyncio.wait_for(story(), 120))
     assert "`sleep 1000` has not begun to take part after 0 s" in caplog.text
+
+
+def test_a_trainer_that_prepares_and_says_nothing_any_more_is_ended_and_one_that_takes_orders_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trainer_supervisor, "PREPARATION_SECONDS", 0.05)
+    lives: list[tuple[ToDaemon, ...]] = [
+        (Preparing(), LogLine("half of it is here")),  # and then it hangs
+        (Preparing(), Hello(NOBODY, 1, 1, ())),
+    ]
+    heard: list[ToDaemon] = []
+
+    async def story() -> None:
+        spec = TrainerSpec(RunConfig(), NodeConfig(max_restarts=1), command=("python", "train.py"))
+        supervisor = TrainerSupervisor(spec, tmp_path, heard.append, lambda: None)
+        readers: list[asyncio.StreamReader] = []
+
+        async def start(*command: str, **how: Any) -> Process:
+            reader = asyncio.StreamReader()
+            for message in lives[len(readers)]:
+                reader.feed_data(msgspec.json.encode(message) + b"\n")
+            readers.append(reader)
+            await supervisor._accept(reader, cast(Any, Writer()))
+            (process := Process()).kill()
+            return process
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+        running = asyncio.create_task(supervisor.run())
+        while len(heard) < 4:
+            await asyncio.sleep(0.01)
+        finished, _ = await asyncio.wait([running], timeout=0.5)  # ten times as long as one that prepares has
+        assert not finished
+        readers[1].feed_eof()
+        with pytest.raises(TrainerFailed, match="the trainer died 2 times"):
+            await running
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+    assert heard == [*lives[0], *lives[1]]
+    assert "`python train.py` prepares and has said nothing for 0 s: it is ended" in caplog.text
 
 
 def test_a_script_that_leaves_its_loop_is_started_again_as_often_as_the_node_allows(

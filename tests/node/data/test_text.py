@@ -144,11 +144,15 @@ def test_text_is_tokenised_once_for_the_same_contents(tmp_path: Path) -> None:
     records = "\n".join(json.dumps({"text": f"w{n} w{n}", "url": "x"}) for n in range(1, 50))
     folder = folder_of(tmp_path / "text", {"a.md": text, "b.jsonl": records, "c.bin": "w1 " * 99})
     node, cache = NodeConfig(data=str(folder)), tmp_path / "cache"
-    first = open_source(run, node, cache)
+    shares: list[float] = []
+    first = open_source(run, node, cache, shares.append)
+    assert len(shares) > 40 and shares[0] < max(shares) and all(0 < share <= 1 for share in shares)
     seen = np.concatenate([tokens_of(first.train(index)) for index in range(30)])
     assert set(seen) <= set(range(1, 200)) and len(set(seen)) > 150
     made = {file: file.stat().st_mtime_ns for file in cache.iterdir()}
-    open_source(run, node, cache)
+    shares.clear()
+    open_source(run, node, cache, shares.append)
+    assert not shares
     assert {file: file.stat().st_mtime_ns for file in cache.iterdir()} == made
     (folder / "a.md").write_text(text + " w1")
     open_source(run, node, cache)

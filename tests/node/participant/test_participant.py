@@ -260,7 +260,7 @@ def test_what_a_script_does_wrong_is_said_in_a_sentence(tmp_path: Path) -> None:
 
     async def sentence(what: str) -> str:
         async with script(tmp_path / what, WRONG, run, what) as node:
-            if what != "frozen":
+            if what in ("no step", "shape"):  # the others never come to where they take orders
                 await node.attach()
                 node.end.send(channel.Initialise(0))
                 node.end.send(order(1, 2))
@@ -300,6 +300,33 @@ print("goes on with something else")
             await node.ask(order(1, 2), channel.LoopLeft)
             assert await asyncio.wait_for(node.end.receive(), DEADLINE) is None
             assert await asyncio.wait_for(node.process.wait(), DEADLINE) == 0
+
+    asyncio.run(story())
+
+
+def test_a_script_may_prepare_for_long_before_it_says_that_it_takes_orders(tmp_path: Path) -> None:
+    text = """
+class Prepared(Numbers):
+    def __len__(self):
+        run.tell("it is tokenised")
+        return self.count
+model = nn.Linear(3, 1)
+with participate(model, torch.optim.SGD(model.parameters(), lr=1.0)) as run:
+    run.tell("it is downloaded")
+    for batch in run.batches(Prepared()):
+        run.step(model(torch.ones(3)).sum())
+"""
+
+    async def story() -> None:
+        async with script(tmp_path / "node", text, small(inner=FLAT)) as node:
+            heard = [await asyncio.wait_for(node.end.receive(), DEADLINE) for _ in range(4)]
+            assert heard[:3] == [
+                channel.Preparing(),
+                channel.LogLine("it is downloaded"),
+                channel.LogLine("it is tokenised"),
+            ]
+            assert isinstance(heard[3], channel.Hello)
+            await node.stop()
 
     asyncio.run(story())
 
