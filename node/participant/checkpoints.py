@@ -15,6 +15,7 @@ from atoll.node.participant.optimizer_files import ROUND, OptimizerFiles
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.participant.round_checkpoint import RoundCheckpoint
 from atoll.node.participant.tensor_writer import TensorWriter
+from atoll.node.participant.training_tensors import TrainingTensors
 
 
 def open_checkpoints(
@@ -32,13 +33,10 @@ def open_checkpoints(
     folder = Path(spec.moments) if spec.moments and machines == 1 else None
     of_rounds = OptimizerFiles(folder, limit, prefix=ROUND) if folder is not None else None
     files = OptimizerFiles(folder, limit, expendable=of_rounds) if folder is not None else None
-    writer = TensorWriter(ranks, parameters.device)
+    writer, tensors = TensorWriter(ranks, parameters.device), TrainingTensors(parameters, optimizers, ranks)
     fragments, _ = fragments_and_chunks(run, layout.shapes)
     every = run.checkpoint.every * len(fragments)
     return (
-        OptimizerCheckpoint(parameters, optimizers, ranks, run.inner, writer, files, every, announce),
-        RoundCheckpoint(
-            *(parameters, optimizers, ranks, writer, of_rounds),
-            *(spec.node.copy_interval, len(fragments), announce),
-        ),
+        OptimizerCheckpoint(tensors, ranks, run.inner, writer, files, every, announce),
+        RoundCheckpoint(tensors, ranks, writer, of_rounds, spec.node.copy_interval, len(fragments), announce),
     )

@@ -12,17 +12,17 @@ DCP's helpers for optimizers are not used: they take a step of a fresh optimizer
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch.optim import Optimizer
 
 from atoll.comm.config.run import InnerConfig
-from atoll.node.participant.flat_vector import ShardedParameters
 from atoll.node.participant.lr_rewarm import Rewarming
 from atoll.node.participant.optimizer_files import OptimizerFiles, UnusableMoments
 from atoll.node.participant.rank_group import RankGroup
-from atoll.node.participant.tensor_writer import TensorSet, TensorWriter, optimizer_tensors
+from atoll.node.participant.tensor_writer import TensorSet, TensorWriter
+from atoll.node.participant.training_tensors import TrainingTensors, Unstorable
 from atoll.node.trainer_channel import Train
 
 
@@ -32,8 +32,7 @@ class OptimizerCheckpoint:
 
     def __init__(
         self,
-        parameters: ShardedParameters,
-        optimizers: Sequence[Optimizer],
+        tensors: TrainingTensors,
         ranks: RankGroup,
         inner: InnerConfig,
         writer: TensorWriter,
@@ -43,15 +42,13 @@ class OptimizerCheckpoint:
     ) -> None:
         """`files`: None where nothing is written. `every`: rounds from one that is written to the next. `announce`
         takes rank 0's sentences for the daemon's log."""
-        self._parts, self._optimizers = parameters.parts, optimizers
-        self._inner, self._ranks, self._writer = inner, ranks, writer
+        self._tensors, self._inner, self._ranks, self._writer = tensors, inner, ranks, writer
         self._files, self._every, self._announce = files, every, announce
-        self._kind = "+".join(type(optimizer).__name__ for optimizer in optimizers)
-        self._shapes = dict(parameters.layout.shapes)
         self.rewarming = Rewarming()  # of the learning rate: at its end, unless the moments were lost
         self._newest: int | None = None
+        self._read: int | None = None  # the round whose moments this trainer began with, until it is through one
         self._failing = False
-        self._unrestored = True
+        self._unrestored = self._unread = True
 
     def close(self) -> None:
         """Wait for what is being written."""
@@ -71,7 +68,7 @@ class OptimizerCheckpoint:
         if not self._unrestored:
             return
         self._unrestored = False
-        if not any(map(has_moments, self._optimizers)):
+        if not self._ranks.total(float(any(map(has_moments, self._tensors.optimizers))))[0]:
             return
         reasons = list[str]()
         for stored in self._candidates(order.round):
@@ -81,6 +78,7 @@ class OptimizerCheckpoint:
                 reasons.append(f"those of round {stored} are {error}")
                 continue
             self._newest = stored
+            self._unread = False
             self._tell(f"goes on with the inner optimizer's moments of round {stored}")
             return
         if order.tokens or reasons:
@@ -91,17 +89,23 @@ class OptimizerCheckpoint:
                 f"rises over {warming.steps} inner steps"
             )
 
-    def restored(self) -> None:
-        """Say that the optimizer has its moments: they came with a copy of the round at hand."""
-        self._unrestored = False
+    def restored(self, rewarming: Rewarming) -> None:
+        """Say that the optimizer has its moments: they came with a copy of the round at hand, at which the
+        learning rate was so far on its rise."""
+        self._unrestored, self.rewarming = False, rewarming
         self._newest = next(iter(self._files.rounds), None) if self._files is not None else None
 
     def reset(self) -> None:
         """Drop the moments, which may have what is wrong with the parameters: `restore` is to be called again."""
         self._writer.wait()
-        for optimizer in self._optimizers:
-            optimizer.state.clear()
+        self._tensors.reset()
         self._unrestored = True
+
+    def end_reading(self) -> None:
+        """Say that this trainer did not die of the moments with which it began."""
+        if self._files is not None and self._read is not None and self._ranks.rank == 0:
+            self._files.end_reading(self._read)
+        self._read = None
 
     def _candidates(self, round_: int) -> list[int]:
         """Rounds before `round_`, the newest first; rank 0 has looked."""
@@ -116,20 +120,29 @@ class OptimizerCheckpoint:
         wrong: UnusableMoments | None = None
         if self._ranks.rank == 0:
             try:
-                self._files.verify(stored, self._kind, self._shapes)
+                self._files.verify(stored, self._tensors.kind, self._tensors.shapes)
+                if self._unread:  # later this trainer's own arithmetic was bad, and it lives
+                    self._files.begin_reading(stored)
+                    self._read = stored
             except UnusableMoments as error:
                 wrong = error
         if self._ranks.total(float(wrong is not None))[0]:
             raise wrong or UnusableMoments("unusable")  # rank 0's word is the one that is told
-        self._writer.read(self._files.path(stored), self._parts, self._optimizers)
+        self._writer.read(self._files.path(stored), self._tensors)
 
     # Writing
 
     def save_if_due(self, round_: int) -> None:
         """Have the moments written in the background, if it is time; to be called after the inner steps of
         `round_`, before the next."""
-        if self._files is None or not (state := optimizer_tensors(self._parts, self._optimizers)):
+        self.end_reading()
+        if self._files is None:
             return
+        state, unstorable = dict[str, torch.Tensor](), ""
+        try:
+            state = self._tensors.optimizer_state()
+        except Unstorable as error:
+            unstorable = str(error)
         due = self._newest is None or round_ - self._newest >= self._every
 
         def written() -> None:
@@ -139,12 +152,14 @@ class OptimizerCheckpoint:
             files=self._files,
             number=round_,
             state=state,
-            kind=self._kind,
-            shapes=self._shapes,
+            kind=self._tensors.kind,
+            shapes=self._tensors.shapes,
             on_written=written,
             on_failure=lambda why: self._failed(round_, why),
+            unstorable=unstorable,
         )
-        self._writer.start(tensors, due)
+        # These are the moments after the round for now only: they wait for a copy that is being written.
+        self._writer.start(tensors, due, queue=True)
 
     def _failed(self, round_: int, why: str) -> None:
         """Said once for as long as it lasts."""

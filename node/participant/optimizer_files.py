@@ -3,6 +3,8 @@ has trained of the round at hand.
 
     FOLDER/moments-000000000012/    __RANK_0.distcp, .metadata    torch.distributed.checkpoint's own
                                     manifest.json                 what it is of, size and digest of each file
+                                    readers                       a byte for each trainer that began with it and
+                                                                  has not shown yet that it can go on
     FOLDER/round-000000000003/      the same, of the third copy   and position.json: of which round, and how far
 
 A folder has its name only when everything in it is on the disk; the last two of moments stay, and the last copy of
@@ -13,6 +15,7 @@ before.
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -32,7 +35,8 @@ from atoll.comm.files import (
 
 FORMAT = "atoll moments 1"
 MOMENTS, ROUND = "moments", "round"  # what the folders' names begin with
-MANIFEST, POSITION = "manifest.json", "position.json"
+MANIFEST, POSITION, READERS = "manifest.json", "position.json", "readers"
+MAX_READERS = 2  # trainers that may die of a folder before it is given up
 RETAINED_CHECKPOINTS = {MOMENTS: 2, ROUND: 1}
 SIZE_MARGIN = 1.05  # what is written is longer than the tensors by their names and places
 Shapes = Mapping[str, tuple[int, ...]]
@@ -162,6 +166,21 @@ class OptimizerFiles:
             return (self.path(round_) / POSITION).read_bytes()
         except OSError as error:
             raise UnusableMoments(f"damaged: {POSITION} cannot be read ({error.strerror})") from None
+
+    def begin_reading(self, round_: int) -> None:
+        """Count a trainer that is about to begin with a round's folder. Raises `UnusableMoments` where several
+        have died of it: what crashes its readers must not do so for ever."""
+        file = self.path(round_) / READERS
+        readers = file.stat().st_size if file.exists() else 0
+        if readers >= MAX_READERS:
+            raise UnusableMoments(f"what the last {readers} trainers died of that began with it")
+        with suppress(OSError):  # a disk that is full: then the daemon's count of crashes ends it
+            file.write_bytes(bytes(readers + 1))
+
+    def end_reading(self, round_: int) -> None:
+        """Say that a trainer which began with a round's folder can go on from it."""
+        with suppress(OSError):
+            (self.path(round_) / READERS).unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Remove all folders."""

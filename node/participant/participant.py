@@ -255,6 +255,8 @@ class Participant:
         while not isinstance(command, Stop):
             command = (yield from self._carry_out(command)) or self._link.next_command()
         self._watchdog.rest()
+        self._checkpoint.end_reading()  # it was told to end
+        self._round_checkpoint.end_reading()
         self._over = True
 
     def _carry_out(self, command: ToTrainer) -> Turns:
@@ -302,8 +304,8 @@ class Participant:
         cursor = self._cursor = TrainingCursor(self.config, order)
         self.before_step()
         self._vectors.load(order.resume)
-        if self._round_checkpoint.begin(cursor):
-            self._checkpoint.restored()
+        if (position := self._round_checkpoint.begin(cursor)) is not None:
+            self._checkpoint.restored(position.rewarming)
         else:
             self._checkpoint.restore(order)
         self._health.begin()
@@ -337,7 +339,8 @@ class Participant:
                 if wrong := self._health.record(self._last.loss, self._last.skipped):
                     self._give_up(cursor, wrong)
                     return None
-                self._round_checkpoint.save_if_due(cursor, self._last.copy_due and self._health.is_sound)
+                due = self._last.copy_due and self._health.is_sound
+                self._round_checkpoint.save_if_due(cursor, due, self._checkpoint.rewarming)
             if has_command:
                 self._watchdog.rest()
                 if (command := self._heed(cursor, self._link.next_command())) is not None:

@@ -18,21 +18,17 @@ Nothing is kept of work that nobody could go on with:
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
-from torch.optim import Optimizer
+from torch import Tensor
 
-from atoll.node.participant.flat_vector import ShardedParameters
+from atoll.node.participant.lr_rewarm import Rewarming
 from atoll.node.participant.optimizer_files import OptimizerFiles, UnusableMoments
 from atoll.node.participant.rank_group import RankGroup
-from atoll.node.participant.tensor_writer import (
-    TensorSet,
-    TensorWriter,
-    optimizer_tensors,
-    parameter_tensors,
-)
+from atoll.node.participant.tensor_writer import TensorSet, TensorWriter
 from atoll.node.participant.training_cursor import TrainingCursor
+from atoll.node.participant.training_tensors import TrainingTensors, Unstorable
 from atoll.node.trainer_channel import Train
 
 PAUSE_FACTOR = 4.0  # times as long as the last copy took to write nothing is written
@@ -49,6 +45,13 @@ class RoundPosition(msgspec.Struct, frozen=True):
     skipped_steps: int
     moving_steps: int
     loss_sum: float
+    rise_steps: int = 0  # over which the learning rate rises, of a trainer that began without moments
+    risen_steps: int = 0  # of them, those that are taken
+
+    @property
+    def rewarming(self) -> Rewarming:
+        """The learning rate's rise, as far as it was."""
+        return Rewarming(self.rise_steps, self.risen_steps)
 
     def is_of(self, order: Train) -> bool:
         """Whether the order begins where this one's did."""
@@ -60,8 +63,7 @@ class RoundCheckpoint:
 
     def __init__(
         self,
-        parameters: ShardedParameters,
-        optimizers: Sequence[Optimizer],
+        tensors: TrainingTensors,
         ranks: RankGroup,
         writer: TensorWriter,
         files: OptimizerFiles | None,
@@ -72,11 +74,9 @@ class RoundCheckpoint:
         """`files`: None where nothing is written. `interval`: seconds between two copies at least; 0: none are
         made. `fragments` that take turns; 1: rounds are of the whole model. `announce` takes rank 0's sentences
         for the daemon's log."""
-        self._parameters, self._optimizers, self._ranks = parameters, optimizers, ranks
+        self._tensors, self._ranks = tensors, ranks
         self._writer, self._files, self._interval = writer, files, interval
         self._fragments, self._announce = fragments, announce
-        self._kind = "+".join(type(optimizer).__name__ for optimizer in optimizers)
-        self._shapes = dict(parameters.layout.shapes)
         self._next_at = 0.0  # seconds; when the next copy is due
         self._number = 0  # of the last copy
         self._failing = False
@@ -84,30 +84,35 @@ class RoundCheckpoint:
 
     # Reading
 
-    def begin(self, cursor: TrainingCursor) -> bool:
+    def begin(self, cursor: TrainingCursor) -> RoundPosition | None:
         """Begin with an order: put into the parameters, the optimizers and the cursor what an earlier trainer had
-        of it; returns whether there was anything. Only a trainer's first call looks."""
+        of it; returns its position, None if there was nothing. Only a trainer's first call looks."""
         self._next_at = max(self._next_at, time.monotonic() + self._interval)
         if not self._unrestored or self._files is None:
-            return False
+            return None
         self._unrestored = False
         found = self._find(self._files, cursor) if self._ranks.rank == 0 else (0, None)
         text = self._ranks.broadcast(msgspec.json.encode(found))
         self._number, position = msgspec.json.decode(text, type=tuple[int, RoundPosition | None])
         if position is None:
-            return False
+            return None
         try:
-            self._writer.read(self._files.path(self._number), self._parameters.parts, self._optimizers)
+            self._writer.read(self._files.path(self._number), self._tensors)
         except UnusableMoments as error:
             self._tell(f"what is kept of round {position.round} is {error}: it is trained from its beginning")
             self.forget()
-            return False
+            return None
         cursor.steps, cursor.loss_sum = position.steps, position.loss_sum
         cursor.skipped_steps, cursor.moving_steps = position.skipped_steps, position.moving_steps
         self._tell(
             f"goes on with round {position.round} behind inner step {position.steps}, which is on this node's disk"
         )
-        return True
+        return position
+
+    def end_reading(self) -> None:
+        """Say that this trainer did not die of the copy with which it began, if it did."""
+        if self._files is not None and self._ranks.rank == 0 and (numbers := self._files.rounds):
+            self._files.end_reading(numbers[0])
 
     def _find(self, files: OptimizerFiles, cursor: TrainingCursor) -> tuple[int, RoundPosition | None]:
         """Rank 0's: the number of the newest copy, 0 if there is none, and the position if it is of this order;
@@ -115,13 +120,13 @@ class RoundCheckpoint:
         if not (numbers := files.rounds):
             return 0, None
         try:
-            files.verify(numbers[0], self._kind, self._shapes)
+            files.verify(numbers[0], self._tensors.kind, self._tensors.shapes)
             position = msgspec.json.decode(files.position(numbers[0]), type=RoundPosition)
+            if self._keeps(cursor.order) and position.is_of(cursor.order) and position.steps <= cursor.steps_left:
+                files.begin_reading(numbers[0])
+                return numbers[0], position
         except (UnusableMoments, msgspec.MsgspecError) as error:
             self._tell(f"what is kept of a round is {error}: it is not used")
-        else:
-            if self._keeps(cursor.order) and position.is_of(cursor.order) and position.steps <= cursor.steps_left:
-                return numbers[0], position
         files.clear()
         return numbers[0], None
 
@@ -132,9 +137,9 @@ class RoundCheckpoint:
         """Whether it is time for a copy; what rank 0 says counts."""
         return self._files is not None and self._interval > 0 and time.monotonic() >= self._next_at
 
-    def save_if_due(self, cursor: TrainingCursor, due: bool) -> None:
+    def save_if_due(self, cursor: TrainingCursor, due: bool, rewarming: Rewarming) -> None:
         """Have a copy written in the background; to be called after a step, before the next. `due`: the ranks
-        agree that it is time."""
+        agree that it is time. `rewarming`: of the learning rate."""
         if not due or self._files is None or not self._keeps(cursor.order):
             return
         if cursor.ahead or cursor.state_due or cursor.is_complete or not cursor.steps:
@@ -148,8 +153,14 @@ class RoundCheckpoint:
             skipped_steps=cursor.skipped_steps,
             moving_steps=cursor.moving_steps,
             loss_sum=cursor.loss_sum,
+            rise_steps=rewarming.steps,
+            risen_steps=rewarming.steps_taken,
         )
-        parts = self._parameters.parts
+        state, unstorable = dict[str, Tensor](), ""
+        try:
+            state = self._tensors.optimizer_state() | self._tensors.parameter_state()
+        except Unstorable as error:
+            unstorable = str(error)
 
         def written() -> None:
             took = time.monotonic() - began
@@ -159,12 +170,13 @@ class RoundCheckpoint:
         tensors = TensorSet(
             files=files,
             number=self._number + 1,
-            state=optimizer_tensors(parts, self._optimizers) | parameter_tensors(parts),
-            kind=self._kind,
-            shapes=self._shapes,
+            state=state,
+            kind=self._tensors.kind,
+            shapes=self._tensors.shapes,
             on_written=written,
             on_failure=lambda why: self._failed(order.round, why),
             position=msgspec.json.encode(position),
+            unstorable=unstorable,
         )
         if self._writer.start(tensors, True):
             self._number += 1

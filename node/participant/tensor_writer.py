@@ -4,13 +4,14 @@ torch.distributed.checkpoint, one set at a time.
 A thread of every local rank copies its shards to host memory, and writes the copy; the optimizer's next step
 waits for the copy, but for nothing else (`TensorWriter.copied`). The file of each rank says which rows it has, so
 another number of ranks finds its own. The optimizer's moments (`atoll.node.participant.optimizer_checkpoint`) and
-what is trained of a round (`atoll.node.participant.round_checkpoint`) take turns in it.
+what is trained of a round (`atoll.node.participant.round_checkpoint`) take turns in it. A rank that has none of
+the tensors, such as a stage of a pipeline that is frozen, takes part all the same.
 """
 
 import os
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,22 +19,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.optim import Optimizer
 
 from atoll.node import preflight
-from atoll.node.participant.flat_vector import local_tensor, trainable
+from atoll.node.participant.flat_vector import local_tensor
 from atoll.node.participant.optimizer_files import OptimizerFiles, Shapes, UnusableMoments
 from atoll.node.participant.rank_group import RankGroup
+from atoll.node.participant.training_tensors import TrainingTensors
 
 MEMORY_MARGIN = 256 << 20  # bytes of memory that are left when tensors are copied
 NO_MEMORY = "there is no memory for a copy of them"
-PARAMETER = "parameter"  # the part of a name that says that the tensor is the parameter itself
+MAX_SETS = 2  # that are being written, or wait for it
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,13 @@ class TensorSet:
 
     files: OptimizerFiles
     number: int  # of the folder
-    state: dict[str, Tensor]
+    state: dict[str, Tensor]  # of this rank; it may have none
     kind: str  # of the optimizers
     shapes: Shapes  # of the model's parameters
     on_written: Callable[[], None]
     on_failure: Callable[[str], None]  # with the reason
     position: bytes = b""  # is written as well, where it is not empty
+    unstorable: str = ""  # why this rank's cannot be written; empty: they can
 
     @property
     def size(self) -> int:
@@ -64,9 +65,10 @@ class TensorWriter:
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         self.copied = threading.Event()  # clear while tensors are copied: no step may be taken
         self.copied.set()
+        self._uncopied, self._lock = 0, threading.Lock()  # sets that are not copied yet
         self._writers = ranks.another()  # the threads': training has its own
         self._thread = ThreadPoolExecutor(1, "tensors", self._prepare_thread)
-        self._writing: Future[None] | None = None
+        self._writing: list[Future[None]] = []  # of each set that is not written yet
         self._memory: dict[str, Tensor] = {}  # fresh memory each time costs more than the copy itself
 
     def close(self) -> None:
@@ -75,44 +77,67 @@ class TensorWriter:
 
     def wait(self) -> None:
         """Wait for what is being written."""
-        if self._writing is not None:
-            wait([self._writing])
+        wait(self._writing)
 
-    def start(self, tensors: TensorSet, wanted: bool) -> bool:
+    def start(self, tensors: TensorSet, wanted: bool, queue: bool = False) -> bool:
         """Begin to write the tensors if rank 0 wants that, and nothing else is being written; say why where
-        memory or disk do not allow it. Returns whether it began, the same on every rank."""
-        busy = self._writing is not None and not self._writing.done()
-        fresh = 0 if busy else sum(local_bytes(t) for key, t in tensors.state.items() if key not in self._memory)
-        lacking = fresh > 0 and preflight.available() < fresh + MEMORY_MARGIN
-        wanting, busy_ranks, lacking_ranks = self._ranks.total(
-            float(wanted and self._ranks.rank == 0), float(busy), float(lacking)
+        memory or disk do not allow it, or a rank has what cannot be written. `queue`: begin when what is being
+        written is; the next step waits for both. Returns whether it begins, the same on every rank."""
+        self._writing = [writing for writing in self._writing if not writing.done()]
+        busy = len(self._writing) >= (MAX_SETS if queue else 1)
+        fresh = sum(local_bytes(t) for key, t in tensors.state.items() if key not in self._memory)
+        lacking = fresh > 0 and not self._writing and preflight.available() < fresh + MEMORY_MARGIN
+        wanting, busy_ranks, lacking_ranks, unstorable_ranks, count = self._ranks.total(
+            float(wanted and self._ranks.rank == 0),
+            float(busy),
+            float(lacking),
+            float(bool(tensors.unstorable)),
+            float(len(tensors.state)),
         )
-        if not wanting or busy_ranks:
+        if not wanting or busy_ranks or not (count or unstorable_ranks):
             return False
-        if self._ranks.total(float(not self._reserve(tensors, bool(lacking_ranks))))[0]:
+        why = NO_MEMORY if lacking_ranks else ""
+        if unstorable_ranks:
+            why = tensors.unstorable or "another rank has state that could not be restored"
+        if self._ranks.total(float(not self._reserve(tensors, why)))[0]:
             return False
-        self.copied.clear()
-        self._writing = self._thread.submit(self._write, tensors)
+        with self._lock:
+            self._uncopied += 1
+            self.copied.clear()
+        self._writing.append(self._thread.submit(self._write, tensors))
         return True
 
-    def read(self, path: Path, parts: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
-        """Load what a folder has into the parameters and the optimizers. Raises `UnusableMoments`, and has then
-        changed nothing."""
-        reader = FileSystemReader(path)
-        try:
-            found = zeros_like_stored(parts, reader.read_metadata().state_dict_metadata)
-            load(found, storage_reader=reader, **self._among())
-        except Exception as error:  # torch raises many kinds for what it did not write
-            raise UnusableMoments(f"unreadable: {last_line(error)}") from None
-        load_tensors(parts, optimizers, found)
+    def read(self, path: Path, tensors: TrainingTensors) -> None:
+        """Load what a folder has into the parameters and the optimizers. Raises `UnusableMoments` on all ranks,
+        and has then changed nothing."""
+        reader, found = FileSystemReader(path), dict[str, Tensor]()
 
-    def _reserve(self, tensors: TensorSet, lacking: bool) -> bool:
-        """Rank 0's: there is room."""
+        def prepare() -> None:
+            found.update(tensors.zeros_like_stored(reader.read_metadata().state_dict_metadata))
+
+        self._together(prepare)  # else one would wait for ever for those who cannot read
+        self._together(lambda: load(found, storage_reader=reader, **self._among()))
+        tensors.load(found)
+
+    def _together(self, do: Callable[[], None]) -> None:
+        """Do it on all ranks. Raises `UnusableMoments` on all where one of them cannot."""
+        wrong: UnusableMoments | None = None
+        try:
+            do()
+        except UnusableMoments as error:
+            wrong = error
+        except Exception as error:  # torch raises many kinds for what it did not write
+            wrong = UnusableMoments(f"unreadable: {last_line(error)}")
+        if self._ranks.total(float(wrong is not None))[0]:
+            raise wrong or UnusableMoments("unreadable on another rank") from None
+
+    def _reserve(self, tensors: TensorSet, why: str) -> bool:
+        """Rank 0's: there is room. `why` not; empty: nothing else is in the way."""
         if self._ranks.rank:
             return True
         try:
-            if lacking:
-                raise MemoryError(NO_MEMORY)
+            if why:
+                raise MemoryError(why)
             tensors.files.begin(tensors.number, tensors.size)
         except (OSError, MemoryError) as error:
             tensors.on_failure(str(error))
@@ -123,8 +148,10 @@ class TensorWriter:
         """In the thread."""
         first, files, number = self._ranks.rank == 0, tensors.files, tensors.number
         try:
-            copy = self._copy(tensors.state)
-            self.copied.set()
+            try:
+                copy = self._copy(tensors.state)
+            finally:
+                self._end_copy()
             save(copy, storage_writer=FileSystemWriter(files.unfinished_path(number)), **self._among())
             if first:
                 files.finish(number, tensors.kind, tensors.shapes, tensors.position)
@@ -134,17 +161,23 @@ class TensorWriter:
                 files.discard(number)
                 tensors.on_failure(last_line(error))
         finally:
-            self.copied.set()
             if preflight.available() < MEMORY_MARGIN:
                 self._memory = {}
 
+    def _end_copy(self) -> None:
+        """In the thread: steps may go on, unless another set waits to be copied."""
+        with self._lock:
+            self._uncopied -= 1
+            if not self._uncopied:
+                self.copied.set()
+
     def _copy(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """A copy of the tensors in host memory: all ranks have one, or none. Raises `MemoryError`."""
-        copy: dict[str, Tensor] = {}
+        copy: dict[str, Tensor] | None = None  # a rank may have no tensors, and takes part
         with suppress(MemoryError, RuntimeError):
             copy = self._staged(state)
-        (lacking,) = self._writers.total(float(not copy))
-        if lacking:
+        (lacking,) = self._writers.total(float(copy is None))
+        if lacking or copy is None:
             raise MemoryError(NO_MEMORY)
         self._memory |= copy
         return copy
@@ -168,56 +201,6 @@ class TensorWriter:
             torch.cuda.set_device(self._device)
         with suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, 0, 10)  # of this thread alone: on Linux priorities are the threads'
-
-
-def optimizer_tensors(parts: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
-    """The optimizers' tensors under `PARAMETER.PART`, such as `norm.weight.exp_avg`."""
-    return {
-        f"{name}.{part}": tensor
-        for name, parameter in trainable(parts).items()
-        for optimizer in optimizers
-        for part, tensor in optimizer.state.get(parameter, {}).items()
-        if isinstance(tensor, Tensor)
-    }
-
-
-def parameter_tensors(parts: Sequence[nn.Module]) -> dict[str, Tensor]:
-    """The trainable parameters under such names as `norm.weight.parameter`."""
-    return {f"{name}.{PARAMETER}": parameter.data for name, parameter in trainable(parts).items()}
-
-
-def zeros_like_stored(parts: Sequence[nn.Module], found: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Zeros to load what was `found` into, sharded as the parameters are here. Raises `UnusableMoments`."""
-    parameters, zeros = trainable(parts), dict[str, Tensor]()
-    for key, entry in found.items():
-        parameter = parameters.get(key.rpartition(".")[0])
-        if not isinstance(entry, TensorStorageMetadata):
-            raise UnusableMoments(f"unreadable: {key} is no tensor")
-        if parameter is None:  # on another stage of the pipeline; that all are known was checked
-            continue
-        dtype = entry.properties.dtype
-        if entry.size == parameter.shape:
-            zeros[key] = torch.zeros_like(parameter.data, dtype=dtype)
-        elif not entry.size:
-            zeros[key] = torch.zeros((), dtype=dtype)
-        else:
-            raise UnusableMoments(f"of a model with other shapes: {key} has {tuple(entry.size)}")
-    return zeros
-
-
-@torch.no_grad()
-def load_tensors(parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], state: Mapping[str, Tensor]) -> None:
-    """Load `state`, tensors named as `optimizer_tensors` and `parameter_tensors` name them, into the parameters
-    and the optimizers, on the parameters' devices."""
-    parameters = trainable(parts)
-    holders = {p: o for o in optimizers for group in o.param_groups for p in group["params"]}
-    for key, tensor in state.items():
-        name, _, part = key.rpartition(".")
-        parameter = parameters[name]
-        if part == PARAMETER:
-            local_tensor(parameter).copy_(local_tensor(tensor))
-        else:
-            holders[parameter].state[parameter][part] = tensor.to(parameter.device)
 
 
 def local_bytes(tensor: Tensor) -> int:

@@ -15,11 +15,13 @@ from trainers import DEADLINE, launched, small
 from atoll.comm.config.run import CheckpointConfig, InnerConfig, OptimizerName
 from atoll.node import trainer_channel
 from atoll.node.participant.flat_vector import ShardedParameters
+from atoll.node.participant.lr_rewarm import Rewarming
 from atoll.node.participant.optimizer_files import ROUND, OptimizerFiles
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.participant.round_checkpoint import RoundCheckpoint, RoundPosition
 from atoll.node.participant.tensor_writer import TensorWriter
 from atoll.node.participant.training_cursor import TrainingCursor
+from atoll.node.participant.training_tensors import TrainingTensors
 from atoll.node.trainer_channel import Train
 
 RUN = small(
@@ -108,11 +110,12 @@ class Life:
         self.files = OptimizerFiles(self.folder, self.limit, prefix=ROUND)
         self.writer = TensorWriter(ALONE, torch.device("cpu"))
         self.checkpoint = RoundCheckpoint(
-            *(ShardedParameters([self.model], ALONE), [self.optimizer], ALONE, self.writer, self.files),
-            *(self.interval, self.fragments, self.told.append),
+            TrainingTensors(ShardedParameters([self.model], ALONE), [self.optimizer], ALONE),
+            *(ALONE, self.writer, self.files, self.interval, self.fragments, self.told.append),
         )
         self.cursor = TrainingCursor(RUN, self.order)
         self.began = self.checkpoint.begin(self.cursor)
+        self.rewarming = self.began.rewarming if self.began is not None else Rewarming()
 
     def step(self, skipped: bool = False) -> None:
         self.model(torch.ones(3)).sum().backward()
@@ -120,7 +123,8 @@ class Life:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.cursor.count_step(2.0 + self.cursor.steps, skipped, 0.1)
-        self.checkpoint.save_if_due(self.cursor, self.checkpoint.due)
+        self.rewarming.next_factor()
+        self.checkpoint.save_if_due(self.cursor, self.checkpoint.due, self.rewarming)
 
     def steps(self, count: int) -> "Life":
         """Take so many, each with a copy that is finished."""
@@ -153,6 +157,37 @@ def test_the_next_life_has_parameters_moments_and_the_count_of_steps(tmp_path: P
     assert np.array_equal(second.weights, first.weights), "the moments are the same"
     assert second.files.rounds == [3], "one copy stays"
     second.end()
+
+
+def test_the_next_life_has_the_rise_of_the_learning_rate(tmp_path: Path) -> None:
+    first = Life(tmp_path)
+    first.rewarming = Rewarming(steps=9)
+    first.steps(2).end()
+    second = Life(tmp_path)
+    assert (second.rewarming.steps, second.rewarming.steps_taken) == (9, 2)
+    assert second.rewarming.next_factor() == 0.3
+    second.end()
+
+
+def test_a_copy_of_which_two_trainers_died_is_deleted_and_one_that_was_told_to_end_did_not_die(
+    tmp_path: Path,
+) -> None:
+    Life(tmp_path).steps(1).end()
+    for _ in range(3):
+        life = Life(tmp_path)
+        assert life.began
+        life.checkpoint.end_reading()
+        life.end()
+    for _ in range(2):
+        life = Life(tmp_path)
+        assert life.began
+        life.end()
+    again = Life(tmp_path)
+    assert not again.began and not again.files.rounds and not again.cursor.steps
+    assert again.told == [
+        "what is kept of a round is what the last 2 trainers died of that began with it: it is not used"
+    ]
+    again.end()
 
 
 @pytest.mark.parametrize(
