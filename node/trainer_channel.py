@@ -66,6 +66,8 @@ class Train(msgspec.Struct, tag=True, frozen=True):
     )
     rebased: bool = False  # going on where fragments take turns: what was handed over of the others was rebased
     state: str = ""  # digest of the state that the anchor is of, in hexadecimal digits; empty: not told
+    # That round's work held NaN or infinity: neither moments since then nor copies may be used; 0: there is none.
+    doubted_round: int = 0
 
 
 class Evaluate(msgspec.Struct, tag=True, frozen=True):

@@ -15,6 +15,7 @@ begin                       `up`, `state 0`, `round 1` (only that is said)
 steps [K]                   the trainer took the inner steps of that round, or its latest order's, and goes on
 ready [K] [steps=5] [samples=10] [skipped=0] [loss=2] [ahead]    it stopped, or goes ahead
 bad [K]                     nothing of its steps can be used, and it waits for an order
+infinite                    the delta of its work cannot be encoded
 waits [K] / evaluated [K]   it is as far ahead as it may be / it measured the loss of state K
 still SECONDS               it has made no progress for so long; more than 70 s are too many
 held [ATTEMPT] [WORD]       every sealed chunk of the round's attempt is here; WORD: with another root
@@ -65,12 +66,15 @@ class Run:
         self.view: dict[str, Any] = {"incarnation": 1, "version": 0, "committed": 0, "donors": "bo"}
         self.slow, self.waiting = False, list[Work]()  # work whose report waits for the disk
         self.front = 0  # of the next round's lease
+        self.work: Work  # that was to be encoded last
         self.order = 0  # the round that the trainer was last told to train
 
     def feed(self, event: ev.Event) -> None:
         before = self.state.phase
         self.state, effects = step(self.state, event)
         for effect in effects:
+            if isinstance(effect, ef.Encode):
+                self.work = effect.work
             if isinstance(effect, ef.OrderTraining):
                 self.order = effect.view.train.round
             if not isinstance(effect, ef.Encode):
@@ -150,6 +154,8 @@ class Run:
                 self.feed(trainer.Ready(round_, steps, loss, samples, 1.0, "ahead" in words, skipped))
             case "bad":
                 self.feed(trainer.BadArithmetic(self.order if number is None else number, "the loss is too large"))
+            case "infinite":
+                self.feed(ev.EncodingFailed(self.work, "the delta holds NaN"))
             case "waits":
                 self.feed(trainer.Waits(self.order if number is None else number))
             case "evaluated":
@@ -222,12 +228,13 @@ def shown(effect: ef.Effect) -> str:
     match effect:
         case ef.OrderInitialisation():
             return "initialise the model"
-        case ef.OrderTraining(view, carried, resume, on, rebased):
+        case ef.OrderTraining(view, carried, resume, on, rebased, _, doubted):
             start = "the local vector" if resume else "the anchor"
             how = [f"on top of {carried} samples"] * (carried > 0)
             how += ["keeping other fragments' steps"] * (resume and not carried)
             how += ["the steps that it is ahead are of this round"] * on
             how += ["its other fragments' steps are rebased"] * rebased
+            how += [f"without its moments since round {doubted}"] * (doubted > 0)
             ranges = "+".join(f"{r.first}..{r.first + r.count - 1}" for r in view.train.lease)
             return "; ".join([f"train round {view.train.round} on {ranges}, from {start}", *how])
         case ef.OrderEvaluation(round_):
@@ -291,7 +298,7 @@ def shown_state(state: State) -> list[str]:
     if isinstance(state.reduce, Reducing):
         lines.append(f"reducing round {state.reduce.attempt[0]}, attempt {state.reduce.attempt[1]}")
     if state.trouble:
-        lines.append(f"trouble: {state.trouble}, {state.bad_orders} in a row")
+        lines.append(f"trouble: {state.trouble}, {state.bad_orders or state.bad_deltas} in a row")
     match state.reduced:
         case Reduced((round_, attempt), _, in_session):
             lines.append(f"held: round {round_}, attempt {attempt}{', of an earlier session' * (not in_session)}")

@@ -309,6 +309,7 @@ class Daemon:
             continues=effect.continues,
             rebased=effect.rebased,
             state=at.digest.hex() if isinstance(at := self._state.outer, At) else "",
+            doubted_round=effect.doubted_round,
         )
         self._supervisor.send(train)
 

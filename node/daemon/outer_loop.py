@@ -97,6 +97,7 @@ class OuterLoop:
             ReduceReports(self, member, emit),
             self.compute,
             spawn,
+            self._emit_unusable,
         )
         self._unwritten = False  # the state came from an earlier daemon's memory, and its disk had an older one
         self.stranded, self._pause = "", SHORTEST_PAUSE  # why it cannot recover, and seconds until it tries again
@@ -377,6 +378,10 @@ class OuterLoop:
     def _emit_encoded(self, work: Work, norm: float) -> None:
         damping = 1.0 if self.outer.staleness is None else self.outer.staleness.damping(work.round)
         self._emit(ev.EncodingBegun(work, norm, damping))
+
+    def _emit_unusable(self, work: Work, sentence: str) -> None:
+        log.warning(f"{sentence}: nothing of its work of round {work.round} is used, the trainer begins anew")
+        self._emit(ev.EncodingFailed(work, sentence))
 
     def start_reduce(self, wire: pb.Plan, work: Work) -> None:
         """Take part in the round's reduce under this plan, or go on under it."""

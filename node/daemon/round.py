@@ -75,12 +75,15 @@ class RoundParticipation:
         listener: ReduceListener,
         compute: Callable[[Callable[[], Any]], Awaitable[Any]],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        on_unusable: Callable[[Work, str], None],
     ) -> None:
         """`sealings`: of each fragment alone. `compute` calls a function in the thread that does the state's
-        arithmetic; `spawn` starts a task."""
+        arithmetic; `spawn` starts a task. `on_unusable` is called with work whose delta holds NaN or infinity, and
+        with what is wrong with it."""
         self._plane, self._outer, self._codec, self._layout = plane, outer, codec, layout
         self._sealings = sealings
         self._residual, self._listener, self._compute, self._spawn = residual, listener, compute, spawn
+        self._on_unusable = on_unusable
         self._round = RoundBuffers()
         self._reducing: RunningReduce | None = None
         self._plan: Plan  # the latest one
@@ -99,7 +102,7 @@ class RoundParticipation:
             encoder = DeltaEncoder(anchor, local, self._codec, chunks, buffers, offer, keep)
             up, down = self._plane.bytes_up, self._plane.bytes_down
             self._new_round(RoundBuffers(encoder.encoded, key, up=up, down=down))
-            self._round.encoding = self._spawn(self._encode(encoder, within.start))
+            self._round.encoding = self._spawn(self._encode(encoder, within.start, ready))
         assert self._round.encoded is not None
         return self._round.encoded
 
@@ -145,11 +148,14 @@ class RoundParticipation:
         """The chunks of the round's fragment."""
         return self._outer.chunks.fragment_chunks(self._outer.fragment_schedule.fragment(round_))
 
-    async def _encode(self, encoder: DeltaEncoder, start: int) -> None:
+    async def _encode(self, encoder: DeltaEncoder, start: int, ready: Work) -> None:
         try:
             await encoder.run(self._compute)
         except NonFinite as error:
-            raise NonFinite(f"training diverged: {error} in {self._parameter(start + error.element)}") from None
+            encoder.encoded.end()  # who waits for a chunk of it waits in vain
+            if self._round.encoded is encoder.encoded:
+                self._round = RoundBuffers()
+            self._on_unusable(ready, f"training diverged: {error} in {self._parameter(start + error.element)}")
 
     def _new_round(self, buffers: RoundBuffers) -> None:
         """The worker is at most in the middle of a few chunks of what was encoded, and does whatever else it is

@@ -101,6 +101,13 @@ class OptimizerCheckpoint:
         self._tensors.reset()
         self._unrestored = True
 
+    def discard(self, round_: int) -> None:
+        """Drop the moments, and delete those after that round and later ones: `restore` is to be called again."""
+        self.reset()
+        if self._files is not None and self._ranks.rank == 0:
+            self._files.delete_from(round_)
+        self._newest = None
+
     def end_reading(self) -> None:
         """Say that this trainer did not die of the moments with which it began."""
         if self._files is not None and self._read is not None and self._ranks.rank == 0:

@@ -182,6 +182,11 @@ class OptimizerFiles:
         with suppress(OSError):
             (self.path(round_) / READERS).unlink(missing_ok=True)
 
+    def delete_from(self, round_: int) -> None:
+        """Remove the folders of that round and of later ones."""
+        for later in (stored for stored in self.rounds if stored >= round_):
+            shutil.rmtree(self.path(later), ignore_errors=True)
+
     def clear(self) -> None:
         """Remove all folders."""
         self._retain(0)

@@ -302,6 +302,9 @@ class Participant:
         go on from there, order after order, until another command comes: that one is returned."""
         self._before_round()
         cursor = self._cursor = TrainingCursor(self.config, order)
+        if order.doubted_round:
+            self._checkpoint.discard(order.doubted_round)
+            self._round_checkpoint.forget()
         self.before_step()
         self._vectors.load(order.resume)
         if (position := self._round_checkpoint.begin(cursor)) is not None:

@@ -23,6 +23,7 @@ class OrderTraining:
     continues: bool  # the trainer has begun: its steps since it handed over go on top of the one or the other
     rebased: bool  # of a trainer that goes on: what it has of other fragments is to be rebased
     keeps_uncounted: bool  # these steps go on top of some that are to count yet, if only in other fragments
+    doubted_round: int = 0  # the moments that the trainer has since that round are in doubt; 0: they are not
 
 
 @dataclass(frozen=True, slots=True)

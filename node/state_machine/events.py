@@ -44,6 +44,14 @@ class EncodingBegun:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodingFailed:
+    """The delta of this work holds NaN or infinity: nothing of it can be used."""
+
+    work: Work
+    sentence: str  # what was wrong
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptComplete:
     """Every sealed chunk of the attempt is here."""
 
@@ -82,6 +90,7 @@ Event = (
     | Waits
     | Evaluated
     | EncodingBegun
+    | EncodingFailed
     | AttemptComplete
     | StateMoved
     | MoveFailed

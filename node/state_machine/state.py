@@ -134,6 +134,7 @@ class ReadyWork:
     """Work on the state that the node holds: its round can have it."""
 
     work: Work
+    reported: bool = False  # the coordinator was told, and may count on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,15 @@ class CarriedWork:
     """Work of rounds that left it out, brought to the state that the node holds: the next steps go on top."""
 
     work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class UnusableWork:
+    """Work that was reported and could not be encoded. The coordinator goes by that report for as long as it has
+    it: other steps on these samples would count as these."""
+
+    work: Work
+    in_ledger: bool = False  # a view has said that the report is there
 
 
 # The reduce
@@ -188,6 +198,9 @@ class State:
     evaluated: int | None = None  # the round whose state was measured last
     trouble: str = ""  # why nothing of the latest steps could be used; empty: the latest work was sound
     bad_orders: int = 0  # in a row, of which nothing could be used
+    bad_deltas: int = 0  # in a row, that could not be encoded
+    doubted_round: int = 0  # the trainer's moments since that round are in doubt; 0: they are not, or it was told
+    unusable: UnusableWork | None = None
     turns: FragmentTurns | None = None  # None: a round exchanges the whole model
 
     @property

@@ -51,6 +51,7 @@ from atoll.node.state_machine.effects import (
 from atoll.node.state_machine.events import (
     AttemptComplete,
     EncodingBegun,
+    EncodingFailed,
     Event,
     MoveFailed,
     Rejoined,
@@ -77,6 +78,7 @@ from atoll.node.state_machine.state import (
     Reducing,
     State,
     Training,
+    UnusableWork,
     Work,
 )
 
@@ -111,7 +113,7 @@ def _take(state: State, event: Event, out: list[Effect]) -> State:
             if state.view is not None and _order(view) <= _order(state.view):
                 return state
             _repeat(state, view, out)
-            return replace(state, view=view)
+            return replace(state, view=view, unusable=_still_unusable(state.unusable, view))
         case TrainerUp(layout):
             if isinstance(state.trainer, Down):
                 out.append(ReportLayout(layout))
@@ -146,11 +148,15 @@ def _take(state: State, event: Event, out: list[Effect]) -> State:
             # tokens.
             if state.ready == work:
                 out.append(ReportReady(work.round, _contribution(work, norm, damping)))
+                return replace(state, work=ReadyWork(work, reported=True))
             return state
+        case EncodingFailed(work, sentence):
+            return state if state.ready != work else _without_work(state, work, sentence, out)
         case AttemptComplete(attempt, root):
             if attempt not in _attempts(state):
                 return state
-            return replace(state, reduce=Reduced(attempt, root))
+            bad_deltas = state.bad_deltas if state.ready is None else 0
+            return replace(state, reduce=Reduced(attempt, root), bad_deltas=bad_deltas)
         case StateMoved(round_, digest):
             out.append(ReportState(round_, digest))
             if isinstance(state.work, ReadyWork):
@@ -177,8 +183,7 @@ def _without_steps(state: State, bad: trainer.BadArithmetic, out: list[Effect]) 
     """The trainer dropped its steps, and idles; it may have written some of them to the local vector. What it had
     handed over before it went ahead stays good."""
     count = state.bad_orders + 1
-    if count >= MAX_BAD_ORDERS:
-        out.append(LeaveRun(f"nothing of {count} orders in a row could be used: {bad.sentence}"))
+    _leave_after(count, bad.sentence, out)
     state = replace(state, trouble=bad.sentence, bad_orders=count)
     match state.trainer:
         case Training(round=round_, evaluating=evaluating) if round_ == bad.round:
@@ -201,6 +206,39 @@ def _evaluated(state: State) -> State:
             return state
 
 
+def _without_work(state: State, work: Work, sentence: str, out: list[Effect]) -> State:
+    """What was handed over cannot be used, nor what was taken ahead on top of it, nor the moments since."""
+    count = state.bad_deltas + 1
+    _leave_after(count, sentence, out)
+    if isinstance(state.reduce, Reducing):
+        out.append(StopReduce())
+    reported = isinstance(state.work, ReadyWork) and state.work.reported
+    return replace(
+        _drop_steps(state),
+        work=None,
+        reduce=state.reduced,
+        trouble=sentence,
+        bad_deltas=count,
+        doubted_round=work.round,
+        unusable=UnusableWork(work) if reported else None,
+    )
+
+
+def _still_unusable(unusable: UnusableWork | None, view: pb.View) -> UnusableWork | None:
+    """What could not be encoded, until the coordinator has another round, another lease for this node, or does
+    without the report."""
+    if unusable is None or not view.HasField("train") or not _is_for(unusable.work, view.train):
+        return None
+    if unusable.in_ledger and not view.ready:
+        return None
+    return replace(unusable, in_ledger=view.ready)
+
+
+def _leave_after(count: int, sentence: str, out: list[Effect]) -> None:
+    if count >= MAX_BAD_ORDERS:
+        out.append(LeaveRun(f"nothing of {count} orders in a row could be used: {sentence}"))
+
+
 def _not_moved(state: State, round_: int) -> State:
     by = state.outer.by if isinstance(state.outer, Moving) else None
     if by is Move.APPLY and state.turns is not None:  # what of the local vector is committed cannot be told
@@ -221,7 +259,7 @@ def _in_new_session(state: State, out: list[Effect]) -> State:
         out.append(StopReduce())  # the run goes on without what this node had entered
     # What it holds may be committed, and nobody else have it.
     reduced = reduced and replace(reduced, in_session=False)
-    return replace(state, view=None, reduce=reduced)
+    return replace(state, view=None, reduce=reduced, unusable=None)
 
 
 def _repeat(state: State, view: pb.View, out: list[Effect]) -> None:
@@ -374,6 +412,8 @@ def _occupy_trainer(state: State, at: At, view: pb.View, out: list[Effect]) -> S
         return state
     if state.ready is not None and _is_for(state.ready, view.train):
         return state
+    if state.unusable is not None and _is_for(state.unusable.work, view.train):
+        return state
     return _train(state, state.trainer, view, out)
 
 
@@ -394,7 +434,11 @@ def _train(state: State, task: Idle | Ahead, view: pb.View, out: list[Effect]) -
     local = turns is not None and turns.from_local and not dropped and not _in(front, turns.applied)
     resume, rebased = bool(carried) or (local and not on), turns is not None and on and turns.rebased
     out.append(
-        OrderTraining(view, carried, resume, on, rebased, keeps_uncounted=resume or (on and turns is not None))
+        OrderTraining(
+            *(view, carried, resume, on, rebased),
+            keeps_uncounted=resume or (on and turns is not None),
+            doubted_round=state.doubted_round,
+        )
     )
     old = state.ready or state.carried  # that its steps are committed may be by an earlier life of this node
     fresh = old is not None and old.fresh if on else not local
@@ -405,6 +449,7 @@ def _train(state: State, task: Idle | Ahead, view: pb.View, out: list[Effect]) -
         work=None if base is None else CarriedWork(base),
         reduce=None,
         reached=None,
+        doubted_round=0,
         turns=turns and replace(turns, from_local=local or on),
     )
 

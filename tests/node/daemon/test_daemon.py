@@ -117,8 +117,9 @@ def test_a_trainer_is_told_of_which_state_its_anchor_is() -> None:
     daemon._supervisor = cast(Any, SimpleNamespace(send=orders.append))
     daemon._loop = cast(Any, SimpleNamespace(begin_training=lambda effect: None))
     view = pb.View(train=pb.Train(round=4, steps=9, lease=[pb.Range(first=40, count=36)]))
-    daemon._act(effects.OrderTraining(view, 0, False, False, False, False))
+    daemon._act(effects.OrderTraining(view, 0, False, False, False, False, doubted_round=3))
     assert (orders[0].round, orders[0].lease, orders[0].state) == (4, ((40, 36),), "5e01")
+    assert orders[0].doubted_round == 3
 
 
 def test_bad_arithmetic_is_shown_as_trouble_and_the_node_leaves_when_its_machine_says_so() -> None:

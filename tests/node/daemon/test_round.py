@@ -9,7 +9,6 @@ import pytest
 from atoll.comm.allreduce.sealing import mean_of
 from atoll.comm.bitmap import bitmap
 from atoll.comm.chunks import Chunks
-from atoll.comm.codecs.codec import NonFinite
 from atoll.comm.codecs.factory import make_codec
 from atoll.comm.config.run import CodecName
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round, RunId
@@ -48,27 +47,39 @@ def outer(tmp_path: Path) -> Iterator[OuterState]:
     vectors.close()
 
 
-def part_of(outer: OuterState, compute: Compute = asyncio.to_thread) -> RoundParticipation:
+def part_of(
+    outer: OuterState,
+    compute: Compute = asyncio.to_thread,
+    on_unusable: Callable[[Work, str], None] = lambda work, sentence: None,
+) -> RoundParticipation:
     plane = DataPlane(RunId("run"), ADA, b"", Nothing())
     tells = Reports.__new__(Reports)  # nothing is told
     return RoundParticipation(
-        plane, outer, CODEC, [mean_of(CODEC)], LAYOUT, None, tells, compute, asyncio.create_task
+        plane, outer, CODEC, [mean_of(CODEC)], LAYOUT, None, tells, compute, asyncio.create_task, on_unusable
     )
 
 
 @pytest.mark.parametrize(("element", "name"), [(0, "embed"), (1999, "embed"), (2000, "norm"), (4999, "norm")])
-def test_a_delta_that_is_not_finite_names_its_parameter(element: int, name: str, outer: OuterState) -> None:
+def test_a_delta_that_is_not_finite_is_given_up_and_names_its_parameter(
+    element: int, name: str, outer: OuterState
+) -> None:
     outer.vectors.local[element] = np.nan
+    unusable: list[tuple[Work, str]] = []
 
     async def body() -> None:
-        part = part_of(outer)
-        part.encode(Work(1, ((0, 1),), 1))
-        encoding = part._round.encoding
+        part = part_of(outer, on_unusable=lambda work, sentence: unusable.append((work, sentence)))
+        encoded = part.encode(work)
+        encoding, norm = part._round.encoding, asyncio.create_task(part.norm(work))
         assert encoding is not None
-        with pytest.raises(NonFinite, match=f"training diverged: .* in {name}.weight"):
-            await encoding
+        await encoding
+        assert await encoded.chunk(4) is None, "whoever waits for it waits in vain"
+        assert await norm is None
 
-    asyncio.run(body())
+    work = Work(1, ((0, 1),), 1)
+    asyncio.run(asyncio.wait_for(body(), 60))
+    ((found, sentence),) = unusable
+    assert found == work
+    assert sentence == f"training diverged: the delta holds NaN or infinity in {name}.weight"
 
 
 def test_nobody_waits_for_chunks_of_a_delta_that_is_forgotten(outer: OuterState) -> None:

@@ -193,6 +193,22 @@ def test_moments_wait_for_a_copy_that_is_being_written(tmp_path: Path, monkeypat
     life.moments.close()
 
 
+def test_moments_since_a_round_that_is_in_doubt_are_given_up_for_those_before(tmp_path: Path) -> None:
+    life = Trained(tmp_path, torch.optim.AdamW)
+    for round_ in (1, 2):
+        life.step()
+        life.moments.save_if_due(round_)
+        life.writer.wait()
+    life.moments.discard(2)
+    assert life.files.rounds == [1] and not life.optimizer.state
+    life.moments.restore(ORDER)
+    (state,) = life.optimizer.state.values()
+    assert state["step"] == 1 and life.told == ["goes on with the inner optimizer's moments of round 1"]
+    life.moments.save_if_due(2)
+    life.moments.close()
+    assert life.files.rounds == [2, 1]
+
+
 def frozen_rank(rank: int, size: int, folder: str) -> None:
     """Two stages of a pipeline, of which the first is frozen and has no optimizer."""
     rank_group.COLLECTIVE_TIMEOUT = timedelta(minutes=1)
