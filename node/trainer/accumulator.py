@@ -40,6 +40,7 @@ from atoll.node.trainer.micro_batch import (
     smaller,
 )
 from atoll.node.trainer.model import blocks_of
+from atoll.node.trainer.stop_signals import on_stop
 
 T = TypeVar("T")
 TIMED_PASSES = 3  # of which the fastest counts
@@ -91,8 +92,8 @@ class GradientAccumulator:
             record = Record(plan)
         measured = record.plan is None
         if measured:
-            with self._undone(), self._moments() as moments:
-                record = search(share, self._levels, self._measuring(share, moments))
+            with self._undone(), self._moments() as moments, on_stop(self._store.take_back):
+                record = search(share, self._levels, self._measuring(share, moments, record.stops))
             self._write(record)
         assert record.plan is not None
         self._take(record.plan)
@@ -178,12 +179,13 @@ class GradientAccumulator:
             self._store.write(record)
         self._ranks.barrier()
 
-    def _measuring(self, share: int, moments: int) -> Callable[[StepPlan], Cost | None]:
-        """Measures plans for this share. `moments`: bytes that the optimizer's state will take in host memory."""
+    def _measuring(self, share: int, moments: int, stops: int) -> Callable[[StepPlan], Cost | None]:
+        """Measures plans for this share. `moments`: bytes that the optimizer's state will take in host memory;
+        `stops`: of earlier searches."""
         began, size, neighbours = time.monotonic(), self._ranks.size, ranks_here(self._ranks)
 
         def measure(plan: StepPlan) -> Cost | None:
-            self._write(Record(attempt=plan))
+            self._write(Record(attempt=plan, stops=stops))
             self._take(plan)
             before = resident_bytes("VmRSS")
             forget_peak()

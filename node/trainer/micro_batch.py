@@ -3,11 +3,13 @@ computes again instead of keeping it.
 
 It is measured once: from one sequence on, twice as many while that pays and fits. A node keeps what it found in
 its cache (`MicroBatchStore`), and what it is just trying, too: of a process that the kernel has ended for memory,
-or whose rank ran out of it, nothing else is heard. What runs out of memory later is halved there.
+or whose rank ran out of it, nothing else is heard. One that is told to end (SIGTERM) takes that back: it says
+nothing about memory. What runs out of memory later is halved there.
 """
 
 import hashlib
 import math
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ MIN_GAIN = 1.03  # of the throughput, for which a micro-batch is made twice as l
 SMALL_SHARE_TOKENS = 8192  # on a CPU a share of so many tokens is one micro-batch: a larger one gains nothing
 SEARCH_SECONDS = 60.0  # after which nothing larger is tried
 LEVELS = (Checkpointing.NONE, Checkpointing.SELECTIVE, Checkpointing.FULL)
+# Searches that may be told to end before that says something, too: there are killers for memory that ask first.
+MAX_STOPS = 3
 KEPT_RECORDS = 32  # of other runs and settings, in one file
 
 
@@ -44,6 +48,7 @@ class Record(msgspec.Struct, frozen=True):
     plan: StepPlan | None = None  # to train with
     reason: str = ""  # of the plan
     attempt: StepPlan | None = None  # under way, or of a process that has not come back from it
+    stops: int = 0  # of processes that were told to end in the middle of a search
 
 
 class NothingFits(MemoryError):
@@ -126,6 +131,7 @@ class MicroBatchStore:
     def __init__(self, folder: Path, facts: Any) -> None:
         """`facts`: what the record is true of, as JSON can say it."""
         self._path = folder / "micro_batch.json"
+        self._lock = threading.Lock()  # held while the file is written, and from `take_back` on
         self._key = hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:16]
 
     def read(self) -> Record:
@@ -134,6 +140,17 @@ class MicroBatchStore:
 
     def write(self, record: Record) -> None:
         """Replace the record. Several ranks may do so at the same time, with the same one."""
+        with self._lock:
+            self._write(record)
+
+    def take_back(self) -> None:
+        """Forget an attempt under way, for this process is about to end by its operator's will: no other record is
+        written any more."""
+        self._lock.acquire()
+        if (record := self.read()).attempt is not None and record.stops < MAX_STOPS:
+            self._write(Record(stops=record.stops + 1))
+
+    def _write(self, record: Record) -> None:
         records = self._records()
         records.pop(self._key, None)
         records[self._key] = record  # the newest last

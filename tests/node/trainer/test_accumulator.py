@@ -1,6 +1,10 @@
 """Micro-batches that fit: measured, and halved where memory runs out."""
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +27,7 @@ from atoll.node.trainer.accumulator import GradientAccumulator
 from atoll.node.trainer.loss import validation_loss
 from atoll.node.trainer.micro_batch import MicroBatchStore, Record, StepPlan
 from atoll.node.trainer.model import build, init_parameters
+from atoll.node.trainer.stop_signals import STOP_SIGNALS, on_stop
 
 CPU = torch.device("cpu")
 FULL, SELECTIVE = Checkpointing.FULL, Checkpointing.SELECTIVE
@@ -96,6 +101,56 @@ def test_what_a_process_died_of_is_not_tried_again(tmp_path: Path) -> None:
     made = accumulator(tmp_path, 300)
     assert "a process that tried micro-batches of 8 sequences did not come back" in made.choose()
     assert made.plan == StepPlan(4)
+
+
+STOPPED = """
+import os, pathlib, signal, sys
+import test_accumulator
+from atoll.node.trainer import accumulator
+
+def stopped(*_):  # in the middle of the first pass
+    os.kill(os.getpid(), number)
+    while True:
+        signal.pause()
+
+accumulator.accumulate = stopped
+made = test_accumulator.accumulator(pathlib.Path(sys.argv[1]), 300)
+for number in map(int, sys.argv[2:]):
+    if (child := os.fork()) == 0:
+        made.choose()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), made._store.read().stops, flush=True)
+"""
+
+
+def test_a_search_that_is_stopped_by_its_operator_says_nothing_about_memory(tmp_path: Path) -> None:
+    def searched(*signals: int) -> list[list[int]]:
+        here = Path(__file__)
+        done = subprocess.run(
+            [sys.executable, "-c", STOPPED, str(tmp_path), *map(str, map(int, signals))],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join((str(here.parent), str(here.parents[2])))},
+            capture_output=True,
+            check=True,
+            timeout=DEADLINE,
+        )
+        return [list(map(int, line.split())) for line in done.stdout.splitlines()]
+
+    store = MicroBatchStore(tmp_path, 300)
+    term, kill = signal.SIGTERM, signal.SIGKILL
+    assert searched(term, signal.SIGINT, signal.SIGHUP) == [[143, 1], [130, 2], [129, 3]]
+    assert store.read() == Record(stops=3)
+    assert searched(term) == [[143, 3]]
+    assert store.read().attempt == StepPlan(1), "who asks so often has a reason"
+    store.write(Record(stops=1))
+    assert searched(kill) == [[-9, 1]]
+    assert "a process that tried micro-batches of 1 sequence did not" in accumulator(tmp_path, 300).choose()
+
+
+def test_a_process_outside_of_a_search_is_stopped_as_ever(tmp_path: Path) -> None:
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    with on_stop(lambda: None):
+        assert [signal.getsignal(number) for number in STOP_SIGNALS] != before
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 def test_out_of_memory_halves_the_micro_batch_and_the_batch_is_computed_again(
