@@ -41,6 +41,7 @@ class Attach(msgspec.Struct, tag=True, frozen=True):
     anchor: str  # written by the daemon (and by Initialise), read by the trainer
     local: str  # written by the trainer before Ready: its parameters after the inner steps
     numel: int
+    copies: str = ""  # folder in memory for copies of the round at hand, which the daemon removes; empty: none
 
 
 class Initialise(msgspec.Struct, tag=True, frozen=True):

@@ -146,7 +146,7 @@ class OuterLoop:
         """The order that tells the trainer the files of its vectors, anchor and local, and their number of
         elements."""
         vectors = self.outer.vectors
-        return Attach(vectors.path("anchor"), vectors.path("local"), self.hello.numel)
+        return Attach(vectors.path("anchor"), vectors.path("local"), self.hello.numel, vectors.copies())
 
     @property
     def layout_digest(self) -> bytes:

@@ -1,6 +1,8 @@
 """The flat vectors that daemon and trainer share: memory-mapped fp32 files.
 
 They live in /dev/shm where it has room, else in the state directory (a container's default /dev/shm has 64 MB).
+Where they are in memory, there is a folder beside them for what the trainer keeps there (`copies`), which goes
+and is taken over with them.
 What a daemon that was killed has left, the next one in its state directory takes over, if it is of the same run
 and model: which chunks are of use, the outer state has in `counters` beside them.
 """
@@ -34,6 +36,7 @@ class SharedVectors:
     anchor: NDArray[np.float32]  # (numel,) the shared parameters; written by the daemon, read by the trainer
     momentum: NDArray[np.float32]  # (numel,) of the outer optimizer; the daemon's own
     local: NDArray[np.float32]  # (numel,) the trainer's parameters at the end of its inner steps
+    in_memory: bool = False  # the folder is
 
     @classmethod
     def create(cls, numel: int, state_dir: Path, shm: Path = SHM, owner: str = "") -> Self:
@@ -47,7 +50,8 @@ class SharedVectors:
                 parent.mkdir(parents=True, exist_ok=True)
                 if shutil.disk_usage(parent).free < need * SPARE_SPACE:
                     continue
-                return cls._allocate_in(parent, numel, _owner_text(state_dir, owner) if owner else "")
+                owner_text = _owner_text(state_dir, owner) if owner else ""
+                return cls._allocate_in(parent, numel, owner_text, in_memory=parent == shm)
             except OSError:
                 continue
         raise ResourceError(
@@ -55,7 +59,7 @@ class SharedVectors:
         )
 
     @classmethod
-    def _allocate_in(cls, parent: Path, numel: int, owner_text: str) -> Self:
+    def _allocate_in(cls, parent: Path, numel: int, owner_text: str, in_memory: bool) -> Self:
         """Raises `OSError`; then nothing is left of it: in shared memory that would be memory."""
         with ExitStack() as undo:
             folder = Path(tempfile.mkdtemp(prefix="atoll-", dir=parent))
@@ -63,7 +67,8 @@ class SharedVectors:
             lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
             undo.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            made = cls(folder, lock, *(_allocate(folder / f"{name}.f32", numel) for name in VECTOR_NAMES))
+            anchor, momentum, local = (_allocate(folder / f"{name}.f32", numel) for name in VECTOR_NAMES)
+            made = cls(folder, lock, anchor, momentum, local, in_memory)
             if owner_text:
                 (folder / OWNER_FILE).write_text(owner_text)
             undo.pop_all()
@@ -79,7 +84,8 @@ class SharedVectors:
             paths = [folder / f"{name}.f32" for name in VECTOR_NAMES]
             whole = all(path.is_file() and path.stat().st_size == 4 * numel for path in paths)
             if found is None and whole and (folder / OWNER_FILE).read_text() == _owner_text(state_dir, owner):
-                found = cls(folder, lock, *(_map(path, numel) for path in paths))
+                anchor, momentum, local = (_map(path, numel) for path in paths)
+                found = cls(folder, lock, anchor, momentum, local, folder.parent == shm)
             else:
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(lock)
@@ -95,6 +101,14 @@ class SharedVectors:
     def path(self, name: str) -> str:
         """The file of the vector `name`, for the trainer to map."""
         return str(self.folder / f"{name}.f32")
+
+    def copies(self) -> str:
+        """A folder in memory for what the trainer keeps there; empty where the vectors are on disk."""
+        if not self.in_memory:
+            return ""
+        folder = self.folder / "copies"
+        folder.mkdir(exist_ok=True)
+        return str(folder)
 
     def close(self) -> None:
         """Remove the files; who has mapped them keeps the memory."""

@@ -14,6 +14,7 @@ from atoll.node.participant.optimizer_checkpoint import OptimizerCheckpoint
 from atoll.node.participant.optimizer_files import ROUND, OptimizerFiles
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.participant.round_checkpoint import RoundCheckpoint
+from atoll.node.participant.round_copies import RoundCopies
 from atoll.node.participant.tensor_writer import TensorWriter
 from atoll.node.participant.training_tensors import TrainingTensors
 
@@ -32,11 +33,12 @@ def open_checkpoints(
     machines = len(set(ranks.hosts))  # of several, each would keep a part of them, of no use without the others
     folder = Path(spec.moments) if spec.moments and machines == 1 else None
     of_rounds = OptimizerFiles(folder, limit, prefix=ROUND) if folder is not None else None
+    copies = RoundCopies(ranks, of_rounds) if of_rounds is not None else None
     files = OptimizerFiles(folder, limit, expendable=of_rounds) if folder is not None else None
     writer, tensors = TensorWriter(ranks, parameters.device), TrainingTensors(parameters, optimizers, ranks)
     fragments, _ = fragments_and_chunks(run, layout.shapes)
     every = run.checkpoint.every * len(fragments)
     return (
         OptimizerCheckpoint(tensors, ranks, run.inner, writer, files, every, announce),
-        RoundCheckpoint(tensors, ranks, writer, of_rounds, spec.node.copy_interval, len(fragments), announce),
+        RoundCheckpoint(tensors, ranks, writer, copies, spec.node.copy_interval, len(fragments), announce),
     )

@@ -95,7 +95,7 @@ class OptimizerFiles:
         make_folder(self._folder)
         for left in self._folder.glob(f"{self._prefix}-*{UNFINISHED_SUFFIX}"):  # by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
-        need = int(size * SIZE_MARGIN)
+        need = needed_bytes(size)
         lacking = self._over_limit(need) or self._room(self._folder) < need
         if self._expendable is not None and lacking:
             self._expendable.clear()
@@ -110,6 +110,13 @@ class OptimizerFiles:
         new = self.unfinished_path(round_)
         new.mkdir()
         return new
+
+    def has_room(self, size: int) -> bool:
+        """Whether the folder is there and has room for tensors of `size` bytes, beside what is in it."""
+        try:
+            return self._room(self._folder) >= needed_bytes(size)
+        except OSError:
+            return False
 
     def finish(self, round_: int, optimizer: str, shapes: Shapes, position: bytes = b"") -> None:
         """Give the folder that `begin` made its name, with `position`, if there is one, and a manifest of what was
@@ -202,3 +209,8 @@ class OptimizerFiles:
     def _size(self) -> int:
         """Bytes of all files in the folder."""
         return sum(file.stat().st_size for file in self._folder.rglob("*") if file.is_file())
+
+
+def needed_bytes(size: int) -> int:
+    """Bytes of a folder with tensors of `size` bytes."""
+    return int(size * SIZE_MARGIN)

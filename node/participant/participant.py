@@ -264,6 +264,7 @@ class Participant:
             case Attach():
                 numel = self._parameters.layout.numel
                 vectors = MappedVectors.attach(command, numel, self._ranks.is_remote)
+                self._round_checkpoint.attach(command.copies)
                 self._io = VectorIO(self.config, self._parameters, vectors, self._ranks)
             case Initialise(seed=seed):
                 if self._initialise is not None:

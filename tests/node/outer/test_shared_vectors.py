@@ -30,8 +30,25 @@ def test_the_state_directory_takes_them_where_shared_memory_is_too_small(
     small = SimpleNamespace(free=1 << 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda p: small if Path(p).name == "shm" else real(p))
     made = SharedVectors.create(1_000_000, tmp_path / "state", tmp_path / "shm")
-    assert made.folder.parent == tmp_path / "state" / "vectors"
+    assert made.folder.parent == tmp_path / "state" / "vectors" and made.copies() == ""
     made.close()
+
+
+def test_what_a_trainer_keeps_in_memory_is_taken_over_or_goes_with_the_vectors(tmp_path: Path) -> None:
+    state, shm = tmp_path / "state", tmp_path / "shm"
+    killed = SharedVectors.create(1000, state, shm, "this run")
+    copy = Path(killed.copies(), "round-000000000001")
+    copy.mkdir()
+    assert copy.is_relative_to(shm)
+    os.close(killed.lock)  # as the kernel does
+    second = SharedVectors.create(1000, state, shm, "this run")
+    assert Path(second.copies()) == copy.parent and copy.is_dir()
+    os.close(second.lock)
+    other = SharedVectors.create(1000, state, shm, "another run")
+    assert not copy.exists() and list(shm.iterdir()) == [other.folder]
+    Path(other.copies(), "round-000000000001").mkdir()
+    other.close()
+    assert not list(shm.iterdir())
 
 
 def test_no_room_anywhere_is_a_sentence(tmp_path: Path) -> None:

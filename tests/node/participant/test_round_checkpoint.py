@@ -19,6 +19,7 @@ from atoll.node.participant.lr_rewarm import Rewarming
 from atoll.node.participant.optimizer_files import ROUND, OptimizerFiles
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.participant.round_checkpoint import RoundCheckpoint, RoundPosition
+from atoll.node.participant.round_copies import DAY, DISK_BYTES_PER_DAY, RoundCopies
 from atoll.node.participant.tensor_writer import TensorWriter
 from atoll.node.participant.training_cursor import TrainingCursor
 from atoll.node.participant.training_tensors import TrainingTensors
@@ -101,6 +102,8 @@ class Life:
     limit: float = 0.0
     interval: float = 1e-9
     fragments: int = 1
+    memory: str = ""  # folder
+    now: float = 0.0  # seconds, of the disk's clock
     told: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -109,10 +112,12 @@ class Life:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.files = OptimizerFiles(self.folder, self.limit, prefix=ROUND)
         self.writer = TensorWriter(ALONE, torch.device("cpu"))
+        self.copies = RoundCopies(ALONE, self.files, lambda: self.now)
         self.checkpoint = RoundCheckpoint(
             TrainingTensors(ShardedParameters([self.model], ALONE), [self.optimizer], ALONE),
-            *(ALONE, self.writer, self.files, self.interval, self.fragments, self.told.append),
+            *(ALONE, self.writer, self.copies, self.interval, self.fragments, self.told.append),
         )
+        self.checkpoint.attach(self.memory)
         self.cursor = TrainingCursor(RUN, self.order)
         self.began = self.checkpoint.begin(self.cursor)
         self.rewarming = self.began.rewarming if self.began is not None else Rewarming()
@@ -131,7 +136,7 @@ class Life:
         for _ in range(count):
             self.step()
             self.writer.wait()
-            self.checkpoint._next_at = 0.0
+            self.checkpoint._next_at, self.now = 0.0, self.now + 1.0
         return self
 
     @property
@@ -259,9 +264,7 @@ def test_a_disk_without_room_is_said_once_and_costs_nothing_else(tmp_path: Path)
     life = Life(tmp_path, limit=10.0).steps(3)
     assert life.cursor.steps == 3 and not life.files.rounds
     (sentence,) = life.told
-    assert sentence.startswith(
-        "what is trained of round 2 is not kept on disk, a crash would cost it: disk= leaves"
-    )
+    assert sentence.startswith("what is trained of round 2 is not kept, a crash would cost it: disk= leaves")
     life.end()
 
 
@@ -292,6 +295,48 @@ def test_copies_have_their_interval_and_writing_takes_a_fifth_of_the_time(tmp_pa
     none = Life(tmp_path / "none", interval=0.0).steps(2)
     assert not none.files.rounds
     none.end()
+
+
+def test_copies_are_in_memory_where_it_has_room_and_else_so_rarely_on_the_disk_that_it_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, disk = tmp_path / "shared", tmp_path / "disk"
+    shared.mkdir()
+    in_memory = OptimizerFiles(shared, prefix=ROUND)
+    life = Life(disk, memory=str(shared)).steps(2)
+    assert in_memory.rounds == [2] and not life.files.rounds
+    with monkeypatch.context() as machine:
+        machine.setattr("atoll.node.participant.round_copies.memory_room", lambda folder: 50)
+        life.copies.attach(shared)
+        life.steps(1)
+        assert life.files.rounds == [3] and not in_memory.rounds, "the newest is the only one"
+        life.now = 0.0
+        seconds = DAY * (3 * 6 * 4 + 4) / DISK_BYTES_PER_DAY  # parameters, two moments, the count of steps
+        life.now = 1.999 * seconds
+        life.copies._disk_from = 2 * seconds
+        life.steps(1)
+        assert life.files.rounds == [3]
+        life.now, life.copies._disk_from = 2 * seconds, 2 * seconds
+        life.step()
+        life.writer.wait()
+        assert life.files.rounds == [4]
+        assert life.copies._disk_from == pytest.approx(3 * seconds)
+    life.copies.attach(shared)
+    life.checkpoint._next_at = 0.0
+    life.steps(1).end()
+    assert in_memory.rounds == [5] and not life.files.rounds
+    back = Life(disk, memory=str(shared))
+    assert back.began and back.cursor.steps == 6 and np.array_equal(back.weights, life.weights)
+    assert back.told == ["goes on with round 2 behind inner step 6, which is in this node's memory"]
+    back.checkpoint.forget()
+    assert not in_memory.rounds
+    back.end()
+
+
+def test_a_folder_in_memory_that_its_daemon_has_removed_is_not_made_again(tmp_path: Path) -> None:
+    life = Life(tmp_path / "disk", memory=str(tmp_path / "gone")).steps(1)
+    assert life.files.rounds == [1] and not (tmp_path / "gone").exists()
+    life.end()
 
 
 def test_moments_have_the_room_that_a_rounds_copy_takes(tmp_path: Path) -> None:

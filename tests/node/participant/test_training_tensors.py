@@ -22,6 +22,7 @@ from atoll.node.participant.optimizer_checkpoint import OptimizerCheckpoint
 from atoll.node.participant.optimizer_files import ROUND, OptimizerFiles, UnusableMoments
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.participant.round_checkpoint import RoundCheckpoint
+from atoll.node.participant.round_copies import RoundCopies
 from atoll.node.participant.tensor_writer import TensorWriter
 from atoll.node.participant.training_cursor import TrainingCursor
 from atoll.node.participant.training_tensors import TrainingTensors, Unstorable
@@ -170,9 +171,8 @@ def test_what_an_optimizer_has_in_host_memory_stays_there() -> None:
 def test_moments_wait_for_a_copy_that_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy stands still in the middle until the moments are asked for."""
     life = Trained(tmp_path, torch.optim.AdamW)
-    rounds = RoundCheckpoint(
-        life.tensors, ALONE, life.writer, OptimizerFiles(tmp_path, prefix=ROUND), 1.0, 1, life.told.append
-    )
+    copies = RoundCopies(ALONE, OptimizerFiles(tmp_path, prefix=ROUND))
+    rounds = RoundCheckpoint(life.tensors, ALONE, life.writer, copies, 1.0, 1, life.told.append)
     cursor = TrainingCursor(cast(Any, None), ORDER)
     monkeypatch.setattr(TrainingCursor, "is_complete", False)
     cursor.count_step(2.0, False, 0.1)
