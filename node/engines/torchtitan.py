@@ -11,8 +11,6 @@ configuration names (`atoll.node.engines.titan_components`); nothing of it is ch
 import argparse
 import io
 import math
-import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
@@ -23,14 +21,14 @@ import msgspec
 import torch
 
 from atoll.comm.config.run import RunConfig
-from atoll.comm.errors import AtollError, ConfigError, ResourceError
+from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node.config import TrainerSpec
 from atoll.node.engines.step_guard import StepGuard
 from atoll.node.participant.batches import RunTokens, Share
 from atoll.node.participant.daemon_link import DaemonLink, agreed_spec, failures_reported, read_spec
 from atoll.node.participant.participant import participate
 from atoll.node.participant.rank_group import RankGroup
-from atoll.node.trainer.process import LocalRank, choose_device, rank_process_group
+from atoll.node.trainer.process import LocalRank, choose_device, endings_told, rank_process_group
 
 # What stands before the run's and the node's settings. The fully_shard of torch 2.13 knows DTensors only: of
 # parameters with torchtitan's own annotations (spmd_types, its default) it says that they are plain tensors.
@@ -44,18 +42,12 @@ def main(group: str) -> None:
     me = LocalRank.of_environment()
     # As torchtitan has it where it makes the process group: its backward pass is of one thread.
     torch.autograd.set_multithreading_enabled(False)
-    try:
+    with endings_told(f"trainer rank {me.rank}"):
         spec = read_spec() or TrainerSpec()
         with failures_reported(spec.channel):
             device = choose_device(spec.node, me)
         with rank_process_group(spec, me, device, group):  # torchtitan takes one that is there
             take_part(device)
-    except AtollError as error:
-        print(f"trainer rank {me.rank}: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except Exception:  # a crash: here, because the launcher would print it with a prefix on each line
-        print(f"trainer rank {me.rank}: {traceback.format_exc()}", file=sys.stderr)
-        sys.exit(1)
 
 
 def take_part(device: torch.device) -> None:

@@ -27,6 +27,8 @@ from atoll.comm.errors import ConfigError
 from atoll.node.participant.block_transfer import BlockTransfer
 from atoll.node.participant.rank_group import RankGroup
 from atoll.outer_opt.overlap import Adopt
+from atoll.outer_opt.tensors import Tensor as ParameterSlot
+from atoll.outer_opt.tensors import with_offsets
 
 WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_checkpoint_wrapped_module)\.")
 BLOCK_ELEMENTS = 1 << 20  # elements that are worked on at once where there is need of memory besides
@@ -56,23 +58,6 @@ Blocks = dict[
 
 
 @dataclass(frozen=True)
-class ParameterSlot:
-    """One parameter's place."""
-
-    name: str
-    shape: tuple[int, ...]
-    offset: int  # of its first element in the flat vector
-
-    @property
-    def numel(self) -> int:
-        return math.prod(self.shape)
-
-    def view(self, flat: Tensor) -> Tensor:
-        """The parameter in the flat vector, in its own shape."""
-        return flat[self.offset : self.offset + self.numel].view(self.shape)
-
-
-@dataclass(frozen=True)
 class FlatLayout:
     """The parameters in the order of the flat vector, (numel,) fp32."""
 
@@ -82,16 +67,18 @@ class FlatLayout:
     @classmethod
     def of(cls, shapes: Shapes) -> "FlatLayout":
         """The layout of these parameters in this order."""
-        slots, offset = [], 0
-        for name, shape in shapes:
-            slots.append(ParameterSlot(name, tuple(shape), offset))
-            offset += math.prod(shape)
-        return cls(tuple(slots), offset)
+        slots = with_offsets(shapes)
+        return cls(slots, sum(slot.numel for slot in slots))
 
     @property
     def shapes(self) -> Shapes:
         """Name and shape of each parameter, in the order of the flat vector."""
         return tuple((slot.name, slot.shape) for slot in self.slots)
+
+
+def parameter_in(flat: Tensor, slot: ParameterSlot) -> Tensor:
+    """The parameter in the flat vector, in its own shape."""
+    return flat[slot.span].view(slot.shape)
 
 
 def trainable(parts: Sequence[nn.Module]) -> dict[str, nn.Parameter]:
@@ -220,7 +207,7 @@ class ShardedParameters:
         for rank, slot, block, owned in self._remote:
             if owned:
                 assert flat is not None, "rank 0 has the vectors"
-                self._transfer.receive(self.layout.slots[slot].view(flat)[block.slices], rank)
+                self._transfer.receive(parameter_in(flat, self.layout.slots[slot])[block.slices], rank)
 
     @torch.no_grad()
     def read(self, flat: Tensor | None) -> None:
@@ -318,11 +305,11 @@ class ShardedParameters:
         for rank, slot, block, is_owner in self._remote:
             assert flat is not None, "rank 0 has the vectors"
             if is_owner or not owned:
-                self._transfer.send(self.layout.slots[slot].view(flat)[block.slices], rank)
+                self._transfer.send(parameter_in(flat, self.layout.slots[slot])[block.slices], rank)
 
     def _in(self, flat: Tensor, piece: Piece) -> Tensor:
         """The piece in the flat vector."""
-        return self.layout.slots[piece.slot].view(flat)[piece.block.slices]
+        return parameter_in(flat, self.layout.slots[piece.slot])[piece.block.slices]
 
     def _pieces(self) -> Iterator[Piece]:
         """This rank's block of each slot that it has one of. Raises `ConfigError` if a parameter is not what it

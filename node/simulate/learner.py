@@ -15,7 +15,7 @@ from atoll.comm.config.run import RunConfig
 from atoll.node.config import NodeConfig
 from atoll.node.data.samples import Source
 from atoll.node.participant.batches import RunTokens, collated
-from atoll.node.participant.flat_vector import ShardedParameters
+from atoll.node.participant.flat_vector import ShardedParameters, parameter_in
 from atoll.node.participant.gradients import bound_norm, norm_of, squared_norm
 from atoll.node.participant.lr_rewarm import Rewarming
 from atoll.node.participant.participant import bounded_loss
@@ -39,7 +39,7 @@ class SimulatedTrainer:
         flat = torch.empty(self.layout.numel)
         parameters = dict(model.named_parameters())
         for slot in self.layout.slots:
-            parameters[slot.name].data = slot.view(flat)
+            parameters[slot.name].data = parameter_in(flat, slot)
         self.flat: F32 = flat.numpy()
         if node.compile:
             for block in blocks_of(model):

@@ -7,9 +7,7 @@ clock runs it does nothing but train, on batches that are in memory before.
 """
 
 import os
-import sys
 import time
-import traceback
 
 import torch
 import torch.distributed as dist
@@ -21,32 +19,24 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from atoll.comm.accelerators import peak_flops
 from atoll.comm.config.round_time import flops_per_token, tokens_per_step
 from atoll.comm.config.run import RunConfig
-from atoll.comm.errors import AtollError
 from atoll.comm.leases import samples
 from atoll.node.config import TrainerSpec
 from atoll.node.participant.batches import Batch, RunTokens, Share, collated, moved
 from atoll.node.participant.daemon_link import DaemonLink, failures_reported, read_spec
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.trainer.model import blocks_of, build, init_parameters
-from atoll.node.trainer.process import LocalRank, choose_device
+from atoll.node.trainer.process import LocalRank, choose_device, endings_told
 from atoll.node.trainer_channel import Hello, Initialise, Initialised, Progress, Ready, Stop, Train
 
 
 def main() -> None:
     """Serve orders until the other side is gone."""
     spec, me = read_spec() or TrainerSpec(), LocalRank.of_environment()
-    try:
-        with failures_reported(spec.channel):
-            device = choose_device(spec.node, me)
-            dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-            serve(spec, me, device)
-            dist.destroy_process_group()
-    except AtollError as error:
-        print(f"bare rank {me.rank}: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except Exception:
-        print(f"bare rank {me.rank}: {traceback.format_exc()}", file=sys.stderr)
-        sys.exit(1)
+    with endings_told(f"bare rank {me.rank}"), failures_reported(spec.channel):
+        device = choose_device(spec.node, me)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        serve(spec, me, device)
+        dist.destroy_process_group()
 
 
 def serve(spec: TrainerSpec, me: LocalRank, device: torch.device) -> None:

@@ -35,8 +35,6 @@ RENDEZVOUS_SECONDS = {"join_timeout": 7 * 86400, "last_call_timeout": 10, "keep_
 STORE_SECONDS = 60.0  # until the store must answer
 MACHINES_KEY, ENGINE_KEY = "atoll machines", "atoll engine"
 
-_store: Any = None  # lives as long as this process
-
 
 def main() -> int:
     """Start the ranks that the command line's spec file describes; return the exit code when they have ended."""
@@ -95,6 +93,7 @@ def launch(spec: TrainerSpec, path: Path) -> int:
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     try:
+        store = open_store(spec.node, spec.run.engine) if spec.node.rendezvous and spec.channel else None
         place = meeting(spec, work)
     except (OSError, DistError) as error:
         print(f"launch: cannot meet other machines at {spec.node.rendezvous}: {error}", file=sys.stderr)
@@ -124,6 +123,7 @@ def launch(spec: TrainerSpec, path: Path) -> int:
     except SignalException as error:
         return 128 + error.sigval
     finally:
+        del store  # not before: the ranks meet in it
         shutil.rmtree(work, ignore_errors=True)
     return 0
 
@@ -135,8 +135,6 @@ def meeting(spec: TrainerSpec, work: Path) -> dict[str, Any]:
     if not node.rendezvous:
         file = {"rdzv_endpoint": str(work / "rendezvous"), "rdzv_configs": {"store_type": "file"}}
         return {"min_nodes": 1, "max_nodes": 1, "local_addr": "127.0.0.1", **file}
-    if spec.channel:
-        open_store(node, spec.run.engine)
     fewest, most = machines(node.rendezvous)
     return {
         "min_nodes": fewest,
@@ -147,9 +145,9 @@ def meeting(spec: TrainerSpec, work: Path) -> dict[str, Any]:
     }
 
 
-def open_store(node: NodeConfig, engine: Engine) -> None:
-    """Open the store in which the launchers meet, at the volunteer's address and no other, for as long as this
-    process lives. It says how many machines there are to be, and the run's engine. Raises `OSError`."""
+def open_store(node: NodeConfig, engine: Engine) -> Any:
+    """Open the store in which the launchers meet, at the volunteer's address and no other, for as long as somebody
+    has what is returned. It says how many machines there are to be, and the run's engine. Raises `OSError`."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     host, port = split_host_port(node.rendezvous, "rendezvous")
@@ -157,8 +155,7 @@ def open_store(node: NodeConfig, engine: Engine) -> None:
     store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     store.set(MACHINES_KEY, f"{node.machines_min or node.machines} {node.machines}")
     store.set(ENGINE_KEY, engine)
-    global _store
-    _store = store
+    return store
 
 
 def machines(rendezvous: str) -> tuple[int, int]:

@@ -75,22 +75,26 @@ def main(group: str) -> None:
     for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(sign, signal.SIG_DFL)  # a forked rank inherits the launcher's
     me = LocalRank.of_environment()
-    try:
+    with endings_told(f"trainer rank {me.rank}"), ExitStack() as stack:
         spec = read_spec() or TrainerSpec()
-        with ExitStack() as stack:
-            with failures_reported(spec.channel):
-                spec.node, _ = resolve(spec.node, spec.run.inner.batch_size)
-                device = choose_device(spec.node, me)
-                stack.enter_context(rank_process_group(spec, me, device, group))
-            take_part(device)
-    except AtollError as error:
-        print(f"trainer rank {me.rank}: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except MicroBatchTooLarge as error:
-        print(f"trainer rank {me.rank}: {error}", file=sys.stderr)
-        sys.exit(1)
+        with failures_reported(spec.channel):
+            spec.node, _ = resolve(spec.node, spec.run.inner.batch_size)
+            device = choose_device(spec.node, me)
+            stack.enter_context(rank_process_group(spec, me, device, group))
+        take_part(device)
+
+
+@contextmanager
+def endings_told(name: str) -> Iterator[None]:
+    """End the process where what is in the context fails, and say in the trainer's log what it was: a sentence, or
+    the stack of a crash. `name`: of the rank."""
+    try:
+        yield
+    except (AtollError, MicroBatchTooLarge) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code if isinstance(error, AtollError) else 1)
     except Exception:  # a crash: here, because the launcher would print it with a prefix on each line
-        print(f"trainer rank {me.rank}: {traceback.format_exc()}", file=sys.stderr)
+        print(f"{name}: {traceback.format_exc()}", file=sys.stderr)
         sys.exit(1)
 
 
