@@ -56,9 +56,9 @@ class NodeConfig:
     model: str = ""  # "package.module:function" that builds your own model from the run's ModelConfig
     # torchtitan's own settings on this machine, after those of a run whose engine it is: parallelism, micro-batch
     titan: list[str] = field(default_factory=list)
-    copy_interval: float = (
-        60.0  # seconds between copies of what a trainer has of a round, which a crash spares; 0: none
-    )
+    # seconds between copies of what a trainer has of a round, which a crash spares: in memory where that has room,
+    # else on the disk, and then as rarely as it takes to write 100 GB a day; 0: none
+    copy_interval: float = 60.0
     max_restarts: int = 5  # trainer crashes without a finished round in between, before the node gives up
 
 

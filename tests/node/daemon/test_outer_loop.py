@@ -59,6 +59,8 @@ def test_a_snapshot_of_a_fetched_state_tells_the_tokens_of_its_round(
     async def story() -> None:
         hello = Hello(1, 1, donor.chunks.numel, tuple(layout_for(TINY)))
         outer_loop = OuterLoop(cast(Any, member), hello, StateServer(), told.append, asyncio.create_task)
+        attach = outer_loop.attachment
+        assert attach.numel == hello.numel and Path(attach.copies) == Path(attach.anchor).parent / "copies"
         monkeypatch.setattr(module, "recover", recover)
         outer_loop.stranded = "nobody gives it the state"
         await outer_loop.recover(effects.Recover(view, differs=False, rebase=False))
