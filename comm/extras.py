@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from atoll.comm.errors import ResourceError
 
 EXTRA_OF = {
+    "huggingface_hub": "hub",
+    "lm_eval": "eval",
     "matplotlib": "plot",
     "numba": "node",
     "s3fs": "s3",

@@ -1,4 +1,4 @@
-"""The volunteer's commands, `atoll node join|status|leave`, and `atoll export`."""
+"""The volunteer's commands, `atoll node join|status|leave`."""
 
 import asyncio
 import json
@@ -212,32 +212,6 @@ def leave(state_dir: Path) -> None:
 
     ask(state_dir.expanduser(), "leave")
     click.echo("the node leaves the run")
-
-
-@click.command()
-@click.argument("state_dir", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="The safetensors file to write.")
-@click.option(
-    "--layout",
-    type=click.Choice(["names", "llama"]),
-    default="names",
-    show_default=True,
-    help="What the tensors are called: the parameters' own names, or as transformers' LlamaForCausalLM has them.",
-)
-@click.option(
-    "--run", default="", help="Which one, if the node has kept several: its name, or the start of its id."
-)
-@click.option("--overwrite", is_flag=True, help="Replace the file, and the config.json beside it.")
-def export(state_dir: Path, out: Path, layout: str, run: str, overwrite: bool) -> None:
-    """Write the model as a node has it on its disk, and a config.json beside it.
-
-    STATE_DIR is the node's (~/.atoll/node unless it was told another); its daemon may run meanwhile.
-    """
-    from atoll.node.checkpoint.export import TensorNaming
-    from atoll.node.checkpoint.export import export as write
-
-    done = write(state_dir.expanduser(), out.expanduser(), TensorNaming(layout), run, overwrite)
-    click.echo(f"run {done.run}, round {done.round}: {done.n_params:,} parameters are in {out}")
 
 
 def check_command(command: tuple[str, ...], role: str) -> None:

@@ -63,7 +63,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("node", "node.checkpoint", "node.control", "node.data", "node.outer", "node.recovery"),
         "node.state_machine",
     },
-    "node.cli": {"comm", "comm.config", "node", "node.checkpoint", "node.daemon"},
+    "node.export": {"comm", "comm.config", "node.checkpoint", "node.data"},
+    "node.cli": {"comm", "comm.config", "node", "node.daemon"},
     "node.simulate": {
         *("comm", "comm.codecs", "comm.config"),
         *("node", "node.data", "node.outer", "node.participant", "node.trainer", "outer_opt"),
@@ -78,7 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 DOORS: dict[str, str] = {
     "outer_opt": "arrays clip damping feedback fragments merge nesterov overlap schedule sgd tensors weights",
     "comm": "accelerators bitmap buffers byte_view child_process chunks cores digest errors extras faults files "
-    "fragment_schedule ids invite leases log plan replace workers",
+    "folders fragment_schedule ids invite leases log plan replace workers",
     "comm.proto": "atoll_pb2 atoll_pb2_grpc packed_plan",
     "comm.config": "engine load methods outer round_time run shipped",
     "comm.codecs": "codec factory warm_up zstd",
@@ -90,11 +91,12 @@ DOORS: dict[str, str] = {
     "coordinator.service": "control_plane event_loop journal telemetry",
     "coordinator.monitor": "http terminal wandb_logger",
     "node": "config devices engine_check preflight trainer_channel",
-    "node.data": "samples text",
+    "node.data": "manifest samples text",
     "node.state_machine": "effects events state step",
     "node.control": "client outbox reports",
     "node.outer": "layout method repair residual shared_vectors state",
-    "node.checkpoint": "checkpoint_files checkpointer disk_budget export initial_state run_manifest uploader",
+    "node.checkpoint": "checkpoint_files checkpointer disk_budget hf_llama initial_state run_manifest saved_run "
+    "snapshots uploader",
     "node.recovery": "recovery",
     "node.participant": "batches daemon_link flat_vector participant rank_group",
     "node.trainer": "process",
@@ -186,7 +188,7 @@ def test_torch_stays_in_its_rooms() -> None:
         "atoll.coordinator.server",
         "atoll.coordinator.demo.command",
         "atoll.node.daemon.daemon",
-        "atoll.node.checkpoint.export",
+        "atoll.node.export.command",
         "atoll.node.outer.method",
         "atoll.node.simulate.cli",
         "atoll.outer_opt.merge",

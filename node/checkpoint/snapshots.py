@@ -235,14 +235,16 @@ def _header(
     )
 
 
-def safetensors_header(metadata: dict[str, str], tensors: TensorShapes) -> bytes:
-    """The beginning of a safetensors file whose tensors, fp32, follow one another: the header's length and text,
-    padded to eight bytes."""
+def safetensors_header(
+    metadata: dict[str, str], tensors: TensorShapes, dtype: str = "F32", element_size: int = 4
+) -> bytes:
+    """The beginning of a safetensors file whose tensors, of one number type, follow one another: the header's
+    length and text, padded to eight bytes. `dtype`: the type's name there; `element_size`: its bytes."""
     header: dict[str, Any] = {"__metadata__": metadata}
     at = 0
     for name, shape in tensors:
-        end = at + 4 * math.prod(shape)
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, end]}
+        end = at + element_size * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

@@ -23,9 +23,9 @@ from pathlib import Path
 from atoll.comm.config.run import CheckpointConfig
 from atoll.comm.digest import root
 from atoll.comm.errors import AtollError
-from atoll.node.checkpoint import export, snapshots
-from atoll.node.checkpoint.export import SavedRun, StateMissing
+from atoll.node.checkpoint import saved_run, snapshots
 from atoll.node.checkpoint.remote_store import CheckpointFacts, RemoteStore, StatePiece, folder_of
+from atoll.node.checkpoint.saved_run import SavedRun, StateMissing
 from atoll.node.checkpoint.sealed_log import SealedLog
 
 log = logging.getLogger("atoll.node")
@@ -158,7 +158,7 @@ class Uploader:
 
     def _send_if_due(self, allow: Callable[[int], None]) -> None:
         """In the upload thread."""
-        saved = export.open_run(self.folder)
+        saved = saved_run.open_run(self.folder)
         if saved is None or not saved.rounds:
             return
         store = RemoteStore(folder_of(self.checkpoint.remote, saved.manifest.run.name, saved.run_id), self.files)
@@ -187,7 +187,7 @@ class Uploader:
         """The chunks of the state; raises `StateDiffers` behind the last if it was found not to be the run's
         meanwhile."""
         digests = list[bytes]()
-        for _, anchor, momentum, chunk_digest in export.replay_state(linked, round_):
+        for _, anchor, momentum, chunk_digest in saved_run.replay_state(linked, round_):
             digests.append(chunk_digest)
             yield StatePiece(anchor, momentum, chunk_digest)
         if root(digests) != self._digests.get(round_, root(digests)):

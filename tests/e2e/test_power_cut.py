@@ -16,7 +16,8 @@ import pytest
 from e2e.harness import Run, until
 from safetensors.numpy import load_file
 
-from atoll.node.checkpoint.export import TensorNaming, export
+from atoll.node.export.model_files import TensorNaming
+from atoll.node.export.single_file import export
 
 pytestmark = pytest.mark.e2e
 

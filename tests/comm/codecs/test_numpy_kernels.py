@@ -89,7 +89,7 @@ def test_who_would_encode_without_numba_is_told_what_to_install(monkeypatch: pyt
 def test_an_export_needs_neither_numba_nor_torch() -> None:
     script = (
         "import sys; sys.modules.update(numba=None, llvmlite=None, torch=None);"
-        "import numpy as np; import atoll.node.cli, atoll.node.checkpoint.export;"
+        "import numpy as np; import atoll.node.cli, atoll.node.export.command;"
         "from atoll.comm.codecs.codec import Int8; c = Int8(6); out = np.ones(7, np.float32);"
         "c.decode(bytes(c.size(7)), out); assert not out.any()"
     )

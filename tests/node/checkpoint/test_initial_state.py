@@ -18,8 +18,7 @@ from torch import Tensor
 
 from atoll.comm.config.run import ModelConfig
 from atoll.comm.errors import ConfigError, ResourceError
-from atoll.node.checkpoint import export, snapshots
-from atoll.node.checkpoint.export import TensorNaming
+from atoll.node.checkpoint import saved_run, snapshots
 from atoll.node.checkpoint.initial_state import InitialState, InitialStateLoader
 from atoll.node.checkpoint.remote_store import (
     ANCHOR,
@@ -31,6 +30,8 @@ from atoll.node.checkpoint.remote_store import (
     folder_of,
 )
 from atoll.node.checkpoint.run_manifest import RunManifest
+from atoll.node.export import single_file as export
+from atoll.node.export.model_files import TensorNaming
 
 F32 = NDArray[np.float32]
 WIDE = replace(TINY, ffn_dim=64)
@@ -47,11 +48,11 @@ def loaded(url: str, momentum: bool = True, model: ModelConfig = TINY) -> tuple[
 
 def stored(node: Node, store: str, round_: int) -> Path:
     """The state of a round as a checkpoint; its folder."""
-    kept = export.open_run(node.folder)
+    kept = saved_run.open_run(node.folder)
     assert kept is not None
     there = RemoteStore(folder_of(store, RUN.name, MARK.hex()))
     facts = CheckpointFacts(RUN.name, kept.run_id, round_, 0, round_, kept.chunks, kept.layout)
-    there.write(facts, (StatePiece(*found[1:]) for found in export.replay_state(kept, round_)), lambda _: None)
+    there.write(facts, (StatePiece(*found[1:]) for found in saved_run.replay_state(kept, round_)), lambda _: None)
     return Path(there.path, f"round-{round_:012d}")
 
 

@@ -17,8 +17,8 @@ from states import MARK, RUN, TINY, Node, filled
 
 from atoll.comm.config.run import CheckpointConfig
 from atoll.comm.errors import ResourceError
-from atoll.node.checkpoint import export, uploader
 from atoll.node.checkpoint import remote_store as store_
+from atoll.node.checkpoint import saved_run, uploader
 from atoll.node.checkpoint.initial_state import InitialStateLoader
 from atoll.node.checkpoint.remote_store import (
     ANCHOR,
@@ -68,11 +68,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 def state(node: Node) -> tuple[CheckpointFacts, Callable[[], Iterator[StatePiece]]]:
     """The newest state of a node's disk, to be written."""
-    kept = export.open_run(node.folder)
+    kept = saved_run.open_run(node.folder)
     assert kept is not None
     round_ = kept.rounds[0]
     facts = CheckpointFacts(RUN.name, kept.run_id, round_, 10 * round_, round_, kept.chunks, kept.layout)
-    return facts, lambda: (StatePiece(*found[1:]) for found in export.replay_state(kept, round_))
+    return facts, lambda: (StatePiece(*found[1:]) for found in saved_run.replay_state(kept, round_))
 
 
 def test_a_checkpoint_is_the_state_and_loads_without_atoll(url: str, tmp_path: Path) -> None:

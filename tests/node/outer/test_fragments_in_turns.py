@@ -9,7 +9,7 @@ import pytest
 from states import MARK, RUN, Node, filled, layout_for
 
 from atoll.comm.config.outer import FragmentsConfig, PatternName
-from atoll.node.checkpoint import export
+from atoll.node.checkpoint import saved_run
 from atoll.node.checkpoint.initial_state import InitialStateLoader
 from atoll.node.checkpoint.remote_store import CheckpointFacts, RemoteStore, StatePiece, folder_of, state_digest
 from atoll.node.checkpoint.run_manifest import RunManifest
@@ -52,13 +52,13 @@ def test_a_chunk_that_changed_in_memory_is_mended_with_the_rounds_of_its_fragmen
 
 def test_a_checkpoint_begins_runs_in_the_same_and_in_other_fragments(tmp_path: Path) -> None:
     node = filled(tmp_path / "node", 5, about=RunManifest(BALANCED))
-    kept = export.open_run(node.folder)
+    kept = saved_run.open_run(node.folder)
     assert kept is not None and kept.chunks == node.chunks
     assert kept.chunks.fragment_count == 3
     store = RemoteStore(folder_of(f"file://{tmp_path}/remote", "tiny", MARK.hex()))
     facts = CheckpointFacts("tiny", kept.run_id, 5, 0, 5, kept.chunks, kept.layout)
     manifest = store.write(
-        facts, (StatePiece(*found[1:]) for found in export.replay_state(kept, 5)), lambda _: None
+        facts, (StatePiece(*found[1:]) for found in saved_run.replay_state(kept, 5)), lambda _: None
     )
     assert manifest.state_digest == node.outer.finalize().hex()
     assert manifest.state_digest == state_digest(

@@ -21,10 +21,11 @@ from states import MARK, RUN, TINY, Node, filled, layout_for
 from atoll.comm.config.engine import Engine, TitanConfig
 from atoll.comm.config.run import ModelConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
-from atoll.node.checkpoint import export as exporting
-from atoll.node.checkpoint.export import TensorNaming
+from atoll.node.checkpoint import saved_run
 from atoll.node.checkpoint.run_manifest import RunManifest, path_of
-from atoll.node.cli import export
+from atoll.node.export import single_file
+from atoll.node.export.command import export
+from atoll.node.export.model_files import TensorNaming
 from atoll.node.trainer.model import build, init_parameters
 
 
@@ -110,7 +111,7 @@ def test_files_that_the_daemon_replaces_meanwhile_are_looked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = filled(tmp_path / "node", 5)
-    look, looked = exporting.open_run, list[Any]()
+    look, looked = saved_run.open_run, list[Any]()
 
     def looking(folder: Path) -> Any:
         looked.append(look(folder))
@@ -118,7 +119,7 @@ def test_files_that_the_daemon_replaces_meanwhile_are_looked_for_again(
             asyncio.run(node.commit(*range(6, 20)))  # nothing of what was found is left
         return looked[-1]
 
-    monkeypatch.setattr(exporting, "open_run", looking)
+    monkeypatch.setattr(saved_run, "open_run", looking)
     call(node.state_dir, tmp_path / "model.safetensors")
     assert flat(tmp_path / "model.safetensors") == node.anchor().tobytes()
 
@@ -194,7 +195,7 @@ def test_nothing_is_overwritten_unless_told(tmp_path: Path) -> None:
 def test_a_disk_without_room_is_said_and_nothing_is_left(tmp_path: Path) -> None:
     node, out = filled(tmp_path / "node", 1), tmp_path / "out" / "model.safetensors"
     with pytest.raises(ResourceError, match="MB for it"):
-        exporting.export(node.state_dir, out, TensorNaming.NAMES, room=lambda _: 1000)
+        single_file.export(node.state_dir, out, TensorNaming.NAMES, room=lambda _: 1000)
     assert not list(out.parent.iterdir())
 
 

@@ -1,14 +1,12 @@
-"""`atoll export`: the anchor of a node's newest state as a safetensors file, to be loaded without Atoll.
+"""The state of a run as a node's disk has it: snapshots and the sealed log, found and brought forward.
 
-It reads what the node has on its disk (`atoll.node.checkpoint.checkpointer`), whether its daemon runs or not, and
-changes nothing there. Chunk after chunk is read from a snapshot, brought forward by the sealed log, and
-written to its place in the file: of a model of any size, no more than a chunk is in memory.
+What is read here is never changed, and the daemon may be at work meanwhile: a file that it replaces is
+`StateMissing`, and who reads begins anew with what is there then. No more than a chunk of the state is in memory.
+The uploader (`uploader`) and `atoll export` (`atoll.node.export`) read by it.
 """
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,28 +14,15 @@ from numpy.typing import NDArray
 
 from atoll.comm.chunks import Chunks
 from atoll.comm.codecs.codec import Malformed
-from atoll.comm.config.engine import Engine
-from atoll.comm.digest import digest, root
+from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError, ResourceError
-from atoll.comm.files import Room, atomic_write, room, write_all
 from atoll.comm.fragment_schedule import FragmentSchedule
-from atoll.node.checkpoint import hf_llama, run_manifest, snapshots
+from atoll.node.checkpoint import run_manifest, snapshots
 from atoll.node.checkpoint.run_manifest import RunManifest
 from atoll.node.checkpoint.sealed_log import SealedLog
-from atoll.node.checkpoint.snapshots import Snapshot, TensorShapes, safetensors_header
+from atoll.node.checkpoint.snapshots import Snapshot, TensorShapes
 from atoll.node.outer.layout import fragments_and_chunks
 from atoll.node.outer.method import outer_schedule, seal_format
-
-CONFIG = "config.json"
-WEIGHTS = "model.safetensors"  # where transformers looks for them
-PUBLIC_MODE = 0o666  # within the umask: a model is made to be passed on
-
-
-class TensorNaming(StrEnum):
-    """The names that an exported file gives the parameters."""
-
-    NAMES = "names"  # the parameters' own
-    LLAMA = "llama"  # Hugging Face's LlamaForCausalLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,45 +56,12 @@ class SavedRun:
         return sorted(found, reverse=True)
 
 
-@dataclass(frozen=True, slots=True)
-class ExportResult:
-    """The facts of an exported model: its run, its round, its parameters, its state's digest."""
-
-    run: str
-    round: int
-    n_params: int
-    state_digest: str  # as the round's commit record has it
-
-
 class StateMissing(Exception):
     """The disk does not have the state of any round from `round` on."""
 
     def __init__(self, round_: int, sentence: str) -> None:
         super().__init__(sentence)
         self.round = round_
-
-
-def export(
-    state_dir: Path, out: Path, naming: TensorNaming, run: str = "", overwrite: bool = False, room: Room = room
-) -> ExportResult:
-    """Write the model to `out`, and `config.json` beside it. `run`: name or mark, where the node has kept several.
-    Raises `ConfigError`, `ResourceError`."""
-    _check_out(out, naming, overwrite)
-    while True:
-        saved = choose_run(state_dir, run)
-        tensors = _tensors(saved, naming)
-        try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            return _newest(saved, out, tensors, naming, room)
-        except StateMissing as lacking:
-            if choose_run(state_dir, run).files == saved.files:
-                raise ResourceError(
-                    f"no state of run {saved.manifest.run.name} in {state_dir} is whole ({lacking}): export from "
-                    "another node, or start this one, which then fetches what it lacks from its peers"
-                ) from None
-            # else the daemon has replaced them meanwhile: once more
-        except OSError as error:
-            raise ResourceError(f"cannot write {out}: {error.strerror or error}") from None
 
 
 def choose_run(state_dir: Path, run: str = "") -> SavedRun:
@@ -201,76 +153,3 @@ def _stored(saved: SavedRun, c: int, newest: int) -> tuple[int, NDArray[np.float
         if snapshot.at[c] <= newest and (data := snapshot.chunk(c, saved.chunks)) is not None:
             return snapshot.at[c], np.frombuffer(bytearray(data), np.float32)
     raise StateMissing(newest, f"chunk {c} of {saved.snapshots[0].path.name} is damaged or gone")
-
-
-def _newest(saved: SavedRun, out: Path, tensors: TensorShapes, naming: TensorNaming, room: Room) -> ExportResult:
-    """Write the newest state that is whole."""
-    lacking = StateMissing(1 << 62, f"{saved.snapshots[0].path.name} needs rounds that the log lacks")
-    for round_ in saved.rounds:
-        if round_ < lacking.round:
-            try:
-                return _write(saved, round_, out, tensors, naming, room)
-            except StateMissing as error:
-                lacking = error
-    raise lacking
-
-
-def _write(
-    saved: SavedRun, round_: int, out: Path, tensors: TensorShapes, naming: TensorNaming, room: Room
-) -> ExportResult:
-    newest = next(s for s in saved.snapshots if s.first <= round_)
-    config = saved.manifest.run
-    facts = {
-        "run": config.name,
-        "run_id": saved.run_id,
-        "round": str(round_),
-        "tokens": str(newest.tokens),
-        "tokens_round": str(newest.first),  # after which so many tokens were committed
-        "state_digest": "0" * 32,
-    }
-    start = len(safetensors_header({"format": "pt", **facts}, tensors))
-    with atomic_write(out, start + 4 * saved.chunks.numel, room, PUBLIC_MODE) as file:
-        digests = []
-        for span, anchor, _, chunk_digest in replay_state(saved, round_):
-            write_all(file, [anchor.data.cast("B")], start + 4 * span.start)
-            digests.append(chunk_digest)
-        facts["state_digest"] = root(digests).hex()
-        write_all(file, [memoryview(safetensors_header({"format": "pt", **facts}, tensors))], 0)
-        model = asdict(config.titan if config.engine is Engine.TORCHTITAN else config.model)
-        plain = {**facts, "engine": config.engine, "build": saved.manifest.model, "model": model}
-        model_config = hf_llama.config(config.model) if naming is TensorNaming.LLAMA else plain
-        text = json.dumps(model_config, indent=2).encode() + b"\n"
-        with atomic_write(out.with_name(CONFIG), len(text), room, PUBLIC_MODE) as beside:
-            write_all(beside, [memoryview(text)], 0)
-    return ExportResult(config.name, round_, saved.chunks.numel, facts["state_digest"])
-
-
-def _tensors(saved: SavedRun, naming: TensorNaming) -> TensorShapes:
-    """What the file calls the parameters, in the order of the flat vector."""
-    if naming is TensorNaming.NAMES:
-        return saved.layout
-    if saved.manifest.model:
-        raise ConfigError(
-            f"this node trains a model of its own (model={saved.manifest.model}), the llama layout is of the "
-            "run's built-in one: export it with --layout names"
-        )
-    if (run := saved.manifest.run).engine is Engine.TORCHTITAN:
-        raise ConfigError(
-            f"run {run.name} trains torchtitan's {run.titan.config}, the llama layout is of the built-in model: "
-            "export it with --layout names, and have torchtitan turn that into Hugging Face's layout, "
-            "python -m atoll.node.engines.titan_weights to-hf MODEL.safetensors FOLDER "
-            f"--module {run.titan.module} --config {run.titan.config}"
-        )
-    return hf_llama.to_llama_names(saved.layout, saved.manifest.run.model)
-
-
-def _check_out(out: Path, naming: TensorNaming, overwrite: bool) -> None:
-    if out.is_dir():
-        raise ConfigError(f"{out} is a folder: name a file, such as {out / WEIGHTS}")
-    if out.suffix != snapshots.SUFFIX:
-        raise ConfigError(f"{out.name} will be a safetensors file: give --out {out.with_suffix(snapshots.SUFFIX)}")
-    if naming is TensorNaming.LLAMA and out.name != WEIGHTS:
-        raise ConfigError(f"transformers looks for {WEIGHTS}, not {out.name}: give --out {out.with_name(WEIGHTS)}")
-    for path in (out, out.with_name(CONFIG)):
-        if path.exists() and not overwrite:
-            raise ConfigError(f"{path} exists: give --overwrite, or --out in another folder")

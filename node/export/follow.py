@@ -1,0 +1,156 @@
+"""`atoll export --every N`: a job beside a node that exports each Nth committed round as FOLDER/round-000120.
+
+    look at the state directory --> the rounds that are due, the oldest first --> one folder each --> the oldest go
+              ^                                                                                          |
+              +------------------------------------- wait ----------------------------------------------+
+
+What was done is what is in FOLDER: killed and started again, the job goes on behind the newest folder. It ends
+when the run does, whose last round it exports too. A round that the node's disk no longer brings back, because the
+job was not there in time, is named and left out.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from atoll.comm.errors import AtollError, ConfigError, ResourceError
+from atoll.comm.folders import remove_folder
+from atoll.node.checkpoint.saved_run import SavedRun, choose_run
+from atoll.node.export.newest_state import ExportResult
+from atoll.node.export.weights import SUFFIX, read_facts
+
+POLL_INTERVAL = 5.0  # seconds between two looks at the state directory
+FOLDER_NAME = re.compile(r"round-(\d{6,})")
+
+
+class Exporter(Protocol):
+    """Writes the state of a round to a folder (`folder.FolderExporter`)."""
+
+    def export(self, out: Path, round_: int | None = None) -> ExportResult: ...
+
+
+@dataclass
+class Follower:
+    """The job. Its failures are sentences for `say`; it tries again with the next look."""
+
+    state_dir: Path
+    run: str  # as in `choose_run`
+    folder: Path
+    every: int  # rounds
+    keep: int  # newest folders that stay; 0: all
+    exporter: Exporter
+    say: Callable[[str], None]
+    finished: Callable[[int], bool] = lambda round_: False  # whether the run has no more rounds than this
+    # Called with the run's name and the newest folder until it succeeds, and at the start: to do it twice is
+    # nothing.
+    publish: Callable[[str, int, Path], None] | None = None
+    _published: int = field(default=-1, init=False)
+    _trouble: str = field(default="", init=False)
+
+    def follow(self, wait: Callable[[float], bool]) -> None:
+        """Export until the run is finished, or `wait(seconds)` says True, which ends the job. Raises
+        `ConfigError`."""
+        while not self.look():
+            if wait(POLL_INTERVAL):
+                return
+
+    def look(self) -> bool:
+        """Export what is due now; True: the run is finished and nothing is left to do. Raises `ConfigError`."""
+        try:
+            saved = choose_run(self.state_dir, self.run)
+        except ResourceError as error:  # the node has only begun
+            self._report(str(error))
+            return False
+        self._check_folder(saved)
+        rounds = sorted(saved.rounds)
+        total = saved.manifest.run.rounds
+        last = rounds[-1] if rounds else 0
+        over = (0 < total.total <= last and not total.until_member) or self._finished(last)
+        done = max(self.exported(), default=None)
+        due = due_rounds(rounds, self.every, done, last if over else None)
+        if done is not None and (gone := missed_rounds(rounds, self.every, done)):
+            self._report(f"rounds {', '.join(map(str, gone))} are no longer on the node's disk, and are left out")
+        failed = [r for r in (due[-self.keep :] if self.keep else due) if not self._export(r)]
+        published = self._publish(saved.manifest.run.name)
+        return over and not failed and published
+
+    def _finished(self, last: int) -> bool:
+        try:
+            return self.finished(last)
+        except AtollError as error:
+            self._report(str(error))
+            return False
+
+    def exported(self) -> list[int]:
+        """The rounds that are in the folder, ascending."""
+        if not self.folder.is_dir():
+            return []
+        found = (FOLDER_NAME.fullmatch(path.name) for path in self.folder.iterdir() if path.is_dir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def path(self, round_: int) -> Path:
+        """The folder of a round."""
+        return self.folder / f"round-{round_:06d}"
+
+    def _export(self, round_: int) -> bool:
+        try:
+            done = self.exporter.export(self.path(round_), round_)
+        except ConfigError:
+            raise
+        except AtollError as error:
+            self._report(f"round {round_} is not exported: {error}")
+            return False
+        self._trouble = ""
+        self.say(f"run {done.run}, round {round_}: {done.n_params:,} parameters are in {self.path(round_)}")
+        for old in self.exported()[: -self.keep] if self.keep else []:
+            remove_folder(self.path(old))
+        return True
+
+    def _publish(self, run: str) -> bool:
+        """Publish the newest folder; False: it has to be tried again."""
+        newest = max(self.exported(), default=self._published)
+        if self.publish is None or newest == self._published:
+            return True
+        try:
+            self.publish(run, newest, self.path(newest))
+        except ConfigError:
+            raise
+        except AtollError as error:
+            self._report(str(error))
+            return False
+        self._published = newest
+        return True
+
+    def _check_folder(self, saved: SavedRun) -> None:
+        """Raise `ConfigError` if the folder has exports of another run."""
+        for round_ in self.exported()[-1:]:
+            for path in sorted(self.path(round_).glob(f"*{SUFFIX}"))[:1]:
+                if (other := read_facts(path).get("run_id", "")) not in ("", saved.run_id):
+                    raise ConfigError(
+                        f"{self.folder} has exports of another run ({other[:8]}, this one is "
+                        f"{saved.run_id[:8]}): give --out another folder"
+                    )
+
+    def _report(self, trouble: str) -> None:
+        """Say what does not work, once for as long as it lasts."""
+        if trouble != self._trouble:
+            self.say(trouble)
+        self._trouble = trouble
+
+
+def due_rounds(rounds: Sequence[int], every: int, done: int | None, last: int | None) -> list[int]:
+    """The rounds to export now, ascending: of `rounds`, which the disk brings back, each `every`th that is newer
+    than `done`, the newest that was exported (None: none was); and `last`, the run's last one (None: it goes
+    on)."""
+    after = -1 if done is None else done
+    return [r for r in sorted(rounds) if r > after and (r == last or (r > 0 and r % every == 0))]
+
+
+def missed_rounds(rounds: Sequence[int], every: int, done: int) -> list[int]:
+    """The rounds after `done` that were to be exported and that the disk no longer brings back, ascending."""
+    if not rounds:
+        return []
+    first = done - done % every + every
+    return [r for r in range(first, max(rounds) + 1, every) if r not in rounds]

@@ -1,0 +1,76 @@
+"""The model that an export is of: what its file calls the parameters, and the config that says how to build it.
+
+Three kinds of models, one function each: the run's built-in one, which transformers builds from `config.json`
+(`hf_llama` has its names); the volunteer's own and torchtitan's, under the parameters' own names, with a
+`config.json` that only Atoll reads. An engine whose flat vector is of adapters gives `stem` and `config_name` as
+peft has them (adapter_model, adapter_config.json) and needs nothing else here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from atoll.comm.config.engine import Engine
+from atoll.comm.errors import ConfigError
+from atoll.node.checkpoint import hf_llama
+from atoll.node.checkpoint.saved_run import SavedRun
+from atoll.node.checkpoint.snapshots import TensorShapes
+
+CONFIG = "config.json"
+
+
+class TensorNaming(StrEnum):
+    """The names that an exported file gives the parameters."""
+
+    NAMES = "names"  # the parameters' own
+    LLAMA = "llama"  # Hugging Face's, as transformers has them for the run's own model
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The names and the config of an exported model."""
+
+    tensors: TensorShapes  # named as in the file, in the order of the flat vector
+    config: dict[str, Any]
+    transformers: bool  # it loads the model by `config`; if not, the config is for people
+    stem: str = "model"  # of the weights' files
+    config_name: str = CONFIG
+
+    @property
+    def architectures(self) -> Sequence[str]:
+        """The classes of transformers that load the model; empty: none does."""
+        return tuple(self.config.get("architectures", ())) if self.transformers else ()
+
+
+def default_naming(saved: SavedRun) -> TensorNaming:
+    """The naming that transformers loads where the run's model has one, else the parameters' own."""
+    builtin = not saved.manifest.model and saved.manifest.run.engine is Engine.BUILTIN
+    return TensorNaming.LLAMA if builtin else TensorNaming.NAMES
+
+
+def model_files(saved: SavedRun, naming: TensorNaming) -> ModelFiles:
+    """Names and config of the saved run's model. Raises `ConfigError` for a naming that it does not have."""
+    run = saved.manifest.run
+    if naming is TensorNaming.LLAMA:
+        _check_builtin(saved)
+        return ModelFiles(hf_llama.to_llama_names(saved.layout, run.model), hf_llama.config(run.model), True)
+    model = asdict(run.titan if run.engine is Engine.TORCHTITAN else run.model)
+    return ModelFiles(
+        saved.layout, {"engine": run.engine, "build": saved.manifest.model, "model": model}, transformers=False
+    )
+
+
+def _check_builtin(saved: SavedRun) -> None:
+    if saved.manifest.model:
+        raise ConfigError(
+            f"this node trains a model of its own (model={saved.manifest.model}), the llama layout is of the "
+            "run's built-in one: export it with --layout names"
+        )
+    if (run := saved.manifest.run).engine is Engine.TORCHTITAN:
+        raise ConfigError(
+            f"run {run.name} trains torchtitan's {run.titan.config}, the llama layout is of the built-in model: "
+            "export it with --layout names, and have torchtitan turn that into Hugging Face's layout, "
+            "python -m atoll.node.engines.titan_weights to-hf MODEL.safetensors FOLDER "
+            f"--module {run.titan.module} --config {run.titan.config}"
+        )
