@@ -1,5 +1,5 @@
-"""Folders that appear under their name whole and on the disk, or not at all, as `atoll.comm.files` has it of
-files."""
+"""Folders that appear under their name whole and on the disk, or not at all, like the files of
+`atoll.comm.files`."""
 
 import ctypes
 import fcntl

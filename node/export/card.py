@@ -137,13 +137,9 @@ def _contributors(facts: CardFacts) -> list[str]:
         return []
     shown, rest = facts.contributors[:MAX_CONTRIBUTORS], facts.contributors[MAX_CONTRIBUTORS:]
     total = sum(tokens for _, tokens in facts.contributors)
-    rows = [
-        f"| {_plain(name[:MAX_NAME])} | {tokens:,} | {100 * tokens / max(total, 1):.1f} % |"
-        for name, tokens in shown
-    ]
     if rest:
-        others = sum(tokens for _, tokens in rest)
-        rows.append(f"| {len(rest):,} more | {others:,} | {100 * others / max(total, 1):.1f} % |")
+        shown = [*shown, (f"{len(rest):,} more", sum(tokens for _, tokens in rest))]
+    rows = [f"| {_plain(name[:MAX_NAME])} | {n:,} | {100 * n / max(total, 1):.1f} % |" for name, n in shown]
     return ["## Contributors", "", "| node | tokens | share |", "|---|---:|---:|", *rows, ""]
 
 

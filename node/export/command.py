@@ -6,6 +6,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import click
@@ -104,10 +106,8 @@ def export(
         given = {"--tokenizer": tokenizer, "--rounds": rounds, "--coordinator": coordinator, "--push": push}
         for name in (name for name, value in {**given, "--every": every}.items() if value):
             raise ConfigError(f"{name} is for a folder, and {out.name} is a single file: give --out FOLDER")
-        naming = TensorNaming(layout or TensorNaming.NAMES)
-        _tell(
-            export_file(state_dir, out, naming, run, overwrite, dtype=WeightDtype(dtype or "fp32")), out, as_json
-        )
+        naming, number = TensorNaming(layout or TensorNaming.NAMES), WeightDtype(dtype or WeightDtype.FP32)
+        _tell(export_file(state_dir, out, naming, run, overwrite, dtype=number), out, as_json)
         return
     if public and not push:
         raise ConfigError("--public says who may see the repository of --push: give --push ORG/NAME")
@@ -140,10 +140,8 @@ def export(
             keep,
             exporter,
             click.echo,
-            finished=(lambda last: commit_records.is_finished(coordinator, last))
-            if coordinator
-            else lambda _: False,
-            publish=(lambda name, round_, at: _push(repository, name, round_, at)) if repository else None,
+            finished=partial(commit_records.is_finished, coordinator) if coordinator else None,
+            publish=partial(_push, repository) if repository is not None else None,
         ).follow(threading.Event().wait)
 
 
@@ -196,13 +194,7 @@ def _tell(done: ExportResult, out: Path, as_json: bool) -> None:
     for note in done.notes:
         click.echo(note, err=True)
     if as_json:
-        facts = {
-            "run": done.run,
-            "round": done.round,
-            "n_params": done.n_params,
-            "state_digest": done.state_digest,
-        }
-        click.echo(json.dumps({**facts, "out": str(out)}))
+        click.echo(json.dumps({**asdict(done), "out": str(out)}))
     else:
         click.echo(f"run {done.run}, round {done.round}: {done.n_params:,} parameters are in {out}")
 
@@ -237,7 +229,11 @@ def _records(rounds: Path | None, coordinator: str, away: bool) -> Callable[[], 
 @contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
     """Let SIGTERM end the command as Ctrl-C does, so that it leaves no half folder behind."""
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:

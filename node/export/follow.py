@@ -42,12 +42,12 @@ class Follower:
     keep: int  # newest folders that stay; 0: all
     exporter: Exporter
     say: Callable[[str], None]
-    finished: Callable[[int], bool] = lambda round_: False  # whether the run has no more rounds than this
-    # Called with the run's name and the newest folder until it succeeds, and at the start: to do it twice is
-    # nothing.
+    finished: Callable[[int], bool] | None = None  # whether the run ended with a round; None: nobody knows
+    # Called with the newest folder until it succeeds, and at each start: done twice, it does nothing.
     publish: Callable[[str, int, Path], None] | None = None
     _published: int = field(default=-1, init=False)
     _trouble: str = field(default="", init=False)
+    _begun: bool = field(default=False, init=False)  # something was exported
 
     def follow(self, wait: Callable[[float], bool]) -> None:
         """Export until the run is finished, or `wait(seconds)` says True, which ends the job. Raises
@@ -78,7 +78,7 @@ class Follower:
 
     def _finished(self, last: int) -> bool:
         try:
-            return self.finished(last)
+            return self.finished is not None and self.finished(last)
         except AtollError as error:
             self._report(str(error))
             return False
@@ -103,6 +103,10 @@ class Follower:
             self._report(f"round {round_} is not exported: {error}")
             return False
         self._trouble = ""
+        if not self._begun:
+            for note in done.notes:
+                self.say(note)
+        self._begun = True
         self.say(f"run {done.run}, round {round_}: {done.n_params:,} parameters are in {self.path(round_)}")
         for old in self.exported()[: -self.keep] if self.keep else []:
             remove_folder(self.path(old))
