@@ -91,7 +91,9 @@ class _Handler(BaseHTTPRequestHandler):
         name = f"{asked['organization']}/{asked['name']}"
         there = name in self.hub.repositories
         if not there:
-            self.hub.repositories[name] = Repository(bool(asked["private"]))
+            self.hub.repositories[name] = Repository(
+                asked.get("visibility") == "private" or bool(asked.get("private"))
+            )
         said = {"url": f"{self.hub.url}/{name}", "name": name, "id": name}
         self._answer(409 if there else 200, said | ({"error": "you have it already"} if there else {}))
 
@@ -131,6 +133,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(200, {"files": files})
             case "POST", ["commit", _]:
                 self._commit(repository, [json.loads(line) for line in body.splitlines()])
+                said = {"commitUrl": f"{self.hub.url}/{parts[0]}/{parts[1]}/commit/{'1' * 40}", "success": True}
+                self._answer(200, said | {"commitOid": "1" * 40})
             case _:
                 self._answer(404, {"error": f"nothing answers {method} {self.path}"})
 
@@ -146,8 +150,6 @@ class _Handler(BaseHTTPRequestHandler):
                     repository.files[value["path"]] = self.hub.blobs[value["oid"]]
                 case "deletedFile":
                     del repository.files[value["path"]]
-        said = {"commitUrl": f"{self.hub.url}/commit/{'1' * 40}", "commitOid": "1" * 40, "success": True}
-        self._answer(200, said)
 
     def _body(self) -> bytes:
         if self.headers.get("transfer-encoding") == "chunked":

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import sleep
-from typing import Any
 
 from atoll.comm.errors import AtollError, ConfigError, Refused, Unreachable
 from atoll.comm.extras import demand
@@ -45,7 +44,9 @@ def check(repository: HubRepository) -> None:
         )
 
 
-def push(folder: Path, repository: HubRepository, message: str, wait: Callable[[float], object] = sleep) -> str:
+def push(
+    folder: Path, repository: HubRepository, message: str, wait: Callable[[float], object] | None = None
+) -> str:
     """Send the files of `folder` as a commit with this message, and return the repository's URL. Passing failures
     are tried again after `RETRY_INTERVALS`, by `wait`. Raises `ConfigError`, `Refused`, `Unreachable`."""
     check(repository)
@@ -57,7 +58,7 @@ def push(folder: Path, repository: HubRepository, message: str, wait: Callable[[
         except Exception as error:  # of the HTTP client, the file system, or the Hub
             sentence = _sentence(repository, error)
             if isinstance(sentence, Unreachable) and interval is not None:
-                wait(interval)
+                (wait or sleep)(interval)
                 continue
             raise sentence from None
     raise AssertionError("the last try returns or raises")
@@ -82,8 +83,11 @@ def _push(folder: Path, repository: HubRepository, message: str) -> str:
 
 def _sentence(repository: HubRepository, error: Exception) -> AtollError:
     """The failure as a sentence; `Unreachable`: trying again may help."""
-    response: Any = getattr(error, "response", None)
-    status = getattr(response, "status_code", None)
+    cause: BaseException | None = error  # the Hub's answer may be behind an error of the upload
+    while cause is not None and not hasattr(cause, "response"):
+        cause = cause.__cause__
+    status: int | None = getattr(getattr(cause, "response", None), "status_code", None)
+    error = cause if isinstance(cause, Exception) else error
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     name = repository.name
     if status in (401, 403):

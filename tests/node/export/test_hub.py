@@ -37,25 +37,29 @@ def repository(hub: Hub, public: bool = False) -> HubRepository:
     return HubRepository("reef/tiny", public, hub.url)
 
 
+def never(seconds: float) -> None:
+    raise AssertionError(f"nothing passing failed, and it waits {seconds:g} s")
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_all_files_arrive_in_a_private_repository(hub: Hub, exported: Path) -> None:
-    url = push(exported, repository(hub), "Round 1 of run tiny")
+    url = push(exported, repository(hub), "Round 1 of run tiny", never)
     there = hub.repositories["reef/tiny"]
     assert url == f"{hub.url}/reef/tiny" and there.private
     assert there.files == contents(exported) and there.commits == ["Round 1 of run tiny"]
 
 
 def test_pushed_again_nothing_is_sent_and_after_a_change_only_that(hub: Hub, exported: Path) -> None:
-    push(exported, repository(hub), "first")
+    push(exported, repository(hub), "first", never)
     sent = list(hub.uploads)
-    push(exported, repository(hub), "second")
+    push(exported, repository(hub), "second", never)
     assert hub.uploads == sent and hub.repositories["reef/tiny"].commits == ["first"]
     node = exported.parent / "node"
     FolderExporter(node, options=FolderOptions(overwrite=True)).export(exported)  # in one file now
-    push(exported, repository(hub), "third")
+    push(exported, repository(hub), "third", never)
     assert len(hub.uploads) == len(sent) + 1
     assert hub.repositories["reef/tiny"].files == contents(exported), "what is no part of it any more is gone"
 
@@ -63,9 +67,9 @@ def test_pushed_again_nothing_is_sent_and_after_a_change_only_that(hub: Hub, exp
 def test_a_push_that_breaks_off_goes_on_where_it_was(hub: Hub, exported: Path) -> None:
     hub.fail = [400]
     with pytest.raises(Refused, match="the Hub refuses reef/tiny"):
-        push(exported, repository(hub), "first")
+        push(exported, repository(hub), "first", never)
     assert not hub.repositories["reef/tiny"].commits
-    push(exported, repository(hub), "first")
+    push(exported, repository(hub), "first", never)
     assert sorted(hub.uploads) == sorted(hub.blobs) and len(hub.uploads) == 2, "each file was sent once"
     assert hub.repositories["reef/tiny"].files == contents(exported)
 
@@ -92,9 +96,9 @@ def test_what_passes_is_tried_again_for_a_while(hub: Hub, exported: Path, monkey
 def test_a_repository_that_everybody_sees_is_written_to_only_if_that_is_said(hub: Hub, exported: Path) -> None:
     hub.repositories["reef/tiny"] = Repository(private=False)
     with pytest.raises(ConfigError, match="is public already: give --public"):
-        push(exported, repository(hub), "first")
+        push(exported, repository(hub), "first", never)
     assert not hub.repositories["reef/tiny"].files
-    push(exported, repository(hub, public=True), "first")
+    push(exported, repository(hub, public=True), "first", never)
     assert hub.repositories["reef/tiny"].files
 
 
@@ -103,14 +107,15 @@ def test_a_token_that_may_not_write_and_none_at_all(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_reader")
     with pytest.raises(Refused, match=r"refuses to write reef/tiny \(403"):
-        push(exported, repository(hub), "first")
+        push(exported, repository(hub), "first", never)
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(exported / "none"))
     with pytest.raises(ConfigError, match="there is no Hugging Face token"):
-        push(exported, repository(hub), "first")
+        push(exported, repository(hub), "first", never)
 
 
-def test_the_command_exports_and_pushes(hub: Hub, tmp_path: Path) -> None:
+def test_the_command_exports_and_pushes(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pushing, "sleep", never)
     node = filled(tmp_path / "node", 2)
     arguments = [str(node.state_dir), "--out", str(tmp_path / "out"), "--push", "reef/tiny", "--public"]
     done = CliRunner().invoke(export, arguments)
