@@ -7,7 +7,7 @@ export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PIP := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: install demo test test-long titan wheel chaos bench quality check format proto clean
+.PHONY: install demo test test-long titan harness wheel chaos bench quality check format proto clean
 
 install: .venv/installed
 
@@ -50,6 +50,17 @@ TITAN_PIP := .titan-venv/bin/pip install --quiet --constraint constraints-titan.
 	$(TITAN_PIP) --editable ".[node,titan]" hypothesis pytest
 	touch $@
 
+# `atoll eval` with the real lm-evaluation-harness, offline, in an environment of its own: it brings some thirty packages.
+harness: .harness-venv/installed
+	HF_HUB_OFFLINE=1 .harness-venv/bin/pytest -m "long or not long" tests/harness
+
+HARNESS_PIP := .harness-venv/bin/pip install --quiet --constraint constraints.txt
+.harness-venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .harness-venv
+	$(HARNESS_PIP) "$(TORCH)"
+	$(HARNESS_PIP) --editable ".[eval,node,text]" pytest
+	touch $@
+
 # The wheel in environments of its own, used from another folder: it has what it needs, and says what is missing.
 wheel:
 	PYTHON=$(PYTHON) TORCH="$(TORCH)" .ci/wheel
@@ -88,4 +99,4 @@ proto: .venv/installed-dev
 	comm/proto/generate.sh
 
 clean:
-	rm -rf .venv .titan-venv build *.egg-info demo-out
+	rm -rf .venv .harness-venv .titan-venv build *.egg-info demo-out

@@ -16,6 +16,7 @@ from typing import Any
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.comm.extras import demand
 from atoll.node.data.manifest import TOKENIZER
+from atoll.node.export.tokenizer import special_tokens
 from atoll.node.export.weights import SUFFIX, read_facts
 
 TASKS = ("hellaswag", "arc_easy", "piqa", "lambada_openai")  # what small models are commonly compared by
@@ -70,6 +71,11 @@ def _check(export: Path) -> None:
             f"{export} has no {TOKENIZER}, and the tasks are text: export it again with --tokenizer, or from a "
             "run whose data set has one"
         )
+    if not special_tokens(export) & {"bos", "eos"}:
+        raise ConfigError(
+            f"{export}'s tokenizer names no token that begins or ends a text, and the harness puts one before "
+            "each question: export again with --tokenizer FOLDER, whose tokenizer_config.json has an eos_token"
+        )
 
 
 def _run(export: Path, options: EvaluationOptions) -> dict[str, Any]:
@@ -109,4 +115,5 @@ def _figures(found: dict[str, Any]) -> dict[str, float]:
         name: float(value)
         for name, value in named.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if name != "sample_len"  # which "samples" has
     }

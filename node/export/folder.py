@@ -180,6 +180,11 @@ def _surroundings(saved: SavedRun, options: FolderOptions) -> _Surroundings:
     if options.tokenizer is not None:
         end_of_text = manifest.end_of_text if manifest is not None else None
         tokenizer = tokenizer_of_path(options.tokenizer, run, end_of_text)
+        if "eos_token_id" not in tokenizer.ids:
+            notes.append(
+                f"{options.tokenizer} does not say which token ends a text, and generation will not know it: give "
+                "a folder whose tokenizer_config.json has an eos_token"
+            )
     elif sources:
         tokenizer = tokenizer_of_source(sources[0], run)
     else:

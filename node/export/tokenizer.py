@@ -81,6 +81,13 @@ def tokenizer_of_path(path: Path, run: RunConfig, end_of_text: int | None = None
     return _complete(found, run, end_of_text)
 
 
+def special_tokens(folder: Path) -> set[str]:
+    """The roles, of `ROLES`, that a folder's tokenizer_config.json has a token for. Raises `ConfigError`."""
+    path = folder / TOKENIZER_CONFIG
+    config = _json_object(_read(path), TOKENIZER_CONFIG) if path.is_file() else {}
+    return {role for role in ROLES if _text_of(config.get(f"{role}_token"))}
+
+
 def _complete(files: dict[str, bytes], run: RunConfig, end_of_text: int | None) -> TokenizerFiles:
     """Check the tokenizer against the model, and give it the config that AutoTokenizer needs if it has none."""
     tokens = _tokens(files[TOKENIZER])
