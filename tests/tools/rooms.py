@@ -28,7 +28,7 @@ PLACES: dict[str, tuple[float, float]] = {
     **{
         "node.data": (7.4, 3),
         "node.checkpoint": (4.9, 3),
-        "node.export": (5.85, 1),
+        "node.export": (5.1, 1),
         "node.outer": (4.9, 4),
         "node": (6.4, 5),
         "outer_opt": (6, 6),
