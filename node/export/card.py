@@ -6,6 +6,7 @@ stores.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,19 +60,33 @@ def card(facts: CardFacts) -> str:
 def _front_matter(facts: CardFacts) -> list[str]:
     lines = ["---"]
     if facts.model.transformers:
-        lines += ["library_name: transformers", "pipeline_tag: text-generation"]
+        library = "peft" if facts.model.adapters else "transformers"
+        lines += [f"library_name: {library}", "pipeline_tag: text-generation"]
+    if base := _base_model(facts):
+        lines.append(f"base_model: {json.dumps(base)}")
     hub = [s.url.removeprefix("hf://datasets/") for s in facts.sources if s.url.startswith("hf://datasets/")]
     if names := sorted({"/".join(url.split("/")[:2]) for url in hub}):
         lines += ["datasets:", *(f"- {json.dumps(name)}" for name in names)]
     return [*lines, "tags:", "- atoll", "- diloco", "- decentralized-training", "---", ""]
 
 
+def _base_model(facts: CardFacts) -> str:
+    """The model of the Hub that adapters are of; empty: there is none, or it is a folder of the nodes'."""
+    base = facts.model.config.get("base_model_name_or_path") if facts.model.adapters else None
+    return str(base) if re.fullmatch(r"[\w.-]+/[\w.-]+", str(base)) else ""
+
+
 def _first_sentence(facts: CardFacts) -> str:
-    kind = f"`{facts.model.architectures[0]}`" if facts.model.architectures else "model"
+    kind, weights = "model", "weights"
+    if facts.model.adapters:
+        kind, weights = "set of LoRA adapters", "adapters"
+    elif facts.model.architectures:
+        kind = f"`{facts.model.architectures[0]}`"
+    base = f" for {_plain(_base_model(facts))}" if _base_model(facts) else ""
     return (
-        f"A {kind} with {facts.n_params:,} parameters, trained by the members of the Atoll run "
+        f"A {kind} with {facts.n_params:,} parameters{base}, trained by the members of the Atoll run "
         f"{_plain(facts.config.name)}: low-communication data-parallel training (DiLoCo) on machines that share "
-        "nothing but the internet. These are the run's weights after the outer step of round "
+        f"nothing but the internet. These are the run's {weights} after the outer step of round "
         f"{facts.state.round:,}."
     )
 
@@ -116,7 +131,8 @@ def _training_rows(facts: CardFacts) -> list[tuple[str, str]]:
         f"{model.ffn_dim} in the feed-forward part, vocabulary of {model.vocab_size:,}, "
         f"{model.seq_len:,} tokens of context"
     )
-    rows = [("Model", shape)] if facts.model.transformers else [("Engine", str(run.engine))]
+    described = facts.model.transformers and run.engine is Engine.BUILTIN
+    rows = [("Model", shape)] if described else [("Engine", str(run.engine))]
     if run.engine is Engine.TORCHTITAN:
         rows.append(("Model", f"torchtitan's {_plain(run.titan.config)}"))
     return [
@@ -150,12 +166,13 @@ def _usage(facts: CardFacts) -> list[str]:
             "it is. Load them with `safetensors.torch.load_file`.",
             "",
         ]
-    lines = ["```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
+    library, loader = ("peft", "AutoPeft") if facts.model.adapters else ("transformers", "Auto")
+    lines = ["```python", f"from {library} import {loader}ModelForCausalLM"]
+    load = [f'model = {loader}ModelForCausalLM.from_pretrained("THIS_FOLDER_OR_REPOSITORY")']
     if facts.tokenizer:
-        lines.append('tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER_OR_REPOSITORY")')
-    else:
-        lines[1] = "from transformers import AutoModelForCausalLM"
-    lines += ['model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER_OR_REPOSITORY")', "```", ""]
+        lines.append("from transformers import AutoTokenizer")
+        load.insert(0, 'tokenizer = AutoTokenizer.from_pretrained("THIS_FOLDER_OR_REPOSITORY")')
+    lines += ["", *load, "```", ""]
     if not facts.tokenizer:
         by_bytes = facts.config.data.kind in (DataKind.STDLIB, DataKind.BYTES)
         why = "a token is a byte of UTF-8" if by_bytes else "give the one that the run was trained with"

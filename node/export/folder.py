@@ -212,6 +212,8 @@ def _configs(
     """The model's config and what `generate` begins with."""
     if not model.transformers:
         return {model.config_name: _json({**facts.texts(), **model.config})}
+    if model.adapters:
+        return {model.config_name: _json(model.config)}
     ids = dict(tokenizer.ids) if tokenizer is not None else {}
     config = model.config | {"dtype": dtype.torch_name, "torch_dtype": dtype.torch_name} | ids
     return {model.config_name: _json(config), GENERATION_CONFIG: _json({"_from_model_config": True, **ids})}

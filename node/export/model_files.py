@@ -38,6 +38,11 @@ class ModelFiles:
     config_name: str = CONFIG
 
     @property
+    def adapters(self) -> bool:
+        """Whether the weights are adapters of a base model, which peft loads."""
+        return self.config_name != CONFIG
+
+    @property
     def architectures(self) -> Sequence[str]:
         """The classes of transformers that load the model; empty: none does."""
         return tuple(self.config.get("architectures", ())) if self.transformers else ()

@@ -20,10 +20,12 @@ from tokenized import END_OF_TEXT, TEXT, data_set, tokenizer_json
 from atoll.comm.config.engine import Engine, TitanConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.node.checkpoint.run_manifest import RunManifest
+from atoll.node.checkpoint.saved_run import SavedRun
 from atoll.node.export import folder as folders
 from atoll.node.export import tokenizer as tokenizers
 from atoll.node.export.command import export, parse_size
 from atoll.node.export.folder import FolderExporter, FolderOptions
+from atoll.node.export.model_files import ModelFiles, TensorNaming
 from atoll.node.export.tokenizer import DataSource
 from atoll.node.export.weights import WeightDtype, split_into_files, to_bf16
 from atoll.node.trainer.model import build, init_parameters
@@ -268,6 +270,28 @@ def test_a_model_that_transformers_has_not_is_written_under_its_own_names(tmp_pa
     card = (tmp_path / "out" / "README.md").read_text()
     assert "torchtitan's llama3\\_8b" in card and "library_name" not in card
     assert not (tmp_path / "out" / "generation_config.json").exists()
+
+
+def test_adapters_are_written_as_peft_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = tuple(f"base_model.model.layers.{i}.q_proj.lora_{m}.weight" for i in range(2) for m in "AB")
+    node = filled(tmp_path / "node", 1, layout=tuple((name, (8, 4)) for name in names))
+    config = {"peft_type": "LORA", "base_model_name_or_path": "reef/base"}
+
+    def adapters(saved: SavedRun, naming: TensorNaming) -> ModelFiles:
+        return ModelFiles(saved.layout, config, True, "adapter_model", "adapter_config.json")
+
+    monkeypatch.setattr(folders, "model_files", adapters)
+    call(node.state_dir, tmp_path / "out")
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        *("README.md", "adapter_config.json", "adapter_model.safetensors")
+    ]
+    assert load_file(tmp_path / "out" / "adapter_model.safetensors").keys() == set(names)
+    assert json.loads((tmp_path / "out" / "adapter_config.json").read_text()) == config
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "library_name: peft\n" in card and 'base_model: "reef/base"' in card
+    assert (
+        "AutoPeftModelForCausalLM" in card and "LoRA adapters with 128 parameters for reef/base, trained" in card
+    )
 
 
 def test_names_of_nodes_do_nothing_in_the_card(tmp_path: Path) -> None:
