@@ -44,7 +44,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from atoll.comm.bitmap import bitmap
-from atoll.comm.config.run import InnerConfig, MembersConfig, ModelConfig, ReduceConfig, RoundsConfig, RunConfig
+from atoll.comm.config.model import ModelConfig
+from atoll.comm.config.run import InnerConfig, MembersConfig, ReduceConfig, RoundsConfig, RunConfig
 from atoll.comm.digest import digest
 from atoll.comm.ids import NodeId, Round
 from atoll.comm.plan import Fence

@@ -8,7 +8,8 @@ import numpy as np
 
 from atoll.comm.byte_view import U8
 from atoll.comm.codecs.factory import make_codec
-from atoll.comm.config.run import ModelConfig, ReduceConfig, RunConfig
+from atoll.comm.config.model import ModelConfig
+from atoll.comm.config.run import ReduceConfig, RunConfig
 from atoll.comm.digest import digest
 from atoll.node.checkpoint.checkpoint_files import CheckpointLocation
 from atoll.node.checkpoint.checkpointer import Checkpointer

@@ -13,7 +13,8 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from atoll.comm.config.run import InnerConfig, ModelConfig, RunConfig
+from atoll.comm.config.model import ModelConfig
+from atoll.comm.config.run import InnerConfig, RunConfig
 from atoll.node import trainer_channel
 from atoll.node.config import Device, NodeConfig, TrainerSpec
 from atoll.node.trainer_channel import DaemonEnd

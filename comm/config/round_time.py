@@ -5,16 +5,18 @@ a participant reports.
 
 from dataclasses import dataclass
 
-from atoll.comm.config.run import ModelConfig, RunConfig
+from atoll.comm.config.model import ModelConfig
+from atoll.comm.config.run import RunConfig
 
 
 def flops_per_token(model: ModelConfig) -> float:
     """Floating-point operations that a model needs for a token, forward and backward: 6 N + 12 L d T (PaLM,
-    arXiv 2204.02311, appendix B), for N parameters that multiply, L layers of width d, and sequences of T tokens.
-    The embedding multiplies only where it is the output head as well: a look-up is no work. What activation
-    checkpointing computes again does not count."""
+    arXiv 2204.02311, appendix B), for N parameters that multiply, L layers whose heads are d wide together, and
+    sequences of T tokens. The embedding multiplies only where it is the output head as well: a look-up is no work.
+    What activation checkpointing computes again does not count."""
     looked_up = 0 if model.tied_head else model.vocab_size * model.dim
-    return 6 * (model.n_params - looked_up) + 12 * model.layers * model.dim * model.seq_len
+    attended = model.heads * model.head_width * model.seq_len
+    return 6 * (model.n_params - looked_up) + 12 * model.layers * attended
 
 
 def tokens_per_step(run: RunConfig) -> int:

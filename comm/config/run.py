@@ -13,6 +13,7 @@ from typing import assert_never
 import msgspec
 
 from atoll.comm.config.engine import Engine, TitanConfig
+from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.outer import FragmentsConfig, OuterConfig, OverlapConfig
 from atoll.comm.config.rules import Rule, positive, representable, store_url
 from atoll.comm.errors import ConfigError
@@ -67,54 +68,6 @@ class WandbMode(StrEnum):
     OFFLINE = "offline"
     DISABLED = "disabled"
     AUTO = "auto"  # as WANDB_MODE says, else online when an API key is present, else offline
-
-
-@dataclass
-class ModelConfig:
-    """A decoder-only transformer: RMSNorm, rotary positions, SwiGLU, grouped-query attention."""
-
-    vocab_size: int = 256
-    dim: int = 128
-    layers: int = 4
-    heads: int = 4
-    kv_heads: int = 4  # fewer than heads: grouped-query attention
-    ffn_dim: int = 344  # hidden width of SwiGLU
-    seq_len: int = 128  # tokens
-    rope_base: float = 10000.0
-    norm_eps: float = 1e-5
-    tied_head: bool = True  # the output head shares the embedding
-
-    @property
-    def n_params(self) -> int:
-        """Parameters of the flat vector."""
-        head_dim = self.dim // self.heads
-        attention = self.dim * head_dim * 2 * (self.heads + self.kv_heads)
-        block = attention + 3 * self.dim * self.ffn_dim + 2 * self.dim
-        embeddings = self.vocab_size * self.dim * (1 if self.tied_head else 2)
-        return embeddings + self.layers * block + self.dim
-
-    def rules(self) -> Iterator[Rule]:
-        """Rules of a model that can be built."""
-        yield from positive(
-            "model",
-            vocab_size=self.vocab_size,
-            dim=self.dim,
-            layers=self.layers,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            ffn_dim=self.ffn_dim,
-            seq_len=self.seq_len,
-        )
-        yield from representable("model", self)
-        yield self.dim % self.heads == 0, f"model.dim {self.dim} is not a multiple of model.heads {self.heads}"
-        yield (
-            (self.dim // self.heads) % 2 == 0,
-            f"model.dim / model.heads is {self.dim / self.heads:g}: rotary needs it even",
-        )
-        yield (
-            self.heads % self.kv_heads == 0,
-            f"model.heads {self.heads} is not a multiple of model.kv_heads {self.kv_heads}",
-        )
 
 
 @dataclass

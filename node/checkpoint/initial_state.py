@@ -27,10 +27,10 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from atoll.comm.chunks import Chunks
-from atoll.comm.config.run import ModelConfig
+from atoll.comm.config.model import ModelConfig
 from atoll.comm.digest import DIGEST_SIZE
 from atoll.comm.errors import ConfigError, ResourceError
-from atoll.node.checkpoint import hf_llama, snapshots
+from atoll.node.checkpoint import hf_layout, snapshots
 from atoll.node.checkpoint.remote_store import (
     ANCHOR,
     MANIFEST,
@@ -225,7 +225,7 @@ class InitialStateLoader:
         """The parameter that each tensor is; some that a Llama has need not be any."""
         wanted = dict(self.layout)
         if self.model is not None and any(name.startswith("model.") for name in found):
-            theirs = [name for name, _ in hf_llama.to_llama_names(self.layout, self.model)]
+            theirs = [name for name, _ in hf_layout.to_hf_names(self.layout, self.model)]
             names = dict(zip(theirs, (name for name, _ in self.layout), strict=True))
             spare = {"lm_head.weight"} - names.keys() if self.model.tied_head else set[str]()
             ours = {names.get(name, name): shape for name, shape in found.items() if name not in spare}

@@ -1,7 +1,7 @@
 """The model that an export is of: what its file calls the parameters, and the config that says how to build it.
 
 Three kinds of models, one function each: the run's built-in one, which transformers builds from `config.json`
-(`hf_llama` has its names); the volunteer's own and torchtitan's, under the parameters' own names, with a
+(`hf_layout` has its names); the volunteer's own and torchtitan's, under the parameters' own names, with a
 `config.json` that only Atoll reads. An engine whose flat vector is of adapters gives `stem` and `config_name` as
 peft has them (adapter_model, adapter_config.json) and needs nothing else here.
 """
@@ -12,8 +12,9 @@ from enum import StrEnum
 from typing import Any
 
 from atoll.comm.config.engine import Engine
+from atoll.comm.config.hf_config import to_hf
 from atoll.comm.errors import ConfigError
-from atoll.node.checkpoint import hf_llama
+from atoll.node.checkpoint import hf_layout
 from atoll.node.checkpoint.saved_run import SavedRun
 from atoll.node.checkpoint.snapshots import TensorShapes
 
@@ -59,7 +60,7 @@ def model_files(saved: SavedRun, naming: TensorNaming) -> ModelFiles:
     run = saved.manifest.run
     if naming is TensorNaming.LLAMA:
         _check_builtin(saved)
-        return ModelFiles(hf_llama.to_llama_names(saved.layout, run.model), hf_llama.config(run.model), True)
+        return ModelFiles(hf_layout.to_hf_names(saved.layout, run.model), to_hf(run.model), True)
     model = asdict(run.titan if run.engine is Engine.TORCHTITAN else run.model)
     return ModelFiles(
         saved.layout, {"engine": run.engine, "build": saved.manifest.model, "model": model}, transformers=False

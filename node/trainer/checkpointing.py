@@ -35,7 +35,8 @@ def _overloads(names: Sequence[str]) -> frozenset[Any]:
     return frozenset(getattr(torch.ops.aten, name).default for name in names if hasattr(torch.ops.aten, name))
 
 
-_PRODUCTS, _ATTENTIONS = _overloads(MATRIX_PRODUCTS), _overloads(ATTENTIONS)
+_PRODUCTS = _overloads(MATRIX_PRODUCTS)
+_ATTENTIONS = _overloads(ATTENTIONS) | {torch.ops.higher_order.flex_attention}
 
 
 class ActivationCheckpointing:

@@ -1,9 +1,9 @@
 """The model of a run: a small modern decoder, or the volunteer's own module.
 
 `build` promises a module whose `forward(tokens)` maps (B, T) int64 to logits (B, T, V); the decoder's takes
-targets, too, and then returns the loss. `init_parameters`
-promises the same numbers for the same seed and parameter names, whatever the number of local ranks: each
-rank draws the whole tensor of a parameter and keeps the block it owns. The trainer calls both.
+targets, too, and then returns the loss, and positions, which separate documents. `init_parameters` promises the
+same numbers for the same seed and parameter names, whatever the number of local ranks: each rank draws the whole
+tensor of a parameter and keeps the block it owns. The trainer calls both.
 """
 
 import hashlib
@@ -15,39 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from atoll.comm.config.run import ModelConfig
+from atoll.comm.config.model import ModelConfig
 from atoll.comm.errors import ConfigError
 from atoll.node.participant.flat_vector import local_block, local_tensor
+from atoll.node.trainer.attention import Attention
+from atoll.node.trainer.attention_mask import Mask, attention_mask, begin_at_zero
 from atoll.node.trainer.chunked_loss import chunked_cross_entropy
+from atoll.node.trainer.rotary import Rotary
 
 INIT_STD = 0.02
-
-
-class Attention(nn.Module):
-    """Causal grouped-query attention (arXiv 2305.13245) with rotary positions (arXiv 2104.09864)."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.head_dim = config.dim // config.heads
-        self.grouped = config.kv_heads < config.heads
-        self.query = nn.Linear(config.dim, config.heads * self.head_dim, bias=False)
-        self.key = nn.Linear(config.dim, config.kv_heads * self.head_dim, bias=False)
-        self.value = nn.Linear(config.dim, config.kv_heads * self.head_dim, bias=False)
-        self.output = nn.Linear(config.heads * self.head_dim, config.dim, bias=False)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Attend over `x`, (B, T, dim); returns (B, T, dim). `cos`, `sin`: (T, head_dim / 2) each, from
-        `rotary`."""
-        # (B, heads, T, head_dim) each
-        q, k, v = (self._heads(project(x)) for project in (self.query, self.key, self.value))
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        if x.device.type == "cpu":  # whose kernel takes four times as long in bf16 as in fp32
-            q, k, v = q.float(), k.float(), v.float()
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped).to(x.dtype)
-        return cast(Tensor, self.output(mixed.transpose(1, 2).flatten(2)))  # (B, T, dim)
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -55,9 +31,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate = nn.Linear(config.dim, config.ffn_dim, bias=False)
-        self.up = nn.Linear(config.dim, config.ffn_dim, bias=False)
-        self.down = nn.Linear(config.ffn_dim, config.dim, bias=False)
+        self.gate = nn.Linear(config.dim, config.ffn_dim, bias=config.ffn_bias)
+        self.up = nn.Linear(config.dim, config.ffn_dim, bias=config.ffn_bias)
+        self.down = nn.Linear(config.ffn_dim, config.dim, bias=config.ffn_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.down(F.silu(self.gate(x)) * self.up(x)))
@@ -73,8 +49,8 @@ class Block(nn.Module):
         self.ffn_norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.ffn = FeedForward(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), cos, sin)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None = None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), cos, sin, mask)
         return cast(Tensor, x + self.ffn(self.ffn_norm(x)))
 
 
@@ -85,8 +61,8 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.head_dim = config.dim // config.heads
-        self.rope_base = config.rope_base
+        self.rotary = Rotary.of(config)
+        self.window = config.sliding_window
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
@@ -96,32 +72,25 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         """Logits (B, T, vocab_size) of the token after each of `tokens`, (B, T) int64; with `targets`, (B, T)
         int64, the mean cross entropy of those that are not -100, for which the logits of all tokens are never
-        held at once. `positions`: (B, T) int64, 0 ... T - 1; None: the same."""
+        held at once. `positions`, (B, T) int64, count from 0 at the beginning of each document, and attention does
+        not cross it; None: each sample is one."""
         x = self.embedding(tokens)  # (B, T, dim)
-        cos, sin = rotary(tokens.shape[1], self.head_dim, self.rope_base, tokens.device)
+        cos, sin, mask = self._attention(tokens, positions)
         for block in self.blocks:
-            x = block(x, cos, sin)
+            x = block(x, cos, sin, mask)
         x = self.norm(x)
         head = self.embedding.weight if self.head is None else self.head.weight  # (V, dim)
         if targets is not None:  # here, where FSDP2 has gathered the head
             return chunked_cross_entropy(x.flatten(0, 1), head, targets.flatten())
         return F.linear(x, head)  # (B, T, V)
 
-
-def rotary(length: int, head_dim: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of each position's angles, (T, head_dim / 2) each.
-
-    Computed, not stored: a buffer would be lost when the model is built on the meta device.
-    """
-    frequency = base ** (-torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim)
-    angle = torch.outer(torch.arange(length, device=device, dtype=torch.float32), frequency)
-    return angle.cos(), angle.sin()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (x[i], x[i + D/2]) of (B, heads, T, D) by their position's angle."""
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
+    def _attention(self, tokens: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Mask | None]:
+        """Cosine, sine and mask of all blocks' attention."""
+        length, device = tokens.shape[1], tokens.device
+        if positions is not None and device.type == "cpu" and begin_at_zero(positions):
+            positions = None  # not asked of a GPU, which would have to be waited for
+        cos, sin = self.rotary.angles(length, positions, device)
+        return cos, sin, attention_mask(length, positions, self.window, self.rotary.head_dim, device)
 
 
 def build(config: ModelConfig) -> nn.Module:

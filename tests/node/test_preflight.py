@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.outer import OverlapConfig
-from atoll.comm.config.run import CodecName, InnerConfig, ModelConfig, OptimizerName, ReduceConfig, RunConfig
+from atoll.comm.config.run import CodecName, InnerConfig, OptimizerName, ReduceConfig, RunConfig
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node import preflight
 from atoll.node.config import Device, NodeConfig

@@ -14,12 +14,12 @@ from atoll import configs
 from atoll.comm.codecs.codec import NonFinite
 from atoll.comm.config.load import load_run
 from atoll.comm.config.methods import check_real, simulated_only
+from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.outer import FragmentsConfig, LeftOutName, OuterConfig, OverlapConfig, TakeName
 from atoll.comm.config.run import (
     CodecName,
     DataConfig,
     InnerConfig,
-    ModelConfig,
     OptimizerName,
     ReduceConfig,
     RoundsConfig,

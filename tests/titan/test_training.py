@@ -13,7 +13,8 @@ from titan.conftest import HERE
 from trainers import DEADLINE, launched, order
 
 from atoll.comm.config.engine import Engine, TitanConfig
-from atoll.comm.config.run import InnerConfig, ModelConfig, OptimizerName, RunConfig
+from atoll.comm.config.model import ModelConfig
+from atoll.comm.config.run import InnerConfig, OptimizerName, RunConfig
 from atoll.comm.errors import ConfigError
 from atoll.node import trainer_channel as tc
 from atoll.node.config import TrainerSpec

@@ -7,9 +7,10 @@ import pytest
 
 from atoll.comm.accelerators import peak_flops
 from atoll.comm.config.load import load_run
+from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.outer import FragmentsConfig
 from atoll.comm.config.round_time import RoundTime, exchanged_bytes, flops_per_token, tokens_per_step
-from atoll.comm.config.run import CodecName, InnerConfig, ModelConfig, ReduceConfig, RoundsConfig, RunConfig
+from atoll.comm.config.run import CodecName, InnerConfig, ReduceConfig, RoundsConfig, RunConfig
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 UNITS = {"Mbit/s": 1e6, "Gbit/s": 1e9}

@@ -11,15 +11,8 @@ from dataclasses import replace
 import pytest
 
 from atoll.comm.bitmap import bitmap
-from atoll.comm.config.run import (
-    DataConfig,
-    InnerConfig,
-    MembersConfig,
-    ModelConfig,
-    ReduceConfig,
-    RoundsConfig,
-    RunConfig,
-)
+from atoll.comm.config.model import ModelConfig
+from atoll.comm.config.run import DataConfig, InnerConfig, MembersConfig, ReduceConfig, RoundsConfig, RunConfig
 from atoll.comm.digest import digest
 from atoll.comm.ids import Epoch, Incarnation, NodeId, Round
 from atoll.comm.plan import NOBODY, Fence

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.outer import OuterConfig, WeightName
-from atoll.comm.config.run import InnerConfig, ModelConfig, RunConfig
+from atoll.comm.config.run import InnerConfig, RunConfig
 from atoll.comm.ids import NodeId
 from atoll.coordinator.state_machine import ledger as book
 from atoll.coordinator.state_machine.events import Contribution

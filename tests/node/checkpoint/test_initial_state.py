@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from states import MARK, RUN, TINY, Node, filled, layout_for
 from torch import Tensor
 
-from atoll.comm.config.run import ModelConfig
+from atoll.comm.config.model import ModelConfig
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node.checkpoint import saved_run, snapshots
 from atoll.node.checkpoint.initial_state import InitialState, InitialStateLoader

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.comm.config.run import DataConfig, DataKind, ModelConfig, RunConfig
+from atoll.comm.config.model import ModelConfig
+from atoll.comm.config.run import DataConfig, DataKind, RunConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.node.config import NodeConfig
 from atoll.node.data.samples import Array, Sample, Source

@@ -19,7 +19,7 @@ from safetensors.torch import load_file as load_tensors
 from states import MARK, RUN, TINY, Node, filled, layout_for
 
 from atoll.comm.config.engine import Engine, TitanConfig
-from atoll.comm.config.run import ModelConfig
+from atoll.comm.config.model import ModelConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.node.checkpoint import saved_run
 from atoll.node.checkpoint.run_manifest import RunManifest, path_of

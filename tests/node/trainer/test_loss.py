@@ -10,7 +10,7 @@ from token_batches import batch_of, masked
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from atoll.comm.config.run import ModelConfig
+from atoll.comm.config.model import ModelConfig
 from atoll.node.config import Checkpointing
 from atoll.node.data.samples import UNLEARNED
 from atoll.node.participant.batches import Batch, learned, pieces

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.comm.config.run import ModelConfig
+from atoll.comm.config.model import ModelConfig
 from atoll.comm.errors import ConfigError
 from atoll.node.trainer.model import blocks_of, build, build_custom, init_parameters
 

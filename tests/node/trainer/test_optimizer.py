@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 
-from atoll.comm.config.run import InnerConfig, ModelConfig, OptimizerName
+from atoll.comm.config.model import ModelConfig
+from atoll.comm.config.run import InnerConfig, OptimizerName
 from atoll.node.trainer.model import build, init_parameters
 from atoll.node.trainer.optimizer import Muon, make_optimizer, orthogonalisation_dtype, orthogonalised
 
