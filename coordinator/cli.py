@@ -60,13 +60,13 @@ def start(
 
     RUN_YAML is a file, or the name of a run that comes with Atoll: `atoll coordinator start demo`.
     """
+    log.setup(log_level)
     config = _load(run_yaml, overrides, method)
     check_real(config)
     from atoll.coordinator.monitor.wandb_logger import check_installed
     from atoll.coordinator.server import ServerOptions, serve
 
     check_installed(config)
-    log.setup(log_level)
     asyncio.run(serve(config, ServerOptions(state_dir.expanduser(), listen, http, advertise)))
 
 

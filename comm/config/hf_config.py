@@ -16,6 +16,7 @@ from atoll.comm.config.model import ModelConfig, RopeType
 from atoll.comm.config.rules import LARGEST_INT
 from atoll.comm.errors import ConfigError
 
+CONFIG = "config.json"
 MAX_DEFAULT_SEQ_LEN = 2048  # tokens of a training sequence where only the config.json says how long one may be
 ANOTHER_ENGINE = "set engine: hf, which builds it by transformers"
 

@@ -6,11 +6,12 @@ would be resolved.
 """
 
 import re
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.run import RunConfig, check
 from atoll.comm.errors import ConfigError
 
@@ -18,8 +19,9 @@ T = TypeVar("T")
 
 
 def load_run(path: Path, overrides: tuple[str, ...] = (), method: Path | None = None) -> RunConfig:
-    """Read a run's YAML file, a method's over it, and dotlist overrides (`key.sub=value`) over both. Raises
-    `ConfigError` with a sentence."""
+    """Read a run's YAML file, a method's over it, and dotlist overrides (`key.sub=value`) over both. A `model`
+    that names a folder or hf://org/name is replaced by what its config.json says, over which single keys of the
+    model may go. Raises `ConfigError` with a sentence, and `ResourceError` where the model cannot be read."""
     config = load_dataclass(RunConfig, path, overrides, over=method)
     check(config)
     return config
@@ -40,7 +42,8 @@ def load_dataclass(schema: type[T], path: Path | None, overrides: tuple[str, ...
                 path, source = file, str(file)
                 merged = OmegaConf.merge(merged, _with_words(schema, OmegaConf.load(file), source))
         source = "the overrides"
-        merged = OmegaConf.merge(merged, _with_words(schema, _dotlist(overrides), source))
+        for part in _whole_sections_first(overrides):
+            merged = OmegaConf.merge(merged, _with_words(schema, _dotlist(part), source))
         loaded = OmegaConf.to_object(merged)
     except TypeError:
         raise ConfigError(f"{source} does not hold keys and values: write a YAML mapping") from None
@@ -56,6 +59,12 @@ def load_dataclass(schema: type[T], path: Path | None, overrides: tuple[str, ...
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     assert isinstance(loaded, schema)
     return loaded
+
+
+def _whole_sections_first(overrides: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The overrides in two parts: a section's keys go over what `section=` says, wherever that stands."""
+    whole = tuple(override for override in overrides if "." not in override.partition("=")[0])
+    return whole, tuple(override for override in overrides if override not in whole)
 
 
 def _dotlist(overrides: tuple[str, ...]) -> Any:
@@ -76,8 +85,8 @@ def _dotlist(overrides: tuple[str, ...]) -> Any:
 
 
 def _with_words(schema: type[Any], found: Any, source: str, above: str = "") -> Any:
-    """`found` with words where the schema has words: YAML takes a bare on or off for true or false. A value in
-    the place of a section is refused."""
+    """`found` with words where the schema has words: YAML takes a bare on or off for true or false. A model that
+    is named is replaced by its fields; any other value in the place of a section is refused."""
     from omegaconf import DictConfig, OmegaConf
 
     for key, kind in get_type_hints(schema).items() if isinstance(found, DictConfig) else ():
@@ -85,6 +94,11 @@ def _with_words(schema: type[Any], found: Any, source: str, above: str = "") -> 
             continue
         value = found.get(key)
         if is_dataclass(kind):
+            if kind is ModelConfig and isinstance(value, str):
+                from atoll.comm.config.model_source import named_model
+
+                found[key] = asdict(named_model(value))
+                continue
             if not isinstance(value, DictConfig):
                 example = f"{above}{key}.{fields(kind)[0].name}=..."
                 raise ConfigError(

@@ -5,7 +5,7 @@ The decoder itself is `atoll.node.trainer.model`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from atoll.comm.config.rules import Rule, positive, representable
@@ -106,3 +106,26 @@ class ModelConfig:
             f"model.rope_low_freq_factor {self.rope_low_freq_factor} must be above 0 and below "
             f"model.rope_high_freq_factor {self.rope_high_freq_factor}",
         )
+
+
+def differences(one: ModelConfig, other: ModelConfig) -> Iterator[str]:
+    """Names of the fields in which the models differ: in a parameter's shape or in what they compute of the same
+    parameters. How long sequences are is no difference, nor a window that is longer than those of `other`."""
+    used = {"rope_factor"} if other.rope_type is not RopeType.DEFAULT else set[str]()
+    if other.rope_type is RopeType.LLAMA3:
+        used |= {"rope_low_freq_factor", "rope_high_freq_factor", "rope_original_length"}
+    for item in fields(ModelConfig):
+        match item.name:
+            case "seq_len" | "max_positions":
+                continue
+            case "head_dim":
+                differ = one.head_width != other.head_width
+            case "sliding_window":
+                windows = {min(m.sliding_window or other.seq_len, other.seq_len) for m in (one, other)}
+                differ = len(windows) > 1
+            case "rope_factor" | "rope_low_freq_factor" | "rope_high_freq_factor" | "rope_original_length" as name:
+                differ = name in used and getattr(one, name) != getattr(other, name)
+            case name:
+                differ = getattr(one, name) != getattr(other, name)
+        if differ:
+            yield item.name
