@@ -1,6 +1,9 @@
 """A run begins with Hugging Face's files, whole or in shards, if they are of the run's model, or not at all."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hub_files import hub_of
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from states import TINY, layout_for
@@ -206,3 +210,43 @@ def test_weights_under_hugging_faces_names_need_a_config_json(tmp_path: Path) ->
     ours = {name: t for (name, _), t in zip(layout_for(LLAMA_3), tensors_of(LLAMA_3).values(), strict=True)}
     save_file(ours, tmp_path / "ours.safetensors")
     assert loaded(tmp_path / "ours.safetensors", LLAMA_3).tobytes() == flat(ours)
+
+
+FROM_HUB = """
+import sys
+import numpy as np
+from atoll import configs
+from atoll.comm.config.load import load_run
+from atoll.comm.errors import AtollError
+from atoll.node.checkpoint.hf_layout import shapes
+from atoll.node.checkpoint.initial_state import InitialStateLoader
+
+run = load_run(configs.DEMO, ("model=hf://org/name", "init_from=hf://org/name", "data.kind=script"))
+anchor, momentum = np.zeros((2, run.model.n_params), np.float32)
+loader = InitialStateLoader(tuple(sorted(shapes(run.model).items())), run.model, anchor, momentum, files=False)
+print(loader.load(run.init_from, True).what)
+anchor.tofile(sys.argv[1])
+for gone in ("hf://org/gone", "hf://org/name/gone.safetensors"):
+    try:
+        loader.load(gone, True)
+    except AtollError as error:
+        print(type(error).__name__, error)
+print("torch" in sys.modules)
+"""
+
+
+def test_a_run_begins_with_what_the_hub_has(tmp_path: Path) -> None:
+    tensors = tensors_of(LLAMA_3, torch.bfloat16)
+    folder = save_shards(tmp_path / "model", LLAMA_3, tensors)
+    with hub_of(folder) as endpoint:
+        settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+        command = [sys.executable, "-P", "-c", FROM_HUB, str(tmp_path / "anchor")]
+        done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    what, gone, no_file, torch_there = done.stdout.splitlines()
+    assert what == f"the weights in org/name/{INDEX}" and torch_there == "False"
+    assert gone.startswith("ResourceError init_from=hf://org/gone cannot be read") and "not found" in gone
+    assert no_file.startswith("ResourceError init_from=hf://org/name/gone.safetensors cannot be read")
+    names = dict(zip(tensors, (name for name, _ in layout_for(LLAMA_3)), strict=True))
+    in_order = sorted(tensors.items(), key=lambda item: names[item[0]])
+    assert (tmp_path / "anchor").read_bytes() == flat(dict(in_order))
