@@ -20,13 +20,13 @@ from torch.distributed.fsdp import FSDPModule
 
 from atoll.comm.config.run import RunConfig
 from atoll.node.config import Checkpointing, NodeConfig
-from atoll.node.participant.batches import Batch, RunTokens, Share, learned, moved, pieces
+from atoll.node.participant.batches import Batch, RunTokens, Share, learned, pieces
 from atoll.node.participant.daemon_link import is_out_of_memory
 from atoll.node.participant.flat_vector import local_tensor
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.preflight import MOMENT_BYTES, available
 from atoll.node.trainer.checkpointing import ActivationCheckpointing
-from atoll.node.trainer.loss import accumulate, validation_loss
+from atoll.node.trainer.loss import accumulate, placed, validation_loss
 from atoll.node.trainer.micro_batch import (
     SMALL_SHARE_TOKENS,
     Cost,
@@ -107,7 +107,7 @@ class GradientAccumulator:
         of the ranks' losses, and of their gradients, is that over all learned tokens of the batch. What was added
         before is lost where memory runs out."""
         (total,) = self._ranks.total(float(learned(batch)))
-        batch, targets = moved(batch, self._device), total / self._ranks.size
+        batch, targets = placed(batch, self._device), total / self._ranks.size
         return self._within_memory(lambda size: accumulate(self._model, batch, size, self._reduce_each, targets))
 
     def validation_loss(self, data: RunTokens) -> float:

@@ -21,9 +21,10 @@ from atoll.comm.config.round_time import flops_per_token, tokens_per_step
 from atoll.comm.config.run import RunConfig
 from atoll.comm.leases import samples
 from atoll.node.config import TrainerSpec
-from atoll.node.participant.batches import Batch, RunTokens, Share, collated, moved
+from atoll.node.participant.batches import Batch, RunTokens, Share, collated
 from atoll.node.participant.daemon_link import DaemonLink, failures_reported, read_spec
 from atoll.node.participant.rank_group import RankGroup
+from atoll.node.trainer.loss import placed
 from atoll.node.trainer.model import blocks_of, build, init_parameters
 from atoll.node.trainer.process import LocalRank, choose_device, endings_told
 from atoll.node.trainer_channel import Hello, Initialise, Initialised, Progress, Ready, Stop, Train
@@ -88,7 +89,7 @@ def load(run: RunConfig, data: RunTokens, share: Share, order: Train, device: to
     """Load this rank's batches of all the order's steps onto the device."""
     size = run.inner.batch_size
     steps = (samples(order.lease, k * size, size)[share.of(size)] for k in range(order.ceiling))
-    return [moved(collated([data[index] for index in indices]), device) for indices in steps]
+    return [placed(collated([data[index] for index in indices]), device) for indices in steps]
 
 
 def train(
@@ -104,7 +105,7 @@ def train(
     device = batches[0]["input_ids"].device
     total, begun = torch.zeros((), device=device), 0.0
     for number, batch in enumerate(batches, 1):
-        logits = model(batch["input_ids"], positions=batch["position_ids"])
+        logits = model(batch["input_ids"], positions=batch.get("position_ids"))
         loss = F.cross_entropy(logits.float().flatten(0, 1), batch["labels"].flatten())
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), run.inner.clip)

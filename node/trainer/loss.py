@@ -11,20 +11,29 @@ from atoll.node.data.samples import UNLEARNED
 from atoll.node.participant.batches import Batch, RunTokens, Share, learned, moved, pieces
 from atoll.node.participant.participant import bounded_loss
 from atoll.node.participant.rank_group import RankGroup
+from atoll.node.trainer.attention_mask import begin_at_zero
 from atoll.node.trainer.chunked_loss import is_large
 from atoll.node.trainer.model import Decoder
 
 
+def placed(batch: Batch, device: torch.device) -> Batch:
+    """The batch on the device, without positions where each sample is one document: the decoder then needs no
+    mask. Asked here, because a GPU would have to be waited for."""
+    if begin_at_zero(batch["position_ids"]):
+        batch = {name: tensor for name, tensor in batch.items() if name != "position_ids"}
+    return moved(batch, device)
+
+
 def next_token_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Mean nats a token of predicting the batch's labels, over those that are learned; 0 where none is. A model
-    that says that it `separates_documents` is given their positions. The run's own model is not asked for the
-    logits of all tokens where they are large."""
-    tokens, labels = batch["input_ids"], batch["labels"]
+    that says that it `separates_documents` is given their positions, if the batch has them. The run's own model is
+    not asked for the logits of all tokens where they are large."""
+    tokens, labels, positions = batch["input_ids"], batch["labels"], batch.get("position_ids")
     if isinstance(model, Decoder) and is_large(labels.numel(), model.embedding.num_embeddings):
-        loss: Tensor = model(tokens, labels, batch["position_ids"])
+        loss: Tensor = model(tokens, labels, positions)
         return loss
-    separates = getattr(model, "separates_documents", False)
-    logits = model(tokens, positions=batch["position_ids"]) if separates else model(tokens)  # (B, T, V)
+    separates = positions is not None and getattr(model, "separates_documents", False)
+    logits = model(tokens, positions=positions) if separates else model(tokens)  # (B, T, V)
     total = F.cross_entropy(
         logits.float().flatten(0, 1), labels.flatten(), ignore_index=UNLEARNED, reduction="sum"
     )
@@ -64,7 +73,7 @@ def validation_loss(
         indices = range(number * size, (number + 1) * size)[share.of(size)]
         for part in pieces(data.validation(indices), micro_batch):
             tokens = int(learned(part))
-            loss += bounded_loss(next_token_loss(model, moved(part, device)).item()) * tokens
+            loss += bounded_loss(next_token_loss(model, placed(part, device)).item()) * tokens
             count += tokens
     loss, targets = ranks.total(loss, count)
     return loss / max(targets, 1.0)

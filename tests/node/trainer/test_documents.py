@@ -19,6 +19,7 @@ from atoll.node.participant.rank_group import RankGroup
 from atoll.node.trainer.accumulator import compile_blocks
 from atoll.node.trainer.attention_mask import block_mask, compiled_flex_attention, dense_mask, document_numbers
 from atoll.node.trainer.checkpointing import ActivationCheckpointing
+from atoll.node.trainer.loss import next_token_loss, placed
 from atoll.node.trainer.model import Decoder, blocks_of, init_parameters
 from atoll.node.trainer.process import shard_model
 
@@ -158,3 +159,13 @@ def test_flex_attention_compiles_and_gives_what_the_matrix_gives() -> None:
     seen = dense_mask(32, numbers, 0, cpu)
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
     assert (found - expected).abs().max() < 1e-5
+
+
+def test_positions_go_to_the_device_only_where_a_sample_has_several_documents() -> None:
+    tokens, positions = packed()
+    several = {"input_ids": tokens, "labels": tokens, "position_ids": positions}
+    whole = several | {"position_ids": positions[-1:].repeat(len(tokens), 1)}
+    cpu, model = torch.device("cpu"), made(SMALL)
+    assert placed(several, cpu).keys() == several.keys() and "position_ids" not in placed(whole, cpu)
+    assert next_token_loss(model, placed(several, cpu)) == model(tokens, tokens, positions)
+    assert torch.equal(next_token_loss(model, placed(whole, cpu)), next_token_loss(model, whole))
