@@ -277,7 +277,7 @@ def to_hf(model: ModelConfig) -> dict[str, Any]:
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads,
         "head_dim": model.head_width,
-        "max_position_embeddings": model.max_positions or model.seq_len,
+        "max_position_embeddings": max(model.max_positions, model.seq_len),
         "hidden_act": "silu",
         "rms_norm_eps": model.norm_eps,
         "rope_theta": model.rope_base,  # transformers 4 reads this and rope_scaling, 5 the last

@@ -1,4 +1,4 @@
-"""Which tokens attend to which: causal, within one document, within a sliding window; and attention under that.
+"""Masks of attention (causal, within one document, within a sliding window) and attention under them.
 
 A sample may have several documents, one behind the other. Its positions count from 0 at each beginning, and no
 token attends across one. Where nothing but causality bounds attention there is no mask, and the fastest kernel
@@ -45,7 +45,8 @@ def document_numbers(positions: Tensor) -> Tensor:
 
 
 def dense_mask(length: int, documents: Tensor | None, window: int, device: torch.device) -> Tensor:
-    """Whether each query may see each key, bool: (B, 1, T, T), or (T, T) where `documents` is None."""
+    """The mask as a matrix, bool, true where a query may see a key: (B, 1, T, T), or (T, T) where `documents` is
+    None."""
     at = torch.arange(length, device=device)
     back = at[:, None] - at  # tokens from key to query
     seen = back >= 0
@@ -57,8 +58,8 @@ def dense_mask(length: int, documents: Tensor | None, window: int, device: torch
 
 
 def block_mask(length: int, documents: Tensor | None, window: int, device: torch.device) -> BlockMask:
-    """The same mask for flex attention. What `create_block_mask` would find from all T x T pairs follows from the
-    documents at each block's ends, since their numbers only grow."""
+    """The mask for flex attention, by blocks of tokens. What `create_block_mask` would find from all T x T pairs
+    follows from the documents at each block's ends, since their numbers only grow."""
 
     def may_see(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         seen = query >= key

@@ -39,7 +39,7 @@ class FeedForward(nn.Module):
         return cast(Tensor, self.down(F.silu(self.gate(x)) * self.up(x)))
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """Attention, then feed-forward, each normed before and added to the residual stream (B, T, dim)."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -64,7 +64,7 @@ class Decoder(nn.Module):
         self.rotary = Rotary.of(config)
         self.window = config.sliding_window
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(DecoderBlock(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
         # A tied head reads the embedding's weight in forward: the weight has one name in the flat vector.
         self.head = None if config.tied_head else nn.Linear(config.dim, config.vocab_size, bias=False)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.spawn import start_processes
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from atoll.comm.config.model import ModelConfig, RopeType
 from atoll.node.checkpoint import hf_layout
@@ -138,6 +140,31 @@ def sharded_alike(ranks: RankGroup) -> None:
         ActivationCheckpointing(blocks_of(model)).set(level)
         model.zero_grad()
         assert apart(gradient(model, *packed()), right) < 1e-6
+
+
+def block_masks_alike(ranks: RankGroup) -> None:
+    """As on a GPU; on a CPU flex attention has no backward pass."""
+    tokens, positions = packed()
+
+    def of_blocks(length: int, at: Tensor, window: int, head_dim: int, device: torch.device) -> BlockMask:
+        return block_mask(length, document_numbers(at), window, device)
+
+    model = made(replace(SMALL, sliding_window=9))
+    with torch.no_grad():
+        right = model(tokens, positions=positions)
+        for bf16, bound in ((False, 1e-5), (True, 0.2)):
+            sharded = made(replace(SMALL, sliding_window=9))
+            shard_model(sharded, blocks_of(sharded), ranks, torch.device("cpu"), bf16)
+            with (
+                mock.patch("atoll.node.trainer.model.attention_mask", of_blocks),
+                mock.patch("atoll.node.trainer.attention_mask.compiled_flex_attention", lambda: flex_attention),
+            ):
+                found = sharded(tokens, positions=positions)
+            assert (found - right).abs().max() < bound < right.std()
+
+
+def test_a_sharded_model_takes_the_masks_of_a_gpu(tmp_path: Path) -> None:
+    start_processes(on_a_rank, (2, tmp_path, block_masks_alike), nprocs=2, start_method="fork")  # type: ignore[no-untyped-call]
 
 
 def test_a_sharded_model_computes_packed_samples_alike(tmp_path: Path) -> None:
