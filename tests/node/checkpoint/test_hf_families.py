@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from atoll.comm.config.hf_config import FAMILIES, read_model, to_hf
 from atoll.comm.config.model import ModelConfig
-from atoll.node.checkpoint import export
-from atoll.node.checkpoint.export import TensorNaming
 from atoll.node.checkpoint.initial_state import InitialStateLoader
 from atoll.node.checkpoint.run_manifest import RunManifest
+from atoll.node.export.model_files import TensorNaming
+from atoll.node.export.single_file import export
 from atoll.node.trainer.model import build
 
 TINY: dict[str, Any] = {
@@ -103,7 +103,7 @@ def exported(model: ModelConfig, anchor: "np.ndarray[Any, Any]", folder: Path) -
         await node.disk.wait_idle()
 
     asyncio.run(keep())
-    export.export(node.state_dir, folder / "out" / "model.safetensors", TensorNaming.LLAMA)
+    export(node.state_dir, folder / "out" / "model.safetensors", TensorNaming.LLAMA)
     return folder / "out"
 
 
