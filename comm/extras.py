@@ -9,14 +9,18 @@ from importlib.util import find_spec
 from atoll.comm.errors import ResourceError
 
 EXTRA_OF = {
+    "accelerate": "hf",
     "huggingface_hub": "hub",
     "lm_eval": "eval",
     "matplotlib": "plot",
     "numba": "node",
+    "peft": "hf",
     "s3fs": "s3",
+    "safetensors": "hf",
     "tokenizers": "text",
     "torch": "node",
     "torchtitan": "titan",
+    "transformers": "hf",
     "triton": "titan",
     "wandb": "wandb",
 }

@@ -90,6 +90,13 @@ def check_(run_yaml: Path, overrides: tuple[str, ...], method: str, as_json: boo
             f"# ok: torchtitan's {config.titan.config}; of model, only seq_len={config.model.seq_len} and "
             f"vocab_size={config.model.vocab_size} count"
         )
+    elif config.engine is Engine.HF:
+        lora = config.hf.lora
+        what = f"LoRA adapters of rank {lora.rank}" if lora.rank else "every parameter"
+        click.echo(
+            f"# ok: transformers' {config.hf.architecture}, {what}; of model, only "
+            f"seq_len={config.model.seq_len} and vocab_size={config.model.vocab_size} count"
+        )
     else:
         click.echo(f"# ok: {'each script has its own model' if own else f'{config.model.n_params:,} parameters'}")
     if config.engine is Engine.BUILTIN and not own:

@@ -56,6 +56,7 @@ class NodeConfig:
     model: str = ""  # "package.module:function" that builds your own model from the run's ModelConfig
     # torchtitan's own settings on this machine, after those of a run whose engine it is: parallelism, micro-batch
     titan: list[str] = field(default_factory=list)
+    base: str = ""  # folder with the frozen weights of a run that trains LoRA adapters; empty: where the run says
     # seconds between copies of what a trainer has of a round, which a crash spares: in memory where that has room,
     # else on the disk, and then as rarely as it takes to write 100 GB a day; 0: none
     copy_interval: float = 60.0

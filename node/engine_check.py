@@ -4,7 +4,7 @@ from atoll.comm.config.engine import Engine
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import ConfigError
 from atoll.comm.extras import demand
-from atoll.node.config import NodeConfig
+from atoll.node.config import Checkpointing, NodeConfig
 
 # Settings of the built-in trainer, and what torchtitan has in their places.
 TITAN_HAS = {"bf16": "--training.mixed_precision_param=bfloat16", "compile": "--compile.enable"}
@@ -15,9 +15,26 @@ def check_engine(run: RunConfig, config: NodeConfig) -> None:
     the engine is not installed, `ConfigError` for settings of another."""
     if run.engine is Engine.BUILTIN:
         return
-    demand("a node of a run whose engine is torchtitan", "torchtitan", "triton")
     if config.model:
-        raise ConfigError(f"model={config.model}: this run's engine is torchtitan, whose models it trains")
+        raise ConfigError(f"model={config.model}: this run's engine is {run.engine}, whose models it trains")
+    if run.engine is Engine.HF:
+        _check_hf(run, config)
+    else:
+        _check_torchtitan(config)
+
+
+def _check_hf(run: RunConfig, config: NodeConfig) -> None:
+    adapters = ("peft", "safetensors") if run.hf.lora.rank else ()
+    demand("a node of a run whose engine is hf", "transformers", "accelerate", *adapters)
+    if config.checkpointing is Checkpointing.SELECTIVE:
+        raise ConfigError(
+            "checkpointing=selective is for the built-in trainer, and this run's engine is hf: give "
+            "checkpointing=full, or none"
+        )
+
+
+def _check_torchtitan(config: NodeConfig) -> None:
+    demand("a node of a run whose engine is torchtitan", "torchtitan", "triton")
     for key, setting in TITAN_HAS.items():
         if getattr(config, key):
             raise ConfigError(

@@ -81,7 +81,7 @@ DOORS: dict[str, str] = {
     "comm": "accelerators bitmap buffers byte_view child_process chunks cores digest errors extras faults files "
     "folders fragment_schedule ids invite leases log plan replace workers",
     "comm.proto": "atoll_pb2 atoll_pb2_grpc packed_plan",
-    "comm.config": "engine hf_config load methods model outer round_time run shipped",
+    "comm.config": "engine hf hf_config load methods model outer round_time run shipped",
     "comm.codecs": "codec factory warm_up zstd",
     "comm.transport": "adaptive_zstd certificates connection data_plane fetch_client frames peer_links "
     "stream_policy tls",
@@ -95,17 +95,17 @@ DOORS: dict[str, str] = {
     "node.state_machine": "effects events state step",
     "node.control": "client outbox reports",
     "node.outer": "layout method repair residual shared_vectors state",
-    "node.checkpoint": "checkpoint_files checkpointer disk_budget hf_layout initial_state run_manifest saved_run "
-    "snapshots uploader",
+    "node.checkpoint": "checkpoint_files checkpointer disk_budget hf_adapters hf_layout initial_state "
+    "run_manifest saved_run snapshots uploader",
     "node.recovery": "recovery",
     "node.participant": "batches daemon_link flat_vector participant rank_group",
-    "node.trainer": "process",
+    "node.trainer": "optimizer process",
     "node.daemon": "control_socket daemon reducer state_dir worker",
 }
 # What imitates or measures a room takes it apart: modules behind the door that these rooms import as well.
 WORKSHOPS = {"coordinator.bench", "node.bench", "node.simulate"}
 PARTS: dict[str, str] = {
-    "node.trainer": "loss model optimizer",
+    "node.trainer": "loss model",
     "node.participant": "gradients lr_rewarm lr_schedule",
     "node.daemon": "outer_loop session state_server trainer_supervisor",
 }

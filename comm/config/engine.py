@@ -2,7 +2,8 @@
 
 A run's config comes from elsewhere, and torchtitan's settings can name code and files. So the run may only choose
 one of torchtitan's own models, and say how it is computed (`TitanConfig.rules`); a volunteer's own settings
-(`atoll.node.config.NodeConfig.titan`) are not bounded.
+(`atoll.node.config.NodeConfig.titan`) are not bounded. What it says of a model of transformers' is in
+`atoll.comm.config.hf`.
 """
 
 import re
@@ -18,6 +19,7 @@ class Engine(StrEnum):
 
     BUILTIN = "builtin"  # Atoll's own model and loop (`atoll.node.trainer`)
     TORCHTITAN = "torchtitan"  # a model of torchtitan's, in its `Trainer` (`atoll.node.engines.torchtitan`)
+    HF = "hf"  # a model of transformers', whole or by LoRA adapters (`atoll.node.engines.hf`)
 
 
 # Sections of torchtitan's settings, and single ones, that say how a model is computed and touch no file.

@@ -11,6 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+from atoll.comm.config.engine import Engine
+from atoll.comm.config.hf import resolved
 from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.run import RunConfig, check
 from atoll.comm.errors import ConfigError
@@ -21,8 +23,12 @@ T = TypeVar("T")
 def load_run(path: Path, overrides: tuple[str, ...] = (), method: Path | None = None) -> RunConfig:
     """Read a run's YAML file, a method's over it, and dotlist overrides (`key.sub=value`) over both. A `model`
     that names a folder or hf://org/name is replaced by what its config.json says, over which single keys of the
-    model may go. Raises `ConfigError` with a sentence, and `ResourceError` where the model cannot be read."""
+    model may go; the config.json that a run of transformers' names, by its content. Raises `ConfigError` with a
+    sentence, and `ResourceError` where the model cannot be read."""
     config = load_dataclass(RunConfig, path, overrides, over=method)
+    if config.engine is Engine.HF:
+        config.hf = resolved(config.hf)
+        config.model.vocab_size = config.hf.vocab_size or config.model.vocab_size
     check(config)
     return config
 

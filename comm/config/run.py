@@ -13,6 +13,7 @@ from typing import assert_never
 import msgspec
 
 from atoll.comm.config.engine import Engine, TitanConfig
+from atoll.comm.config.hf import HfConfig
 from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.outer import FragmentsConfig, OuterConfig, OverlapConfig
 from atoll.comm.config.rules import Rule, positive, representable, store_url
@@ -296,6 +297,7 @@ class RunConfig:
     engine: Engine = Engine.BUILTIN  # computes the inner steps
     model: ModelConfig = field(default_factory=ModelConfig)
     titan: TitanConfig = field(default_factory=TitanConfig)  # the model, where the engine is torchtitan
+    hf: HfConfig = field(default_factory=HfConfig)  # the model, where the engine is hf
     data: DataConfig = field(default_factory=DataConfig)
     inner: InnerConfig = field(default_factory=InnerConfig)
     outer: OuterConfig = field(default_factory=OuterConfig)
@@ -340,6 +342,12 @@ class RunConfig:
             f"model.vocab_size is {self.model.vocab_size}: data.kind={self.data.kind} needs at least 256, "
             "one a byte",
         )
+        if self.engine is Engine.HF:
+            yield from self.hf.rules(self.model.seq_len, self.model.vocab_size)
+            yield (
+                self.data.kind is not DataKind.SCRIPT,
+                "data.kind is script, and engine is hf, which trains on the run's text: set another kind",
+            )
         if self.engine is Engine.TORCHTITAN:
             yield from self.titan.rules()
             yield (

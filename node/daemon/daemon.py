@@ -132,7 +132,7 @@ class Daemon:
         check_engine(run, self._config)  # what the volunteer has set, not what follows from it
         found = () if self._config.device is Device.CPU else gpus()
         self._config, devices = resolve(self._config, run.inner.batch_size, found)
-        if devices and run.engine is Engine.BUILTIN:
+        if devices and run.engine is not Engine.TORCHTITAN:
             log.info(devices)
         check_source(run, self._config)
         if run.engine is Engine.BUILTIN:
@@ -388,7 +388,7 @@ class Daemon:
         return self._loop
 
     def _make_outer_loop(self, hello: Hello) -> OuterLoop:
-        if self._member.run.engine is Engine.TORCHTITAN and not self._options.command:
+        if self._member.run.engine is not Engine.BUILTIN and not self._options.command:
             # Only its trainer knows the model.
             check_memory(self._member.run, self._config, (), hello.numel)
         return OuterLoop(self._member, hello, self._server, self._events.put_nowait, self._spawn)

@@ -135,6 +135,9 @@ def _training_rows(facts: CardFacts) -> list[tuple[str, str]]:
     rows = [("Model", shape)] if described else [("Engine", str(run.engine))]
     if run.engine is Engine.TORCHTITAN:
         rows.append(("Model", f"torchtitan's {_plain(run.titan.config)}"))
+    if run.engine is Engine.HF:
+        adapters = f", LoRA adapters of rank {run.hf.lora.rank}" if run.hf.lora.rank else ""
+        rows.append(("Model", f"transformers' {_plain(run.hf.architecture)}{adapters}"))
     return [
         *rows,
         (

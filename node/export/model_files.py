@@ -1,9 +1,9 @@
 """The model that an export is of: what its file calls the parameters, and the config that says how to build it.
 
-Three kinds of models, one function each: the run's built-in one, which transformers builds from `config.json`
-(`hf_layout` has its names); the volunteer's own and torchtitan's, under the parameters' own names, with a
-`config.json` that only Atoll reads. An engine whose flat vector is of adapters gives `stem` and `config_name` as
-peft has them (adapter_model, adapter_config.json) and needs nothing else here.
+The run's built-in one, which transformers builds from `config.json` (`hf_layout` has its names); one of
+transformers', whose names and config are its own already, or LoRA adapters in one, in peft's files
+(`hf_adapters`); the volunteer's own and torchtitan's, under the parameters' own names, with a `config.json` that
+only Atoll reads.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from typing import Any
 from atoll.comm.config.engine import Engine
 from atoll.comm.config.hf_config import to_hf
 from atoll.comm.errors import ConfigError
-from atoll.node.checkpoint import hf_layout
+from atoll.node.checkpoint import hf_adapters, hf_layout
 from atoll.node.checkpoint.saved_run import SavedRun
 from atoll.node.checkpoint.snapshots import TensorShapes
 
@@ -61,6 +61,11 @@ def model_files(saved: SavedRun, naming: TensorNaming) -> ModelFiles:
     if naming is TensorNaming.LLAMA:
         _check_builtin(saved)
         return ModelFiles(hf_layout.to_hf_names(saved.layout, run.model), to_hf(run.model), True)
+    if run.engine is Engine.HF:
+        if not run.hf.lora.rank:
+            return ModelFiles(saved.layout, run.hf.content, True)
+        names, config = hf_adapters.peft_names(saved.layout), hf_adapters.adapter_config(run.hf, saved.layout)
+        return ModelFiles(names, config, True, hf_adapters.STEM, hf_adapters.CONFIG)
     model = asdict(run.titan if run.engine is Engine.TORCHTITAN else run.model)
     return ModelFiles(
         saved.layout, {"engine": run.engine, "build": saved.manifest.model, "model": model}, transformers=False
@@ -73,7 +78,12 @@ def _check_builtin(saved: SavedRun) -> None:
             f"this node trains a model of its own (model={saved.manifest.model}), the llama layout is of the "
             "run's built-in one: export it with --layout names"
         )
-    if (run := saved.manifest.run).engine is Engine.TORCHTITAN:
+    if (run := saved.manifest.run).engine is Engine.HF:
+        raise ConfigError(
+            f"run {run.name} trains transformers' {run.hf.architecture}, the llama layout is of the built-in "
+            "model: export it with --layout names, which are transformers' own"
+        )
+    if run.engine is Engine.TORCHTITAN:
         raise ConfigError(
             f"run {run.name} trains torchtitan's {run.titan.config}, the llama layout is of the built-in model: "
             "export it with --layout names, and have torchtitan turn that into Hugging Face's layout, "

@@ -6,6 +6,7 @@ changes nothing there.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from atoll.comm.errors import ConfigError
@@ -45,6 +46,8 @@ def _write(
     saved: SavedRun, round_: int, out: Path, naming: TensorNaming, room: Room, dtype: WeightDtype
 ) -> ExportResult:
     model, n_params = model_files(saved, naming), saved.chunks.numel
+    if model.adapters:  # under their own names, as another run begins with them; a folder is what peft loads
+        model = replace(model, tensors=saved.layout, transformers=False)
     file, facts = WeightFile(out.name, model.tensors, 0, n_params), state_facts(saved, round_)
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(out, file_size(file, dtype, facts), room, PUBLIC_MODE) as descriptor:

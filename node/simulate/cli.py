@@ -77,8 +77,10 @@ def simulate(
     base = load_run(run_yaml, overrides)
     named = {Path(m).stem: load_run(run_yaml, overrides, method_file(m, run_yaml)) for m in methods}
     runs = named or {base.name: base}
-    if any(run.engine is not Engine.BUILTIN for run in runs.values()):
-        raise ConfigError("engine is torchtitan, and atoll simulate trains the built-in model: set engine=builtin")
+    if others := sorted({run.engine for run in runs.values()} - {Engine.BUILTIN}):
+        raise ConfigError(
+            f"engine is {others[0]}, and atoll simulate trains the built-in model: set engine=builtin"
+        )
     steps = steps or int(base.rounds.total * base.round_steps)
     if not steps:
         raise ConfigError("rounds.total is 0, the run would not end: give --steps or rounds.total")

@@ -197,8 +197,9 @@ def interface_of(address: str) -> str:
 def rank_command(spec: TrainerSpec, group: str) -> tuple[Any, tuple[str, ...]]:
     """The entrypoint of a rank and its arguments: on the CPU a function to fork, which has torch imported already;
     for CUDA, which would not survive a fork, a program."""
-    if engine_of(spec) is Engine.TORCHTITAN:
-        return sys.executable, ("-m", "atoll.node.engines.torchtitan", "--group", group)
+    engine = engine_of(spec)
+    if engine is not Engine.BUILTIN:
+        return sys.executable, ("-m", f"atoll.node.engines.{engine}", "--group", group)
     if spec.node.device is Device.CPU:
         from atoll.node.trainer import process
 

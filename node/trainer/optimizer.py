@@ -22,14 +22,14 @@ BATCH_ELEMENTS = 1 << 24  # elements that are orthogonalised at once, at most
 
 
 def make_optimizer(model: nn.Module, config: InnerConfig) -> torch.optim.Optimizer:
-    """The run's inner optimizer over the model's parameters."""
+    """The run's inner optimizer over the model's parameters that require gradients."""
     match config.optimizer:
         case OptimizerName.ADAMW:
             return adamw(model, config)
         case OptimizerName.MUON:
             return Muon(model, config)
         case OptimizerName.SGD:
-            return torch.optim.SGD(model.parameters(), lr=config.peak_lr, weight_decay=config.weight_decay)
+            return torch.optim.SGD(_trained(model), lr=config.peak_lr, weight_decay=config.weight_decay)
         case _:
             assert_never(config.optimizer)
 
@@ -42,8 +42,8 @@ def adamw(model: nn.Module, config: InnerConfig) -> torch.optim.Optimizer:
         v <- beta2 v + (1 - beta2) g^2
         theta <- (1 - eta lambda) theta - eta (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
     """
-    matrices: list[Tensor] = [p for p in model.parameters() if p.ndim >= 2]
-    vectors: list[Tensor] = [p for p in model.parameters() if p.ndim < 2]
+    matrices: list[Tensor] = [p for p in _trained(model) if p.ndim >= 2]
+    vectors: list[Tensor] = [p for p in _trained(model) if p.ndim < 2]
     return torch.optim.AdamW(_groups(config, matrices, vectors), **_settings(config))
 
 
@@ -68,6 +68,8 @@ class Muon(torch.optim.AdamW):
         by_kind = {TensorKind.MATRIX: matrices, TensorKind.EMBEDDING: embeddings, TensorKind.VECTOR: vectors}
         looked_up = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}  # whatever their names are
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue
             other = parameter in looked_up or parameter.ndim > 2
             by_kind[TensorKind.EMBEDDING if other else kind_of(name, parameter.ndim)].append(parameter)
         groups = _groups(config, embeddings, vectors)
@@ -149,6 +151,10 @@ def multiplies_bf16() -> bool:
     """Whether this processor has instructions that multiply bf16 matrices."""
     has = torch.cpu.get_capabilities()
     return bool(has.get("amx_bf16") or has.get("avx512_bf16"))
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def _groups(config: InnerConfig, decayed: list[Tensor], undecayed: list[Tensor]) -> list[dict[str, Any]]:

@@ -29,6 +29,18 @@ def test_check_says_which_part_of_the_model_counts_where_torchtitan_has_its_own(
     assert "and vocab_size=512 count" in found.stdout and " parameters" not in found.stdout
 
 
+def test_check_says_what_of_a_model_of_transformers_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2", "vocab_size": 512}')
+    arguments = ["check", DEMO, "engine=hf", f"hf.config={tmp_path}"]
+    found = CliRunner().invoke(coordinator, arguments, catch_exceptions=False)
+    assert (
+        "# ok: transformers' qwen2, every parameter; of model, only seq_len=128 and vocab_size=512" in found.stdout
+    )
+    weights = ["hf.base=hf://org/name", f"hf.digest={'0f' * 16}", "hf.lora.rank=8"]
+    found = CliRunner().invoke(coordinator, [*arguments, *weights], catch_exceptions=False)
+    assert "# ok: transformers' qwen2, LoRA adapters of rank 8; of model" in found.stdout
+
+
 def test_check_says_what_is_for_simulations_only() -> None:
     arguments = ["check", DEMO, "--method", "decoupled", "rounds.data_parallel=10"]
     found = CliRunner().invoke(coordinator, arguments, catch_exceptions=False)

@@ -3,11 +3,12 @@
 import pytest
 
 from atoll.comm.config.engine import Engine, TitanConfig
+from atoll.comm.config.hf import HfConfig, LoraConfig
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.extras import MissingPackage
 from atoll.node import preflight
-from atoll.node.config import NodeConfig
+from atoll.node.config import Checkpointing, NodeConfig
 from atoll.node.engine_check import check_engine
 
 RUN = RunConfig(engine=Engine.TORCHTITAN, titan=TitanConfig(config="llama3_8b"))
@@ -22,6 +23,28 @@ def test_a_node_without_torchtitan_says_how_to_install_it(monkeypatch: pytest.Mo
     monkeypatch.setattr("atoll.comm.extras.installed", lambda package: False)
     with pytest.raises(MissingPackage, match=r'needs torchtitan and triton, .*pip install "atoll\[titan\]"'):
         check_engine(RUN, NodeConfig())
+
+
+def test_a_node_without_transformers_or_peft_says_how_to_install_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, adapters = (
+        RunConfig(engine=Engine.HF),
+        RunConfig(engine=Engine.HF, hf=HfConfig(lora=LoraConfig(rank=8))),
+    )
+    monkeypatch.setattr("atoll.comm.extras.installed", lambda package: package not in ("transformers", "peft"))
+    with pytest.raises(MissingPackage, match=r'hf needs transformers, .*pip install "atoll\[hf\]"'):
+        check_engine(whole, NodeConfig())
+    monkeypatch.setattr("atoll.comm.extras.installed", lambda package: package != "peft")
+    check_engine(whole, NodeConfig(bf16=True, compile=True))
+    with pytest.raises(MissingPackage, match=r'hf needs peft, .*pip install "atoll\[hf\]"'):
+        check_engine(adapters, NodeConfig())
+
+
+def test_settings_that_transformers_has_not_are_refused() -> None:
+    run = RunConfig(engine=Engine.HF)
+    with pytest.raises(ConfigError, match="model=mine:build: this run's engine is hf, whose models it trains"):
+        check_engine(run, NodeConfig(model="mine:build"))
+    with pytest.raises(ConfigError, match="checkpointing=selective is for the built-in trainer"):
+        check_engine(run, NodeConfig(checkpointing=Checkpointing.SELECTIVE))
 
 
 @pytest.mark.parametrize(
