@@ -52,7 +52,9 @@ class NodeConfig:
     durable: bool = True  # keep the run's state, and the rounds since, in the state directory
     disk: float = 0.0  # GB of it that they may take; 0: what they need, about 80 bytes a parameter
     files: bool = False  # the run may keep checkpoints in this machine's files, or begin with some of them
-    data: str = ""  # folder of text files, for a run whose data.kind is bytes or text
+    # folder of text files, for a run whose data.kind is bytes; of kind dataset: one that holds the run's data set
+    data: str = ""
+    cache: float = 20.0  # GB of disk for what was fetched of the run's data sets, at most; 0: nothing is kept
     model: str = ""  # "package.module:function" that builds your own model from the run's ModelConfig
     # torchtitan's own settings on this machine, after those of a run whose engine it is: parallelism, micro-batch
     titan: list[str] = field(default_factory=list)
@@ -70,7 +72,7 @@ class TrainerSpec:
     run: RunConfig = field(default_factory=RunConfig)
     node: NodeConfig = field(default_factory=NodeConfig)
     channel: str = ""  # path of the daemon's unix socket
-    cache: str = ""  # folder for tokenised data
+    cache: str = ""  # folder for fetched data, and for what was measured
     moments: str = ""  # folder for the inner optimizer's state; empty: it is not kept
     command: tuple[str, ...] = ()  # the volunteer's own trainer; empty: the built-in one
 
@@ -115,6 +117,8 @@ def check(config: NodeConfig) -> None:
         raise ConfigError(f"streams is {config.streams}: it must be 0 (automatic) or 1 ... 64")
     if not 0 <= config.disk < 1e9:
         raise ConfigError(f"disk is {config.disk:g}: it must be 0 (what is needed) or a number of GB")
+    if not 0 <= config.cache < 1e9:
+        raise ConfigError(f"cache is {config.cache:g}: it must be 0 (keep nothing) or a number of GB")
     if config.threads < 0:
         raise ConfigError(f"threads is {config.threads}: it must be 0 (automatic) or more")
     for setting in config.titan:

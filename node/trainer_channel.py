@@ -120,6 +120,7 @@ class Progress(msgspec.Struct, tag=True, frozen=True):
     learning_rate: float = 0.0  # of the last step
     device_bytes: int = 0  # memory on the ranks' devices together, the most there was at a time
     host_bytes: int = 0  # resident memory of the ranks' processes together
+    trouble: str = ""  # what keeps data from coming, for people
 
 
 class Reached(msgspec.Struct, tag=True, frozen=True):
@@ -206,6 +207,7 @@ class TrainerEnd:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         self._on_close = on_close
+        self._sending = threading.Lock()
         self._commands: queue.SimpleQueue[ToTrainer] = queue.SimpleQueue()
         threading.Thread(target=self._receive, name="channel", daemon=True).start()
 
@@ -230,7 +232,7 @@ class TrainerEnd:
 
     def send(self, message: ToDaemon) -> None:
         """Tell the daemon; if it is gone, the receiving thread has noticed."""
-        with suppress(OSError):
+        with suppress(OSError), self._sending:  # threads that fetch data have sentences, too
             self._socket.sendall(msgspec.json.encode(message) + b"\n")
 
     def close(self) -> None:

@@ -91,7 +91,7 @@ DOORS: dict[str, str] = {
     "coordinator.service": "control_plane event_loop journal telemetry",
     "coordinator.monitor": "http terminal wandb_logger",
     "node": "config devices engine_check preflight trainer_channel",
-    "node.data": "manifest samples text",
+    "node.data": "dataset manifest samples source",
     "node.state_machine": "effects events state step",
     "node.control": "client outbox reports",
     "node.outer": "layout method repair residual shared_vectors state",

@@ -34,7 +34,7 @@ from atoll.node.daemon.session import CoordinatorSession
 from atoll.node.daemon.state_dir import JoinOptions, exclusive, on_signals
 from atoll.node.daemon.state_server import StateServer
 from atoll.node.daemon.trainer_supervisor import TrainerSupervisor
-from atoll.node.data.text import check_source
+from atoll.node.data.source import check_source
 from atoll.node.devices import gpus, resolve
 from atoll.node.engine_check import check_engine
 from atoll.node.preflight import check_compiler, check_congestion, check_memory
@@ -329,7 +329,7 @@ class Daemon:
             case Initialised():
                 self._spawn(self._outer_loop.initialised())
             case Progress():
-                self._has_stepped = True
+                self._has_stepped |= message.step > 0  # one that waits for its data says so, too
                 self._pulse = Pulse(time.monotonic(), message)
             case Reached(round_):
                 self._events.put_nowait(message)
@@ -419,7 +419,7 @@ class Daemon:
     def _trouble(self) -> str:
         """What does not work, in words that may be shown to others."""
         others = self._loop.trouble if self._loop is not None else ""
-        return "; ".join(filter(None, (self._state.trouble, others)))
+        return "; ".join(filter(None, (self._state.trouble, self._pulse.progress.trouble, others)))
 
     # For `atoll node status`
 

@@ -12,6 +12,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.node.data.manifest import Block
+
 Array = NDArray[np.int64]
 
 # The label of a token that is not learned: torch's cross entropy leaves it out by default.
@@ -51,3 +53,29 @@ class Source(Protocol):
 def one_document(tokens: Array) -> Sample:
     """The sample of (seq_len + 1,) tokens that are all of one document, and all learned."""
     return Sample(tokens[:-1], tokens[1:], np.arange(len(tokens) - 1))
+
+
+def window_count(tokens: int, seq_len: int, block_tokens: int) -> int:
+    """The number of windows of a block that holds so many tokens before its padding: those in which a token is
+    followed by another."""
+    return min(block_tokens // seq_len, -(-(tokens - 1) // seq_len))
+
+
+def window_of(block: Block, number: int, seq_len: int, tokens: int) -> Sample:
+    """Window `number` of a block that holds so many tokens before its padding. Not learned are the first token of
+    a document, which the end of another does not tell; padding; what the data set's mask leaves out; and the token
+    behind the block's last one, which is not in it."""
+    first, last = number * seq_len, (number + 1) * seq_len
+    following = slice(first + 1, min(last + 1, tokens))
+    learned = block.learned[following] & ~block.begins[following]
+    labels = np.full(seq_len, UNLEARNED, np.int64)
+    labels[: len(learned)] = np.where(learned, block.tokens[following].astype(np.int64), UNLEARNED)
+    places = np.arange(seq_len)
+    starts = np.maximum.accumulate(np.where(block.begins[first:last], places, 0))
+    return Sample(block.tokens[first:last].astype(np.int64), labels, places - starts)
+
+
+def nothing_learned(seq_len: int) -> Sample:
+    """The sample in the place of one that is damaged wherever it is to be had: of it nothing is learned."""
+    empty = np.zeros(seq_len, np.int64)
+    return Sample(empty, np.full(seq_len, UNLEARNED, np.int64), np.arange(seq_len))

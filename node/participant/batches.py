@@ -1,7 +1,6 @@
 """Batches of tensors, made from the run's sample indices."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,13 +11,12 @@ from torch.utils.data import default_collate
 
 from atoll.comm.errors import ConfigError
 from atoll.node.config import TrainerSpec
+from atoll.node.data.dataset import DataSetSource
 from atoll.node.data.samples import UNLEARNED, Sample, Source
-from atoll.node.data.text import open_source
+from atoll.node.data.source import open_source
 from atoll.node.participant.daemon_link import DaemonLink
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.trainer_channel import Preparing
-
-PROGRESS_INTERVAL = 1.0  # seconds between two reports of how much text is tokenised, at least
 
 # Of the run's data: input_ids, labels and position_ids, (B, T) int64 each.
 Batch = dict[str, Tensor]
@@ -58,13 +56,34 @@ class RunTokens:
 
     @classmethod
     def open(cls, spec: TrainerSpec, ranks: RankGroup, link: DaemonLink | None = None) -> "RunTokens":
-        """Open the data; each machine's first rank first, since it may tokenise the text that the others then find
-        in the cache, and tells `link` how far it is. Raises `AtollError` as `open_source` does."""
-        source = None
+        """Open the data; each machine's first rank first, since it may fetch what the others then find in the
+        cache, and tells `link` where it waits. Raises `AtollError` as `open_source` does."""
+
+        def tell(sentence: str) -> None:
+            if link is not None:
+                link.send(Preparing(sentence))
+
+        source, here = None, ranks.hosts.count(ranks.hosts[ranks.rank])
         if ranks.is_first_on_host:
-            source = open_source(spec.run, spec.node, Path(spec.cache), progress_to(link))
+            source = open_source(spec.run, spec.node, Path(spec.cache), here, tell)
         ranks.barrier()
-        return cls(source or open_source(spec.run, spec.node, Path(spec.cache)))
+        return cls(source or open_source(spec.run, spec.node, Path(spec.cache), here, tell))
+
+    def listen(self, tell: Callable[[str], None], waiting: Callable[[str], None]) -> None:
+        """Have sentences told, by any thread, on what does not work with the data; and `waiting` called every
+        second with such a sentence, by who asks for a sample and does not get it."""
+        if isinstance(self.source, DataSetSource):
+            fetcher = self.source.fetcher
+            fetcher.tell, fetcher.waiting = tell, lambda: waiting(fetcher.trouble)
+
+    @property
+    def trouble(self) -> str:
+        """What keeps data from coming, in words for people; empty: nothing."""
+        return self.source.fetcher.trouble if isinstance(self.source, DataSetSource) else ""
+
+    def expect(self, indices: Iterator[int]) -> None:
+        """Say which training samples are asked for next, in their order."""
+        self.source.expect(indices)
 
     def __len__(self) -> int:
         return 1 << 62  # its epochs follow one another without end

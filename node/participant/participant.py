@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, assert_never
 
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -118,6 +119,8 @@ class Participant:
         self._hello = Hello(os.getpid(), ranks.size, layout.numel, layout.shapes, evaluate is not None)
         self._turns = self._obey()
         self._over = False  # the node leaves, or the run is finished
+        self._told = Progress(0, 0, 0.0)  # the latest figures
+        self._data: RunTokens | None = None  # what batches are made of, if it is the run's own
         self._taken: Step | None = None  # of the batch that is out
         self._rate = 0.0
         self._cursor: TrainingCursor | None = None
@@ -173,6 +176,9 @@ class Participant:
             raise ConfigError("run.batches(dataset) was given a dataset without samples")
         device = self._parameters.device if dataset is None else None
         self._share.of(self.config.inner.batch_size)  # before any work is done
+        if isinstance(source, RunTokens):
+            self._data = source
+            source.listen(self.tell, self._report_wait)
         for indices in self.samples():
             with self._meter.loading():
                 mine = indices[self._share.of(len(indices))]
@@ -312,6 +318,7 @@ class Participant:
             self._checkpoint.restored(position.rewarming)
         else:
             self._checkpoint.restore(order)
+        self._foresee(cursor)
         self._health.begin()
         for part in self._parameters.parts:
             part.train()
@@ -362,17 +369,30 @@ class Participant:
         self._taken = None
         self._meter.begin()
 
+    def _foresee(self, cursor: TrainingCursor) -> None:
+        """Tell the run's data which samples this rank takes next."""
+        if self._data is not None:
+            share, batches = self._share, cursor.coming_samples()
+            self._data.expect(index for batch in batches for index in batch[share.of(len(batch))])
+
+    def _report_wait(self, trouble: str) -> None:
+        """While a batch waits for its data: not a step that hangs."""
+        if trouble and self._cursor is not None:
+            self._watchdog.rest()
+            figures = replace(self._told, round=self.round, step=self._cursor.steps, tokens_per_s=0.0, mfu=0.0)
+            self._link.send(replace(figures, data_wait=1.0, trouble=trouble))
+
     def _end_step(self, cursor: TrainingCursor) -> bool:
         """Count the step; returns whether there is a command."""
         taken = self._last
         cursor.count_step(taken.loss, taken.skipped, self._rate)
         if (speed := self._meter.end()) is not None:
-            self._link.send(
-                Progress(
-                    *(self.round, cursor.steps, taken.loss, speed.tokens_per_s, speed.mfu, speed.data_wait),
-                    *(taken.gradient_norm, self._rate, int(taken.device_bytes), int(taken.host_bytes)),
-                )
+            self._told = Progress(
+                *(self.round, cursor.steps, taken.loss, speed.tokens_per_s, speed.mfu, speed.data_wait),
+                *(taken.gradient_norm, self._rate, int(taken.device_bytes), int(taken.host_bytes)),
+                trouble=self._data.trouble if self._data is not None else "",
             )
+            self._link.send(self._told)
         return taken.has_command
 
     @property
@@ -401,6 +421,7 @@ class Participant:
                     cursor.finishing = True
             case Train(continues=True) if cursor.ahead:
                 cursor.go_on(command)
+                self._foresee(cursor)
             case Evaluate(round=number):
                 self._measure(number, in_training=True)
             case _:

@@ -9,6 +9,7 @@ It takes the state after `overlap.delay` steps. When it was not told by then, it
 it is; it stops when it has all the steps that a round may have.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from atoll.comm.config.run import RunConfig
@@ -70,6 +71,12 @@ class TrainingCursor:
         """Sample indices of the next step's batch."""
         batch_size = self.run.inner.batch_size
         return samples(self.order.lease, (self.earlier_steps + self.steps) * batch_size, batch_size)
+
+    def coming_samples(self) -> Iterator[list[int]]:
+        """Sample indices of the batches of the next steps, one after the other, as the order has them now."""
+        batch_size, lease = self.run.inner.batch_size, self.order.lease
+        first = self.earlier_steps + self.steps
+        return (samples(lease, k * batch_size, batch_size) for k in range(first, size(lease) // batch_size))
 
     @property
     def tokens(self) -> int:

@@ -39,7 +39,7 @@ from atoll.node.simulate.conditions import Conditions
 @click.option("--latency", default=0.0, help="Virtual seconds that every exchange takes besides.")
 @click.option("--drop", default=0.0, help="Probability that a contribution does not count.")
 @click.option("--churn", default=0, help="Kill a node every so many rounds, and let one join halfway between.")
-@click.option("--data", default="", help="Folder of text files, for data.kind=bytes or text.")
+@click.option("--data", default="", help="Folder of text files, or of the run's data set: the node's data=.")
 @click.option("--model", default="", help="package.module:function that builds your own model.")
 @click.option(
     "--compile", is_flag=True, help="torch.compile the model's blocks: a minute first, then faster steps."
@@ -91,7 +91,7 @@ def simulate(
     if no_picture := lacking("comparison.png", "matplotlib"):
         click.echo(f"atoll: {no_picture}", err=True)
     from atoll.node.config import NodeConfig, check
-    from atoll.node.data.text import open_source
+    from atoll.node.data.source import open_source
     from atoll.node.simulate import report
     from atoll.node.simulate.memory import check_simulation
     from atoll.node.simulate.simulation import RunOutcome, data_parallel, local_updates
@@ -100,7 +100,7 @@ def simulate(
     check(node)
     if base.data.kind is DataKind.SCRIPT:
         raise ConfigError("a simulation trains on text, and data.kind=script has none: set data.kind=stdlib")
-    if base.data.kind is not DataKind.STDLIB and not data:
+    if base.data.kind is DataKind.BYTES and not data:
         raise ConfigError(
             f"this run trains on your own text, data.kind={base.data.kind}: give its folder, --data FOLDER"
         )

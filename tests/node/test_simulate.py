@@ -29,7 +29,7 @@ from atoll.comm.config.shipped import method_file
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node.config import NodeConfig
 from atoll.node.data.samples import Source
-from atoll.node.data.text import open_source
+from atoll.node.data.source import open_source
 from atoll.node.participant.lr_schedule import learning_rate
 from atoll.node.simulate import simulation
 from atoll.node.simulate.cli import simulate

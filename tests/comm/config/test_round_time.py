@@ -53,7 +53,7 @@ def test_where_fragments_take_turns_a_round_is_a_part_of_both() -> None:
 
 @pytest.mark.parametrize("name", ["150m", "1b", "10b"])
 def test_the_figures_in_a_shipped_configs_comment_are_those_of_the_config(name: str) -> None:
-    text, run = (CONFIGS / f"{name}.yaml").read_text(), load_run(CONFIGS / f"{name}.yaml")
+    text, run = (CONFIGS / f"{name}.yaml").read_text(), load_run(CONFIGS / f"{name}.yaml", ("data.kind=stdlib",))
     said = MACHINES.search(text)
     assert said is not None, "the comment says what it is worked out for"
     members, cards, card, mfu, tokens, training = said.groups()
@@ -81,7 +81,7 @@ def test_the_figures_in_a_shipped_configs_comment_are_those_of_the_config(name: 
     ("name", "sequences", "length"), [("150m", 512, 1024), ("1b", 2048, 1024), ("10b", 128, 8192)]
 )
 def test_the_shipped_configs_have_the_batches_of_their_papers(name: str, sequences: int, length: int) -> None:
-    run = load_run(CONFIGS / f"{name}.yaml")
+    run = load_run(CONFIGS / f"{name}.yaml", ("data.kind=stdlib",))
     assert (run.inner.batch_size, run.model.seq_len) == (sequences, length)
 
 

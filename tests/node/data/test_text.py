@@ -1,11 +1,9 @@
-"""Data sources: what every kind promises, and what each says about bad input."""
+"""Text files as a run's data: what both kinds promise, and what each says about bad input."""
 
 import hashlib
-import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +13,14 @@ from atoll.comm.config.run import DataConfig, DataKind, RunConfig
 from atoll.comm.errors import AtollError, ConfigError, ResourceError
 from atoll.node.config import NodeConfig
 from atoll.node.data.samples import Array, Sample, Source
-from atoll.node.data.text import check_source, open_source, permuted
+from atoll.node.data.source import check_source, open_source
 
 SEQ_LEN = 16
 
 
-def run_of(kind: DataKind, tokenizer: str = "", seed: int = 0, vocab_size: int = 256) -> RunConfig:
-    data = DataConfig(kind=kind, tokenizer=tokenizer, val_every=4)
-    return RunConfig(seed=seed, data=data, model=ModelConfig(seq_len=SEQ_LEN, vocab_size=vocab_size))
+def run_of(kind: DataKind, seed: int = 0) -> RunConfig:
+    data = DataConfig(kind=kind, val_every=4)
+    return RunConfig(seed=seed, data=data, model=ModelConfig(seq_len=SEQ_LEN))
 
 
 def folder_of(path: Path, files: dict[str, str]) -> Path:
@@ -42,31 +40,12 @@ def lines(first: int, count: int) -> str:
     return "".join(f"line {hashlib.sha256(b'%d' % n).hexdigest()}\n" for n in range(first, first + count))
 
 
-def words_tokenizer(path: Path, vocabulary: dict[str, int]) -> str:
-    """A tokenizer.json that knows these words."""
-    description: dict[str, Any] = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "post_processor": None,
-        "decoder": None,
-        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "?"},
-    }
-    path.write_text(json.dumps(description))
-    return str(path)
-
-
-@pytest.fixture(params=[kind for kind in DataKind if kind is not DataKind.SCRIPT])
+@pytest.fixture(params=[DataKind.STDLIB, DataKind.BYTES])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Source:
     """Each kind of source over about the same text."""
     kind: DataKind = request.param
     folder = folder_of(tmp_path / "text", {f"part{n}.txt": lines(100 * n, 20) for n in range(8)})
-    words = {"?": 0, "line": 1}
-    tokenizer = words_tokenizer(tmp_path / "tokenizer.json", words)
-    run, node = run_of(kind, tokenizer), NodeConfig(data=str(folder))
+    run, node = run_of(kind), NodeConfig(data=str(folder))
     check_source(run, node)
     return open_source(run, node, tmp_path / "cache")
 
@@ -84,15 +63,6 @@ def test_every_kind_gives_samples_of_seq_len_and_one_token_the_same_for_the_same
             assert tokens.dtype == np.int64
             assert 0 <= tokens.min() and tokens.max() < 256
             assert np.array_equal(tokens, tokens_of(sample(index)))
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 10, 64, 65, 1000])
-def test_a_permutation_visits_every_index_once(count: int) -> None:
-    image = [permuted(index, count, "key") for index in range(count)]
-    assert sorted(image) == list(range(count))
-    if count >= 64:
-        assert image != list(range(count))
-        assert image != [permuted(index, count, "other key") for index in range(count)]
 
 
 def test_no_sample_is_repeated_within_an_epoch_and_the_next_epoch_has_another_order(tmp_path: Path) -> None:
@@ -138,28 +108,6 @@ def test_hidden_files_are_not_text(tmp_path: Path) -> None:
         check_source(run_of(DataKind.BYTES), NodeConfig(data=str(tmp_path)))
 
 
-def test_text_is_tokenised_once_for_the_same_contents(tmp_path: Path) -> None:
-    words = {"?": 0, **{f"w{n}": n for n in range(1, 200)}}
-    run = run_of(DataKind.TEXT, words_tokenizer(tmp_path / "tokenizer.json", words))
-    text = " ".join(f"w{n}" for n in range(1, 200))
-    records = "\n".join(json.dumps({"text": f"w{n} w{n}", "url": "x"}) for n in range(1, 50))
-    folder = folder_of(tmp_path / "text", {"a.md": text, "b.jsonl": records, "c.bin": "w1 " * 99})
-    node, cache = NodeConfig(data=str(folder)), tmp_path / "cache"
-    shares: list[float] = []
-    first = open_source(run, node, cache, shares.append)
-    assert len(shares) > 40 and shares[0] < max(shares) and all(0 < share <= 1 for share in shares)
-    seen = np.concatenate([tokens_of(first.train(index)) for index in range(30)])
-    assert set(seen) <= set(range(1, 200)) and len(set(seen)) > 150
-    made = {file: file.stat().st_mtime_ns for file in cache.iterdir()}
-    shares.clear()
-    open_source(run, node, cache, shares.append)
-    assert not shares
-    assert {file: file.stat().st_mtime_ns for file in cache.iterdir()} == made
-    (folder / "a.md").write_text(text + " w1")
-    open_source(run, node, cache)
-    assert len(list(cache.iterdir())) > len(made)
-
-
 def refused(run: RunConfig, node: NodeConfig, cache: Path) -> AtollError:
     """The error of a source that cannot be opened, which the daemon's quick look must have found too."""
     with pytest.raises(AtollError) as opening:
@@ -195,35 +143,6 @@ def test_too_little_text_is_counted(tmp_path: Path) -> None:
     assert "model.seq_len=16 needs 17" in str(error)
 
 
-def test_a_tokenizer_that_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
-    node = NodeConfig(data=str(folder_of(tmp_path / "text", {"a.txt": lines(0, 99)})))
-    large = words_tokenizer(tmp_path / "large.json", {"?": 0, "line": 300})
-    error = refused(run_of(DataKind.TEXT, large), node, tmp_path)
-    assert "token ids up to 300, and model.vocab_size is 256" in str(error)
-    assert "model.vocab_size=301" in str(error)
-    gone = refused(run_of(DataKind.TEXT, f"{tmp_path}/gone.json"), node, tmp_path)
-    assert "there is no such file" in str(gone)
-    (tmp_path / "bad.json").write_text("{}")
-    bad = refused(run_of(DataKind.TEXT, f"{tmp_path}/bad.json"), node, tmp_path)
-    assert "is not a tokenizer.json" in str(bad)
-
-
-def test_a_record_without_text_is_named_by_file_and_line(tmp_path: Path) -> None:
-    run = run_of(DataKind.TEXT, words_tokenizer(tmp_path / "tokenizer.json", {"?": 0}))
-    folder = folder_of(tmp_path / "text", {"a.jsonl": '{"text": "fine"}\n{"txt": "not"}\n'})
-    with pytest.raises(ConfigError, match=r"a\.jsonl line 2 is not an object with a string"):
-        open_source(run, NodeConfig(data=str(folder)), tmp_path / "cache")
-    assert list((tmp_path / "cache").iterdir()) == []  # nothing half done is kept
-
-
-def test_without_the_package_tokenizers_the_remedy_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    node = NodeConfig(data=str(folder_of(tmp_path / "text", {"a.txt": lines(0, 99)})))
-    assert 'pip install "atoll[text]"' in str(refused(run_of(DataKind.TEXT, "tokenizer.json"), node, tmp_path))
-
-
 def test_text_that_shrinks_under_a_running_node_is_an_error_with_its_name(tmp_path: Path) -> None:
     node = NodeConfig(data=str(folder_of(tmp_path, {"a.txt": lines(0, 100)})))
     source = open_source(run_of(DataKind.BYTES), node, tmp_path)
@@ -233,5 +152,5 @@ def test_text_that_shrinks_under_a_running_node_is_an_error_with_its_name(tmp_pa
 
 
 def test_data_does_not_import_torch() -> None:
-    code = "import sys, atoll.node.data; sys.exit('torch' in sys.modules)"
+    code = "import sys, atoll.node.data.source; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

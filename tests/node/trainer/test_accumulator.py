@@ -20,7 +20,7 @@ from atoll.comm import faults
 from atoll.comm.config.run import InnerConfig, RunConfig
 from atoll.node import trainer_channel
 from atoll.node.config import Checkpointing, NodeConfig
-from atoll.node.data.text import open_source
+from atoll.node.data.source import open_source
 from atoll.node.participant.batches import RunTokens
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.trainer.accumulator import GradientAccumulator

@@ -72,7 +72,7 @@ def play(
 
 
 def _simulated(trial: Trial, node: NodeConfig, cache: Path, tell: Callable[[RoundRecord], None]) -> Figures:
-    from atoll.node.data.text import open_source
+    from atoll.node.data.source import open_source
     from atoll.node.simulate.simulation import data_parallel, local_updates
 
     source = open_source(trial.run, node, cache)

@@ -1,0 +1,322 @@
+"""Fetches blocks of data sets ahead of the samples that need them, in threads of a trainer's process.
+
+Whoever reads samples says which follow (`expect`) and asks for their blocks (`block`). Threads walk along what is
+expected, a bounded way ahead of what was asked for, and bring what is not on this machine: each range once a
+machine, within the node's `download=`, and checked against the manifest before anybody sees it.
+
+    wanted ---> in memory                                          asked for: at once
+           ---> on disk (`BlockCache`)                             asked for: read and checked
+           ---> from the store, tried again for ever               asked for: waits, and that is the data wait
+                other bytes than the manifest's, `DAMAGE_TRIES`    the block is left out, counted and named
+                times
+
+A block's digest comes from its shard's list of digests, which is fetched and checked in the same way.
+"""
+
+import random
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from atoll.comm.digest import DIGEST_SIZE, digest
+from atoll.node.data.cache import BlockCache
+from atoll.node.data.manifest import DIGESTS_SUFFIX, TOKENS_SUFFIX, Block, Manifest
+from atoll.node.data.store import CutShort, Refused, Store, StoreError
+
+THREADS = 8  # ranges that are fetched at the same time
+MEMORY_BYTES = 64 << 20  # of blocks in memory
+MIN_MEMORY_BLOCKS = 4
+MEMORY_LISTS = 1024  # shards' lists of digests in memory, of 32 KB by default
+AHEAD_BYTES = 256 << 20  # of samples that are fetched before they are asked for
+CACHE_AHEAD_SHARE = 0.25  # of the cache's bound: the same, where that is less
+DAMAGE_TRIES = 4
+FIRST_DELAY, MAX_DELAY = 0.5, 30.0  # seconds between two tries, twice as long each time
+TELLING_TRIES = 2  # after which it is told that a store does not answer
+WAIT_SECONDS = 1.0  # between two words of one who waits
+
+
+class BlockId(NamedTuple):
+    """A block of a data set."""
+
+    part: int  # the number of the data set
+    shard: int  # its number in the manifest
+    number: int  # within the shard
+
+
+class Damaged(StoreError):
+    """The store has other bytes than the manifest."""
+
+
+@dataclass(frozen=True)
+class FetchedSet:
+    """A data set, and the store that has its files."""
+
+    manifest: Manifest
+    store: Store
+
+
+@dataclass
+class Throttle:
+    """Bounds the bytes a second that threads fetch."""
+
+    rate: float  # bytes a second; 0: no bound
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _free: float = 0.0  # when the next byte may be asked for
+
+    def wait(self, size: int) -> None:
+        """Return when so many bytes may be asked for."""
+        if not self.rate:
+            return
+        with self._lock:
+            now = self.clock()
+            begin = max(self._free, now)
+            self._free = begin + size / self.rate
+        if begin > now:
+            self.sleep(begin - now)
+
+
+def _silent(sentence: str) -> None:
+    pass
+
+
+class BlockFetcher:
+    """Blocks of several data sets. One thread asks; the fetcher's own threads end with the process, or at
+    `close`."""
+
+    def __init__(
+        self,
+        sets: Sequence[FetchedSet],
+        cache: BlockCache,
+        throttle: Throttle,
+        sample_bytes: int,
+        threads: int = THREADS,
+        memory_bytes: int = MEMORY_BYTES,
+        first_delay: float = FIRST_DELAY,
+    ) -> None:
+        """`sample_bytes`: of the tokens of a sample."""
+        self._sets, self._cache, self._throttle = sets, cache, throttle
+        self._sample_bytes, self._first_delay = sample_bytes, first_delay
+        self._memory_bytes = max(memory_bytes, MIN_MEMORY_BLOCKS * max(s.manifest.format.size for s in sets))
+        self._memory = OrderedDict[BlockId, Block]()
+        self._used_memory = 0  # bytes of the blocks in it, as they are in the store
+        self._lists = OrderedDict[tuple[int, int], bytes]()  # of digests, by data set and shard
+        self._list_locks = dict[tuple[int, int], threading.Lock]()
+        self._state = threading.Condition()
+        self._urgent, self._under_way, self._planned = set[BlockId](), set[BlockId](), set[BlockId]()
+        self._plan: Iterator[BlockId] = iter(())
+        self._walked = self._asked = 0  # samples of the plan: seen by the threads; asked for
+        self._closed = False
+        self._troubles = dict[int, str]()  # by data set
+        self.damaged = dict[BlockId, str]()  # what is left out, and why
+        self.tell: Callable[[str], None] = _silent  # takes sentences for the log
+        self.waiting: Callable[[], None] | None = None  # called each `WAIT_SECONDS` by who waits for a block
+        self._threads = [threading.Thread(target=self._work, name="fetch", daemon=True) for _ in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def trouble(self) -> str:
+        """What keeps blocks from coming, or from being kept, in words for people; empty: nothing."""
+        with self._state:
+            return "; ".join(filter(None, (*self._troubles.values(), self._cache.trouble)))
+
+    @property
+    def samples_ahead(self) -> int:
+        """Samples that may be fetched before they are asked for."""
+        size = min(AHEAD_BYTES, CACHE_AHEAD_SHARE * self._cache.limit)
+        if self._cache.trouble or size < self._memory_bytes // 2:
+            size = self._memory_bytes // 2
+        return max(1, int(size) // self._sample_bytes)
+
+    def expect(self, blocks: Iterator[BlockId]) -> None:
+        """Fetch from now on the blocks of the samples that follow, one for each, in their order. The iterator is
+        the fetcher's from then on."""
+        with self._state:
+            self._plan, self._walked, self._asked = blocks, 0, 0
+            self._planned.clear()
+            self._state.notify_all()
+
+    def block(self, wanted: BlockId, expected: bool = True) -> Block | None:
+        """A block; waits until it is there. None: it is damaged wherever it is to be had. `expected`: it is of the
+        next of the samples that were expected."""
+        with self._state:
+            self._asked += expected
+            self._state.notify_all()
+            while (found := self._memory.get(wanted)) is None and wanted not in self.damaged:
+                if wanted not in self._under_way:
+                    self._urgent.add(wanted)
+                    self._state.notify_all()
+                if not self._state.wait(WAIT_SECONDS) and self.waiting is not None:
+                    self._state.release()
+                    try:
+                        self.waiting()
+                    finally:
+                        self._state.acquire()
+            if found is not None:
+                self._memory.move_to_end(wanted)
+            return found
+
+    def close(self) -> None:
+        """End the threads, and wait for what they are fetching."""
+        with self._state:
+            self._closed = True
+            self._state.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    # The threads
+
+    def _work(self) -> None:
+        while (task := self._next()) is not None:
+            wanted, urgent = task
+            try:
+                self._bring(wanted, urgent)
+            finally:
+                with self._state:
+                    self._under_way.discard(wanted)
+                    self._state.notify_all()
+
+    def _next(self) -> tuple[BlockId, bool] | None:
+        """The next block to bring, and whether somebody waits for it; None: it is over."""
+        with self._state:
+            while not self._closed:
+                if self._urgent:
+                    wanted = self._urgent.pop()
+                    self._under_way.add(wanted)
+                    return wanted, True
+                if self._walked - self._asked < self.samples_ahead and (following := next(self._plan, None)):
+                    self._walked += 1
+                    if following not in self._planned and not self._is_settled(following):
+                        self._planned.add(following)
+                        self._under_way.add(following)
+                        return following, False
+                    continue
+                self._state.wait()
+            return None
+
+    def _is_settled(self, wanted: BlockId) -> bool:
+        """Whether nothing is to be done for the block now."""
+        return wanted in self._memory or wanted in self._under_way or wanted in self.damaged
+
+    def _bring(self, wanted: BlockId, urgent: bool) -> None:
+        """Have the block on this machine; in memory, if it was not on the disk or somebody waits for it."""
+        fetched = self._sets[wanted.part]
+        size = fetched.manifest.format.size
+        if fetched.store.is_local and not urgent:
+            return
+        try:
+            key = self._block_digest(wanted)
+            if not urgent and self._cache.holds(key):
+                return
+            name = fetched.manifest.shards[wanted.shard].name + TOKENS_SUFFIX
+            data = self._obtain(wanted.part, name, wanted.number * size, size, key)
+        except Damaged as error:
+            self._leave_out(wanted, str(error))
+            return
+        if data is not None:
+            self._keep(wanted, fetched.manifest.format.decode(data), size)
+
+    def _block_digest(self, wanted: BlockId) -> bytes:
+        """The digest of a block, of the list of its shard. Raises `Damaged`."""
+        place = wanted.part, wanted.shard
+        with self._state:
+            lock = self._list_locks.setdefault(place, threading.Lock())
+        with lock:  # one thread fetches it
+            if (found := self._lists.get(place)) is None:
+                shard = self._sets[wanted.part].manifest.shards[wanted.shard]
+                name, size = shard.name + DIGESTS_SUFFIX, shard.blocks * DIGEST_SIZE
+                found = self._obtain(wanted.part, name, 0, size, bytes.fromhex(shard.digest))
+                if found is None:
+                    raise Damaged("the process ends")
+                with self._state:
+                    self._lists[place] = found
+                    while len(self._lists) > MEMORY_LISTS:
+                        self._lists.popitem(last=False)
+        return found[wanted.number * DIGEST_SIZE :][:DIGEST_SIZE]
+
+    def _obtain(self, part: int, name: str, start: int, size: int, key: bytes) -> bytes | None:
+        """The bytes of a range of a file, with this digest: from the disk or the store. None: the fetcher was
+        closed before. Raises `Damaged`."""
+        tries = damaged = 0
+        while True:
+            try:
+                data = self._fetch_once(part, name, start, size, key)
+                self._recovered(part)
+                return data
+            except (Damaged, CutShort) as error:
+                damaged += 1
+                if damaged >= DAMAGE_TRIES:
+                    raise Damaged(str(error)) from None
+            except StoreError as error:
+                tries += 1
+                if tries >= TELLING_TRIES or isinstance(error, Refused):
+                    self._troubled(part, f"cannot fetch the run's data, and tries again: {error}")
+            if not self._pause(tries + damaged):
+                return None
+
+    def _fetch_once(self, part: int, name: str, start: int, size: int, key: bytes) -> bytes:
+        """The bytes, of the disk, or fetched while no other process of this machine does so. Raises
+        `StoreError`."""
+        if self._sets[part].store.is_local:
+            return self._fetch(part, name, start, size, key)
+        with self._cache.claimed(key):
+            if (data := self._cache.read(key)) is None:
+                data = self._fetch(part, name, start, size, key)
+                self._cache.write(key, data)
+            return data
+
+    def _fetch(self, part: int, name: str, start: int, size: int, key: bytes) -> bytes:
+        store = self._sets[part].store
+        if not store.is_local:
+            self._throttle.wait(size)
+        data = store.read(name, start, size)
+        if digest(data) != key:
+            raise Damaged(f"bytes {start} to {start + size} of {store.url}/{name} are not those of the data set")
+        return data
+
+    def _pause(self, tries: int) -> bool:
+        """Wait between two tries, longer each time, not at the same time as others; False: the fetcher is
+        closed."""
+        delay = min(MAX_DELAY, self._first_delay * 2.0 ** min(tries - 1, 16)) * random.uniform(0.5, 1.0)
+        deadline = time.monotonic() + delay
+        with self._state:
+            while not self._closed and (left := deadline - time.monotonic()) > 0:
+                self._state.wait(left)
+            return not self._closed
+
+    def _keep(self, wanted: BlockId, block: Block, size: int) -> None:
+        with self._state:
+            if wanted not in self._memory:
+                self._used_memory += size
+            self._memory[wanted] = block
+            self._memory.move_to_end(wanted)
+            while self._used_memory > self._memory_bytes:
+                gone, _ = self._memory.popitem(last=False)
+                self._used_memory -= self._sets[gone.part].manifest.format.size
+            self._state.notify_all()
+
+    def _leave_out(self, wanted: BlockId, reason: str) -> None:
+        with self._state:
+            if self._closed:
+                return
+            self.damaged[wanted] = reason
+            count = len(self.damaged)
+        self.tell(f"{reason}: nothing of that block is learned; blocks left out since the start: {count}")
+
+    def _troubled(self, part: int, sentence: str) -> None:
+        with self._state:
+            known = self._troubles.get(part)
+            self._troubles[part] = sentence
+        if known is None:
+            self.tell(sentence)
+
+    def _recovered(self, part: int) -> None:
+        with self._state:
+            gone = self._troubles.pop(part, None)
+        if gone is not None:
+            self.tell(f"fetches the run's data again from {self._sets[part].store.url}")

@@ -1,0 +1,215 @@
+"""The files of a data set, wherever they are: https://, s3://, hf://, any URL that fsspec knows, or a local
+folder.
+
+A store reads ranges of files and nothing else: never more bytes than it was asked for, and never for longer than
+`READ_SECONDS`. Keys and tokens are the environment's (AWS_ACCESS_KEY_ID, HF_TOKEN and so on), never in the URL.
+Calls block: they are made in threads. What goes wrong is a `StoreError`, with a sentence; to try again is the
+caller's.
+"""
+
+import errno
+import http.client
+import re
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote, urlsplit
+
+from atoll.comm.errors import ResourceError
+from atoll.comm.extras import demand
+
+SOCKET_SECONDS = 30.0  # that a store may say nothing
+READ_SECONDS = 120.0  # that a range may take as a whole
+PIECE_BYTES = 1 << 18  # of a body that are read at once
+S3_OPTIONS = {"connect_timeout": SOCKET_SECONDS, "read_timeout": SOCKET_SECONDS, "retries": {"max_attempts": 1}}
+
+
+class StoreError(Exception):
+    """A range could not be read; the sentence says of which file, and why. It may go better later."""
+
+
+class Refused(StoreError):
+    """The store has no such file, or does not give it to this node."""
+
+
+class CutShort(StoreError):
+    """The file ends before the range does."""
+
+
+class Store(Protocol):
+    """The files of one folder."""
+
+    url: str
+    is_local: bool  # its files are on this machine: no copies of them are kept
+
+    def read(self, name: str, start: int, size: int) -> bytes:
+        """Bytes [start, start + size) of a file: exactly so many. Raises `StoreError`."""
+
+    def read_whole(self, name: str, limit: int) -> bytes:
+        """A small file, which has no more than `limit` bytes. Raises `StoreError`."""
+
+
+def open_store(url: str, files: bool) -> Store:
+    """The store at the URL of a folder. `files`: it may be in this machine's own files. Raises `ResourceError`
+    where that is not so, and where this machine lacks what the URL needs."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme in ("file", "local"):
+        if not files:
+            raise ResourceError(
+                f"{url} is among this machine's own files, which a run may read only where the node has "
+                "files=true: set that, or give the folder of this node's own copy, data=FOLDER"
+            )
+        return FolderStore(url, Path(rest if separator else url).expanduser())
+    if scheme in ("http", "https"):
+        return HttpStore(url)
+    if needed := {"s3": "s3fs", "s3a": "s3fs", "hf": "huggingface_hub"}.get(scheme):
+        demand(f"a data set at {scheme}://", needed)
+    return FsspecStore(url)
+
+
+class FolderStore:
+    """A folder of this machine."""
+
+    is_local = True
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url, self._folder = url, folder
+
+    def read(self, name: str, start: int, size: int) -> bytes:
+        """Bytes [start, start + size) of a file. Raises `StoreError`."""
+        data = self._read(name, start, size)
+        if len(data) < size:
+            raise CutShort(f"{self._folder / name} ends at byte {start + len(data)}, before {start + size}")
+        return data
+
+    def read_whole(self, name: str, limit: int) -> bytes:
+        """A file of up to `limit` bytes. Raises `StoreError`."""
+        return _bounded(self._read(name, 0, limit + 1), self._folder / name, limit)
+
+    def _read(self, name: str, start: int, size: int) -> bytes:
+        path = self._folder / name
+        try:
+            with path.open("rb", buffering=0) as file:
+                file.seek(start)
+                return file.read(size)
+        except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+            raise Refused(f"{path}: {error.strerror}") from None
+        except OSError as error:
+            raise StoreError(f"{path}: {error.strerror or error}") from None
+
+
+class HttpStore:
+    """A folder on a web server that serves ranges of files."""
+
+    is_local = False
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._base, _, query = url.partition("?")
+        self._query = f"?{query}" if query else ""
+
+    def read(self, name: str, start: int, size: int) -> bytes:
+        """Bytes [start, start + size) of a file. Raises `StoreError`."""
+        at, end = self._at(name), start + size
+        with self._get(at, f"bytes={start}-{end - 1}") as answer:
+            if answer.status == 206:
+                found = re.match(r"bytes (\d+)-(\d+)/(\d+|\*)", answer.headers.get("Content-Range", ""))
+                if found is None or int(found[1]) != start:
+                    raise StoreError(f"{at} answered with another range than the one asked for")
+                if int(found[2]) + 1 < end:
+                    raise CutShort(f"{at} ends at byte {int(found[2]) + 1}, before {end}")
+            elif start:
+                raise Refused(f"{at} is on a server that does not serve ranges of files: put it on one that does")
+            return self._body(answer, at, size)
+
+    def read_whole(self, name: str, limit: int) -> bytes:
+        """A file of up to `limit` bytes. Raises `StoreError`."""
+        at = self._at(name)
+        with self._get(at, None) as answer:
+            length = answer.headers.get("Content-Length", "")
+            size = min(int(length), limit + 1) if length.isdigit() else None
+            return _bounded(self._body(answer, at, size, limit), at, limit)
+
+    def _at(self, name: str) -> str:
+        return f"{self._base.rstrip('/')}/{quote(name)}{self._query}"
+
+    def _get(self, at: str, span: str | None) -> Any:
+        request = urllib.request.Request(at, headers={"User-Agent": "atoll", **({"Range": span} if span else {})})
+        try:
+            return urllib.request.urlopen(request, timeout=SOCKET_SECONDS)
+        except urllib.error.HTTPError as error:
+            error.close()
+            sentence = f"{at}: the server says {error.code} {error.reason}"
+            if error.code == 416:
+                raise CutShort(f"{at} ends before {span}: the server says 416") from None
+            raise (Refused if error.code in (401, 403, 404, 410) else StoreError)(sentence) from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise StoreError(f"{urlsplit(at).netloc}: {getattr(error, 'reason', None) or error}") from None
+
+    def _body(self, answer: Any, at: str, size: int | None, limit: int = 0) -> bytes:
+        """`size` bytes of the answer; None: all there are, and no more than one beyond `limit`."""
+        pieces, left = list[bytes](), limit + 1 if size is None else size
+        deadline = time.monotonic() + READ_SECONDS
+        try:
+            while left and (piece := answer.read(min(left, PIECE_BYTES))):
+                pieces.append(piece)
+                left -= len(piece)
+                if time.monotonic() > deadline:
+                    raise StoreError(f"{at} took more than {READ_SECONDS:g} s")
+        except (OSError, http.client.HTTPException) as error:
+            raise StoreError(f"{at}: the connection broke: {error}") from None
+        if size is not None and left:
+            raise StoreError(f"{at}: the connection ended {left} bytes too early")
+        return b"".join(pieces)
+
+
+class FsspecStore:
+    """A folder in any store that fsspec knows."""
+
+    is_local = False
+
+    def __init__(self, url: str) -> None:
+        from fsspec.core import url_to_fs  # 14 MB, which most nodes never need
+
+        options = {"config_kwargs": S3_OPTIONS} if url.startswith(("s3:", "s3a:")) else {}
+        try:
+            self._fs, path = url_to_fs(url, **options)
+        except (ImportError, ValueError) as error:
+            raise ResourceError(f"{url} cannot be used: {error}") from None
+        self.url, self._path = url, str(path).rstrip("/")
+
+    def read(self, name: str, start: int, size: int) -> bytes:
+        """Bytes [start, start + size) of a file. Raises `StoreError`."""
+        data = self._read(name, start, start + size)
+        if len(data) < size:
+            raise CutShort(f"{self.url}/{name} ends at byte {start + len(data)}, before {start + size}")
+        return data
+
+    def read_whole(self, name: str, limit: int) -> bytes:
+        """A file of up to `limit` bytes. Raises `StoreError`."""
+        return _bounded(self._read(name, 0, limit + 1), f"{self.url}/{name}", limit)
+
+    def _read(self, name: str, start: int, end: int) -> bytes:
+        path = f"{self._path}/{name}"
+        try:
+            if self._fs.async_impl:
+                data: bytes = self._fs.cat_file(path, start=start, end=end)
+                return data
+            # Other file systems would read ahead.
+            with self._fs.open(path, "rb", cache_type="none") as file:
+                file.seek(start)
+                return b"".join(iter(lambda: file.read(end - file.tell()), b""))
+        except (FileNotFoundError, PermissionError) as error:
+            raise Refused(f"{self.url}/{name}: {error.args[-1] if error.args else 'it is not there'}") from None
+        except Exception as error:  # a store may raise anything
+            if isinstance(error, OSError) and error.errno == errno.EINVAL:  # s3fs, for a range that is not there
+                raise CutShort(f"{self.url}/{name} ends before byte {start}") from None
+            raise StoreError(f"{self.url}/{name}: {type(error).__name__}: {error}") from None
+
+
+def _bounded(data: bytes, at: object, limit: int) -> bytes:
+    if len(data) > limit:
+        raise Refused(f"{at} has more than {limit} bytes: it is not what it is taken for")
+    return data

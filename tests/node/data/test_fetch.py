@@ -1,0 +1,233 @@
+"""Fetching ahead: bounded, once a machine, within a rate; checked, tried again, left out where it is damaged."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from data_sets import WebServer, web_server, write_data_set
+
+from atoll.node.data.cache import BlockCache
+from atoll.node.data.fetch import BlockFetcher, BlockId, FetchedSet, Throttle
+from atoll.node.data.manifest import MANIFEST, Manifest
+from atoll.node.data.store import open_store
+
+DEADLINE = 30.0  # seconds
+
+
+@dataclass
+class Fetchers:
+    """Fetchers of one data set on a web server, and what they told."""
+
+    web: WebServer
+    cache: BlockCache
+    told: list[str] = field(default_factory=list)
+    made: list[BlockFetcher] = field(default_factory=list)
+
+    @property
+    def manifest(self) -> Manifest:
+        return Manifest.decode((self.web.folder / MANIFEST).read_bytes())
+
+    def make(
+        self, throttle: Throttle | None = None, memory: int = 1 << 20, sample_bytes: int = 32
+    ) -> BlockFetcher:
+        sets = [FetchedSet(self.manifest, open_store(self.web.url, files=False))]
+        limit = Throttle(0) if throttle is None else throttle
+        fetcher = BlockFetcher(sets, self.cache, limit, 32, memory_bytes=memory, first_delay=0.02)
+        fetcher.tell = self.told.append
+        self.made.append(fetcher)
+        return fetcher
+
+
+@pytest.fixture
+def fetchers(tmp_path: Path) -> Iterator[Fetchers]:
+    write_data_set(tmp_path / "set", train=4000, validation=300)
+    with web_server(tmp_path / "set") as web:
+        found = Fetchers(web, BlockCache(tmp_path / "cache", 1 << 20))
+        yield found
+        for fetcher in found.made:
+            fetcher.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until it holds, by which no test's outcome is decided but a failure."""
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def blocks(fetchers: Fetchers) -> list[BlockId]:
+    shards = enumerate(fetchers.manifest.shards)
+    return [BlockId(0, number, k) for number, shard in shards for k in range(shard.blocks)]
+
+
+def bytes_of(fetchers: Fetchers, wanted: BlockId) -> bytes:
+    layout, shard = fetchers.manifest.format, fetchers.manifest.shards[wanted.shard]
+    data = (fetchers.web.folder / f"{shard.name}.tokens").read_bytes()
+    return data[wanted.number * layout.size :][: layout.size]
+
+
+def test_blocks_are_those_of_the_data_set_and_each_is_fetched_once(fetchers: Fetchers) -> None:
+    wanted, layout = blocks(fetchers), fetchers.manifest.format
+    for _ in range(2):
+        fetcher = fetchers.make()
+        for one in wanted:
+            found, right = fetcher.block(one), layout.decode(bytes_of(fetchers, one))
+            assert found is not None
+            assert (found.tokens == right.tokens).all() and (found.begins == right.begins).all()
+    lists = 16 * len(wanted)
+    assert fetchers.web.total == len(wanted) * layout.size + lists
+    assert len(fetchers.web.requests) == len(set(fetchers.web.requests))
+
+
+def test_two_ranks_of_a_machine_fetch_each_block_once(fetchers: Fetchers) -> None:
+    wanted, ranks = blocks(fetchers), [fetchers.make(), fetchers.make()]
+    for rank in ranks:
+        rank.expect(iter(wanted))
+    threads = [threading.Thread(target=lambda r=rank: [r.block(one) for one in wanted]) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE)
+    assert len(fetchers.web.requests) == len(set(fetchers.web.requests))
+    assert len(fetchers.web.requests) == len(wanted) + len(fetchers.manifest.shards)
+
+
+def test_what_is_expected_is_fetched_before_it_is_asked_for_and_no_more_than_the_bound(fetchers: Fetchers) -> None:
+    wanted = [one for one in blocks(fetchers) for _ in range(4)]  # four samples of each block
+    fetchers.cache.limit = 1  # nothing fits: what is ahead is in memory
+    fetcher = fetchers.make(memory=20 * fetchers.manifest.format.size)
+    taken, ahead = list[BlockId](), fetcher.samples_ahead
+    assert ahead == 10 * fetchers.manifest.format.size // 32
+
+    def walked() -> Iterator[BlockId]:
+        for one in wanted:
+            taken.append(one)
+            yield one
+
+    fetcher.expect(walked())
+    until(lambda: len(taken) == min(ahead, len(wanted)))
+    until(lambda: not fetcher._under_way)
+    requests = len(fetchers.web.requests)
+    assert fetcher.block(wanted[0]) is not None and len(fetchers.web.requests) == requests
+    until(lambda: len(taken) == min(ahead + 1, len(wanted)))
+
+
+def test_another_lease_takes_the_place_of_what_was_expected(fetchers: Fetchers) -> None:
+    wanted, fetcher = blocks(fetchers), fetchers.make()
+    fetcher.expect(iter(wanted[:3]))
+    fetcher.expect(iter(wanted[30:33]))
+    until(
+        lambda: (
+            {("train-00003.tokens", f"bytes={k * 136}-{k * 136 + 135}") for k in (6, 7)}
+            <= set(fetchers.web.requests)
+        )
+    )
+
+
+def test_a_damaged_block_is_asked_for_again_left_out_counted_and_named(fetchers: Fetchers) -> None:
+    path, size = fetchers.web.folder / "train-00001.tokens", fetchers.manifest.format.size
+    data = bytearray(path.read_bytes())
+    data[2 * size + 5] ^= 1
+    path.write_bytes(data)
+    fetcher = fetchers.make()
+    assert fetcher.block(BlockId(0, 1, 2)) is None and fetcher.block(BlockId(0, 1, 2)) is None
+    assert fetcher.block(BlockId(0, 1, 3)) is not None
+    assert fetchers.web.requests.count(("train-00001.tokens", f"bytes={2 * size}-{3 * size - 1}")) == 4
+    (said,) = fetchers.told
+    assert f"bytes {2 * size} to {3 * size} of {fetchers.web.url}/train-00001.tokens are not those" in said
+    assert said.endswith("nothing of that block is learned; blocks left out since the start: 1")
+    assert list(fetcher.damaged) == [BlockId(0, 1, 2)]
+
+
+def test_a_shard_that_is_cut_short_loses_its_last_blocks(fetchers: Fetchers) -> None:
+    path, size = fetchers.web.folder / "train-00001.tokens", fetchers.manifest.format.size
+    path.write_bytes(path.read_bytes()[: 6 * size + 10])
+    fetcher = fetchers.make()
+    found = [fetcher.block(BlockId(0, 1, number)) is not None for number in range(8)]
+    assert found == [True] * 6 + [False] * 2
+    assert any("train-00001.tokens ends at byte" in said for said in fetchers.told)
+    assert any("ends before bytes=" in said for said in fetchers.told)
+
+
+def test_a_damaged_list_of_digests_loses_its_shard(fetchers: Fetchers) -> None:
+    path = fetchers.web.folder / "train-00001.digests"
+    path.write_bytes(bytes(len(path.read_bytes())))
+    fetcher = fetchers.make()
+    assert fetcher.block(BlockId(0, 1, 0)) is None and fetcher.block(BlockId(0, 0, 0)) is not None
+    assert "train-00001.digests are not those of the data set" in fetchers.told[0]
+
+
+def test_an_answer_that_ends_half_way_is_asked_for_again(fetchers: Fetchers) -> None:
+    fetchers.web.cut_answers = 3
+    fetcher = fetchers.make()
+    assert all(fetcher.block(one) is not None for one in blocks(fetchers)[:4])
+    assert not fetcher.damaged and fetcher.trouble == ""
+
+
+@pytest.mark.parametrize("status", [503, 403])
+def test_a_store_that_does_not_answer_is_told_and_asked_until_it_does(status: int, fetchers: Fetchers) -> None:
+    fetchers.web.status = status
+    fetcher, waits = fetchers.make(), list[str]()
+    waiting = threading.Event()
+
+    def wait() -> None:
+        waits.append(fetcher.trouble)
+        waiting.set()
+
+    fetcher.waiting = wait
+    found = list[object]()
+    asking = threading.Thread(target=lambda: found.append(fetcher.block(BlockId(0, 0, 0))))
+    asking.start()
+    assert waiting.wait(DEADLINE)
+    assert f"cannot fetch the run's data, and tries again: {fetchers.web.url}" in waits[-1]
+    assert f"the server says {status}" in fetcher.trouble
+    fetchers.web.status = 0
+    asking.join(DEADLINE)
+    assert found[0] is not None and fetcher.trouble == "" and not fetcher.damaged
+    assert [said.partition(":")[0] for said in fetchers.told] == [
+        "cannot fetch the run's data, and tries again",
+        "fetches the run's data again from http",
+    ]
+
+
+def test_while_the_store_is_away_nobody_waits_for_what_is_here(fetchers: Fetchers) -> None:
+    wanted, fetcher = blocks(fetchers), fetchers.make()
+    fetcher.expect(iter(wanted))
+    until(lambda: len(fetchers.web.requests) == len(wanted) + len(fetchers.manifest.shards))
+    until(lambda: not fetcher._under_way)
+    fetchers.web.status = 503
+    again = fetchers.make()  # started anew: only the disk has them
+    for rank in (fetcher, again):
+        assert all(rank.block(one) is not None for one in wanted)
+
+
+def test_a_full_disk_is_told_and_training_goes_on(fetchers: Fetchers, tmp_path: Path) -> None:
+    fetchers.cache = BlockCache(tmp_path / "full", 1 << 20, room=lambda folder: 0)
+    fetcher = fetchers.make()
+    assert all(fetcher.block(one) is not None for one in blocks(fetchers))
+    assert "the disk has 0.0 MB left" in fetcher.trouble
+
+
+def test_a_rate_is_kept_over_threads() -> None:
+    now, slept = [0.0], list[float]()
+    throttle = Throttle(1000.0, clock=lambda: now[0], sleep=slept.append)
+    for _ in range(5):
+        throttle.wait(500)
+    assert slept == [0.5, 1.0, 1.5, 2.0]
+    now[0] = 100.0
+    throttle.wait(500)
+    assert len(slept) == 4  # what was not used is not saved up, nor owed
+    throttle.wait(500)
+    assert slept[4:] == [0.5]
+
+
+def test_fetching_takes_as_long_as_the_rate_says(fetchers: Fetchers) -> None:
+    slept = list[float]()
+    fetcher = fetchers.make(Throttle(1e6, clock=lambda: 0.0, sleep=slept.append))
+    for one in blocks(fetchers):
+        fetcher.block(one)
+    assert max(slept) == pytest.approx(fetchers.web.total / 1e6, rel=0.05)

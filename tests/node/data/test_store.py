@@ -1,0 +1,131 @@
+"""The stores of data sets: exact ranges, no byte more, and a sentence for whatever goes wrong."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+from data_sets import WebServer, web_server
+from moto.server import ThreadedMotoServer
+
+from atoll.comm.errors import ResourceError
+from atoll.node.data import store as store_
+from atoll.node.data.store import CutShort, Refused, Store, StoreError, open_store
+
+CONTENT = bytes(range(256)) * 40
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """A server's address."""
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[WebServer]:
+    with web_server(tmp_path) as served:
+        yield served
+
+
+@pytest.fixture(params=["folder", "file", "http", "memory", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Each kind of store, with a file `a.tokens` of `CONTENT`."""
+    (tmp_path / "a.tokens").write_bytes(CONTENT)
+    match request.param:
+        case "folder":
+            return open_store(str(tmp_path), files=True)
+        case "file":
+            return open_store(f"file://{tmp_path}", files=True)
+        case "http":
+            web: WebServer = request.getfixturevalue("web")
+            return open_store(f"{web.url}/", files=False)
+        case "memory":
+            url = f"memory://{tmp_path.name}"
+        case _:
+            environment = {"AWS_ENDPOINT_URL": request.getfixturevalue("s3"), "AWS_ACCESS_KEY_ID": "key"}
+            environment |= {"AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
+            for name, value in environment.items():
+                monkeypatch.setenv(name, value)
+            fsspec.filesystem("s3").mkdir(bucket := tmp_path.name.replace("_", "-")[:60].strip("-"))
+            url = f"s3://{bucket}/corpus"
+    with fsspec.open(f"{url}/a.tokens", "wb") as file:
+        file.write(CONTENT)
+    return open_store(url, files=False)
+
+
+def test_a_range_is_read_and_nothing_else(store: Store) -> None:
+    for start, size in ((0, 1), (0, len(CONTENT)), (1000, 77), (len(CONTENT) - 5, 5)):
+        assert store.read("a.tokens", start, size) == CONTENT[start : start + size]
+    assert store.read_whole("a.tokens", len(CONTENT)) == CONTENT
+
+
+def test_a_file_that_is_too_short_missing_or_too_large_is_named(store: Store) -> None:
+    for start in (len(CONTENT) - 3, len(CONTENT), len(CONTENT) + 100):
+        with pytest.raises(CutShort, match="a.tokens ends"):
+            store.read("a.tokens", start, 10)
+    with pytest.raises(Refused, match="b.tokens"):
+        store.read("b.tokens", 0, 10)
+    with pytest.raises(Refused, match="has more than 100 bytes"):
+        store.read_whole("a.tokens", 100)
+
+
+def test_of_a_server_no_byte_more_is_asked_for(tmp_path: Path, web: WebServer) -> None:
+    (tmp_path / "a.tokens").write_bytes(CONTENT)
+    store = open_store(web.url, files=False)
+    store.read("a.tokens", 500, 300)
+    assert web.total == 300 and web.requests == [("a.tokens", "bytes=500-799")]
+
+
+def broken(change: Callable[[WebServer], None], sentence: str, kind: type[StoreError] = StoreError) -> object:
+    return pytest.param(change, kind, sentence, id=sentence)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "sentence"),
+    [
+        broken(lambda web: setattr(web, "status", 403), "the server says 403 Forbidden", Refused),
+        broken(lambda web: setattr(web, "status", 401), "the server says 401", Refused),
+        broken(lambda web: setattr(web, "status", 503), "the server says 503 Service Unavailable"),
+        broken(lambda web: setattr(web, "serves_ranges", False), "does not serve ranges of files", Refused),
+        broken(lambda web: setattr(web, "cut_answers", 1), "the connection"),
+    ],
+)
+def test_what_a_server_does_wrong_is_said(
+    change: Callable[[WebServer], None], kind: type[StoreError], sentence: str, tmp_path: Path, web: WebServer
+) -> None:
+    (tmp_path / "a.tokens").write_bytes(CONTENT)
+    change(web)
+    with pytest.raises(kind, match=sentence):
+        open_store(web.url, files=False).read("a.tokens", 500, 300)
+
+
+def test_a_server_that_is_silent_or_gone_is_said(
+    tmp_path: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.tokens").write_bytes(CONTENT)
+    monkeypatch.setattr(store_, "SOCKET_SECONDS", 0.2)
+    web.hold = threading.Event()
+    with pytest.raises(StoreError, match="timed out"):
+        open_store(web.url, files=False).read("a.tokens", 0, 10)
+    web.hold.set()
+    with pytest.raises(StoreError, match=r"127\.0\.0\.1:1: .*refused"):
+        open_store("http://127.0.0.1:1/corpus", files=False).read("a.tokens", 0, 10)
+
+
+def test_this_machines_files_are_its_owners_to_give(tmp_path: Path) -> None:
+    for url in (str(tmp_path), f"file://{tmp_path}"):
+        with pytest.raises(ResourceError, match="only where the node has files=true"):
+            open_store(url, files=False)
+
+
+def test_without_the_package_of_a_store_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.comm.extras.find_spec", lambda name: None)
+    with pytest.raises(ResourceError, match=r'needs huggingface_hub, .*pip install "atoll\[hub\]"'):
+        open_store("hf://datasets/org/name", files=False)
+    with pytest.raises(ResourceError, match=r'pip install "atoll\[s3\]"'):
+        open_store("s3://bucket/corpus", files=False)
