@@ -195,7 +195,8 @@ def _manifest(part: DataSetConfig, store: Store, cache: BlockCache, tell: Callab
         time.sleep(delay)
         delay = min(2 * delay, MAX_OPENING_DELAY)
     manifest = Manifest.decode(data, part.digest)
-    cache.write(key, data)
+    if not store.is_local:
+        cache.write(key, data)
     return manifest
 
 

@@ -1,0 +1,46 @@
+"""A run whose data are a data set on a web server: nodes come with empty disks and need nothing but the URL."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from data_sets import WebServer, web_server, write_data_set
+from e2e.harness import Run, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[WebServer]:
+    (tmp_path / "web").mkdir()
+    with web_server(tmp_path / "web") as served:
+        yield served
+
+
+def kept(run: Run, name: str) -> int:
+    return sum(path.stat().st_size for path in (run.folder / name / "cache" / "blocks").glob("??/*"))
+
+
+def test_nodes_with_empty_disks_train_by_the_url_alone_and_keep_a_twentieth_of_the_corpus(
+    web: WebServer, run: Run
+) -> None:
+    digest = write_data_set(web.folder, train=2_000_000, validation=50_000, block_tokens=1024, shard_blocks=64)
+    corpus = sum(path.stat().st_size for path in web.folder.iterdir())
+    bound = corpus / 20
+    run.start("data.kind=dataset", f"data.url={web.url}", f"data.digest={digest}")
+    url = run.invite(3)
+    for name in ("one", "two"):
+        run.join(url, name, f"cache={bound / 1e9:.9f}")
+    run.commit_after(2)
+    web.status = 503  # for as long as what is ahead lasts, and then for steps
+    until("the trouble of a node", lambda: "tries again" in run.member("one").get("trouble", ""))
+    web.status = 0
+    until("the end of the trouble", lambda: not run.member("one").get("trouble", ""))
+    run.join(url, "three", f"cache={bound / 1e9:.9f}")
+    run.commit_after(run.committed() + 2)
+    until("all three", lambda: run.contributors() == 3)
+    run.commit_after(run.committed())
+    for name in ("one", "two", "three"):
+        assert 0 < kept(run, name) <= bound
+        assert "nothing of that block is learned" not in run.log(name)
+    run.whole(run.committed())
