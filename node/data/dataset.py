@@ -140,7 +140,7 @@ def open_data_sets(
     throttle = Throttle(node.download * MEGABIT_BYTES / ranks)
     sample_bytes = seq_len * max(part.manifest.format.dtype.itemsize for part in sets)
     mixture = Mixture.by_weight([part.weight for part in run.data.sets])
-    fetcher = BlockFetcher(sets, blocks, throttle, sample_bytes)
+    fetcher = BlockFetcher(sets, blocks, throttle, sample_bytes, ranks)
     return DataSetSource(train, validation, mixture, seq_len, fetcher)
 
 

@@ -31,7 +31,10 @@ MEMORY_BYTES = 64 << 20  # of blocks in memory
 MIN_MEMORY_BLOCKS = 4
 MEMORY_LISTS = 1024  # shards' lists of digests in memory, of 32 KB by default
 AHEAD_BYTES = 256 << 20  # of samples that are fetched before they are asked for
-CACHE_AHEAD_SHARE = 0.25  # of the cache's bound: the same, where that is less
+# Of the cache's bound, or of the memory: the same, where that is less. What was asked for since is as young as what
+# is ahead, and takes as much: together they must fit, or what is ahead goes before it is asked for.
+AHEAD_SHARE = 0.25
+STRIDE_SHARE = 64  # of what is fetched ahead: so far the asker goes before the threads look again
 DAMAGE_TRIES = 4
 FIRST_DELAY, MAX_DELAY = 0.5, 30.0  # seconds between two tries, twice as long each time
 TELLING_TRIES = 2  # after which it is told that a store does not answer
@@ -94,23 +97,27 @@ class BlockFetcher:
         cache: BlockCache,
         throttle: Throttle,
         sample_bytes: int,
+        ranks: int = 1,
         threads: int = THREADS,
         memory_bytes: int = MEMORY_BYTES,
         first_delay: float = FIRST_DELAY,
     ) -> None:
-        """`sample_bytes`: of the tokens of a sample."""
+        """`sample_bytes`: of the tokens of a sample; `ranks`: processes that take turns on the same blocks."""
         self._sets, self._cache, self._throttle = sets, cache, throttle
-        self._sample_bytes, self._first_delay = sample_bytes, first_delay
+        self._sample_bytes, self._ranks, self._first_delay = sample_bytes, ranks, first_delay
         self._memory_bytes = max(memory_bytes, MIN_MEMORY_BLOCKS * max(s.manifest.format.size for s in sets))
         self._memory = OrderedDict[BlockId, Block]()
         self._used_memory = 0  # bytes of the blocks in it, as they are in the store
+        self._stride = max(1, self.samples_ahead // STRIDE_SHARE)
         self._lists = OrderedDict[tuple[int, int], bytes]()  # of digests, by data set and shard
         self._list_locks = dict[tuple[int, int], threading.Lock]()
-        self._state = threading.Condition()
+        self._state = threading.RLock()
+        self._work_there = threading.Condition(self._state)
+        self._arrived = threading.Condition(self._state)
+        self._over = threading.Event()
         self._urgent, self._under_way, self._planned = set[BlockId](), set[BlockId](), set[BlockId]()
         self._plan: Iterator[BlockId] = iter(())
         self._walked = self._asked = 0  # samples of the plan: seen by the threads; asked for
-        self._closed = False
         self._troubles = dict[int, str]()  # by data set
         self.damaged = dict[BlockId, str]()  # what is left out, and why
         self.tell: Callable[[str], None] = _silent  # takes sentences for the log
@@ -128,10 +135,10 @@ class BlockFetcher:
     @property
     def samples_ahead(self) -> int:
         """Samples that may be fetched before they are asked for."""
-        size = min(AHEAD_BYTES, CACHE_AHEAD_SHARE * self._cache.limit)
-        if self._cache.trouble or size < self._memory_bytes // 2:
-            size = self._memory_bytes // 2
-        return max(1, int(size) // self._sample_bytes)
+        in_memory = AHEAD_SHARE * self._memory_bytes
+        on_disk = 0.0 if self._cache.trouble else min(AHEAD_BYTES, AHEAD_SHARE * self._cache.limit)
+        size = max(in_memory, on_disk)
+        return max(1, int(size) // (self._sample_bytes * self._ranks))
 
     def expect(self, blocks: Iterator[BlockId]) -> None:
         """Fetch from now on the blocks of the samples that follow, one for each, in their order. The iterator is
@@ -139,19 +146,20 @@ class BlockFetcher:
         with self._state:
             self._plan, self._walked, self._asked = blocks, 0, 0
             self._planned.clear()
-            self._state.notify_all()
+            self._work_there.notify_all()
 
     def block(self, wanted: BlockId, expected: bool = True) -> Block | None:
         """A block; waits until it is there. None: it is damaged wherever it is to be had. `expected`: it is of the
         next of the samples that were expected."""
         with self._state:
             self._asked += expected
-            self._state.notify_all()
+            if expected and self._asked % self._stride == 0:
+                self._work_there.notify_all()
             while (found := self._memory.get(wanted)) is None and wanted not in self.damaged:
                 if wanted not in self._under_way:
                     self._urgent.add(wanted)
-                    self._state.notify_all()
-                if not self._state.wait(WAIT_SECONDS) and self.waiting is not None:
+                    self._work_there.notify()
+                if not self._arrived.wait(WAIT_SECONDS) and self.waiting is not None:
                     self._state.release()
                     try:
                         self.waiting()
@@ -164,8 +172,8 @@ class BlockFetcher:
     def close(self) -> None:
         """End the threads, and wait for what they are fetching."""
         with self._state:
-            self._closed = True
-            self._state.notify_all()
+            self._over.set()
+            self._work_there.notify_all()
         for thread in self._threads:
             thread.join()
 
@@ -179,12 +187,12 @@ class BlockFetcher:
             finally:
                 with self._state:
                     self._under_way.discard(wanted)
-                    self._state.notify_all()
+                    self._arrived.notify_all()
 
     def _next(self) -> tuple[BlockId, bool] | None:
         """The next block to bring, and whether somebody waits for it; None: it is over."""
         with self._state:
-            while not self._closed:
+            while not self._over.is_set():
                 if self._urgent:
                     wanted = self._urgent.pop()
                     self._under_way.add(wanted)
@@ -196,7 +204,7 @@ class BlockFetcher:
                         self._under_way.add(following)
                         return following, False
                     continue
-                self._state.wait()
+                self._work_there.wait()
             return None
 
     def _is_settled(self, wanted: BlockId) -> bool:
@@ -283,11 +291,7 @@ class BlockFetcher:
         """Wait between two tries, longer each time, not at the same time as others; False: the fetcher is
         closed."""
         delay = min(MAX_DELAY, self._first_delay * 2.0 ** min(tries - 1, 16)) * random.uniform(0.5, 1.0)
-        deadline = time.monotonic() + delay
-        with self._state:
-            while not self._closed and (left := deadline - time.monotonic()) > 0:
-                self._state.wait(left)
-            return not self._closed
+        return not self._over.wait(delay)
 
     def _keep(self, wanted: BlockId, block: Block, size: int) -> None:
         with self._state:
@@ -298,11 +302,11 @@ class BlockFetcher:
             while self._used_memory > self._memory_bytes:
                 gone, _ = self._memory.popitem(last=False)
                 self._used_memory -= self._sets[gone.part].manifest.format.size
-            self._state.notify_all()
+            self._arrived.notify_all()
 
     def _leave_out(self, wanted: BlockId, reason: str) -> None:
         with self._state:
-            if self._closed:
+            if self._over.is_set():
                 return
             self.damaged[wanted] = reason
             count = len(self.damaged)

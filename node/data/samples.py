@@ -68,9 +68,8 @@ def window_of(block: Block, number: int, seq_len: int, tokens: int) -> Sample:
     first, last = number * seq_len, (number + 1) * seq_len
     following = slice(first + 1, min(last + 1, tokens))
     learned = block.learned[following] & ~block.begins[following]
-    labels = np.full(seq_len, UNLEARNED, np.int64)
-    labels[: len(learned)] = np.where(learned, block.tokens[following].astype(np.int64), UNLEARNED)
-    places = np.arange(seq_len)
+    labels, places = np.full(seq_len, UNLEARNED, np.int64), np.arange(seq_len)
+    np.copyto(labels[: len(learned)], block.tokens[following], casting="same_kind", where=learned)
     starts = np.maximum.accumulate(np.where(block.begins[first:last], places, 0))
     return Sample(block.tokens[first:last].astype(np.int64), labels, places - starts)
 

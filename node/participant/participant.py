@@ -377,7 +377,7 @@ class Participant:
 
     def _report_wait(self, trouble: str) -> None:
         """While a batch waits for its data: not a step that hangs."""
-        if trouble and self._cursor is not None:
+        if self._cursor is not None:
             self._watchdog.rest()
             figures = replace(self._told, round=self.round, step=self._cursor.steps, tokens_per_s=0.0, mfu=0.0)
             self._link.send(replace(figures, data_wait=1.0, trouble=trouble))

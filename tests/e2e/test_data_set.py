@@ -32,12 +32,11 @@ def test_nodes_with_empty_disks_train_by_the_url_alone_and_keep_a_twentieth_of_t
     for name in ("one", "two"):
         run.join(url, name, f"cache={bound / 1e9:.9f}")
     run.commit_after(2)
-    web.status = 503  # for as long as what is ahead lasts, and then for steps
-    until("the trouble of a node", lambda: "tries again" in run.member("one").get("trouble", ""))
-    web.status = 0
-    until("the end of the trouble", lambda: not run.member("one").get("trouble", ""))
+    web.status = 503  # of which those who have fetched ahead know nothing
     run.join(url, "three", f"cache={bound / 1e9:.9f}")
-    run.commit_after(run.committed() + 2)
+    until("a node that waits for the data", lambda: "and tries again" in run.log("three"))
+    run.commit_after(run.committed() + 1)
+    web.status = 0
     until("all three", lambda: run.contributors() == 3)
     run.commit_after(run.committed())
     for name in ("one", "two", "three"):
