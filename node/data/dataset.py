@@ -123,8 +123,8 @@ def open_data_sets(
     run: RunConfig, node: NodeConfig, cache: Path, ranks: int = 1, tell: Callable[[str], None] = print
 ) -> DataSetSource:
     """The run's samples. `cache`: a folder for what is fetched; `ranks`: processes of this machine that fetch at
-    the same time; `tell` takes a sentence each time that a store does not answer, which is asked for ever. Raises an
-    `AtollError` that says what is wrong with the data sets, this node's folder or its rights."""
+    the same time; `tell` takes a sentence each time that a store does not answer, which is asked for ever. Raises
+    an `AtollError` that says what is wrong with the data sets, this node's folder or its rights."""
     blocks = BlockCache(cache / "blocks", int(node.cache * GIGABYTE))
     sets = [
         FetchedSet(_manifest(part, store, blocks, tell), store)

@@ -31,7 +31,8 @@ MEMORY_BYTES = 64 << 20  # of blocks in memory
 MIN_MEMORY_BLOCKS = 4
 MEMORY_LISTS = 1024  # shards' lists of digests in memory, of 32 KB by default
 AHEAD_BYTES = 256 << 20  # of samples that are fetched before they are asked for
-# Of the cache's bound, or of the memory: the same, where that is less. What was asked for since is as young as what
+# Of the cache's bound, or of the memory: the same, where that is less. What was asked for since is as young as
+# what
 # is ahead, and takes as much: together they must fit, or what is ahead goes before it is asked for.
 AHEAD_SHARE = 0.25
 STRIDE_SHARE = 64  # of what is fetched ahead: so far the asker goes before the threads look again

@@ -27,8 +27,8 @@ def open_source(
     run: RunConfig, node: NodeConfig, cache: Path, ranks: int = 1, tell: Callable[[str], None] = print
 ) -> Source:
     """The run's data on this node. `cache`: a folder for what is fetched; `ranks`: processes of this machine that
-    open it; `tell` takes sentences for the log. Raises an `AtollError` that says what is missing and what to
-    do."""
+    open it; `tell` takes a sentence each time that a store does not answer. Raises an `AtollError` that says what
+    is missing and what to do."""
     match run.data.kind:
         case DataKind.SCRIPT:
             raise _no_source()

@@ -119,19 +119,6 @@ def learned(batch: Batch) -> Tensor:
     return (batch["labels"] != UNLEARNED).sum()
 
 
-def progress_to(link: DaemonLink | None) -> Callable[[float], None]:
-    """Make the function that tells `link` the share of the text, 0 to 1, that is tokenised; not too often."""
-    told_at = time.monotonic()
-
-    def tell(share: float) -> None:
-        nonlocal told_at
-        if link is not None and (now := time.monotonic()) >= told_at + PROGRESS_INTERVAL:
-            told_at = now
-            link.send(Preparing(f"tokenises the run's text: {share:.0%}"))
-
-    return tell
-
-
 def collated(samples: list[Any]) -> Any:
     """A batch of samples, as torch's DataLoader makes it."""
     return default_collate(samples)

@@ -24,7 +24,7 @@ def kept(run: Run, name: str) -> int:
 def test_nodes_with_empty_disks_train_by_the_url_alone_and_keep_a_twentieth_of_the_corpus(
     web: WebServer, run: Run
 ) -> None:
-    digest = write_data_set(web.folder, train=2_000_000, validation=50_000, block_tokens=1024, shard_blocks=64)
+    digest = write_data_set(web.folder, train=1_000_000, validation=20_000, block_tokens=128, shard_blocks=512)
     corpus = sum(path.stat().st_size for path in web.folder.iterdir())
     bound = corpus / 20
     run.start("data.kind=dataset", f"data.url={web.url}", f"data.digest={digest}")
@@ -32,11 +32,11 @@ def test_nodes_with_empty_disks_train_by_the_url_alone_and_keep_a_twentieth_of_t
     for name in ("one", "two"):
         run.join(url, name, f"cache={bound / 1e9:.9f}")
     run.commit_after(2)
-    web.status = 503  # of which those who have fetched ahead know nothing
-    run.join(url, "three", f"cache={bound / 1e9:.9f}")
-    until("a node that waits for the data", lambda: "and tries again" in run.log("three"))
-    run.commit_after(run.committed() + 1)
+    web.status = 503  # costs steps as soon as what is ahead is trained on
+    until("the trouble of a node", lambda: "and tries again" in run.member("one").get("trouble", ""))
     web.status = 0
+    until("the end of the trouble", lambda: not run.member("one").get("trouble", ""))
+    run.join(url, "three", f"cache={bound / 1e9:.9f}")
     until("all three", lambda: run.contributors() == 3)
     run.commit_after(run.committed())
     for name in ("one", "two", "three"):

@@ -100,8 +100,8 @@ def test_what_a_trainer_prepares_is_shown_until_it_takes_orders(
     monkeypatch.setattr(daemon, "_spawn", lambda task: task.close())
     daemon._on_trainer(Preparing())
     assert daemon.status()["reason"] == "its trainer prepares" and daemon.status()["state"] == "starting"
-    daemon._on_trainer(Preparing("tokenises the run's text: 40%"))
-    assert daemon.status()["reason"] == "tokenises the run's text: 40%"
+    daemon._on_trainer(Preparing("cannot fetch the run's data set, and tries again: down"))
+    assert daemon.status()["reason"] == "cannot fetch the run's data set, and tries again: down"
     daemon._on_trainer(Hello(1, 1, 4, ()))
     assert daemon.status()["reason"] == "waits for the coordinator"
 
