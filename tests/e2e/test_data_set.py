@@ -42,4 +42,4 @@ def test_nodes_with_empty_disks_train_by_the_url_alone_and_keep_a_twentieth_of_t
     for name in ("one", "two", "three"):
         assert 0 < kept(run, name) <= bound
         assert "nothing of that block is learned" not in run.log(name)
-    run.whole(run.committed())
+    run.whole(run.committed() - 2)  # whose records are there
