@@ -21,7 +21,7 @@ from atoll.node.data.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest
 from atoll.node.data.mixture import Mixture
 from atoll.node.data.order import Window, WindowOrder
 from atoll.node.data.samples import Sample, nothing_learned, window_count, window_of
-from atoll.node.data.store import FolderStore, Refused, Store, StoreError, open_store
+from atoll.node.data.store import FolderStore, Refused, Store, StoreError, check_store, open_store
 
 GIGABYTE = 10**9
 MEGABIT_BYTES = 125_000.0
@@ -116,7 +116,10 @@ class DataSetSource:
 
 def check_data_sets(run: RunConfig, node: NodeConfig) -> None:
     """Raise the `AtollError` that `open_data_sets` would, as far as it shows without asking a server."""
-    _stores(run, node)
+    own = _own_folders(run, node)
+    for part in run.data.sets:
+        if part.digest not in own:
+            check_store(part.url, node.files)
 
 
 def open_data_sets(
@@ -146,15 +149,7 @@ def open_data_sets(
 
 def _stores(run: RunConfig, node: NodeConfig) -> list[Store]:
     """Where this node has each data set from: its own folder, if it is there, or the run's URL."""
-    own = _own_folders(Path(node.data).expanduser()) if node.data else {}
-    wanted = {part.digest for part in run.data.sets}
-    if node.data and not own:
-        raise ConfigError(f"data={node.data}: there is no {MANIFEST} in it; give the folder of the run's data set")
-    if own and not wanted & own.keys():
-        raise ConfigError(
-            f"data={node.data} holds the data set with the digest {', '.join(own)}, and the run's is "
-            f"{', '.join(wanted)}: give the folder of the run's own, or none, to have it fetched"
-        )
+    own = _own_folders(run, node)
     return [
         FolderStore(str(own[part.digest]), own[part.digest])
         if part.digest in own
@@ -163,15 +158,26 @@ def _stores(run: RunConfig, node: NodeConfig) -> list[Store]:
     ]
 
 
-def _own_folders(folder: Path) -> dict[str, Path]:
-    """The data sets in a folder, or in those in it, by their digests."""
-    found = {}
+def _own_folders(run: RunConfig, node: NodeConfig) -> dict[str, Path]:
+    """The data sets in the node's own folder, or in folders in it, by their digests. Raises `ConfigError` where
+    none is there, or none of the run's."""
+    if not node.data:
+        return {}
+    folder, found = Path(node.data).expanduser(), dict[str, Path]()
     for path in (folder / MANIFEST, *sorted(folder.glob(f"*/{MANIFEST}"))):
         try:
             if path.is_file():
                 found[digest(path.read_bytes()).hex()] = path.parent
         except OSError as error:
             raise ResourceError(f"data={folder}: cannot read {path}: {error.strerror}") from None
+    wanted = [part.digest for part in run.data.sets]
+    if not found:
+        raise ConfigError(f"data={node.data}: there is no {MANIFEST} in it; give the folder of the run's data set")
+    if not found.keys() & set(wanted):
+        raise ConfigError(
+            f"data={node.data} holds the data set with the digest {', '.join(found)}, and the run's is "
+            f"{', '.join(wanted)}: give the folder of the run's own, or none, to have it fetched"
+        )
     return found
 
 

@@ -115,7 +115,8 @@ class BlockFetcher:
         self._state = threading.RLock()
         self._work_there = threading.Condition(self._state)
         self._arrived = threading.Condition(self._state)
-        self._over = threading.Event()
+        self._answered = threading.Condition(self._state)
+        self._over = False
         self._urgent, self._under_way, self._planned = set[BlockId](), set[BlockId](), set[BlockId]()
         self._plan: Iterator[BlockId] = iter(())
         self._walked = self._asked = 0  # samples of the plan: seen by the threads; asked for
@@ -123,7 +124,12 @@ class BlockFetcher:
         self.damaged = dict[BlockId, str]()  # what is left out, and why
         self.tell: Callable[[str], None] = _silent  # takes sentences for the log
         self.waiting: Callable[[], None] | None = None  # called each `WAIT_SECONDS` by who waits for a block
-        self._threads = [threading.Thread(target=self._work, name="fetch", daemon=True) for _ in range(threads)]
+        self._broken: Exception | None = None  # what has ended a thread
+        # The first has time for who waits, though all others wait for a store that does not answer.
+        self._threads = [
+            threading.Thread(target=self._work, args=(number == 0,), name="fetch", daemon=True)
+            for number in range(threads + 1)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -157,6 +163,8 @@ class BlockFetcher:
             if expected and self._asked % self._stride == 0:
                 self._work_there.notify_all()
             while (found := self._memory.get(wanted)) is None and wanted not in self.damaged:
+                if self._broken is not None:
+                    raise self._broken
                 if wanted not in self._under_way:
                     self._urgent.add(wanted)
                     self._work_there.notify()
@@ -173,32 +181,36 @@ class BlockFetcher:
     def close(self) -> None:
         """End the threads, and wait for what they are fetching."""
         with self._state:
-            self._over.set()
+            self._over = True
             self._work_there.notify_all()
+            self._answered.notify_all()
         for thread in self._threads:
             thread.join()
 
     # The threads
 
-    def _work(self) -> None:
-        while (task := self._next()) is not None:
+    def _work(self, urgent_only: bool) -> None:
+        while (task := self._next(urgent_only)) is not None:
             wanted, urgent = task
             try:
                 self._bring(wanted, urgent)
+            except Exception as error:  # a fault of ours, raised where it is seen
+                self._broken = error
             finally:
                 with self._state:
                     self._under_way.discard(wanted)
                     self._arrived.notify_all()
 
-    def _next(self) -> tuple[BlockId, bool] | None:
+    def _next(self, urgent_only: bool) -> tuple[BlockId, bool] | None:
         """The next block to bring, and whether somebody waits for it; None: it is over."""
         with self._state:
-            while not self._over.is_set():
+            while not self._over:
                 if self._urgent:
                     wanted = self._urgent.pop()
                     self._under_way.add(wanted)
                     return wanted, True
-                if self._walked - self._asked < self.samples_ahead and (following := next(self._plan, None)):
+                ahead = self._walked - self._asked
+                if not urgent_only and ahead < self.samples_ahead and (following := next(self._plan, None)):
                     self._walked += 1
                     if following not in self._planned and not self._is_settled(following):
                         self._planned.add(following)
@@ -292,7 +304,10 @@ class BlockFetcher:
         """Wait between two tries, longer each time, not at the same time as others; False: the fetcher is
         closed."""
         delay = min(MAX_DELAY, self._first_delay * 2.0 ** min(tries - 1, 16)) * random.uniform(0.5, 1.0)
-        return not self._over.wait(delay)
+        with self._state:
+            if not self._over:
+                self._answered.wait(delay)  # or until another was answered
+            return not self._over
 
     def _keep(self, wanted: BlockId, block: Block, size: int) -> None:
         with self._state:
@@ -307,7 +322,7 @@ class BlockFetcher:
 
     def _leave_out(self, wanted: BlockId, reason: str) -> None:
         with self._state:
-            if self._over.is_set():
+            if self._over:
                 return
             self.damaged[wanted] = reason
             count = len(self.damaged)
@@ -323,5 +338,7 @@ class BlockFetcher:
     def _recovered(self, part: int) -> None:
         with self._state:
             gone = self._troubles.pop(part, None)
+            if gone is not None:
+                self._answered.notify_all()
         if gone is not None:
             self.tell(f"fetches the run's data again from {self._sets[part].store.url}")

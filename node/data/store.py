@@ -22,6 +22,8 @@ from atoll.comm.extras import demand
 
 SOCKET_SECONDS = 30.0  # that a store may say nothing
 READ_SECONDS = 120.0  # that a range may take as a whole
+LOCAL_SCHEMES = ("file", "local")
+PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "hf": "huggingface_hub"}  # that a URL of this scheme needs
 PIECE_BYTES = 1 << 18  # of a body that are read at once
 S3_OPTIONS = {"connect_timeout": SOCKET_SECONDS, "read_timeout": SOCKET_SECONDS, "retries": {"max_attempts": 1}}
 
@@ -51,21 +53,27 @@ class Store(Protocol):
         """A small file, which has no more than `limit` bytes. Raises `StoreError`."""
 
 
+def check_store(url: str, files: bool) -> None:
+    """Raise `ResourceError` where `open_store` would, as far as it shows without loading what the URL needs."""
+    scheme, separator, _ = url.partition("://")
+    if not files and (not separator or scheme in LOCAL_SCHEMES or "::" in url):
+        raise ResourceError(
+            f"{url} is among this machine's own files, which a run may read only where the node has files=true: "
+            "set that, or give the folder of this node's own copy, data=FOLDER"
+        )
+    if needed := PACKAGES.get(scheme):
+        demand(f"a data set at {scheme}://", needed)
+
+
 def open_store(url: str, files: bool) -> Store:
     """The store at the URL of a folder. `files`: it may be in this machine's own files. Raises `ResourceError`
     where that is not so, and where this machine lacks what the URL needs."""
+    check_store(url, files)
     scheme, separator, rest = url.partition("://")
-    if not separator or scheme in ("file", "local"):
-        if not files:
-            raise ResourceError(
-                f"{url} is among this machine's own files, which a run may read only where the node has "
-                "files=true: set that, or give the folder of this node's own copy, data=FOLDER"
-            )
+    if not separator or scheme in LOCAL_SCHEMES:
         return FolderStore(url, Path(rest if separator else url).expanduser())
     if scheme in ("http", "https"):
         return HttpStore(url)
-    if needed := {"s3": "s3fs", "s3a": "s3fs", "hf": "huggingface_hub"}.get(scheme):
-        demand(f"a data set at {scheme}://", needed)
     return FsspecStore(url)
 
 

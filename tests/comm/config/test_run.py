@@ -113,6 +113,50 @@ def test_what_is_wrong_is_named(override: str, sentence: str) -> None:
         load_run(ROOT / "configs" / "demo.yaml", (override,))
 
 
+DIGEST = "0123456789abcdef" * 2
+URL = "https://host/corpus"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ((f"data.url={URL}",), f"data.digest is empty: `atoll data check {URL}` prints the digest"),
+        ((f"data.url={URL}", "data.digest=12ab"), "must be the 32 hexadecimal digits"),
+        ((f"data.digest={DIGEST}",), "no data set is given"),
+        (
+            ("data.url=s4://bucket/corpus", f"data.digest={DIGEST}"),
+            "no store is known whose URLs begin with s4://",
+        ),
+        (("data.url=https://me:secret@host/x", f"data.digest={DIGEST}"), "data.url has a password in it"),
+        ((f"data.mixture=[{{url: {URL}}}]",), r"data.mixture\[0\].digest is empty"),
+        ((f"data.mixture=[{{url: {URL}, digest: {DIGEST}, weight: 0}}]",), r"mixture\[0\].weight is 0"),
+        ((f"data.mixture=[{{digest: {DIGEST}}}]",), r"data.mixture\[0\].url is empty"),
+        (
+            (f"data.mixture=[{{url: {URL}, digest: {DIGEST}}}]", f"data.url={URL}", f"data.digest={DIGEST}"),
+            "data.mixture and data.url are given",
+        ),
+        ((f"data.url={URL}", f"data.digest={DIGEST}", "data.slice=validation"), "never trained on"),
+        ((f"data.url={URL}", f"data.digest={DIGEST}", "data.validation=''"), "data.validation is empty"),
+        ((f"data.url={URL}", f"data.digest={DIGEST}", "data.kind=stdlib"), "set data.kind=dataset, or leave out"),
+    ],
+)
+def test_a_data_set_that_is_named_wrongly_is_refused(overrides: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        load_run(ROOT / "configs" / "demo.yaml", ("data.kind=dataset", *overrides))
+
+
+def test_data_sets_are_named_on_the_command_line_and_survive_the_wire(tmp_path: Path) -> None:
+    one = load_run(ROOT / "configs" / "150m.yaml", (f"data.url={URL}", f"data.digest={DIGEST}"))
+    assert [(part.url, part.digest, part.weight) for part in one.data.sets] == [(URL, DIGEST, 1.0)]
+    parts = ", ".join(
+        f"{{url: {URL}/{name}, digest: {DIGEST}, weight: {weight}}}" for name, weight in ("a3", "b1")
+    )
+    mixed = load_run(ROOT / "configs" / "150m.yaml", (f"data.mixture=[{parts}]",))
+    assert [(part.url, part.weight) for part in mixed.data.sets] == [(f"{URL}/a", 3.0), (f"{URL}/b", 1.0)]
+    (tmp_path / "again.yaml").write_text(to_yaml(mixed))
+    assert from_json(to_json(mixed)) == mixed == load_run(tmp_path / "again.yaml")
+
+
 def test_the_examples_runs_can_be_loaded_and_a_scripts_vocabulary_is_its_own_matter() -> None:
     files = sorted((ROOT / "examples").glob("*.yaml"))
     assert [file.stem for file in files if not file.with_suffix(".py").exists()] == [] != files

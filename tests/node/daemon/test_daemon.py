@@ -131,3 +131,11 @@ def test_bad_arithmetic_is_shown_as_trouble_and_the_node_leaves_when_its_machine
     assert daemon._events.get_nowait() is bad
     with pytest.raises(AtollError, match="nothing of 5 orders in a row"):
         daemon._act(effects.LeaveRun("nothing of 5 orders in a row could be used"))
+
+
+def test_a_trainer_that_waits_for_its_data_says_why_and_has_not_stepped_by_that() -> None:
+    daemon = node_at(State())
+    daemon._on_trainer(Progress(1, 0, 0.0, data_wait=1.0, trouble="cannot fetch the run's data: down"))
+    assert daemon._trouble == "cannot fetch the run's data: down" and not daemon._has_stepped
+    daemon._on_trainer(Progress(1, 1, 5.5))
+    assert daemon._trouble == "" and daemon._has_stepped

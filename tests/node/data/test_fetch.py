@@ -209,6 +209,32 @@ def test_while_the_store_is_away_nobody_waits_for_what_is_here(fetchers: Fetcher
         assert all(rank.block(one) is not None for one in wanted)
 
 
+def test_a_block_on_the_disk_waits_for_none_of_those_that_the_store_does_not_give(fetchers: Fetchers) -> None:
+    wanted, fetcher = blocks(fetchers), fetchers.make()
+    assert fetcher.block(wanted[0]) is not None
+    fetchers.web.status = 503
+    again = fetchers.make()
+    again.expect(iter(wanted[1:]))
+    until(lambda: len(again._under_way) == len(again._threads) - 1)
+    found = list[object]()
+    asking = threading.Thread(target=lambda: found.append(again.block(wanted[0])))
+    asking.start()
+    asking.join(DEADLINE)
+    assert found and found[0] is not None
+    fetchers.web.status = 0
+
+
+def test_a_fault_in_a_thread_is_raised_where_a_block_is_asked_for(
+    fetchers: Fetchers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def faulty(self: object, wanted: BlockId, urgent: bool) -> None:
+        raise RuntimeError("out of tune")
+
+    monkeypatch.setattr(BlockFetcher, "_bring", faulty)
+    with pytest.raises(RuntimeError, match="out of tune"):
+        fetchers.make().block(BlockId(0, 0, 0))
+
+
 def test_a_full_disk_is_told_and_training_goes_on(fetchers: Fetchers, tmp_path: Path) -> None:
     fetchers.cache = BlockCache(tmp_path / "full", 1 << 20, room=lambda folder: 0)
     fetcher = fetchers.make()
