@@ -6,7 +6,7 @@ look, which asks no server. Both compare digests: all nodes have the same sample
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -93,9 +93,12 @@ class DataSetSource:
 
     def validation(self, index: int) -> Sample:
         """Validation sample `index`, likewise."""
-        number, own = self._mixture.draw(index)
-        part = self._validation[number]
-        return self._sample(part, part.order.window(own % len(part.order)), expected=False)
+        part, window = self._validation_place(index)
+        return self._sample(part, window, expected=False)
+
+    def request_validation(self, indices: Iterable[int]) -> None:
+        """Begin to fetch what these validation samples need, all at once."""
+        self.fetcher.request(part.block_of(window) for part, window in map(self._validation_place, indices))
 
     def expect(self, indices: Iterator[int]) -> None:
         """Begin to fetch what these training samples need, in the place of what was expected before."""
@@ -105,6 +108,11 @@ class DataSetSource:
         number, own = self._mixture.draw(index)
         part = self._train[number]
         return part, part.order.window(own)
+
+    def _validation_place(self, index: int) -> tuple[Slice, Window]:
+        number, own = self._mixture.draw(index)
+        part = self._validation[number]
+        return part, part.order.window(own % len(part.order))
 
     def _sample(self, part: Slice, window: Window, expected: bool) -> Sample:
         wanted = part.block_of(window)

@@ -17,7 +17,7 @@ import random
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -153,6 +153,12 @@ class BlockFetcher:
         with self._state:
             self._plan, self._walked, self._asked = blocks, 0, 0
             self._planned.clear()
+            self._work_there.notify_all()
+
+    def request(self, blocks: Iterable[BlockId]) -> None:
+        """Fetch these blocks now, several at the same time: who asks for them one by one waits less."""
+        with self._state:
+            self._urgent |= {wanted for wanted in blocks if not self._is_settled(wanted)}
             self._work_there.notify_all()
 
     def block(self, wanted: BlockId, expected: bool = True) -> Block | None:

@@ -93,6 +93,8 @@ class RunTokens:
 
     def validation(self, indices: Sequence[int]) -> Batch:
         """A batch of validation samples."""
+        if isinstance(self.source, DataSetSource):
+            self.source.request_validation(indices)
         batch: Batch = collated([tensors(self.source.validation(index)) for index in indices])
         return batch
 

@@ -120,6 +120,14 @@ def test_what_is_expected_is_fetched_before_it_is_asked_for_and_no_more_than_the
     assert len(taken) <= ahead + 20
 
 
+def test_blocks_that_are_requested_together_are_fetched_before_they_are_asked_for(fetchers: Fetchers) -> None:
+    wanted, fetcher = blocks(fetchers)[:20], fetchers.make()
+    fetcher.request(wanted)
+    until(lambda: all(one in fetcher._memory for one in wanted))
+    fetcher.request(wanted)
+    assert not fetcher._urgent and len(set(fetchers.web.requests)) == len(fetchers.web.requests)
+
+
 def test_another_lease_takes_the_place_of_what_was_expected(fetchers: Fetchers) -> None:
     wanted, fetcher = blocks(fetchers), fetchers.make()
     fetcher.expect(iter(wanted[:3]))
