@@ -24,7 +24,7 @@ FILL_SHARE = 0.9  # of the bound that is filled after some have gone: they go by
 PAGE_BYTES = 4096  # that a file takes on the disk a multiple of
 
 
-class _File(NamedTuple):
+class _CachedFile(NamedTuple):
     """A file of the cache, as the disk has it."""
 
     used: int  # ns, when it was last asked for
@@ -124,13 +124,13 @@ class BlockCache:
             total -= file.size
         return total
 
-    def _files(self) -> Iterator[_File]:
+    def _files(self) -> Iterator[_CachedFile]:
         for folder in self._folder.glob("[0-9a-f][0-9a-f]"):
             with os.scandir(folder) as entries:
                 for entry in entries:
                     with suppress(FileNotFoundError):
                         found = entry.stat()
-                        yield _File(found.st_mtime_ns, Path(entry.path), _on_disk(found.st_size))
+                        yield _CachedFile(found.st_mtime_ns, Path(entry.path), _on_disk(found.st_size))
 
     def _remove(self, path: Path) -> None:
         with suppress(OSError), self._locked() as state:

@@ -21,7 +21,7 @@ from atoll.node.data.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest
 from atoll.node.data.mixture import Mixture
 from atoll.node.data.order import Window, WindowOrder
 from atoll.node.data.samples import Sample, nothing_learned, window_count, window_of
-from atoll.node.data.store import FolderStore, Refused, Store, StoreError, check_store, open_store
+from atoll.node.data.store import FolderStore, Store, StoreError, StoreRefused, check_store, open_store
 
 GIGABYTE = 10**9
 MEGABIT_BYTES = 125_000.0
@@ -199,7 +199,7 @@ def _manifest(part: DataSetConfig, store: Store, cache: BlockCache, tell: Callab
         try:
             data = store.read_whole(MANIFEST, MAX_MANIFEST_BYTES)
             break
-        except Refused as error:
+        except StoreRefused as error:
             raise ResourceError(
                 f"this node does not get the run's data set: {error}; see that it may read it (for s3:// and "
                 "hf:// its keys are in the environment), or give a folder that has it, data=FOLDER"

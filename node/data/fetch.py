@@ -24,7 +24,7 @@ from typing import NamedTuple
 from atoll.comm.digest import DIGEST_SIZE, digest
 from atoll.node.data.cache import BlockCache
 from atoll.node.data.manifest import DIGESTS_SUFFIX, TOKENS_SUFFIX, Block, Manifest
-from atoll.node.data.store import CutShort, Refused, Store, StoreError
+from atoll.node.data.store import CutShort, Store, StoreError, StoreRefused
 
 THREADS = 8  # ranges that are fetched at the same time
 MEMORY_BYTES = 64 << 20  # of blocks in memory
@@ -281,7 +281,7 @@ class BlockFetcher:
                     raise Damaged(str(error)) from None
             except StoreError as error:
                 tries += 1
-                if tries >= TELLING_TRIES or isinstance(error, Refused):
+                if tries >= TELLING_TRIES or isinstance(error, StoreRefused):
                     self._troubled(part, f"cannot fetch the run's data, and tries again: {error}")
             if not self._pause(tries + damaged):
                 return None

@@ -32,7 +32,7 @@ class StoreError(Exception):
     """A range could not be read; the sentence says of which file, and why. It may go better later."""
 
 
-class Refused(StoreError):
+class StoreRefused(StoreError):
     """The store has no such file, or does not give it to this node."""
 
 
@@ -103,7 +103,7 @@ class FolderStore:
                 file.seek(start)
                 return file.read(size)
         except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
-            raise Refused(f"{path}: {error.strerror}") from None
+            raise StoreRefused(f"{path}: {error.strerror}") from None
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror or error}") from None
 
@@ -129,7 +129,9 @@ class HttpStore:
                 if int(found[2]) + 1 < end:
                     raise CutShort(f"{at} ends at byte {int(found[2]) + 1}, before {end}")
             elif start:
-                raise Refused(f"{at} is on a server that does not serve ranges of files: put it on one that does")
+                raise StoreRefused(
+                    f"{at} is on a server that does not serve ranges of files: put it on one that does"
+                )
             return self._body(answer, at, size)
 
     def read_whole(self, name: str, limit: int) -> bytes:
@@ -152,7 +154,7 @@ class HttpStore:
             sentence = f"{at}: the server says {error.code} {error.reason}"
             if error.code == 416:
                 raise CutShort(f"{at} ends before {span}: the server says 416") from None
-            raise (Refused if error.code in (401, 403, 404, 410) else StoreError)(sentence) from None
+            raise (StoreRefused if error.code in (401, 403, 404, 410) else StoreError)(sentence) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise StoreError(f"{urlsplit(at).netloc}: {getattr(error, 'reason', None) or error}") from None
 
@@ -210,7 +212,9 @@ class FsspecStore:
                 file.seek(start)
                 return b"".join(iter(lambda: file.read(end - file.tell()), b""))
         except (FileNotFoundError, PermissionError) as error:
-            raise Refused(f"{self.url}/{name}: {error.args[-1] if error.args else 'it is not there'}") from None
+            raise StoreRefused(
+                f"{self.url}/{name}: {error.args[-1] if error.args else 'it is not there'}"
+            ) from None
         except Exception as error:  # a store may raise anything
             if isinstance(error, OSError) and error.errno == errno.EINVAL:  # s3fs, for a range that is not there
                 raise CutShort(f"{self.url}/{name} ends before byte {start}") from None
@@ -219,5 +223,5 @@ class FsspecStore:
 
 def _bounded(data: bytes, at: object, limit: int) -> bytes:
     if len(data) > limit:
-        raise Refused(f"{at} has more than {limit} bytes: it is not what it is taken for")
+        raise StoreRefused(f"{at} has more than {limit} bytes: it is not what it is taken for")
     return data

@@ -81,9 +81,9 @@ class RunTokens:
         """What keeps data from coming, in words for people; empty: nothing."""
         return self.source.fetcher.trouble if isinstance(self.source, DataSetSource) else ""
 
-    def expect(self, indices: Iterator[int]) -> None:
-        """Say which training samples are asked for next, in their order."""
-        self.source.expect(indices)
+    def expect(self, batches: Iterator[list[int]], share: Share) -> None:
+        """Say which batches are asked for next, in their order, of which this process takes a share."""
+        self.source.expect(index for batch in batches for index in batch[share.of(len(batch))])
 
     def __len__(self) -> int:
         return 1 << 62  # its epochs follow one another without end

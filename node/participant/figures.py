@@ -21,6 +21,19 @@ MEMORY_INTERVAL = 1.0  # seconds between two looks at a rank's memory, at least
 PARAMETER_FLOPS = 6  # a parameter and token: a product and a sum, forward once and backward twice
 
 
+@dataclass
+class Step:
+    """The outcome of one inner step."""
+
+    loss: float  # mean over the ranks, in nats a token
+    gradient_norm: float  # l2, before it was bounded; 0: not known
+    has_command: bool  # the daemon has said something
+    skipped: bool  # it was left out, for its gradient was not finite
+    copy_due: bool  # it is time for a copy of what is trained
+    device_bytes: float  # of all ranks
+    host_bytes: float  # of all ranks
+
+
 @dataclass(frozen=True)
 class Speed:
     """The speed of the steps since the last report."""

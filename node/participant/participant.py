@@ -23,7 +23,6 @@ import signal
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, assert_never
 
 from msgspec.structs import replace
@@ -39,7 +38,7 @@ from atoll.node.outer.layout import flat_order
 from atoll.node.participant.batches import Dataset, RunTokens, Share, collated, moved
 from atoll.node.participant.checkpoints import open_checkpoints
 from atoll.node.participant.daemon_link import DaemonLink, agreed_spec, failures_reported
-from atoll.node.participant.figures import RankMemory, StepMeter
+from atoll.node.participant.figures import RankMemory, Step, StepMeter
 from atoll.node.participant.flat_vector import ShardedParameters
 from atoll.node.participant.gradients import bound_norm, norm_of, squared_norm
 from atoll.node.participant.health import TrainingHealth
@@ -76,19 +75,6 @@ Turns = Generator[list[int], None, ToTrainer | None]
 LOSS_LIMIT = 1e4  # nats a token; a worse loss, or one that is not finite, is told as this
 NORM_LIMIT = 1e30  # of a gradient; a larger norm, or one that is not finite, is told as this
 DEADLINE_SHARE = 0.6  # of members.stall: a step that hangs is found here before the daemon finds it
-
-
-@dataclass
-class Step:
-    """The outcome of one inner step."""
-
-    loss: float  # mean over the ranks, in nats a token
-    gradient_norm: float  # l2, before it was bounded; 0: not known
-    has_command: bool  # the daemon has said something
-    skipped: bool  # it was left out, for its gradient was not finite
-    copy_due: bool  # it is time for a copy of what is trained
-    device_bytes: float  # of all ranks
-    host_bytes: float  # of all ranks
 
 
 class Participant:
@@ -370,10 +356,8 @@ class Participant:
         self._meter.begin()
 
     def _foresee(self, cursor: TrainingCursor) -> None:
-        """Tell the run's data which samples this rank takes next."""
         if self._data is not None:
-            share, batches = self._share, cursor.coming_samples()
-            self._data.expect(index for batch in batches for index in batch[share.of(len(batch))])
+            self._data.expect(cursor.coming_samples(), self._share)
 
     def _report_wait(self, trouble: str) -> None:
         """While a batch waits for its data: not a step that hangs."""

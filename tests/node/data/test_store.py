@@ -11,7 +11,7 @@ from moto.server import ThreadedMotoServer
 
 from atoll.comm.errors import ResourceError
 from atoll.node.data import store as store_
-from atoll.node.data.store import CutShort, Refused, Store, StoreError, open_store
+from atoll.node.data.store import CutShort, Store, StoreError, StoreRefused, open_store
 
 CONTENT = bytes(range(256)) * 40
 
@@ -68,9 +68,9 @@ def test_a_file_that_is_too_short_missing_or_too_large_is_named(store: Store) ->
     for start in (len(CONTENT) - 3, len(CONTENT), len(CONTENT) + 100):
         with pytest.raises(CutShort, match="a.tokens ends"):
             store.read("a.tokens", start, 10)
-    with pytest.raises(Refused, match="b.tokens"):
+    with pytest.raises(StoreRefused, match="b.tokens"):
         store.read("b.tokens", 0, 10)
-    with pytest.raises(Refused, match="has more than 100 bytes"):
+    with pytest.raises(StoreRefused, match="has more than 100 bytes"):
         store.read_whole("a.tokens", 100)
 
 
@@ -88,10 +88,10 @@ def broken(change: Callable[[WebServer], None], sentence: str, kind: type[StoreE
 @pytest.mark.parametrize(
     ("change", "kind", "sentence"),
     [
-        broken(lambda web: setattr(web, "status", 403), "the server says 403 Forbidden", Refused),
-        broken(lambda web: setattr(web, "status", 401), "the server says 401", Refused),
+        broken(lambda web: setattr(web, "status", 403), "the server says 403 Forbidden", StoreRefused),
+        broken(lambda web: setattr(web, "status", 401), "the server says 401", StoreRefused),
         broken(lambda web: setattr(web, "status", 503), "the server says 503 Service Unavailable"),
-        broken(lambda web: setattr(web, "serves_ranges", False), "does not serve ranges of files", Refused),
+        broken(lambda web: setattr(web, "serves_ranges", False), "does not serve ranges of files", StoreRefused),
         broken(lambda web: setattr(web, "cut_answers", 1), "the connection"),
     ],
 )
