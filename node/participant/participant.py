@@ -149,10 +149,9 @@ class Participant:
         """Yield this rank's share of each inner step's batch, until the node leaves or the run is finished.
 
         `dataset` maps a sample's index to a sample (`__getitem__` and `__len__`, as torch's map-style datasets);
-        the run's indices go on for ever and are taken modulo its length. None: the run's own data, a dict of
-        three (B, T) int64 tensors on the model's device: `input_ids`; `labels`, the tokens that follow, -100 where
-        none is to be learned; `position_ids`, which begin anew with each document. B: `inner.batch_size` over the
-        ranks, T: `model.seq_len`. `collate` makes a batch of a list of samples.
+        the run's indices go on for ever and are taken modulo its length. None: the run's own data, a dict of three
+        (B, T) int64 tensors on the model's device: `input_ids`; `labels`, the tokens that follow, -100 where none
+        is to be learned; `position_ids`. `collate` makes a batch of a list of samples.
 
         Raises `ConfigError` where the batch cannot be divided among the ranks, and when the next batch is asked
         for before `step` or `stepped` was called for the last one.
@@ -360,11 +359,9 @@ class Participant:
             self._data.expect(cursor.coming_samples(), self._share)
 
     def _report_wait(self, trouble: str) -> None:
-        """While a batch waits for its data: not a step that hangs."""
-        if self._cursor is not None:
-            self._watchdog.rest()
-            figures = replace(self._told, round=self.round, step=self._cursor.steps, tokens_per_s=0.0, mfu=0.0)
-            self._link.send(replace(figures, data_wait=1.0, trouble=trouble))
+        self._watchdog.rest()  # no step hangs
+        where = {"round": self.round, "step": self._cursor.steps if self._cursor is not None else 0}
+        self._link.send(replace(self._told, **where, tokens_per_s=0.0, mfu=0.0, data_wait=1.0, trouble=trouble))
 
     def _end_step(self, cursor: TrainingCursor) -> bool:
         """Count the step; returns whether there is a command."""
