@@ -1,5 +1,8 @@
 """The stores of data sets: exact ranges, no byte more, and a sentence for whatever goes wrong."""
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,6 +10,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from data_sets import WebServer, web_server
+from hub_files import hub_of
 from moto.server import ThreadedMotoServer
 
 from atoll.comm.errors import ResourceError
@@ -129,3 +133,31 @@ def test_without_the_package_of_a_store_the_remedy_is_named(monkeypatch: pytest.
         open_store("hf://datasets/org/name", files=False)
     with pytest.raises(ResourceError, match=r'pip install "atoll\[s3\]"'):
         open_store("s3://bucket/corpus", files=False)
+
+
+FROM_HUB = """
+from atoll.node.data.store import StoreError, open_store
+
+store, content = open_store("hf://org/name", files=False), bytes(range(256)) * 40
+assert store.read("a.tokens", 1000, 77) == content[1000:1077]
+assert store.read_whole("a.tokens", len(content)) == content
+for name, start in (("a.tokens", len(content) - 3), ("b.tokens", 0)):
+    try:
+        store.read(name, start, 10)
+    except StoreError as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_a_data_set_may_be_on_the_hub(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "a.tokens").write_bytes(CONTENT)
+    with hub_of(tmp_path / "set") as endpoint:
+        settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+        command = [sys.executable, "-P", "-c", FROM_HUB]
+        done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "CutShort hf://org/name/a.tokens ends at byte 10240, before 10247",
+        "StoreRefused hf://org/name/b.tokens: org/name/b.tokens",
+    ]
