@@ -10,11 +10,14 @@ from atoll.comm.errors import ResourceError
 
 EXTRA_OF = {
     "accelerate": "hf",
+    "datasets": "datasets",
     "huggingface_hub": "hub",
+    "jinja2": "text",
     "lm_eval": "eval",
     "matplotlib": "plot",
     "numba": "node",
     "peft": "hf",
+    "pyarrow": "parquet",
     "s3fs": "s3",
     "safetensors": "hf",
     "tokenizers": "text",

@@ -2,6 +2,7 @@
 
     manifest.json            this module's `Manifest`, as JSON; its digest is the data set's
     tokenizer.json           what made the tokens, for whoever exports a model or adds text
+    tokenizer_config.json    and others of `TOKENIZER_FILES`, if the tokenizer came with them
     SLICE-00000.tokens       blocks of one size, one after the other (`BlockFormat`)
     SLICE-00000.digests      16 bytes for each block of the shard of that name
 
@@ -26,6 +27,13 @@ from atoll.comm.errors import ConfigError
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
+# What lies beside a tokenizer.json, and an exported model needs: chat template, special tokens, how to generate.
+TOKENIZER_FILES = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
 TOKENS_SUFFIX, DIGESTS_SUFFIX = ".tokens", ".digests"
 TRAIN, VALIDATION = "train", "validation"  # the slices that a run looks for, unless it names others
 VERSION = 1
@@ -67,6 +75,7 @@ class Manifest(msgspec.Struct, frozen=True):
     skipped: Skipped = Skipped()
     sources: tuple[str, ...] = ()  # what it was built from, for people
     packages: dict[str, str] = {}  # name and version of what tokenised it, for people
+    tokenizer_files: dict[str, str] = {}  # those of `TOKENIZER_FILES` that are there: digest, hexadecimal
 
     @property
     def format(self) -> "BlockFormat":
@@ -161,6 +170,8 @@ def _rules(manifest: Manifest) -> list[tuple[bool, str]]:
         (_is_digest(manifest.tokenizer), f"tokenizer is {manifest.tokenizer!r}: it must be a digest"),
         (len(set(names)) == len(names), "two shards have the same name"),
     ]
+    for name, found in manifest.tokenizer_files.items():
+        rules.append((name in TOKENIZER_FILES and _is_digest(found), f"a tokenizer's file is named {name!r}"))
     for shard in manifest.shards:
         full = shard.blocks * manifest.block_tokens
         plain = re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,99}", shard.name) is not None
