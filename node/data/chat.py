@@ -8,7 +8,9 @@ turn that the template renders otherwise once others follow (without its reasoni
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any
 
 import jinja2
@@ -23,6 +25,7 @@ ASSISTANT = "assistant"
 MAX_CHARACTERS = 4 << 20  # of a conversation: it is rendered once more for each turn of the assistant
 # Characters of Unicode's private use that nobody writes: they mark places in a rendered text.
 BEGIN, END, BREAK = "\U0010fff0", "\U0010fff1", "\U0010fff2"
+CLOSING = "\n>]"  # what a mark behind a turn ends with
 Message = dict[str, Any]
 
 
@@ -59,8 +62,7 @@ class ChatTemplate:
         self._marks_generation = "endgeneration" in source
 
     def render(self, messages: list[Message]) -> RenderedChat:
-        """The text of a conversation. Raises `BadConversation`."""
-        check_messages(messages)
+        """The text of a conversation, which `check_messages` has passed. Raises `BadConversation`."""
         marked = self._text(messages)
         if self._marks_generation:
             rendered = _without_marks(marked)
@@ -70,23 +72,44 @@ class ChatTemplate:
             raise BadConversation("no turn of the assistant is to be learned")
         return rendered
 
-    def _turns(self, messages: list[Message], text: str) -> list[tuple[int, int]]:
-        spans = list[tuple[int, int]]()
+    def _turns(self, messages: list[Message], text: str) -> Iterator[tuple[int, int]]:
         for number, message in enumerate(messages):
             if message["role"] != ASSISTANT:
                 continue
-            last = number + 1 == len(messages)
-            before = self._text(messages[:number], prompt=True) if number else ""
-            through = text if last else self._text(messages[: number + 1])
-            if text.startswith(through) and through.startswith(before):
-                spans.append((len(before), len(through)))
-        return spans
+            before = self._text_of_part(messages[:number], prompt=True) if number else ""
+            through = text if number + 1 == len(messages) else self._text_of_part(messages[: number + 1])
+            if before is None or through is None or not text.startswith(before):
+                continue
+            if end := _end_of_turn(text, through, len(before), (message.get("content") or "").strip()):
+                yield len(before), end
+
+    def _text_of_part(self, messages: list[Message], prompt: bool = False) -> str | None:
+        """The text of the first messages; None if the template does not take them without the others."""
+        try:
+            return self._text(messages, prompt)
+        except BadConversation:
+            return None
 
     def _text(self, messages: list[Message], prompt: bool = False) -> str:
         try:
             return self._template.render(messages=messages, add_generation_prompt=prompt, **self._variables)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise BadConversation(f"the chat template does not take it: {error}") from None
+
+
+def _end_of_turn(text: str, through: str, start: int, content: str) -> int:
+    """Where a turn that begins at `start` ends in the text of all; 0 if it is not there as it is in `through`, the
+    text of the messages up to it. That may end in what stands behind a whole conversation only: the two go
+    together through the turn's content and the marks that close it, and perhaps into the beginning of the next
+    mark."""
+    if text.startswith(through):
+        return len(through)
+    common = len(commonprefix([text, through]))
+    found = text.find(content, start, common) if content else -1
+    if found < 0:
+        return 0
+    closing = text[found + len(content) : common]
+    return found + len(content) + max(closing.rfind(mark) + 1 for mark in CLOSING)
 
 
 def check_messages(messages: object) -> None:
