@@ -20,6 +20,7 @@ from atoll.node.data.units import LinesUnit, RowsUnit, TextPiece, TextUnit, Unit
 
 PIECE_CHARACTERS = 1 << 17  # that go through the tokenizer at once: about 60 MB while they do
 MAX_EXAMPLES = 20  # of records left out, that a unit names
+Tokens = NDArray[np.unsignedinteger[Any]]  # (n,) of the data set's dtype
 
 
 class TokeniserConfig(msgspec.Struct, frozen=True):
@@ -52,8 +53,8 @@ class Tokeniser:
 
     def __init__(self, config: TokeniserConfig) -> None:
         self._plain = load_plain(config.tokenizer, config.end_of_text)
-        self._end = self._plain.token_to_id(config.end_of_text)
         self._dtype = DTYPES[config.dtype]
+        self._end = np.array([self._plain.token_to_id(config.end_of_text)], self._dtype)
         self._chat = _ChatEncoder(config) if config.template else None
         kind = Any if self._chat else str
         record = msgspec.defstruct("Record", [("value", kind)], rename={"value": config.column})
@@ -61,7 +62,7 @@ class Tokeniser:
 
     def __call__(self, unit: Unit) -> TokenisedUnit:
         """The tokens of a unit."""
-        out = _Output(self._end, self._chat is not None)
+        out = _Output(self._end)
         match unit:
             case TextUnit():
                 self._texts(unit.pieces, out)
@@ -69,7 +70,7 @@ class Tokeniser:
                 self._lines(unit, out)
             case RowsUnit():
                 self._records(((f"{unit.place} row {n}", row) for n, row in enumerate(unit.rows, unit.first)), out)
-        return out.finish(self._dtype)
+        return out.finish()
 
     def _texts(self, pieces: tuple[TextPiece, ...], out: "_Output") -> None:
         for piece in pieces:
@@ -109,15 +110,15 @@ class Tokeniser:
                     out.add(self._encode(_text(value)), begins=True, ends=True, place=place)
                 else:
                     ids, learned = self._chat(value)
-                    out.add(ids, begins=True, ends=True, place=place, learned=learned)
+                    tokens = np.array(ids, self._dtype)
+                    out.add(tokens, begins=True, ends=True, place=place, learned=learned)
             except (UnreadableRecord, BadConversation) as error:
                 out.skip(place, str(error))
 
-    def _encode(self, text: str) -> list[int]:
-        ids = list[int]()
-        for piece in cut_text(text):
-            ids += _ids(self._plain, piece)
-        return ids
+    def _encode(self, text: str) -> Tokens:
+        """The tokens of a text; of a long one only a piece's are Python's own numbers, of 32 bytes each."""
+        pieces = [np.array(_ids(self._plain, piece), self._dtype) for piece in cut_text(text)]
+        return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, self._dtype), *pieces])
 
 
 class _ChatEncoder:
@@ -187,38 +188,40 @@ def _without_breaks(text: str, flags: bytes) -> Iterator[tuple[str, bytes]]:
 class _Output:
     """The tokens of a unit as they come."""
 
-    def __init__(self, end: int, chat: bool) -> None:
-        self._end, self._chat = end, chat
-        self._parts, self._flags, self._length = list[NDArray[np.int64]](), list[NDArray[np.bool_]](), 0
+    def __init__(self, end: Tokens) -> None:
+        """`end`: the end of a text, (1,)."""
+        self._end, self._length = end, 0
+        self._parts, self._flags = list[Tokens](), list[NDArray[np.bool_]]()
         self._starts, self._skipped, self._examples = list[int](), 0, list[str]()
 
     def add(
-        self, ids: list[int], *, begins: bool, ends: bool, place: str = "", learned: list[bool] | None = None
+        self, ids: Tokens, *, begins: bool, ends: bool, place: str = "", learned: list[bool] | None = None
     ) -> None:
-        """The tokens of a document, or of a piece of one."""
-        if begins and ends and not ids:
+        """The tokens of a document, or of a piece of one. `learned`: of each, where the data set has a mask."""
+        if begins and ends and not len(ids):
             self.skip(place, "it has no token")
             return
         if begins:
             self._starts.append(self._length)
-        closes = ends and not (learned and ids[-1] == self._end)  # a template may have ended it already
-        tokens = np.array([*ids, self._end] if closes else ids, np.int64)
-        self._parts.append(tokens)
-        self._length += len(tokens)
-        if self._chat:
-            self._flags.append(np.array([*(learned or ()), False] if closes else learned, np.bool_))
+        self._parts.append(ids)
+        self._length += len(ids)
+        closes = ends and not (learned is not None and ids[-1] == self._end[0])  # a template may have ended it
+        if closes:
+            self._parts.append(self._end)
+            self._length += 1
+        if learned is not None:
+            self._flags.append(np.array([*learned, False] if closes else learned, np.bool_))
 
     def skip(self, place: str, reason: str) -> None:
         self._skipped += 1
         if len(self._examples) < MAX_EXAMPLES:
             self._examples.append(f"{place}: {reason}")
 
-    def finish(self, dtype: "np.dtype[Any]") -> TokenisedUnit:
-        tokens = np.concatenate(self._parts).astype(dtype).tobytes() if self._parts else b""
+    def finish(self) -> TokenisedUnit:
+        tokens = np.concatenate(self._parts).tobytes() if self._parts else b""
         learned = np.concatenate(self._flags).tobytes() if self._flags else b""
-        return TokenisedUnit(
-            tokens, np.array(self._starts, np.int64).tobytes(), learned, self._skipped, self._examples
-        )
+        starts = np.array(self._starts, np.int64).tobytes()
+        return TokenisedUnit(tokens, starts, learned, self._skipped, self._examples)
 
 
 def cut_text(text: str) -> Iterator[str]:
