@@ -32,7 +32,7 @@ from atoll.node.data.manifest import (
     Skipped,
 )
 from atoll.node.data.shards import SUFFIXES, SliceState, SliceWriter
-from atoll.node.data.sources import Source, describe, listing_digest
+from atoll.node.data.sources import Source, describe, listing_digest, name_of
 from atoll.node.data.tokenise import TokenisedUnit, TokeniserConfig
 from atoll.node.data.tokeniser_pool import TokeniserPool
 from atoll.node.data.tokenizer_files import TokenizerFiles, end_of_text_of, load_tokenizer, vocabulary_size
@@ -125,7 +125,7 @@ def build(
             destination.write(name, data)
         manifest = Manifest(
             version=VERSION,
-            name=options.name or destination.name,
+            name=options.name or name_of(sources[0]),
             dtype=dtype,
             block_tokens=options.block_tokens,
             vocab_size=vocabulary,

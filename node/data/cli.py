@@ -44,9 +44,7 @@ def data() -> None:
     "--shard-blocks", default=2048, show_default=True, type=click.IntRange(1, 1 << 20), help="Blocks of a file."
 )
 @click.option("--workers", default=0, show_default="all cores", type=click.IntRange(0, 1024), help="Processes.")
-@click.option(
-    "--name", default="", show_default="the last part of --out", help="Name of the data set, for people."
-)
+@click.option("--name", default="", show_default="of the first source", help="Name of the data set, for people.")
 @click.option("--work", default="", help="Folder to make files in that go to a URL; default: in ~/.cache/atoll.")
 @click.option("--overwrite", is_flag=True, help="Remove the data set, or the beginning of one, that is there.")
 @json_option
@@ -106,7 +104,8 @@ def build(
     )
     destination = Destination(out, work)
     if overwrite:
-        destination.clear()
+        with destination.taken():
+            destination.clear()
     files = [source for source in found if isinstance(source, SourceFile)]
     total = sum(file.size for file in files) if len(files) == len(found) else None
     began = time.monotonic()

@@ -13,7 +13,7 @@ from pathlib import Path
 from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.files import atomic_write, make_folder, write_all
-from atoll.node.data.manifest import MANIFEST, TOKENIZER, TOKENIZER_FILES, Manifest
+from atoll.node.data.manifest import MANIFEST, TOKENIZER, Manifest
 from atoll.node.data.reader import open_place, store_errors
 from atoll.node.data.shards import SUFFIXES
 
@@ -38,11 +38,6 @@ class Destination:
             self.folder = Path(self._path)
         else:
             self.folder = Path(work or f"{WORK}/{digest(self.url.encode()).hex()}").expanduser()
-
-    @property
-    def name(self) -> str:
-        """The last part of the URL."""
-        return self._path.rpartition("/")[2] or "data"
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -73,10 +68,12 @@ class Destination:
     def clear(self) -> None:
         """Remove the data set that is there and what a build has left, the manifest first."""
         found = self.manifest()
-        names = [TOKENIZER, *TOKENIZER_FILES]
+        names = list[str]()
         if found is not None:
             with suppress(ConfigError):  # what its manifest does not tell is overwritten or left
-                names += [shard.name + suffix for shard in Manifest.decode(found).shards for suffix in SUFFIXES]
+                manifest = Manifest.decode(found)
+                names = [TOKENIZER, *manifest.tokenizer_files]
+                names += [shard.name + suffix for shard in manifest.shards for suffix in SUFFIXES]
             self._remove(MANIFEST)
         (self.folder / STATE).unlink(missing_ok=True)
         for name in names:

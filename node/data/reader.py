@@ -15,7 +15,7 @@ from atoll.node.data.manifest import DIGESTS_SUFFIX, MANIFEST, MAX_MANIFEST_BYTE
 
 
 class DamagedData(AtollError):
-    """A file of a data set is not the one that its manifest tells of."""
+    """A file of a data set is not the one that its manifest tells of. The exit code is 1."""
 
 
 class DataSetReader:

@@ -65,8 +65,9 @@ class HubSource:
 
     @property
     def label(self) -> str:
-        """What people are told."""
-        return f"{HUB_PREFIX}{self.path}"
+        """What people are told; of a folder here, not where it lies."""
+        path = os.path.expanduser(self.path)
+        return HUB_PREFIX + (os.path.basename(os.path.abspath(path)) if os.path.exists(path) else self.path)
 
 
 Source = SourceFile | HubSource
@@ -176,8 +177,17 @@ def listing_digest(sources: Sequence[Source]) -> str:
 def describe(arguments: Sequence[str], sources: Sequence[Source]) -> tuple[str, ...]:
     """The arguments as the manifest names them, last parts of paths only, and how much there was of all."""
     names = [
-        argument if argument.startswith(HUB_PREFIX) else os.path.basename(os.path.abspath(argument))
+        parse_hub(argument).label
+        if argument.startswith(HUB_PREFIX)
+        else os.path.basename(os.path.abspath(argument))
         for argument in arguments
     ]
     files = [source for source in sources if isinstance(source, SourceFile)]
     return (*names, f"{len(files)} files of {sum(file.size for file in files)} bytes")
+
+
+def name_of(source: Source) -> str:
+    """A name for a data set that begins with this source, wherever it lies: its file's or folder's."""
+    if isinstance(source, HubSource):
+        return source.label.removeprefix(HUB_PREFIX)
+    return source.name.split(os.sep)[0].split(".")[0] or "data"

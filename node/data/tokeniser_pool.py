@@ -41,8 +41,8 @@ class TokeniserPool:
             process.terminate()  # before the threads are waited for: they wait for it
         self._threads.shutdown(cancel_futures=True)
         for process, connection in self._processes:
+            connection.close()  # one that was just being started ends with it
             process.join(EXIT_SECONDS)
-            connection.close()
 
     def tokenise(self, units: Iterable[UnitRead]) -> Iterator[tuple[UnitRead, TokenisedUnit]]:
         """Each unit with its tokens, in order. Bounded: units in processes and results that wait for an earlier

@@ -195,6 +195,18 @@ def test_another_tokenizer_other_sources_or_options_do_not_go_on_with_a_build(
 
 
 @pytest.mark.usefixtures("inline")
+def test_where_things_lie_does_not_change_the_bytes(tmp_path: Path, tokenizer: Path) -> None:
+    sets = []
+    for place in ("here", "there/below"):
+        folder = tmp_path / place / "corpus"
+        jsonl(folder / "a.jsonl", [{"text": text} for text in documents(20)] + [{}])
+        built(tmp_path / place / f"out-{len(sets)}", [folder], tokenizer)
+        sets.append(files(tmp_path / place / f"out-{len(sets)}"))
+    assert sets[0] == sets[1]
+    assert Manifest.decode(sets[0][MANIFEST]).name == "corpus"
+
+
+@pytest.mark.usefixtures("inline")
 def test_a_data_set_that_is_there_stays(tmp_path: Path, tokenizer: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", [{"text": text} for text in documents(20)])
     built(tmp_path / "set", [source], tokenizer)
@@ -316,7 +328,7 @@ def test_in_a_store_the_set_is_there_once_it_is_whole(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr("atoll.node.data.units.UNIT_BYTES", 20_000)
     source = jsonl(tmp_path / "a.jsonl", [{"text": text} for text in documents(400)])
-    built(tmp_path / "whole", [source], tokenizer, name="corpus")
+    built(tmp_path / "whole", [source], tokenizer)
 
     def crash(progress: BuildProgress) -> None:
         if progress.shards >= 5:
@@ -330,6 +342,6 @@ def test_in_a_store_the_set_is_there_once_it_is_whole(
     fs.invalidate_cache()
     there = {path.rpartition("/")[2]: fs.cat_file(path) for path in fs.find(bucket)}
     assert there == files(tmp_path / "whole")
-    assert Manifest.decode(there[MANIFEST]).name == "corpus"
+    assert Manifest.decode(there[MANIFEST]).name == "a"
     left = [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
     assert left == []
