@@ -89,7 +89,7 @@ def mixture(folder: Path) -> list[Path]:
 
 def test_the_bytes_are_the_same_for_any_number_of_processes(tmp_path: Path, tokenizer: Path) -> None:
     sources = mixture(tmp_path / "in")
-    sets = []
+    sets = list[dict[str, bytes]]()
     for workers in (1, 2, 5):
         built(tmp_path / f"{workers}", sources, tokenizer, workers=workers, name="same", shard_blocks=64)
         sets.append(files(tmp_path / f"{workers}"))
@@ -196,7 +196,7 @@ def test_another_tokenizer_other_sources_or_options_do_not_go_on_with_a_build(
 
 @pytest.mark.usefixtures("inline")
 def test_where_things_lie_does_not_change_the_bytes(tmp_path: Path, tokenizer: Path) -> None:
-    sets = []
+    sets = list[dict[str, bytes]]()
     for place in ("here", "there/below"):
         folder = tmp_path / place / "corpus"
         jsonl(folder / "a.jsonl", [{"text": text} for text in documents(20)] + [{}])
