@@ -47,7 +47,7 @@ TEMPLATE_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_toke
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What decides the bytes of a data set besides its sources."""
+    """The choices that decide the bytes of a data set, besides its sources."""
 
     tokenizer: TokenizerFiles
     end_of_text: str = ""  # empty: told by the tokenizer
@@ -61,7 +61,8 @@ class BuildOptions:
 
 @dataclass(frozen=True, slots=True)
 class BuildProgress:
-    """How far a build is. `consumed`: bytes of the source files, as they lie on the disk."""
+    """Counts of what a build has read and written. `consumed`: bytes of the source files, as they lie on the
+    disk."""
 
     consumed: int
     documents: int

@@ -16,7 +16,7 @@ MOST_FREQUENT = 5  # token ids that are told
 
 @dataclass(frozen=True)
 class DataSetReport:
-    """What was found in slices of a data set that is whole."""
+    """Findings in slices of a data set that is whole."""
 
     digest: str  # of the manifest, hexadecimal: what a run's data.digest is
     manifest: Manifest

@@ -40,7 +40,7 @@ class Content:
         return self._raw.tell()
 
     def read(self, count: int) -> bytes:
-        """The next `count` bytes of the content; fewer only at its end."""
+        """Read `count` bytes of the content; fewer only at its end."""
         parts = list[bytes]()
         try:
             while count and (part := self._stream.read(count)):

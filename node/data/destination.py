@@ -1,4 +1,4 @@
-"""Where a data set is built to: a folder of this machine, or a store at any URL that fsspec knows.
+"""The place that a data set is built in: a folder of this machine, or a store at any URL that fsspec knows.
 
 Shards are made in a local folder: the data set's own, or one to work in, from which each goes to the store as soon
 as it is finished. The manifest comes last: a data set is there as a whole, or not at all.
@@ -41,8 +41,8 @@ class Destination:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """While the context lasts no other build writes there from this machine. Raises `ConfigError` if one does,
-        and `ResourceError` if the folder cannot be made."""
+        """Lock the place: while the context lasts no other build of this machine writes there. Raises
+        `ConfigError` if one does, and `ResourceError` if the folder cannot be made."""
         try:
             make_folder(self.folder)
             lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, PUBLIC_MODE)
@@ -91,7 +91,7 @@ class Destination:
         self._write(STATE, state)
 
     def write(self, name: str, data: bytes) -> None:
-        """Put a small file into the data set."""
+        """Write a small file of the data set."""
         self._write(name, data)
         self.send(name)
 
@@ -110,7 +110,7 @@ class Destination:
         made.unlink()
 
     def finish(self, manifest: bytes) -> None:
-        """Put the manifest beside what it tells of: from now on the data set is there."""
+        """Write the manifest beside the files that it tells of: from now on the data set is there."""
         self.write(MANIFEST, manifest)
         for name in (STATE, LOCK):
             (self.folder / name).unlink(missing_ok=True)

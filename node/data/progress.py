@@ -1,4 +1,4 @@
-"""How far a long command is: a bar on a terminal, else a line for each tenth, or now and then, on stderr."""
+"""Progress of a long command on stderr: a bar on a terminal, else a line for each tenth, or now and then."""
 
 import time
 from typing import Self
@@ -38,7 +38,7 @@ class ProgressBar:
             self._bars.stop()
 
     def show(self, done: int, note: str) -> None:
-        """So much is done; `note` says it in words."""
+        """Show that `done` of the total is done; `note` says it in words."""
         self._bars.update(self._task, completed=done, note=note)
         if self._lines and (share := self._due(done)) is not None:
             click.echo(f"{self._label}: {share}{note}", err=True)

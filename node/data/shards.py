@@ -22,7 +22,7 @@ SUFFIXES = (TOKENS_SUFFIX, DIGESTS_SUFFIX)
 
 
 class SliceState(msgspec.Struct, frozen=True):
-    """How far a slice is: shard `number` has so many whole blocks, and a block is begun."""
+    """Progress of a slice: shard `number` has so many whole blocks, and a block is begun."""
 
     slice: str
     number: int = 0

@@ -21,7 +21,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """What of one document lies in the tokens shown."""
+    """The part of one document that lies in the tokens shown."""
 
     begins: bool  # here; else before
     runs: tuple[Run, ...]

@@ -1,4 +1,4 @@
-"""What `atoll data build` reads: the files and Hugging Face data sets that its SOURCE arguments name.
+"""Sources of `atoll data build`: the files and Hugging Face data sets that its SOURCE arguments name.
 
     file, folder or glob     .txt .md .py: a document each; .jsonl: one a line; .parquet: one a row;
                              all but .parquet also as .gz and .zst
@@ -26,7 +26,7 @@ COMPRESSED = (".gz", ".zst")
 
 
 class Kind(StrEnum):
-    """How the documents lie in a file."""
+    """The way in which documents lie in a file."""
 
     TEXT = "text"  # one, the whole of it
     LINES = "lines"  # one a line, as JSON
@@ -65,7 +65,7 @@ class HubSource:
 
     @property
     def label(self) -> str:
-        """What people are told; of a folder here, not where it lies."""
+        """The name that people are told; of a folder here, not where it lies."""
         path = os.path.expanduser(self.path)
         return HUB_PREFIX + (os.path.basename(os.path.abspath(path)) if os.path.exists(path) else self.path)
 

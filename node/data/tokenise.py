@@ -24,7 +24,7 @@ Tokens = NDArray[np.unsignedinteger[Any]]  # (n,) of the data set's dtype
 
 
 class TokeniserConfig(msgspec.Struct, frozen=True):
-    """What a process needs to know before the first unit."""
+    """Settings of a process, which it has before the first unit."""
 
     tokenizer: bytes  # tokenizer.json
     end_of_text: str

@@ -34,7 +34,7 @@ class TokenizerFiles:
             raise ConfigError(f"the tokenizer's {CONFIG} is damaged: {error}") from None
 
     def special_token(self, name: str) -> str | None:
-        """What tokenizer_config.json has under a name such as eos_token."""
+        """The token that tokenizer_config.json has under a name such as eos_token; None if it has none."""
         value = self.config.get(name)
         if isinstance(value, dict):
             value = value.get("content")
@@ -97,7 +97,7 @@ def load_tokenizer(content: bytes) -> Any:
 
 
 def load_plain(content: bytes, end_of_text: str) -> Any:
-    """The same, for documents' own text: no token of it is special."""
+    """A tokenizer for documents' own text: no token that stands there is special. Raises `ConfigError`."""
     tokenizer = load_tokenizer(content)
     tokenizer.add_special_tokens([end_of_text])  # which it is, though its file may not say so
     tokenizer.encode_special_tokens = True

@@ -27,7 +27,7 @@ MAX_TEXTS = 4096  # small files in one unit
 
 
 class Position(msgspec.Struct, frozen=True, array_like=True):
-    """Where the input stands: in source number `source`, behind `records` records and `bytes` bytes of it."""
+    """A place in the input: in source number `source`, behind `records` records and `bytes` bytes of it."""
 
     source: int = 0
     records: int = 0
@@ -155,8 +155,8 @@ def _text_pieces(source: SourceFile, at: Position) -> Iterator[tuple[TextPiece, 
 
 
 def cut_point(data: bytes) -> int:
-    """Where to cut a text that goes on: behind the last line that ends in its second half; else before a blank;
-    else between two characters."""
+    """The place to cut a text that goes on: behind the last line that ends in its second half; else before a
+    blank; else between two characters."""
     half, last = len(data) // 2, len(data) - 1
     if cut := data.rfind(b"\n", half, last) + 1:
         return cut
