@@ -36,7 +36,9 @@ def test_overrides_win_over_the_method_and_the_method_over_the_run() -> None:
     assert (config.outer.lr, config.outer.momentum, config.rounds.inner_steps) == (0.123, 0.9, 30)
 
 
-@pytest.mark.parametrize(("name", "billions"), [("demo", 0.00082), ("10m", 0.010), ("150m", 0.15), ("1b", 1.0), ("10b", 10.2)])
+@pytest.mark.parametrize(
+    ("name", "billions"), [("demo", 0.00082), ("10m", 0.010), ("150m", 0.15), ("1b", 1.0), ("10b", 10.2)]
+)
 def test_the_shipped_models_have_the_size_of_their_names(name: str, billions: float) -> None:
     params = load_run(ROOT / "configs" / f"{name}.yaml", NO_DATA_SET).model.n_params
     assert params / 1e9 == pytest.approx(billions, rel=0.25)
