@@ -338,8 +338,9 @@ class Run:
             self.now, self.passing = self.now + TICK, ""
             for node, m in self.state.members.here.items():
                 if m.connected and node not in self.quiet:
-                    step_ = m.step[1] if node in self.hung else m.step[1] + 1
-                    self.feed(ev.Heartbeat(node, m.life, self.phases.get(node, m.phase), 0, step_))
+                    number = self.state.round.number
+                    beat = m.step if node in self.hung else (number, m.step[1] + 1)
+                    self.feed(ev.Heartbeat(node, m.life, self.phases.get(node, m.phase), *beat))
             for verdict in members.judge(
                 self.state.members, self.state.config.members, self.state.awaited_members, self.now
             ):

@@ -243,12 +243,21 @@ class SuspicionCleared:
 
 
 @dataclass(frozen=True, slots=True)
+class Stepped:
+    """The heartbeats' first news in this life of the node that its trainer takes inner steps."""
+
+    node: NodeId
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
 class Expired:
     """The clock's verdict that the node is out."""
 
     node: NodeId
     life: int
     reason: str
+    stalled: bool = False  # its trainer hung while the run waited for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +286,7 @@ Event = (
     | Leaving
     | Suspected
     | SuspicionCleared
+    | Stepped
     | Expired
     | Tick
 )

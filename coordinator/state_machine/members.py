@@ -9,8 +9,9 @@
 In any state a member may be suspected: its connection broke, or it is silent for half a lease. When it is heard it
 is trusted again, in the state that it has then.
 
-No round waits for a suspect once a quorum is there, and no plan names it where enough others are left. Times are
-the coordinator's.
+No round waits for a suspect once a quorum is there, and no plan names it where enough others are left. A member
+that a round waited for in vain before its trainer had taken a step is *idle*: it is no part of a quorum, and no
+round waits for it, until it takes one. Times are the coordinator's.
 """
 
 from collections.abc import Container, Iterable
@@ -20,7 +21,14 @@ from enum import StrEnum
 from atoll.comm.config.run import MembersConfig
 from atoll.comm.ids import NO_PIN, NodeId, Pin
 from atoll.comm.replace import replace
-from atoll.coordinator.state_machine.events import Event, Expired, Heartbeat, Suspected, SuspicionCleared
+from atoll.coordinator.state_machine.events import (
+    Event,
+    Expired,
+    Heartbeat,
+    Stepped,
+    Suspected,
+    SuspicionCleared,
+)
 
 # Members have so long to find a coordinator that was started again; their backoff ends below.
 RECONNECT_GRACE_SECONDS = 5.0
@@ -65,6 +73,9 @@ class Member:
     missed: int = 0  # rounds whose commits left its work out, which it may still bring
     phase: str = "starting"  # what its heartbeat says it is doing
     step: tuple[int, int] = (0, 0)  # (round, inner step) of its last heartbeat
+    step_before: tuple[int, int] = (0, 0)  # the same, of its earlier life
+    stepped: bool = False  # its trainer has taken an inner step in this life
+    idle: bool = False  # was waited for in vain, and has taken no inner step since
     reason: str = ""  # for its state
     suspected: str | None = None  # why it may be dead; None: it is trusted
     evaluates: bool = True  # its trainer can measure a validation loss
@@ -91,21 +102,25 @@ class Member:
     @property
     def shown_reason(self) -> str:
         """The reason of the state that people are shown."""
-        return self.reason if self.suspected is None else self.suspected
+        if self.suspected is not None:
+            return self.suspected
+        waits = self.idle and self.state is MemberState.ACTIVE
+        return self.reason or ("its trainer takes no steps: no round waits for it" if waits else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
     """The members that are here and those that are gone, with counts that spare callers a look at all of them.
 
-    Invariant: `here` and `departed` have no node in common; `suspects`, `holding` and `trusted_counts` are what a
-    look at `here` would give.
+    Invariant: `here` and `departed` have no node in common; `suspects`, `idle`, `holding` and `trusted_counts` are
+    what a look at `here` would give.
     """
 
     here: dict[NodeId, Member] = field(default_factory=dict)
     departed: dict[NodeId, Member] = field(default_factory=dict)  # the latest last
     next_id: int = 1
     suspects: frozenset[NodeId] = frozenset()  # of those that are here
+    idle: frozenset[NodeId] = frozenset()  # of those that are here
     holding: dict[int, int] = field(default_factory=dict)  # round: how many hold its state
     trusted_counts: dict[MemberState, int] = field(default_factory=dict)  # how many in a state are not suspected
     changes: int = 0  # grows when somebody comes or goes, and when what one is changes
@@ -162,6 +177,8 @@ def join(
         role=role,
         up=known.up if known is not None else 0.0,
         down=known.down if known is not None else 0.0,
+        step_before=known.step if known is not None else (0, 0),
+        idle=known is not None and known.idle,
         inside=known.inside if known is not None else 0.0,
         outside=known.outside if known is not None else 0.0,
         pin=pin,
@@ -192,7 +209,7 @@ def put(members: Members, *changed: Member) -> Members:
 
 def _kind(member: Member) -> tuple[object, ...]:
     """What the counts in `Members` are made of."""
-    return member.state, member.suspected is None, member.state_round
+    return member.state, member.suspected is None, member.idle, member.state_round
 
 
 def report_state(members: Members, node: NodeId, round_: int, digest: bytes) -> Members:
@@ -207,6 +224,7 @@ def _recounted(
     """With `here` in the place of who was; `changed`: whom it has in the place of whom, None: nobody."""
     active = MemberState.ACTIVE
     suspects, holding, trusted = members.suspects, dict(members.holding), dict(members.trusted_counts)
+    idle = members.idle
     changes, losses, generations = members.changes, members.losses, members.generations
     for was, now in changed:
         same = was is not None and now is not None and was.life == now.life
@@ -216,17 +234,25 @@ def _recounted(
                 holding[member.state_round] = holding.get(member.state_round, 0) + by
                 trusted[member.state] = trusted.get(member.state, 0) + by * (member.suspected is None)
         if was is not None and now is not None:
-            changes += same and (was.state, was.suspected is None) != (now.state, now.suspected is None)
+            changes += same and (was.state, was.suspected is None, was.idle) != (
+                now.state,
+                now.suspected is None,
+                now.idle,
+            )
         generations += (was is not None and was.state is active) != (now is not None and now.state is active)
         if was is not None:
             losses += was.trusted_as(active) and (not same or now is None or not now.trusted_as(active))
             suspects = suspects if was.suspected is None else suspects - {was.node}
+            idle = idle - {was.node} if was.idle else idle
         if now is not None and now.suspected is not None:
             suspects = suspects | {now.node}
+        if now is not None and now.idle:
+            idle = idle | {now.node}
     return replace(
         members,
         here=here,
         suspects=suspects,
+        idle=idle,
         holding={round_: n for round_, n in holding.items() if n},
         trusted_counts={state: n for state, n in trusted.items() if n},
         changes=changes,
@@ -265,6 +291,19 @@ def trust(members: Members, node: NodeId) -> Members:
     if member.suspected is None:
         return members
     return put(members, replace(member, suspected=None))
+
+
+def enter_step(members: Members, node: NodeId) -> Members:
+    """Enter that the member's trainer has taken an inner step."""
+    member = members.here[node]
+    return (
+        members if member.stepped and not member.idle else put(members, replace(member, stepped=True, idle=False))
+    )
+
+
+def set_idle(members: Members, nodes: Iterable[NodeId]) -> Members:
+    """Enter of each of `nodes` that it was waited for in vain."""
+    return put(members, *(replace(members.here[n], idle=True) for n in nodes))
 
 
 def disconnect(members: Members, node: NodeId, limits: MembersConfig, now: float) -> Members:
@@ -331,6 +370,8 @@ def judge(members: Members, limits: MembersConfig, awaited: Container[NodeId], n
     verdicts: list[Event] = []
     for node, m in members.here.items():
         silence = now - m.heard_at
+        if not m.stepped and m.step != m.step_before and min(m.step) > 0:
+            verdicts.append(Stepped(node, m.life))
         if not m.connected and now > m.expire_at:
             why = "it is not connected" if m.suspected is None else m.suspected
             verdicts.append(Expired(node, m.life, f"{why} and it did not come back in time"))
@@ -338,7 +379,7 @@ def judge(members: Members, limits: MembersConfig, awaited: Container[NodeId], n
             verdicts.append(Expired(node, m.life, f"silent for more than {limits.lease:g} s"))
         elif node in awaited and now - m.moved_at > limits.stall:
             reason = f"its trainer made no progress for more than {limits.stall:g} s"
-            verdicts.append(Expired(node, m.life, reason))
+            verdicts.append(Expired(node, m.life, reason, stalled=True))
         elif m.suspected is None:
             if not m.connected and now > m.suspect_at:
                 verdicts.append(Suspected(node, m.life, "it is not connected"))

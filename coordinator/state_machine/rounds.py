@@ -6,7 +6,7 @@ slow one then contributes what it has. Both windows follow what was measured: th
 and how long the others took to finish in this one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from math import ceil, inf
 from statistics import median
@@ -19,7 +19,7 @@ from atoll.coordinator.state_machine import rollback
 from atoll.coordinator.state_machine.chunk_owners import reachable
 from atoll.coordinator.state_machine.events import ContributionReady, Effect, Note
 from atoll.coordinator.state_machine.ledger import contribute
-from atoll.coordinator.state_machine.members import TRAINABLE_STATES, MemberState
+from atoll.coordinator.state_machine.members import TRAINABLE_STATES, Member, MemberState
 from atoll.coordinator.state_machine.state import (
     Grace,
     Phase,
@@ -72,12 +72,18 @@ def too_few(state: State, ready: int, need: int, key: str) -> str:
     with what the others are doing."""
     able = (*TRAINABLE_STATES, MemberState.REDUCER)
     newest = reversed(state.members.here.values())  # of thousands that are ready they are found at once
-    others = list(islice((m for m in newest if not m.trusted_as(*able)), 3))[::-1]
-    doing = "".join(f"; {m.name} is {m.state if m.suspected is None else 'suspected'}" for m in others)
+    others = list(islice((m for m in newest if m.idle or not m.trusted_as(*able)), 3))[::-1]
+    doing = "".join(f"; {m.name} {_doing(m)}" for m in others)
     return (
         f"{ready} of the {count(need, 'member')} that the run needs (members.{key}) "
         f"{'is' if ready == 1 else 'are'} ready{doing}"
     )
+
+
+def _doing(member: Member) -> str:
+    if member.trusted_as(*TRAINABLE_STATES):
+        return "takes no steps"
+    return f"is {member.state if member.suspected is None else 'suspected'}"
 
 
 def _start(state: State, members: tuple[NodeId, ...], now: float, out: list[Effect]) -> State:
@@ -145,7 +151,7 @@ def record_steps(state: State, node: NodeId, round_: int, now: float) -> State:
     r = state.round
     if r.phase is not Phase.INNER or round_ != r.number or node not in r.participants or node in r.reached:
         return state
-    state = _paced(state, node, state.steps, now)
+    state = _paced(replace(state, members=who.enter_step(state.members, node)), node, state.steps, now)
     return with_round(state, replace(state.round, reached=r.reached | {node}))
 
 
@@ -160,7 +166,7 @@ def record_contribution(state: State, event: ContributionReady, now: float, out:
     if not 0 < work.samples <= data.size(lease):
         reason = f"it claims {count(work.samples, 'sample')} of a lease of {data.size(lease)}"
         return remove(state, node, MemberState.EVICTED, reason, out)
-    state = _paced(state, node, work.steps, now)
+    state = _paced(replace(state, members=who.enter_step(state.members, node)), node, work.steps, now)
     if r.phase not in (Phase.INNER, Phase.COLLECTING):
         return state  # too late for this round: it counts in the next
     if work.fresh:
@@ -186,7 +192,7 @@ def _paced(state: State, node: NodeId, steps: int, now: float) -> State:
 def close_if_due(state: State, now: float, renew_grace: bool, out: list[Effect]) -> State:
     """INNER: tell the members to finish when the round has what it needs. How long it waits for the late takes a
     look at all of them: that is done where `renew_grace` says so, at ticks, and when the last one of them came."""
-    r, away = state.round, _away(state)
+    r, away = state.round, _absent(state)
     trusted = len(r.participants) - len(away)
     if r.participants and state.state_lost:
         return with_round(state, replace(state.round, reason=rollback.wait_reason(state)))
@@ -221,8 +227,15 @@ def _all_done(state: State, away: frozenset[NodeId], h: str) -> str:
     r = state.round
     if short := [n for n in r.participants if n not in r.reached and n not in away]:
         return f"{state.names(short)} stopped short of {h}"
-    but = f" but {state.names([n for n in r.participants if n in away])}, out of reach," if away else ""
-    return f"every member{but} has its {h}"
+    idle, without = _idle(state) - _away(state), ""
+    if lost := [n for n in r.participants if n in away and n not in idle]:
+        without = f" but {state.names(lost)}, out of reach,"
+    if idle:
+        more = "and" if without else "but"
+        without += (
+            f" {more} {state.names([n for n in r.participants if n in idle])}, whose trainer takes no steps,"
+        )
+    return f"every member{without} has its {h}"
 
 
 def _is_late(state: State, node: NodeId, away: frozenset[NodeId]) -> bool:
@@ -271,28 +284,49 @@ def _close(state: State, now: float, why: str) -> State:
 def reduce_members(state: State, now: float, tick: bool, out: list[Effect]) -> tuple[NodeId, ...]:
     """COLLECTING: the members of the reduce once they are known, else none. Whether to wait for the late takes a
     look at all of them: while many are late only ticks do that, not each contribution."""
-    r, away, contributions = state.round, _away(state), state.round.ledger.contributions
+    r, away, contributions = state.round, _absent(state), state.round.ledger.contributions
     late, patience = _missing(state, away), min(MIN_COLLECT_SECONDS, state.config.rounds.collect)
     if late and (now < r.asked_at + patience or (late > MANY_LATE and not tick)):
         return ()
     trusted = tuple(n for n in r.participants if n not in away)
     waited_for = [n for n in trusted if n not in contributions]
     able = tuple(n for n in trusted if n in contributions)
-    n = len(r.participants)
-    need = max(ceil(state.config.rounds.quorum * n), min(2, n))  # what one alone commits would die with it
+    # What one alone commits would die with it; but from who has taken no step there is nothing to be had.
+    n = len(r.participants) - len(_idle(state)) - len(_unstepped(state, waited_for))
+    need = max(ceil(state.config.rounds.quorum * n), min(2, n))
     if len(able) < max(need, state.config.members.minimum) or not reachable(state, able):
         return ()
     if waited_for and now < max(collect_deadline(state, waited_for), r.patient_until):
         return ()
-    if without := [n for n in r.participants if n not in contributions or not state.members.trusted(n)]:
-        work = f"{'its' if len(without) == 1 else 'their'} work counts in the next"
-        out.append(Note(f"round {r.number} goes on without {state.names(without)}; {work}"))
     return able
+
+
+def go_on_without(state: State, out: list[Effect]) -> State:
+    """COLLECTING: say whom the reduce leaves out. Who has taken no step by now is idle from here on."""
+    r = state.round
+    idle, trusted = _idle(state), state.members.trusted
+    without = [n for n in r.participants if n not in idle and (n not in r.ledger.contributions or not trusted(n))]
+    unstepped = _unstepped(state, [n for n in without if n not in r.ledger.contributions and trusted(n)])
+    if unstepped:
+        has = "has" if len(unstepped) == 1 else "have"
+        names = state.names(unstepped)
+        out.append(
+            Note(f"round {r.number} goes on without {names}, who {has} taken no step: no round waits until then")
+        )
+    if worked := [n for n in without if n not in unstepped]:
+        work = f"{'its' if len(worked) == 1 else 'their'} work counts in the next"
+        out.append(Note(f"round {r.number} goes on without {state.names(worked)}; {work}"))
+    return replace(state, members=who.set_idle(state.members, unstepped)) if unstepped else state
+
+
+def _unstepped(state: State, nodes: Iterable[NodeId]) -> list[NodeId]:
+    """Those of `nodes` whose trainers have taken no step in this life."""
+    return [n for n in nodes if not state.members.here[n].stepped]
 
 
 def collect_reason(state: State) -> str:
     """The sentence that says whom a closing round waits for."""
-    r, away = state.round, _away(state)
+    r, away = state.round, _absent(state)
     if not (number := _missing(state, away)):
         return r.story
     late = (n for n in r.participants if n not in r.ledger.contributions and n not in away)
@@ -324,7 +358,7 @@ def quorum(state: State) -> int:
     is not counted: nothing more will come of it."""
     r = state.round
     stopped = r.ledger.contributions.keys() - r.reached
-    return ceil(state.config.rounds.quorum * (len(r.participants) - len(stopped)))
+    return ceil(state.config.rounds.quorum * (len(r.participants) - len(stopped) - len(_idle(state))))
 
 
 def refill(state: State, now: float, out: list[Effect]) -> State:
@@ -340,7 +374,7 @@ def refill(state: State, now: float, out: list[Effect]) -> State:
             replace(
                 state.round,
                 reason=too_few(
-                    state, len(r.participants) - len(_away(state)), state.config.members.minimum, "minimum"
+                    state, len(r.participants) - len(_absent(state)), state.config.members.minimum, "minimum"
                 ),
             ),
         )
@@ -368,3 +402,21 @@ def _away(state: State) -> frozenset[NodeId]:
     """Participants that may be dead."""
     suspects = state.members.suspects
     return suspects.intersection(state.round.participants) if suspects else suspects
+
+
+def _idle(state: State) -> frozenset[NodeId]:
+    """Participants from whom nothing came, and nothing is waited for, since their trainers take no steps."""
+    r, idle = state.round, state.members.idle
+    if not idle:
+        return idle
+    return idle.intersection(r.participants) - r.reached - r.ledger.contributions.keys()
+
+
+def _absent(state: State) -> frozenset[NodeId]:
+    """Participants that a round does not wait for."""
+    return _away(state) | _idle(state)
+
+
+def counted(state: State) -> int:
+    """The number of participants that count for `members.minimum`."""
+    return len(state.round.participants) - len(_idle(state))

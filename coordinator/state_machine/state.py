@@ -169,7 +169,7 @@ class State:
         r = self.round
         late: set[NodeId] = set()
         if r.phase in (Phase.INNER, Phase.COLLECTING):
-            late = {n for n in r.participants if n not in r.ledger.contributions}
+            late = {n for n in r.participants if n not in r.ledger.contributions and n not in self.members.idle}
         if r.phase is Phase.INNER:
             late -= r.reached
         late -= self._fetching(late) if late else set()
@@ -182,7 +182,7 @@ class State:
             return True
         if r.phase not in (Phase.INNER, Phase.COLLECTING) or node in r.ledger.contributions:
             return False
-        done = r.phase is Phase.INNER and node in r.reached
+        done = (r.phase is Phase.INNER and node in r.reached) or node in self.members.idle
         return not done and node in r.participants and not self._fetching({node})
 
     def _fetching(self, nodes: set[NodeId]) -> set[NodeId]:

@@ -44,6 +44,7 @@ from atoll.coordinator.state_machine.events import (
     Started,
     StateRepaired,
     StateReported,
+    Stepped,
     StepsReached,
     Suspected,
     SuspicionCleared,
@@ -172,7 +173,11 @@ def _take(state: State, event: Event, now: float, out: list[Effect]) -> State:
             return replace(state, members=who.suspect(state.members, node, reason))
         case SuspicionCleared(node):
             return _trust(state, node, out)
-        case Expired(node, _, reason):
+        case Stepped(node):
+            return replace(state, members=who.enter_step(state.members, node))
+        case Expired(node, _, reason, stalled):
+            if stalled and node in state.round.participants:  # it is idle in its next life, until it steps
+                state = replace(state, members=who.set_idle(state.members, [node]))
             return remove(state, node, MemberState.EVICTED, reason, out)
         case Tick() | Heartbeat():
             return state
@@ -221,7 +226,7 @@ def _advance(settled: State, state: State, event: Event, now: float, out: list[E
 
 
 def _reduce_if_due(state: State, now: float, tick: bool, out: list[Effect]) -> State:
-    if len(state.round.participants) < state.config.members.minimum or not state.round.participants:
+    if rounds.counted(state) < max(state.config.members.minimum, 1):
         return rounds.refill(state, now, out)
     if not reachable(state, state.round.participants):
         if reachable(state, state.members.of(MemberState.SYNCED, MemberState.ACTIVE)):
@@ -237,6 +242,8 @@ def _reduce_if_due(state: State, now: float, tick: bool, out: list[Effect]) -> S
     first = state.round.planned_at is None
     members = rounds.reduce_members(state, now, tick, out) if first else reduce.attempt_members(state, now)
     if members:
+        if first:
+            state = rounds.go_on_without(state, out)
         return reduce.open_attempt(state, members, now, out)
     return with_round(state, replace(state.round, reason=rounds.collect_reason(state))) if first else state
 

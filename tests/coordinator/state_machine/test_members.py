@@ -68,12 +68,27 @@ def test_a_verdict_that_was_taken_is_not_given_again(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_member_that_is_heard_and_moves_is_never_judged(seed: int) -> None:
     rng = random.Random(seed)
-    state, now = joined(State(CONFIG), NodeId("n1")), 0.0
+    node, now = NodeId("n1"), 0.0
+    state, _ = step(joined(State(CONFIG), node), ev.Stepped(node, 1), now)
     for i in range(200):
         now += rng.uniform(0, 4.9)
-        node = NodeId("n1")
         state, _ = step(state, ev.Heartbeat(node, 1, "inner", 1, i), now)
         assert not members.judge(state.members, CONFIG.members, {node}, now)
+
+
+def test_the_first_step_of_a_life_is_entered_once_and_what_an_earlier_one_took_is_none() -> None:
+    node, limits = NodeId("n1"), CONFIG.members
+    state = joined(State(CONFIG), node)
+    for beat, verdicts in (((0, 7), []), ((3, 0), []), ((3, 5), [ev.Stepped(node, 1)])):
+        state, _ = step(state, ev.Heartbeat(node, 1, "inner", *beat), 1.0)
+        assert members.judge(state.members, limits, (), 1.0) == verdicts, beat
+    state, _ = step(state, ev.Stepped(node, 1), 1.0)
+    assert not members.judge(state.members, limits, (), 1.0) and state.members.here[node].stepped
+    state, _ = step(state, ev.Joined(node, 2, str(node), f"{node}:1", f"session of {node}"), 1.0)
+    assert not state.members.here[node].stepped
+    for beat, verdicts in (((3, 5), []), ((3, 6), [ev.Stepped(node, 2)])):
+        state, _ = step(state, ev.Heartbeat(node, 2, "inner", *beat), 2.0)
+        assert members.judge(state.members, limits, (), 2.0) == verdicts, "the hung trainer may be the same"
 
 
 def test_a_suspect_goes_on_in_its_state_and_is_shown_as_a_suspect_with_the_reason() -> None:

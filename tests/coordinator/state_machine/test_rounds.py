@@ -52,7 +52,8 @@ def durable(state: State) -> State:
 
     def quiet(members: dict[NodeId, Member]) -> dict[NodeId, Member]:
         return {
-            n: replace(m, heard_at=0.0, moved_at=0.0, stuck=0.0, phase="", step=(0, 0)) for n, m in members.items()
+            n: replace(m, heard_at=0.0, moved_at=0.0, stuck=0.0, phase="", step=(0, 0), step_before=(0, 0))
+            for n, m in members.items()
         }
 
     here, gone = quiet(state.members.here), quiet(state.members.departed)
@@ -106,7 +107,8 @@ class Fuzz:
         self.now += seconds
         for node, m in self.state.members.here.items():
             if m.connected and self.rng.random() < heard:
-                self.feed(ev.Heartbeat(node, m.life, "inner", 0, self.rng.randint(0, 3)))
+                round_ = self.rng.choice((0, self.state.round.number))
+                self.feed(ev.Heartbeat(node, m.life, "inner", round_, self.rng.randint(0, 3)))
         for verdict in members.judge(
             self.state.members, self.config.members, self.state.awaited_members, self.now
         ):

@@ -116,7 +116,8 @@ def durable(state: State) -> State:
 
     def still(members: dict[NodeId, Member]) -> dict[NodeId, Member]:
         return {
-            n: replace(m, heard_at=0.0, moved_at=0.0, stuck=0.0, phase="", step=(0, 0)) for n, m in members.items()
+            n: replace(m, heard_at=0.0, moved_at=0.0, stuck=0.0, phase="", step=(0, 0), step_before=(0, 0))
+            for n, m in members.items()
         }
 
     members = replace(state.members, here=still(state.members.here), departed=still(state.members.departed))

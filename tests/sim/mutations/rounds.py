@@ -37,6 +37,27 @@ MUTATIONS = [
         "waited_for = [n for n in r.participants if n not in contributions]",
     ),
     Mutation(
+        "a round waits for who takes no steps",
+        C + "state_machine/rounds.py",
+        "n = len(r.participants) - len(_idle(state)) - len(_unstepped(state, waited_for))",
+        "n = len(r.participants)",
+        SCENARIOS,
+    ),
+    Mutation(
+        "who steps again is not waited for",
+        C + "state_machine/members.py",
+        "put(members, replace(member, stepped=True, idle=False))",
+        "put(members, replace(member, stepped=True))",
+        SCENARIOS,
+    ),
+    Mutation(
+        "who was out for a stall is waited for again",
+        C + "state_machine/members.py",
+        "idle=known is not None and known.idle,",
+        "idle=False,",
+        SCENARIOS,
+    ),
+    Mutation(
         "a round closes without a quorum",
         C + "state_machine/rounds.py",
         "    if done < quorum(state):",
