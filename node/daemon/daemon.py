@@ -8,6 +8,7 @@ and never blocks its event loop: arithmetic runs in one worker thread.
 import asyncio
 import contextlib
 import logging
+import math
 import shlex
 import time
 from collections.abc import Coroutine
@@ -64,6 +65,7 @@ from atoll.node.trainer_channel import (
 from atoll.node.trainer_channel import Failed as TrainerSaysNo
 
 log = logging.getLogger("atoll.node")
+SPEED_SECONDS = 10.0  # for which a trainer that idles between two rounds is shown at the speed of its last steps
 
 
 @dataclass(slots=True)
@@ -72,6 +74,13 @@ class Pulse:
 
     at: float = 0.0  # seconds; when the trainer last made progress
     progress: Progress = Progress(0, 0, 0.0)  # what it said last
+    said_at: float = -math.inf  # seconds; when it said so
+
+    def figures(self, training: bool, now: float) -> Progress:
+        """What it said last; its speed only while it takes steps, or did a moment ago."""
+        if now - self.said_at < SPEED_SECONDS or (training and self.progress.step):
+            return self.progress
+        return replace(self.progress, tokens_per_s=0.0, mfu=0.0, data_wait=0.0)
 
 
 class Daemon:
@@ -183,15 +192,14 @@ class Daemon:
             # At once: by the time it came out of the queue the trainer might have had another order.
             patience = 0.0 if self._has_stepped else FIRST_STEP_SECONDS
             self._advance(ev.TrainerSilent(time.monotonic() - self._pulse.at - patience))
-            state, progress = self._state, self._pulse.progress
-            training = isinstance(state.trainer, Training | Ahead)
+            state, progress = self._state, self._figures()
             beat = pb.HeartbeatRequest(
                 phase=state.phase,
                 round=progress.round,
                 inner_step=progress.step,
-                tokens_per_s=progress.tokens_per_s if training else 0.0,
-                mfu=progress.mfu if training else 0.0,
-                data_wait=progress.data_wait if training else 0.0,
+                tokens_per_s=progress.tokens_per_s,
+                mfu=progress.mfu,
+                data_wait=progress.data_wait,
                 loss=progress.loss,
                 gradient_norm=progress.gradient_norm,
                 learning_rate=progress.learning_rate,
@@ -241,7 +249,7 @@ class Daemon:
                 self._pulse.at = time.monotonic()
                 self._supervisor.hang_up()
             case ef.LeaveRun(sentence):
-                raise AtollError(sentence)
+                self._spawn(self._leave_with(sentence))
             case ef.Encode(work):
                 self._outer_loop.begin_encoding(work)
             case ef.StartReduce(plan, work):
@@ -289,10 +297,8 @@ class Daemon:
         if effect.continues:
             self._pulse.at = time.monotonic()
         else:
-            at_start = replace(
-                self._pulse.progress, round=order.round, step=0, tokens_per_s=0.0, mfu=0.0, data_wait=0.0
-            )
-            self._pulse = Pulse(time.monotonic(), at_start)
+            at_start = replace(self._pulse.progress, round=order.round, step=0)
+            self._pulse = Pulse(time.monotonic(), at_start, self._pulse.said_at)
         self._outer_loop.begin_training(effect)
         more = f", on top of {carried} samples of before" if carried else ""
         begun = ", some of which it has taken" if effect.continues else ""
@@ -329,8 +335,12 @@ class Daemon:
             case Initialised():
                 self._spawn(self._outer_loop.initialised())
             case Progress():
+                if (
+                    message.step and not self._pulse.progress.step
+                ):  # else a short round were over before it is heard
+                    self._beat.set()
                 self._has_stepped |= message.step > 0  # one that waits for its data says so, too
-                self._pulse = Pulse(time.monotonic(), message)
+                self._pulse = Pulse(now := time.monotonic(), message, now)
             case Reached(round_):
                 self._events.put_nowait(message)
                 self._spawn(self._outer_loop.inspect(round_))
@@ -406,8 +416,15 @@ class Daemon:
         try:
             await self._outer_loop.load_initial(progress)
         except AtollError as error:
-            await self._member.leave(str(error))  # at once: it is another's turn
-            raise
+            await self._leave_with(str(error))  # it is another's turn
+
+    async def _leave_with(self, sentence: str) -> None:
+        """Good-bye first: a script may take long to end, and the coordinator would miss the node meanwhile."""
+        await self._member.leave(sentence)
+        raise AtollError(sentence)
+
+    def _figures(self) -> Progress:
+        return self._pulse.figures(isinstance(self._state.trainer, Training | Ahead), time.monotonic())
 
     @property
     def _recovering(self) -> str:
@@ -427,7 +444,7 @@ class Daemon:
         """The node's state, connections and progress, for `atoll node status`."""
         view, state, outer_loop = self._state.view, self._state, self._loop
         threads, why = threads_of(self._config)
-        progress = self._pulse.progress
+        progress = self._figures()
         return {
             "node_id": self._member.me,
             "name": self._options.name,

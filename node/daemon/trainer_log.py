@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from atoll.comm.errors import ResourceError
+from atoll.node.daemon.last_words import LastWords, last_words
 
 LIMIT_BYTES = 8 << 20  # bytes of trainer.log, after which its content moves to trainer.log.1
-TAIL_BYTES = 4000  # bytes in which the last line is looked for
+TAIL_BYTES = 32 << 10  # in which the last words are looked for; torchrun's report has 300 a rank
 
 
 class TrainerLog:
@@ -20,6 +21,7 @@ class TrainerLog:
 
     def __init__(self, folder: Path, limit: int = LIMIT_BYTES) -> None:
         self._path, self._previous, self._limit = folder / "trainer.log", folder / "trainer.log.1", limit
+        self._start = 0  # bytes; where the latest trainer's part begins
 
     @property
     def path(self) -> Path:
@@ -28,7 +30,9 @@ class TrainerLog:
     def open(self) -> BinaryIO:
         """A file to hand to a process: it writes at the log's end, wherever that is by then."""
         try:
-            return open(self._path, "ab")
+            file = open(self._path, "ab")
+            self._start = file.tell()
+            return file
         except OSError as error:
             raise ResourceError(f"cannot write {self._path}: {error.strerror}") from None
 
@@ -48,16 +52,21 @@ class TrainerLog:
         except OSError as error:
             raise ResourceError(f"cannot bound {self._path}: {error.strerror}") from None
 
-    def last_line(self) -> str:
-        """The last line, where an exception says what it was, and where the rest is; of `trainer.log.1` where the
-        log was moved there just now."""
-        for path in (self._path, *([self._previous] if self._previous.exists() else [])):
-            try:
-                with open(path, "rb") as log:
-                    log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
-                    tail = log.read(TAIL_BYTES).decode(errors="replace")
-            except OSError as error:
-                raise ResourceError(f"cannot read {path}: {error.strerror}") from None
-            if lines := [line.strip() for line in tail.splitlines() if line.strip()]:
-                return f"{lines[-1]} (see {path})"
-        return f"it said nothing (see {self._path})"
+    def last_words(self) -> tuple[LastWords, Path]:
+        """What the latest trainer ended of, and where the rest is; of `trainer.log.1` where the log was moved
+        there just now."""
+        words, path = last_words(self._tail(self._path)), self._path
+        moved = self._start == 0 or self._path.stat().st_size < self._start
+        if not words.line and moved and self._previous.exists():
+            words, path = last_words(self._tail(self._previous)), self._previous
+        return words, path
+
+    def _tail(self, path: Path) -> str:
+        try:
+            with open(path, "rb") as log:
+                size = log.seek(0, os.SEEK_END)
+                begin = self._start if self._start <= size else 0
+                log.seek(max(begin, size - TAIL_BYTES))
+                return log.read(TAIL_BYTES).decode(errors="replace")
+        except OSError as error:
+            raise ResourceError(f"cannot read {path}: {error.strerror}") from None

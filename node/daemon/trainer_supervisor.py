@@ -22,7 +22,17 @@ from atoll.comm.child_process import GRACE_SECONDS
 from atoll.comm.errors import AtollError, ResourceError
 from atoll.node.config import TrainerSpec
 from atoll.node.daemon.trainer_log import TrainerLog
-from atoll.node.trainer_channel import DaemonEnd, Failed, Hello, LoopLeft, Preparing, Ready, ToDaemon, ToTrainer
+from atoll.node.trainer_channel import (
+    DaemonEnd,
+    Failed,
+    Hello,
+    LoopLeft,
+    Preparing,
+    Ready,
+    ToDaemon,
+    ToTrainer,
+    Train,
+)
 
 log = logging.getLogger("atoll.node")
 LAST_WORD_SECONDS = 5.0  # seconds that a rank which outlives its launcher has to say what it failed of
@@ -60,10 +70,15 @@ class TrainerSupervisor:
         self._left_loop = False  # the latest one's loop ended by itself
         self._departures = 0  # trainers whose loop did
         self._hung = False  # the latest one does not answer
+        self._exit_code = 0  # the latest one's
+        self._order_round = -1  # of the latest order to train
+        self._round_of_death = -1  # that was under way when a trainer died
         self._log = TrainerLog(state_dir)
 
     def send(self, message: ToTrainer) -> None:
         """Send a message to the living trainer; one that is down learns it from the next view."""
+        if isinstance(message, Train):
+            self._order_round = message.round
         if self._end is not None:
             self._end.send(message)
 
@@ -129,7 +144,8 @@ class TrainerSupervisor:
             await end_launcher(process, GRACE_SECONDS if patient else STOP_SECONDS)
             await asyncio.gather(exited, bounding, return_exceptions=True)
         await self._hear_other_ranks()
-        return "was ended" if not began and not ended else f"ended with {exit_in_words(exited.result())}"
+        self._exit_code = exited.result()
+        return "was ended" if not began and not ended else f"ended with {exit_in_words(self._exit_code)}"
 
     async def _keep_log_bounded(self) -> None:
         while True:
@@ -155,7 +171,8 @@ class TrainerSupervisor:
                         self._took_part = takes_orders = True
                     case LoopLeft():
                         self._left_loop = True
-                    case Ready():
+                    # What a trainer that died had kept of its round makes no finished one.
+                    case Ready(round=round_) if round_ > self._round_of_death:
                         self._crashes = 0
                 self._on_message(message)
         finally:
@@ -195,18 +212,31 @@ class TrainerSupervisor:
         return f"the command `{shlex.join(self._spec.command)}`" if self._spec.command else "the trainer"
 
     async def _recover_from_crash(self, ending: str) -> None:
-        last_line = self._log.last_line()
+        last_line = self._last_line()
         if self._spec.command and not self._took_part:
             raise TrainerFailed(f"{self._name} {ending} and had never called `participate`: {last_line}")
         if self._left_loop:
             await self._recover_from_departure()
             return
-        self._crashes += 1
+        self._crashes, self._round_of_death = self._crashes + 1, self._order_round
         if self._crashes > self._spec.node.max_restarts:
             raise TrainerFailed(f"the trainer died {self._crashes} times without finishing a round: {last_line}")
         pause = min(0.5 * 2 ** (self._crashes - 1), 30.0)
         log.warning(f"the trainer died ({last_line}); it starts again in {pause:g} s")
         await asyncio.sleep(pause)
+
+    def _last_line(self) -> str:
+        """What the latest trainer ended of, as far as its log and its exit code say, and where the rest is."""
+        words, path = self._log.last_words()
+        said, code = words.line or "it said nothing", words.exit_code
+        number = signal_number(self._exit_code if code is None else code)
+        if self._hung:
+            said = f"it hung and was ended; it last said: {words.line}" if words.line else "it hung and was ended"
+        elif number is not None:
+            said = f"it was killed by {number.name}" + (f"; it last said: {words.line}" if words.line else "")
+        elif words.peer_gone and self._spec.node.machines > 1:
+            said = f"a machine of the node is gone: {said}"
+        return f"{said} (see {path})"
 
     async def _recover_from_departure(self) -> None:
         """The script left its loop, perhaps after rounds that it finished: so it is counted apart from crashes."""
@@ -221,10 +251,15 @@ class TrainerSupervisor:
 
 def exit_in_words(code: int) -> str:
     """A process's exit code, or the signal that ended it: -N, or 128 + N as a shell has it."""
-    number = -code if code < 0 else code - 128
+    number = signal_number(code)
+    return f"exit code {code}" if number is None else f"signal {number.name}"
+
+
+def signal_number(code: int) -> signal.Signals | None:
+    """The signal that ended a process of this exit code; None where it ended by itself."""
     with contextlib.suppress(ValueError):
-        return f"signal {signal.Signals(number).name}"
-    return f"exit code {code}"
+        return signal.Signals(-code if code < 0 else code - 128)
+    return None
 
 
 async def end_launcher(process: asyncio.subprocess.Process, grace: float = STOP_SECONDS) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from atoll.comm.errors import AtollError
 from atoll.comm.invite import Invite
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node.config import NodeConfig
+from atoll.node.daemon import daemon as daemon_module
 from atoll.node.daemon.daemon import Daemon
 from atoll.node.daemon.state_dir import JoinOptions
 from atoll.node.state_machine import effects
@@ -76,6 +78,10 @@ def test_the_figures_of_the_trainer_are_in_the_heartbeat_and_in_the_status(tmp_p
         daemon._state = State(trainer=Idle())
         daemon._beat.set()
         beat = await beats.get()
+        assert beat.tokens_per_s == 5000, "it idles between two short rounds"
+        daemon._pulse.said_at = time.monotonic() - daemon_module.SPEED_SECONDS
+        daemon._beat.set()
+        beat = await beats.get()
         assert (beat.tokens_per_s, beat.mfu, beat.data_wait, beat.gradient_norm) == (0, 0, 0, 0.5)
         beating.cancel()
 
@@ -129,8 +135,6 @@ def test_bad_arithmetic_is_shown_as_trouble_and_the_node_leaves_when_its_machine
     assert daemon._trouble == "the loss left its range; its disk is full"
     daemon._on_trainer(bad := BadArithmetic(3, "the loss left its range"))
     assert daemon._events.get_nowait() is bad
-    with pytest.raises(AtollError, match="nothing of 5 orders in a row"):
-        daemon._act(effects.LeaveRun("nothing of 5 orders in a row could be used"))
 
 
 def test_a_trainer_that_waits_for_its_data_says_why_and_has_not_stepped_by_that() -> None:
@@ -139,3 +143,30 @@ def test_a_trainer_that_waits_for_its_data_says_why_and_has_not_stepped_by_that(
     assert daemon._trouble == "cannot fetch the run's data: down" and not daemon._has_stepped
     daemon._on_trainer(Progress(1, 1, 5.5))
     assert daemon._trouble == "" and daemon._has_stepped
+
+
+def test_a_node_that_leaves_for_what_its_trainer_does_says_so_before_that_has_ended() -> None:
+    async def story() -> None:
+        daemon, said, script_over = node_at(State()), list[str](), False
+
+        async def leave(reason: str) -> None:
+            assert not script_over
+            said.append(reason)
+
+        async def script() -> None:
+            nonlocal script_over
+            try:
+                await asyncio.Event().wait()
+            finally:
+                script_over = True
+
+        daemon._member = cast(Any, SimpleNamespace(reports=None, leave=leave))
+        async with asyncio.TaskGroup() as daemon._tasks:
+            daemon._tasks.create_task(script())
+            await asyncio.sleep(0)
+            daemon._act(effects.LeaveRun("nothing of 5 orders in a row could be used"))
+        assert said == ["nothing of 5 orders in a row could be used"]
+
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(asyncio.wait_for(story(), 60))
+    assert raised.group_contains(AtollError, match="nothing of 5 orders in a row")

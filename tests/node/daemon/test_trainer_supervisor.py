@@ -10,7 +10,7 @@ from atoll.comm.config.run import MembersConfig, RunConfig
 from atoll.node.config import NodeConfig, TrainerSpec
 from atoll.node.daemon import trainer_supervisor
 from atoll.node.daemon.trainer_supervisor import TrainerFailed, TrainerSupervisor, end_launcher
-from atoll.node.trainer_channel import Failed, Hello, LogLine, LoopLeft, Preparing, Ready, ToDaemon
+from atoll.node.trainer_channel import Failed, Hello, LogLine, LoopLeft, Preparing, Ready, ToDaemon, Train
 
 NOBODY = 1 << 30  # a process id that there is not
 
@@ -38,6 +38,9 @@ class Process:
 class Writer:
     def __init__(self) -> None:
         self.closed = False
+
+    def write(self, message: bytes) -> None:
+        pass
 
     def close(self) -> None:
         self.closed = True
@@ -251,3 +254,54 @@ def test_a_script_that_leaves_its_loop_is_started_again_as_often_as_the_node_all
 
     asyncio.run(asyncio.wait_for(story(), 60))
     assert caplog.text.count("`python train.py` left its training loop while the run goes on: it starts") == 2
+
+
+def test_a_round_that_was_under_way_when_a_trainer_died_is_none_that_the_next_one_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a script that dies in every round, and goes on from its copy, is started again for ever."""
+
+    async def story(finished: int) -> None:
+        spec = TrainerSpec(RunConfig(), NodeConfig(max_restarts=2), command=("python", "train.py"))
+        round_ = 0
+
+        def on_message(message: ToDaemon) -> None:
+            nonlocal round_
+            if not isinstance(message, Hello):
+                round_ += 1
+            supervisor.send(Train(round_, 1, 1, 1, 0, 1, ((0, 1),)))
+
+        supervisor = TrainerSupervisor(spec, tmp_path, on_message, lambda: None)
+
+        async def start(*command: str, **how: Any) -> Process:
+            messages = (Ready(round_ + i, 1, 2.0, 4) for i in range(finished))
+            await supervisor._accept(*cast(Any, connection(Hello(NOBODY, 1, 1, ()), *messages)))
+            (process := Process()).kill()
+            return process
+
+        async def go_on(seconds: float) -> None:
+            assert round_ < 20, "it is started again for ever"
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+        monkeypatch.setattr(asyncio, "sleep", go_on)
+        await supervisor.run()
+
+    with pytest.raises(TrainerFailed, match="died 3 times without finishing a round"):
+        asyncio.run(asyncio.wait_for(story(1), 60))
+    with pytest.raises(AssertionError, match="for ever"):
+        asyncio.run(asyncio.wait_for(story(2), 60))
+
+
+def test_the_signal_that_ended_a_trainer_is_named_with_what_it_said_last(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        spec = TrainerSpec(
+            RunConfig(), NodeConfig(max_restarts=0), command=("sh", "-c", "echo ranks 0 1; kill -9 $$")
+        )
+        supervisor = TrainerSupervisor(spec, tmp_path, lambda _: None, lambda: None)
+        supervisor._took_part = True
+        await supervisor.run()
+
+    with pytest.raises(TrainerFailed, match=r"round: it was killed by SIGKILL; it last said: ranks 0 1 \(see "):
+        asyncio.run(asyncio.wait_for(story(), 120))
