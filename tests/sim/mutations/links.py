@@ -67,7 +67,7 @@ MUTATIONS = [
         "comm/transport/frame_handler.py",
         "        return RoundOrder.AHEAD\n",
         "        return RoundOrder.OVER\n",
-        20,
+        "tests/comm/transport/test_frame_handler.py",
     ),
     Mutation(
         "two leaves wait for each other's links",
