@@ -15,7 +15,7 @@ from atoll.comm.config.load import load_dataclass
 from atoll.comm.errors import AtollError, ConfigError
 from atoll.comm.extras import demand
 from atoll.comm.invite import parse, split_host_port
-from atoll.node.config import NodeConfig, check
+from atoll.node.config import Device, NodeConfig, check
 
 STATE_DIR = Path("~/.atoll/node")
 COMMAND = "atoll.node.command"  # key of a context's meta: what is behind --
@@ -93,8 +93,9 @@ def join(
 
     @FILE in place of URL reads it from a file, so that the token does not show in the list of processes.
     Settings of this machine are read from STATE_DIR/node.yaml and from key=value OVERRIDES:
-    device, ranks, threads, bf16, compile, micro_batch, checkpointing, data, model, upload, download (Mbit/s),
-    streams, congestion, durable, disk (GB), files, titan, base.
+    device, ranks, threads, bf16, compile, micro_batch, checkpointing, data, model, base, titan; machines,
+    machines_min, rendezvous; max_restarts (5), copy_interval (60 s); upload, download (Mbit/s), streams, congestion; durable,
+    disk (GB), files. A command behind -- takes neither device=cuda nor ranks: it has its own.
 
     COMMAND trains in the place of the built-in trainer: `-- python train.py`, or `-- torchrun --standalone
     --nproc-per-node 8 train.py`, a script that calls atoll.node.participant.participate.
@@ -121,6 +122,11 @@ def join(
         raise ConfigError(
             f"machines is {config.machines} and there is a command behind --: a script of several machines is "
             "started on them by torchrun, srun or the like, not by atoll node worker"
+        )
+    if command and (config.device is Device.CUDA or config.ranks):
+        raise ConfigError(
+            "`device=cuda` and `ranks` are of the built-in trainer, and there is a command behind --: a script "
+            "chooses its devices itself, and torchrun starts its ranks (`device=cpu` hides the GPUs from it)"
         )
     demand("a node", *(["torch", "numba"] if role == "trainer" else ["numba"]))
     from atoll.node.daemon.daemon import Daemon

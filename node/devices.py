@@ -126,7 +126,8 @@ def resolve(node: NodeConfig, batch_size: int, found: Sequence[Gpu] | None = Non
         bf16=all(gpu.multiplies_bf16 for gpu in found) if node.bf16 is None else node.bf16,
         compile=has_compiler() if node.compile is None else node.compile,
     )
-    how = [f"trains on {ranks} of {len(found)} GPUs" if found else f"trains on {ranks} GPUs"]
+    blind = f"is to train on {ranks} GPU{'s' if ranks > 1 else ''} that no driver describes"
+    how = [f"trains on {ranks} of {len(found)} GPUs" if found else blind]
     if not node.ranks and ranks < len(found):
         how.append(f"more do not divide inner.batch_size={batch_size}")
     how.append("in bf16" if settled.bf16 else "in fp32")

@@ -9,8 +9,9 @@ import psutil
 
 from atoll.comm.config.run import OptimizerName, RunConfig
 from atoll.comm.errors import ConfigError, ResourceError
+from atoll.comm.invite import split_host_port
 from atoll.node.config import Device, NodeConfig
-from atoll.node.devices import Gpu, has_compiler
+from atoll.node.devices import Gpu, has_compiler, torch_has_gpus
 
 BYTES_FLAT = 12  # three flat vectors
 BYTES_TRAINED = 8  # parameters and gradients
@@ -72,6 +73,28 @@ def check_congestion(name: str) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
         except OSError:
             raise ConfigError(f"congestion={name}: this machine's kernel offers {_offered()}") from None
+
+
+def check_network(node: NodeConfig) -> None:
+    """Check that this machine has the congestion control that is asked for, and can listen where the others of its
+    node come. Raises `ConfigError`."""
+    check_congestion(node.congestion)
+    if node.machines < 2:
+        return
+    host, port = split_host_port(node.rendezvous, "rendezvous")
+    try:
+        socket.create_server((host, port)).close()
+    except OSError as error:
+        raise ConfigError(
+            f"rendezvous={node.rendezvous}: this machine cannot listen there ({error.strerror}): give an address "
+            "of its own, and a free port"
+        ) from None
+
+
+def check_device(node: NodeConfig) -> None:
+    """Check that the torch of this machine can have a GPU where the settings ask for one. Raises `ConfigError`."""
+    if node.device is Device.CUDA and not torch_has_gpus():
+        raise ConfigError("device=cuda and this machine's torch is built for CPUs: install a CUDA build of it")
 
 
 def _offered() -> str:

@@ -38,7 +38,7 @@ from atoll.node.daemon.trainer_supervisor import TrainerSupervisor
 from atoll.node.data.source import check_source
 from atoll.node.devices import gpus, resolve
 from atoll.node.engine_check import check_engine
-from atoll.node.preflight import check_compiler, check_congestion, check_memory
+from atoll.node.preflight import check_compiler, check_device, check_memory, check_network
 from atoll.node.state_machine import effects as ef
 from atoll.node.state_machine import events as ev
 from atoll.node.state_machine.state import Ahead, At, State, Training
@@ -120,7 +120,7 @@ class Daemon:
                     self._state = State(stall=self._member.run.members.stall)
                     self._check()
                     self._supervisor = self._make_supervisor()
-                    with on_signals(self._over.set):
+                    with on_signals(self._interrupt):
                         async with control_socket.serve(self._options.state_dir, self.status, self.leave):
                             await self._live()
                 except* AtollError as errors:
@@ -133,12 +133,13 @@ class Daemon:
     def _check(self) -> None:
         """That this machine can do what the run asks of it."""
         run = self._member.run
-        check_congestion(self._config.congestion)
+        check_network(self._config)
         if (
             self._options.command
         ):  # a script chooses its devices, has its own data, and says how large its model is
             return
         check_engine(run, self._config)  # what the volunteer has set, not what follows from it
+        check_device(self._config)
         found = () if self._config.device is Device.CPU else gpus()
         self._config, devices = resolve(self._config, run.inner.batch_size, found)
         if devices and run.engine is not Engine.TORCHTITAN:
@@ -482,6 +483,11 @@ class Daemon:
         }
 
     def leave(self) -> None:
+        self._over.set()
+
+    def _interrupt(self) -> None:
+        if self._over.is_set():  # the second time
+            self._supervisor.hurry()
         self._over.set()
 
 

@@ -71,6 +71,7 @@ class TrainerSupervisor:
         self._departures = 0  # trainers whose loop did
         self._hung = False  # the latest one does not answer
         self._exit_code = 0  # the latest one's
+        self._hurried = asyncio.Event()  # nobody waits for a script to end by itself
         self._order_round = -1  # of the latest order to train
         self._round_of_death = -1  # that was under way when a trainer died
         self._log = TrainerLog(state_dir)
@@ -87,6 +88,10 @@ class TrainerSupervisor:
         if self._end is not None:
             self._hung = True
             self._end.close()
+
+    def hurry(self) -> None:
+        """Wait no longer for a script that is to end by itself."""
+        self._hurried.set()
 
     async def run(self) -> None:
         """Keep a trainer alive until cancelled. Raises `TrainerFailed` when starting it again would not help, or
@@ -113,9 +118,11 @@ class TrainerSupervisor:
         while not self._connected.empty():  # of one that connected when it was given up
             self._connected.get_nowait().close()
         if (node := self._spec.node).machines > 1:
+            fewest = node.machines_min or node.machines
+            number = f"{fewest} to {node.machines}" if fewest < node.machines else str(node.machines)
             log.info(
-                f"the trainer waits for {node.machines_min or node.machines} to {node.machines} machines at "
-                f"{node.rendezvous}: atoll node worker {node.rendezvous}"
+                f"the trainer waits for {number} machines, this one and others: there, "
+                f"`atoll node worker {node.rendezvous}`"
             )
         with self._log.open() as out:
             process = await asyncio.create_subprocess_exec(
@@ -141,7 +148,7 @@ class TrainerSupervisor:
             connecting.cancel()
             bounding.cancel()
             patient = self._spec.command and connecting.done() and not self._hung
-            await end_launcher(process, GRACE_SECONDS if patient else STOP_SECONDS)
+            await end_launcher(process, GRACE_SECONDS if patient else STOP_SECONDS, self._hurried)
             await asyncio.gather(exited, bounding, return_exceptions=True)
         await self._hear_other_ranks()
         self._exit_code = exited.result()
@@ -262,12 +269,18 @@ def signal_number(code: int) -> signal.Signals | None:
     return None
 
 
-async def end_launcher(process: asyncio.subprocess.Process, grace: float = STOP_SECONDS) -> None:
-    """End the launcher and its ranks. They go by themselves once the channel is closed, in `grace` seconds; else
-    they are made to."""
-    if not await _ends(process, min(grace, STOP_SECONDS)) and grace > STOP_SECONDS:
-        log.info(f"the trainer has {grace - STOP_SECONDS:.0f} s more to end by itself")
-        await _ends(process, grace - STOP_SECONDS)
+async def end_launcher(
+    process: asyncio.subprocess.Process, grace: float = STOP_SECONDS, hurried: asyncio.Event | None = None
+) -> None:
+    """End the launcher and its ranks. They go by themselves once the channel is closed, in `grace` seconds, or
+    until `hurried` is set; else they are made to."""
+    hurried = hurried or asyncio.Event()
+    if not await _ends(process, min(grace, STOP_SECONDS), hurried) and grace > STOP_SECONDS:
+        log.info(
+            f"the script may take up to {grace - STOP_SECONDS:.0f} s for what it does after its loop; "
+            "interrupt again to end it now"
+        )
+        await _ends(process, grace - STOP_SECONDS, hurried)
     with contextlib.suppress(psutil.Error):
         ranks = psutil.Process(process.pid).children(recursive=True)
         for rank in ranks:
@@ -282,11 +295,12 @@ async def end_launcher(process: asyncio.subprocess.Process, grace: float = STOP_
     await process.wait()
 
 
-async def _ends(process: asyncio.subprocess.Process, seconds: float) -> bool:
-    """Whether the process ends in so many seconds."""
+async def _ends(process: asyncio.subprocess.Process, seconds: float, hurried: asyncio.Event) -> bool:
+    """Whether the process ends in so many seconds, before `hurried` is set."""
+    ended, hurry = asyncio.ensure_future(process.wait()), asyncio.ensure_future(hurried.wait())
     try:
-        async with asyncio.timeout(seconds):  # wait_for may lose a cancellation
-            await process.wait()
-    except TimeoutError:
-        return False
-    return True
+        await asyncio.wait((ended, hurry), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return ended.done()
+    finally:
+        ended.cancel()
+        hurry.cancel()

@@ -11,6 +11,8 @@ their links are a private network's.
 import asyncio
 import contextlib
 import logging
+import math
+import socket
 import sys
 import time
 from dataclasses import replace
@@ -19,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from atoll.comm.cores import take_part
-from atoll.comm.errors import ResourceError, Unreachable
+from atoll.comm.errors import ConfigError, ResourceError, Unreachable
 from atoll.comm.invite import split_host_port
 from atoll.node.config import NodeConfig, TrainerSpec
 from atoll.node.daemon.state_dir import exclusive, on_signals
@@ -28,6 +30,7 @@ from atoll.node.daemon.trainer_supervisor import end_launcher
 log = logging.getLogger("atoll.node")
 
 RETRY_SECONDS = 1.0  # between two tries
+WORD_SECONDS = 60.0  # between two lines that say for what this machine waits
 
 
 class Worker:
@@ -42,15 +45,21 @@ class Worker:
     async def run(self) -> None:
         """Take part until the node has left its run. Raises `Unreachable` where its machine does not answer, and
         `ResourceError`."""
+        at = self._config.rendezvous
         with exclusive(self._state_dir), take_part(), on_signals(self._over.set):
-            heard = time.monotonic()
+            await self._resolve()
+            heard, said = time.monotonic(), -math.inf
             while not self._over.is_set():
                 if await self._answers():
                     if await self._take_part() == 0:
+                        log.info("told to stop" if self._over.is_set() else "the node has left its run")
                         return
-                    heard = time.monotonic()
-                elif time.monotonic() - heard > self._patience:
-                    at = self._config.rendezvous
+                    heard, said = time.monotonic(), -math.inf
+                elif (waited := time.monotonic() - heard) <= self._patience:
+                    if time.monotonic() - said >= WORD_SECONDS:
+                        log.info(f"waits for the node at {at}, up to {self._patience - waited:.0f} s")
+                        said = time.monotonic()
+                else:
                     raise Unreachable(
                         f"nobody answers at {at}: is the node there joined with machines=2 or more and "
                         f"rendezvous={at}, and does its firewall let this machine in?"
@@ -58,6 +67,15 @@ class Worker:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(RETRY_SECONDS):
                         await self._over.wait()
+
+    async def _resolve(self) -> None:
+        """Raise `ConfigError` for a host that nobody knows."""
+        host, port = split_host_port(self._config.rendezvous, "HOST:PORT")
+        try:
+            await asyncio.get_running_loop().getaddrinfo(host, port)
+        except socket.gaierror as error:
+            if error.errno == socket.EAI_NONAME:
+                raise ConfigError(f"no address is known for {host}: {error.strerror}") from None
 
     async def _answers(self) -> bool:
         """Whether something listens at the node's rendezvous."""
@@ -79,7 +97,10 @@ class Worker:
             spec_file.write_bytes(msgspec.json.encode(TrainerSpec(node=self._config, cache=str(cache))))
         except OSError as error:
             raise ResourceError(f"cannot write {spec_file}: {error.strerror}") from None
-        log.info(f"takes part in the trainer of the node at {self._config.rendezvous}")
+        log.info(
+            f"found the node at {self._config.rendezvous}: its trainer starts when it has its machines; where it "
+            "has all of them already, this one waits for one to go"
+        )
         command = [sys.executable, "-P", "-m", "atoll.node.trainer.launcher", "--spec", str(spec_file)]
         process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
         ended, over = asyncio.create_task(process.wait()), asyncio.create_task(self._over.wait())

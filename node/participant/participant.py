@@ -46,6 +46,7 @@ from atoll.node.participant.lr_schedule import learning_rate
 from atoll.node.participant.optimizer_checkpoint import OptimizerCheckpoint
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.participant.round_checkpoint import RoundCheckpoint
+from atoll.node.participant.step_guard import StepGuard
 from atoll.node.participant.training_cursor import TrainingCursor
 from atoll.node.participant.vector_io import Diverged, MappedVectors, VectorIO
 from atoll.node.participant.watchdog import StepWatchdog
@@ -99,7 +100,8 @@ class Participant:
         self._parameters, self._optimizers, self._checkpoint = parameters, optimizers, checkpoint
         self._round_checkpoint = round_checkpoint
         self._share, self._evaluate, self._initialise = share, evaluate, initialise
-        self._before_round = before_round or _nothing
+        self._before_round = before_round or (lambda: None)
+        self._guard = StepGuard(optimizers)
         self._io: VectorIO | None = None
         layout = parameters.layout
         self._hello = Hello(os.getpid(), ranks.size, layout.numel, layout.shapes, evaluate is not None)
@@ -184,6 +186,7 @@ class Participant:
         The gradient's norm over all ranks is bounded by the run's `inner.clip`; a step whose gradient is not
         finite is left out, and its samples count for nothing: an infinity or NaN would stay in the moments for the
         rest of the run."""
+        self._guard.take("run.step", steps_optimizer=True)
         value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
         ranks, parameters = self._ranks, self._parameters
         square, mean, commands, due, *memory = ranks.total(
@@ -209,6 +212,7 @@ class Participant:
         none (of a pipeline, all but the last stage). `gradient_norm`: of the whole gradient, for people to look
         at; 0: not known. `skipped`: it has left the step out, as the gradient was not finite; where one rank says
         so, the batch's samples count for nothing."""
+        self._guard.take("run.stepped", steps_optimizer=False)
         value = None if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)
         total, known, commands, skips, due, *memory = self._ranks.total(
             0.0 if value is None else bounded_loss(value),
@@ -352,6 +356,7 @@ class Participant:
             for group in optimizer.param_groups:
                 group["lr"] = self._rate
         self._taken = None
+        self._guard.expect()
         self._meter.begin()
 
     def _foresee(self, cursor: TrainingCursor) -> None:
@@ -494,7 +499,3 @@ def _end_with_launcher() -> None:
 def bounded_loss(loss: float) -> float:
     """A loss that can be told and averaged: within `LOSS_LIMIT` on either side, and that for NaN."""
     return max(-LOSS_LIMIT, min(loss, LOSS_LIMIT)) if loss == loss else LOSS_LIMIT
-
-
-def _nothing() -> None:
-    pass

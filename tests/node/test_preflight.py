@@ -1,5 +1,6 @@
 """What this machine lacks is said before anything is started."""
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node import preflight
 from atoll.node.config import Device, NodeConfig
 from atoll.node.devices import Gpu
-from atoll.node.preflight import check_congestion, check_memory
+from atoll.node.preflight import check_congestion, check_device, check_memory, check_network
 
 ON_CPU = NodeConfig(device=Device.CPU, ranks=1, durable=False)
 KERNEL = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
@@ -24,6 +25,21 @@ def test_a_congestion_control_that_the_kernel_lacks_is_refused_with_those_it_has
     check_congestion(offered[0])
     with pytest.raises(ConfigError, match=f"congestion=warp: this machine's kernel offers {offered[0]}"):
         check_congestion("warp")
+
+
+def test_a_rendezvous_that_is_not_this_machines_or_is_taken_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for host in (f"127.0.0.1:{taken.getsockname()[1]}", "192.0.2.1:29400"):
+            with pytest.raises(ConfigError, match=f"rendezvous={host}: this machine cannot listen there"):
+                check_network(NodeConfig(machines=2, rendezvous=host))
+    check_network(NodeConfig())
+
+
+def test_a_gpu_is_not_asked_of_a_torch_that_can_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "torch_has_gpus", lambda: False)
+    check_device(NodeConfig())
+    with pytest.raises(ConfigError, match="device=cuda and this machine's torch is built for CPUs"):
+        check_device(NodeConfig(device=Device.CUDA))
 
 
 @pytest.mark.parametrize(("codec", "each"), [(CodecName.INT8, 30), (CodecName.FP32, 36)])

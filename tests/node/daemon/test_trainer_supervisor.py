@@ -305,3 +305,16 @@ def test_the_signal_that_ended_a_trainer_is_named_with_what_it_said_last(
 
     with pytest.raises(TrainerFailed, match=r"round: it was killed by SIGKILL; it last said: ranks 0 1 \(see "):
         asyncio.run(asyncio.wait_for(story(), 120))
+
+
+def test_a_script_that_may_take_its_time_to_end_is_ended_when_its_operator_says_so_again() -> None:
+    async def story() -> None:
+        process, hurried = Process(), asyncio.Event()
+        ending = asyncio.create_task(end_launcher(cast(Any, process), 3600.0, hurried))
+        await asyncio.sleep(0)
+        assert not process.over.is_set()
+        hurried.set()
+        await ending
+        assert process.over.is_set(), "it was killed"
+
+    asyncio.run(asyncio.wait_for(story(), 60))

@@ -1,12 +1,15 @@
 """A node of several machines: network namespaces stand for them. Needs root."""
 
 import asyncio
+import logging
 import os
+import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ from numpy.typing import NDArray
 from trainers import DEADLINE, launched, order, small
 
 from atoll.comm.config.run import InnerConfig, OptimizerName
-from atoll.comm.errors import Unreachable
+from atoll.comm.errors import ConfigError, Unreachable
 from atoll.node import trainer_channel
 from atoll.node.config import Device, NodeConfig
 from atoll.node.daemon.worker import Worker
@@ -118,7 +121,16 @@ def test_a_machine_that_dies_ends_the_trainer_which_starts_again_with_those_left
     asyncio.run(story())
 
 
-def test_a_worker_that_reaches_nobody_says_so(tmp_path: Path) -> None:
-    life = Worker("127.0.0.1:1", NodeConfig(device=Device.CPU), tmp_path, 0.0)
+def test_a_worker_that_reaches_nobody_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "atoll.node")
+    life = Worker("127.0.0.1:1", NodeConfig(device=Device.CPU), tmp_path, 0.5)
     with pytest.raises(Unreachable, match=r"nobody answers at 127.0.0.1:1: .* rendezvous=127.0.0.1:1"):
+        asyncio.run(life.run())
+    assert caplog.text.count("waits for the node at 127.0.0.1:1, up to 0 s") == 1
+
+
+def test_a_worker_does_not_wait_for_a_host_that_nobody_knows(tmp_path: Path) -> None:
+    life = Worker("nosuchhost.invalid:29400", NodeConfig(device=Device.CPU), tmp_path, 600.0)
+    unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    with patch("socket.getaddrinfo", side_effect=unknown), pytest.raises(ConfigError, match="for nosuchhost.inva"):
         asyncio.run(life.run())
