@@ -347,6 +347,8 @@ def _move(state: State, before: NoState | At, view: pb.View, out: list[Effect]) 
         return replace(state, outer=Moving(Move.FALL_BACK, before))
     if not view.has_state or not view.state_digest or not view.donors or not up:
         return state  # nobody has it yet, the others are still applying; or the vectors are not there yet
+    if view.you == "joining":
+        return state  # whether this node's model is the run's is not known: another's state would seem damaged
     rebase = state.work is not None or (state.turns is not None and state.turns.from_local)
     out.append(Recover(view, differs=False, rebase=rebase))
     turns = state.turns and replace(state.turns, rebased=state.turns.rebased or rebase)
