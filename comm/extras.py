@@ -43,8 +43,8 @@ def lacking(what: str, *packages: str) -> str:
     `what` is its subject, such as `atoll demo`."""
     missing = [package for package in packages if not installed(package)]
     extras = ",".join(sorted({EXTRA_OF[package] for package in missing}))
-    names = " and ".join(missing)
-    return f'{what} needs {names}, not installed here: pip install "atoll[{extras}]"' if missing else ""
+    names, install = " and ".join(missing), f'pip install ".[{extras}]" in Atoll\'s clone'
+    return f"{what} needs {names}, not installed here: {install}" if missing else ""
 
 
 def demand(what: str, *packages: str) -> None:

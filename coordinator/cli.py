@@ -141,26 +141,36 @@ def invite(state_dir: Path, uses: int, expires: str, name: str, as_json: bool) -
 
 
 @click.command()
-@click.argument("http_url", default=f"http://{PAGE_ADDRESS}")
-@click.option("--all", "all_", is_flag=True, help="Every member, however many there are.")
+@click.argument("http_url", default="")
+@click.option("--state-dir", type=click.Path(path_type=Path), help="Of a coordinator on this machine.")
+@click.option("--all", "all_", is_flag=True, help="Every member, however many there are, and those that left.")
 @click.option("--json", "as_json", is_flag=True)
-def status(http_url: str, all_: bool, as_json: bool) -> None:
+def status(http_url: str, state_dir: Path | None, all_: bool, as_json: bool) -> None:
     """Show a run as a table: members in trouble stand on top.
 
-    HTTP_URL is the coordinator's page; without it, where a coordinator on this machine has it by default.
+    HTTP_URL is the coordinator's page, or HOST:PORT; without it, where a coordinator on this machine has it by
+    default.
     """
+    if state_dir is not None and not http_url:
+        from atoll.coordinator.server import page_url
+
+        http_url = page_url(state_dir.expanduser())
+    http_url = http_url or PAGE_ADDRESS
+    http_url = http_url if "://" in http_url else f"http://{http_url}"
     run = fetch(http_url.rstrip("/") + "/api/run")
     if as_json:
         click.echo(json.dumps(run))
         return
     from rich.console import Console
 
-    from atoll.coordinator.monitor.terminal import by_urgency, members_table, summary
+    from atoll.coordinator.monitor.terminal import by_urgency, members_table, reasons, summary
 
     click.echo(summary(run))
     members = by_urgency(run["members"])
-    shown = members if all_ else members[:MEMBERS_SHOWN]
+    shown = members if all_ else [m for m in members if m["state"] != "left"][:MEMBERS_SHOWN]
     Console().print(members_table(run | {"members": shown}))
+    for line in reasons(run | {"members": shown}):
+        click.echo(line)
     if len(shown) < len(members):
         click.echo(f"and {len(members) - len(shown)} more: --all shows them")
 
@@ -181,7 +191,7 @@ def duration(text: str) -> float:
 def fetch(url: str, timeout: float = 5.0) -> Any:
     """GET a JSON document of the coordinator's page."""
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"{url!r} is not an http:// URL: give the one the coordinator prints at its start")
+        raise ConfigError(f"{url!r} is no http:// URL and no HOST:PORT: the coordinator says its own at its start")
     try:
         with urllib.request.urlopen(url, timeout=timeout) as answer:
             return json.load(answer)

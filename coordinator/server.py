@@ -208,6 +208,19 @@ def _bind(address: str, option: str, probe: bool = False) -> socket.socket:
     return sock
 
 
+def page_url(state_dir: Path) -> str:
+    """The URL of the page of the coordinator that has last served the run in `state_dir`. Raises `ConfigError`."""
+    if not (state_dir / "journal.sqlite").exists():
+        raise ConfigError(f"{state_dir} holds no run: start `atoll coordinator start` with this --state-dir first")
+    journal = Journal(state_dir, lock=False)
+    try:
+        if (url := journal.meta("http")) is None:
+            raise ConfigError(f"the coordinator in {state_dir} has not come up yet: start it first")
+        return url
+    finally:
+        journal.close()
+
+
 def invite_url(state_dir: Path, name: str, uses: int, expires: float) -> Invite:
     """A join URL with a fresh token of the run in `state_dir`; the coordinator may be running."""
     if not (state_dir / "journal.sqlite").exists():

@@ -1,7 +1,10 @@
 """Take part in a run with Hugging Face's `Trainer`: a tiny Llama, made from a config, on the run's own text.
 
-atoll coordinator start examples/hf_trainer.yaml
-atoll node join URL -- python examples/hf_trainer.py      on each machine
+pip install transformers accelerate
+atoll coordinator start examples/hf_trainer.yaml --state-dir hf/coordinator
+atoll invite --state-dir hf/coordinator --uses 2                  prints the URL
+atoll node join URL --state-dir hf/n1 -- python examples/hf_trainer.py
+atoll node join URL --state-dir hf/n2 -- python examples/hf_trainer.py      here, or on another machine
 
 `RunTrainer` and `RunCallback` are what a script of yours needs; the rest is as in any script.
 """

@@ -1,7 +1,9 @@
 """Take part in a run with a training loop of your own: a small network, on samples that are made in memory.
 
-atoll coordinator start examples/plain_loop.yaml
-atoll node join URL -- python examples/plain_loop.py      on each machine
+atoll coordinator start examples/plain_loop.yaml --state-dir plain/coordinator
+atoll invite --state-dir plain/coordinator --uses 2                  prints the URL
+atoll node join URL --state-dir plain/n1 -- python examples/plain_loop.py
+atoll node join URL --state-dir plain/n2 -- python examples/plain_loop.py      here, or on another machine
 """
 
 import torch

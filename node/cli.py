@@ -94,8 +94,8 @@ def join(
     @FILE in place of URL reads it from a file, so that the token does not show in the list of processes.
     Settings of this machine are read from STATE_DIR/node.yaml and from key=value OVERRIDES:
     device, ranks, threads, bf16, compile, micro_batch, checkpointing, data, model, base, titan; machines,
-    machines_min, rendezvous; max_restarts (5), copy_interval (60 s); upload, download (Mbit/s), streams, congestion; durable,
-    disk (GB), files. A command behind -- takes neither device=cuda nor ranks: it has its own.
+    machines_min, rendezvous; max_restarts (5), copy_interval (60 s); upload, download (Mbit/s), streams,
+    congestion; durable, disk (GB), files. A command behind -- takes neither device=cuda nor ranks: it has its own.
 
     COMMAND trains in the place of the built-in trainer: `-- python train.py`, or `-- torchrun --standalone
     --nproc-per-node 8 train.py`, a script that calls atoll.node.participant.participate.

@@ -63,8 +63,8 @@ def test_what_is_missing_is_named_with_the_command_that_installs_it(monkeypatch:
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert extras.lacking("a node", "torch", "numba") == (
-        'a node needs torch, not installed here: pip install "atoll[node]"'
+        'a node needs torch, not installed here: pip install ".[node]" in Atoll\'s clone'
     )
-    with pytest.raises(extras.MissingPackage, match=r'needs torch and wandb, .*pip install "atoll\[node,wandb\]"'):
+    with pytest.raises(extras.MissingPackage, match=r'needs torch and wandb, .*pip install ".\[node,wandb\]"'):
         extras.demand("this", "torch", "wandb")
     assert extras.lacking("this", "numpy") == ""

@@ -171,9 +171,11 @@ def awaited_names(state: State) -> list[str]:
     r = state.round
     match r.phase:
         case Phase.INNER if r.reached_at is not None:
-            late = [n for n in r.participants if n not in r.reached and n not in r.ledger.contributions]
+            waited_for = (n for n in r.participants if n not in state.members.idle)
+            late = [n for n in waited_for if n not in r.reached and n not in r.ledger.contributions]
         case Phase.COLLECTING:
-            late = [n for n in r.participants if n not in r.ledger.contributions]
+            waited_for = (n for n in r.participants if n not in state.members.idle)
+            late = [n for n in waited_for if n not in r.ledger.contributions]
         case Phase.REDUCING if r.plan is not None:
             late = [n for n in r.ledger.members if n not in r.completions]
         case _:

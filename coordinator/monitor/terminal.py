@@ -1,13 +1,15 @@
-"""Text for a terminal about a run: its state in a few lines (`summary`), and its members in a table
-(`members_table`)."""
+"""Text for a terminal about a run: its state in a few lines (`summary`), its members in a table (`members_table`),
+and below a narrow table what it has no room for (`reasons`)."""
 
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
+WIDE_COLUMNS = 110  # from which on the table has the reasons, too
 COLORS = {  # in the order in which a long list needs to be looked at
     "suspect": "magenta",
     "joining": "yellow",
@@ -48,10 +50,11 @@ def members_table(run: dict[str, Any]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column, justify in (("node", "left"), ("state", "left"), ("doing", "left"), ("step", "right")):
         table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    wide = shutil.get_terminal_size().columns >= 110
+    wide = is_wide()
     for column in ("tokens/s", "MFU", "loss", "sent", "received") if wide else ("tokens/s", "loss"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("")
+    if wide:
+        table.add_column("")
     for m in run["members"]:
         here = m["state"] not in ("left", "evicted")
         table.add_row(
@@ -62,10 +65,19 @@ def members_table(run: dict[str, Any]) -> Table:
             f"{m['tokens_per_s']:,.0f}" if here else "",
             *((utilisation(m) if here else "",) if wide else ()),
             f"{m['loss']:.3f}" if here and m["loss"] else "",
-            *((size(m["bytes_up"]), size(m["bytes_down"])) if wide else ()),
-            escape(short(m["reason"], 60 if wide else 28)),
+            *((size(m["bytes_up"]), size(m["bytes_down"]), escape(short(m["reason"], 60))) if wide else ()),
         )
     return table
+
+
+def reasons(run: dict[str, Any]) -> Iterator[str]:
+    """The members' reasons, a line each, for a terminal in whose table there is no room for them."""
+    if not is_wide():
+        yield from (f"{m['name']} ({m['node_id']}): {m['reason']}" for m in run["members"] if m["reason"])
+
+
+def is_wide() -> bool:
+    return shutil.get_terminal_size().columns >= WIDE_COLUMNS
 
 
 def utilisation(m: dict[str, Any]) -> str:

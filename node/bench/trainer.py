@@ -292,7 +292,7 @@ def figures_of(engine: EngineProcess, node: NodeConfig) -> EngineFigures:
 def unavailable(name: str) -> str:
     """The reason why an engine cannot be measured on this machine; empty: it can be."""
     if name == TITAN and find_spec("torchtitan") is None:
-        return "torchtitan is not installed: pip install 'atoll[titan]'"
+        return "torchtitan is not installed: pip install '.[titan]' in Atoll's clone"
     return ""
 
 

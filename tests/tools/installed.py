@@ -74,7 +74,7 @@ def base() -> None:
         expected = "torch and numba, not installed here" if lacking[0] != "node" else ""
         said = atoll(*lacking, code=2 if lacking[0] == "node" else 3)
         assert expected in said, said
-    assert 'pip install "atoll[wandb]"' in atoll("coordinator", "start", "demo", "--state-dir", "state", code=3)
+    assert 'pip install ".[wandb]"' in atoll("coordinator", "start", "demo", "--state-dir", "state", code=3)
     size = sum(file.lstat().st_size for file in Path(get_path("purelib")).rglob("*") if file.is_file())
     print(f"base: {size / 1e6:.0f} MB")
     assert size < LARGEST_BASE
@@ -83,7 +83,7 @@ def base() -> None:
 def node() -> None:
     """With the extra `node`: nothing else is there, and it trains."""
     said = atoll("simulate", "demo", "--nodes", "2", "--steps", "2", "--no-baseline", "--out", "simulated")
-    assert 'comparison.png needs matplotlib, not installed here: pip install "atoll[plot]"' in said, said
+    assert 'comparison.png needs matplotlib, not installed here: pip install ".[plot]"' in said, said
     assert Path("simulated/summary.json").exists()
 
 

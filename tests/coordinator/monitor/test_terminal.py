@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from atoll.coordinator.monitor.terminal import COLORS, by_urgency, members_table, summary
+from atoll.coordinator.monitor.terminal import COLORS, by_urgency, members_table, reasons, summary
 
 
 def member(number: int, state: str, **fields: Any) -> dict[str, Any]:
@@ -49,7 +49,14 @@ def test_members_in_trouble_come_first_and_the_others_by_age() -> None:
     assert [m["node_id"] for m in by_urgency(RUN["members"])] == ["n3", "n5", "n4", "n2", "n10", "n1"]
 
 
-def test_every_state_of_a_member_has_a_row() -> None:
+def test_where_the_table_is_narrow_the_reasons_stand_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns, below in (("80", ["m3 (n3): silent for 5 s"]), ("140", [])):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert list(reasons(RUN)) == below
+
+
+def test_every_state_of_a_member_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
     console = Console(width=140, record=True, file=None, quiet=False)
     run = {"members": [member(i, state) for i, state in enumerate(COLORS, 1)] + RUN["members"]}
     with console.capture() as captured:

@@ -43,7 +43,7 @@ def test_an_engine_that_does_not_come_up_is_a_sentence() -> None:
 def test_torchtitan_is_measured_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "find_spec", lambda name: None)
     done = run("--engines", "torchtitan")
-    assert done.exit_code == 0 and "torchtitan is not installed: pip install 'atoll[titan]'" in done.output
+    assert done.exit_code == 0 and "torchtitan is not installed: pip install '.[titan]'" in done.output
     told = json.loads(run("--engines", "torchtitan", "--json").stdout)["engines"]["torchtitan"]
     assert told["tokens_per_s"] is told["mfu"] is told["peak_bytes"] is told["loss"] is None
 

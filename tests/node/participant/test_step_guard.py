@@ -23,7 +23,5 @@ def test_a_batch_is_stepped_once_and_not_by_the_script_and_by_run_step() -> None
     guard.take("run.stepped", steps_optimizer=False)
     guard.expect()
     optimizer.step()
-    with pytest.raises(
-        ConfigError, match="the script stepped its optimizer and then called run.step"
-    ):
+    with pytest.raises(ConfigError, match="the script stepped its optimizer and then called run.step"):
         guard.take("run.step", steps_optimizer=True)
