@@ -11,6 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
+import msgspec
+
 from atoll.comm.config.engine import Engine
 from atoll.comm.config.hf import resolved
 from atoll.comm.config.model import ModelConfig
@@ -120,4 +122,4 @@ def to_yaml(config: Any) -> str:
     """The resolved configuration as YAML, for people to read and for `load_run`."""
     from omegaconf import OmegaConf
 
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    return OmegaConf.to_yaml(OmegaConf.create(msgspec.to_builtins(config)))  # enums by their values

@@ -235,8 +235,11 @@ def trainer(
 def shown(figures: EngineFigures) -> str:
     """The figures in a line for people."""
     mfu = "unknown" if figures.mfu is None else f"{100 * figures.mfu:.1f} %"
-    beyond = "" if figures.beyond_bytes is None else f", {figures.beyond_bytes / 1e6:,.0f} MB of it its own"
-    slower = "" if figures.overhead_percent is None else f", {figures.overhead_percent:+.1f} % to bare"
+    beyond, slower = "", ""
+    if figures.beyond_bytes is not None:
+        beyond = f" ({figures.beyond_bytes / 1e6:,.0f} MB without model, gradients, moments and vectors)"
+    if (percent := figures.overhead_percent) is not None:
+        slower = f" ({abs(percent):.1f} % {'more' if percent > 0 else 'less'} time than bare)"
     memory = f"{(figures.peak_bytes or 0) / 1e6:,.0f} MB{beyond}"
     return f"{figures.tokens_per_s:,.0f} tokens/s{slower}, MFU {mfu}, {memory}, loss {figures.loss:.3f}"
 

@@ -124,6 +124,7 @@ class TrainerSupervisor:
                 f"the trainer waits for {number} machines, this one and others: there, "
                 f"`atoll node worker {node.rendezvous}`"
             )
+        log.info(f"{self._name} starts; what it prints is in {self._log.path}")
         with self._log.open() as out:
             process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out
