@@ -308,11 +308,10 @@ def go_on_without(state: State, out: list[Effect]) -> State:
     without = [n for n in r.participants if n not in idle and (n not in r.ledger.contributions or not trusted(n))]
     unstepped = _unstepped(state, [n for n in without if n not in r.ledger.contributions and trusted(n)])
     if unstepped:
-        has = "has" if len(unstepped) == 1 else "have"
-        names = state.names(unstepped)
-        out.append(
-            Note(f"round {r.number} goes on without {names}, who {has} taken no step: no round waits until then")
-        )
+        one = "its trainer has taken no step; no round waits for it until it has"
+        more = "their trainers have taken no step; no round waits for them until they have"
+        why = one if len(unstepped) == 1 else more
+        out.append(Note(f"round {r.number} goes on without {state.names(unstepped)}: {why}"))
     if worked := [n for n in without if n not in unstepped]:
         work = f"{'its' if len(worked) == 1 else 'their'} work counts in the next"
         out.append(Note(f"round {r.number} goes on without {state.names(worked)}; {work}"))
