@@ -166,7 +166,7 @@ def eval_command(
     device: str,
     as_json: bool,
 ) -> None:
-    """Evaluate an exported folder with lm-evaluation-harness: pip install "atoll[eval]".
+    """Evaluate an exported folder with lm-evaluation-harness: pip install ".[eval]".
 
     The harness's own tasks fetch their data from the Hugging Face Hub.
     """

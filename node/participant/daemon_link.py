@@ -3,6 +3,7 @@ ends a trainer for good is told by whichever rank it happens to."""
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -126,6 +127,15 @@ def failures_reported(channel: str, link: DaemonLink | None = None) -> Iterator[
         )
         report(sentence)
         raise ResourceError(sentence) from error
+
+
+def script_place(error: BaseException) -> str:
+    """The line of the training script at which the error was raised, as a traceback has it; empty: it has none."""
+    package = Path(__file__).resolve().parents[1]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not Path(frame.filename).resolve().is_relative_to(package):
+            return f' (File "{frame.filename}", line {frame.lineno})'
+    return ""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

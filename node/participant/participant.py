@@ -37,7 +37,7 @@ from atoll.node.config import TrainerSpec
 from atoll.node.outer.layout import flat_order
 from atoll.node.participant.batches import Dataset, RunTokens, Share, collated, moved
 from atoll.node.participant.checkpoints import open_checkpoints
-from atoll.node.participant.daemon_link import DaemonLink, agreed_spec, failures_reported
+from atoll.node.participant.daemon_link import DaemonLink, agreed_spec, failures_reported, script_place
 from atoll.node.participant.figures import RankMemory, Step, StepMeter
 from atoll.node.participant.flat_vector import ShardedParameters
 from atoll.node.participant.gradients import bound_norm, norm_of, squared_norm
@@ -483,7 +483,7 @@ def participate(
                 checkpoint.close()  # what is being written is finished
         link.close()
     except AtollError as error:
-        print(f"trainer rank {rank}: {error}", file=sys.stderr)
+        print(f"trainer rank {rank}: {error}{script_place(error)}", file=sys.stderr)
         sys.exit(error.exit_code)
 
 

@@ -98,9 +98,9 @@ def test_what_is_missing_is_said_before_the_harness_is_loaded(
 ) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     said = refusal(model)
-    assert isinstance(
-        said, ResourceError
-    ) and 'needs lm_eval, not installed here: pip install "atoll[eval]"' in str(said)
+    assert isinstance(said, ResourceError) and 'needs lm_eval, not installed here: pip install ".[eval]"' in str(
+        said
+    )
     (model / "tokenizer_config.json").write_text("{}")
     assert "names no token that begins or ends a text" in str(refusal(model))
     (model / "tokenizer.json").unlink()

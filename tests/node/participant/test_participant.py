@@ -251,6 +251,8 @@ with participate(model, optimizer, data_parallel=share) as run:
             model.weight = nn.Parameter(torch.zeros(1, 4))
         if sys.argv[2] != "no step":
             run.step(model(torch.ones(model.weight.shape[1])).sum())
+        if sys.argv[2] == "twice":
+            run.step(1.0)
 """
 
 
@@ -260,7 +262,7 @@ def test_what_a_script_does_wrong_is_said_in_a_sentence(tmp_path: Path) -> None:
 
     async def sentence(what: str) -> str:
         async with script(tmp_path / what, WRONG, run, what) as node:
-            if what in ("no step", "shape"):  # the others never come to where they take orders
+            if what in ("no step", "shape", "twice"):  # the others never come to where they take orders
                 await node.attach()
                 node.end.send(channel.Initialise(0))
                 node.end.send(order(1, 2))
@@ -270,9 +272,10 @@ def test_what_a_script_does_wrong_is_said_in_a_sentence(tmp_path: Path) -> None:
             return message.sentence
 
     async def all_of_them() -> None:
-        steps, shape, share, none, empty, frozen = await asyncio.gather(
-            *map(sentence, ("no step", "shape", "share", "no dataset", "empty", "frozen"))
+        steps, shape, share, none, empty, frozen, twice = await asyncio.gather(
+            *map(sentence, ("no step", "shape", "share", "no dataset", "empty", "frozen", "twice"))
         )
+        assert "run.step was called and no batch was out: call it once a batch" in twice
         assert "had not called run.step(loss), or run.stepped(loss), for the last one" in steps
         assert "weight had the shape (1, 3) when this script began to take part, and has (1, 4) now" in shape
         assert "inner.batch_size=4 cannot be divided among ranks=3" in share
