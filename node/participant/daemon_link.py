@@ -2,6 +2,7 @@
 ends a trainer for good is told by whichever rank it happens to."""
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from atoll.comm.child_process import LAUNCHER, die_with_parent
 from atoll.comm.config.run import from_json, to_json
 from atoll.comm.errors import AtollError, ConfigError, ResourceError, Unreachable
 from atoll.node.config import SPEC, TrainerSpec
@@ -127,6 +129,15 @@ def failures_reported(channel: str, link: DaemonLink | None = None) -> Iterator[
         )
         report(sentence)
         raise ResourceError(sentence) from error
+
+
+def end_with_launcher() -> None:
+    """Have this rank end when what started it does: the daemon's launcher, or torchrun."""
+    launcher = int(os.environ.get(LAUNCHER, "0"))
+    if launcher and launcher == os.getppid():
+        die_with_parent(signal.SIGKILL, launcher)
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent(signal.SIGKILL)
 
 
 def script_place(error: BaseException) -> str:

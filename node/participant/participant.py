@@ -19,7 +19,6 @@ Where an engine steps the optimizer itself, `stepped` takes the place of `step`.
 import faulthandler
 import math
 import os
-import signal
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +28,6 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from atoll.comm.child_process import LAUNCHER, die_with_parent
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import AtollError, ConfigError
 from atoll.comm.faults import fault_point
@@ -37,7 +35,13 @@ from atoll.node.config import TrainerSpec
 from atoll.node.outer.layout import flat_order
 from atoll.node.participant.batches import Dataset, RunTokens, Share, collated, moved
 from atoll.node.participant.checkpoints import open_checkpoints
-from atoll.node.participant.daemon_link import DaemonLink, agreed_spec, failures_reported, script_place
+from atoll.node.participant.daemon_link import (
+    DaemonLink,
+    agreed_spec,
+    end_with_launcher,
+    failures_reported,
+    script_place,
+)
 from atoll.node.participant.figures import RankMemory, Step, StepMeter
 from atoll.node.participant.flat_vector import ShardedParameters
 from atoll.node.participant.gradients import bound_norm, norm_of, squared_norm
@@ -464,7 +468,7 @@ def participate(
         rank = ranks.rank
         spec = agreed_spec(ranks)
         with failures_reported(spec.channel):
-            _end_with_launcher()
+            end_with_launcher()
             faulthandler.enable()  # a library that aborts, as NCCL's watchdog does, leaves the stacks in the log
             parameters = ShardedParameters(parts, ranks, lambda shapes: tuple(flat_order(spec.run, shapes)))
             link = DaemonLink.opened(ranks, spec.channel)
@@ -485,15 +489,6 @@ def participate(
     except AtollError as error:
         print(f"trainer rank {rank}: {error}{script_place(error)}", file=sys.stderr)
         sys.exit(error.exit_code)
-
-
-def _end_with_launcher() -> None:
-    """Have this rank end when what started it does: the daemon's launcher, or torchrun."""
-    launcher = int(os.environ.get(LAUNCHER, "0"))
-    if launcher and launcher == os.getppid():
-        die_with_parent(signal.SIGKILL, launcher)
-    elif "TORCHELASTIC_RUN_ID" in os.environ:
-        die_with_parent(signal.SIGKILL)
 
 
 def bounded_loss(loss: float) -> float:
