@@ -129,9 +129,9 @@ def test_this_machines_files_are_its_owners_to_give(tmp_path: Path) -> None:
 
 def test_without_the_package_of_a_store_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atoll.comm.extras.find_spec", lambda name: None)
-    with pytest.raises(ResourceError, match=r'needs huggingface_hub, .*pip install "atoll\[hub\]"'):
+    with pytest.raises(ResourceError, match=r'needs huggingface_hub, .*pip install ".\[hub\]"'):
         open_store("hf://datasets/org/name", files=False)
-    with pytest.raises(ResourceError, match=r'pip install "atoll\[s3\]"'):
+    with pytest.raises(ResourceError, match=r'pip install ".\[s3\]"'):
         open_store("s3://bucket/corpus", files=False)
 
 
