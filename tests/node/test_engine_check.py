@@ -21,7 +21,7 @@ def test_the_built_in_trainer_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_node_without_torchtitan_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atoll.comm.extras.installed", lambda package: False)
-    with pytest.raises(MissingPackage, match=r'needs torchtitan and triton, .*pip install "atoll\[titan\]"'):
+    with pytest.raises(MissingPackage, match=r'needs torchtitan and triton, .*pip install ".\[titan\]"'):
         check_engine(RUN, NodeConfig())
 
 
@@ -31,11 +31,11 @@ def test_a_node_without_transformers_or_peft_says_how_to_install_them(monkeypatc
         RunConfig(engine=Engine.HF, hf=HfConfig(lora=LoraConfig(rank=8))),
     )
     monkeypatch.setattr("atoll.comm.extras.installed", lambda package: package not in ("transformers", "peft"))
-    with pytest.raises(MissingPackage, match=r'hf needs transformers, .*pip install "atoll\[hf\]"'):
+    with pytest.raises(MissingPackage, match=r'hf needs transformers, .*pip install ".\[hf\]"'):
         check_engine(whole, NodeConfig())
     monkeypatch.setattr("atoll.comm.extras.installed", lambda package: package != "peft")
     check_engine(whole, NodeConfig(bf16=True, compile=True))
-    with pytest.raises(MissingPackage, match=r'hf needs peft, .*pip install "atoll\[hf\]"'):
+    with pytest.raises(MissingPackage, match=r'hf needs peft, .*pip install ".\[hf\]"'):
         check_engine(adapters, NodeConfig())
 
 

@@ -82,7 +82,7 @@ def test_what_is_refused_without_numba_is_the_same(codec: Codec, monkeypatch: py
 def test_who_would_encode_without_numba_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
     without_numba(monkeypatch)
-    with pytest.raises(MissingPackage, match=r'needs numba, not installed here: pip install "atoll\[node\]"'):
+    with pytest.raises(MissingPackage, match=r'needs numba, not installed here: pip install ".\[node\]"'):
         Int8(96).encode(np.ones(9, np.float32), np.empty(Int8(96).size(9), np.uint8))
 
 

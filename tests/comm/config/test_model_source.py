@@ -95,7 +95,7 @@ def test_the_hubs_config_json_is_fetched(folder: Path, monkeypatch: pytest.Monke
     with pytest.raises(ConfigError, match="write hf://org/name, or hf://org/name@revision"):
         load_run(configs.DEMO, ("model=hf://name",))
     monkeypatch.setattr(extras, "installed", lambda package: False)
-    with pytest.raises(ResourceError, match=r"model=hf://org/name needs huggingface_hub, .*atoll\[hub\]"):
+    with pytest.raises(ResourceError, match=r"model=hf://org/name needs huggingface_hub, .*\.\[hub\]"):
         load_run(configs.DEMO, ("model=hf://org/name",))
 
 
