@@ -97,9 +97,11 @@ def check_(run_yaml: Path, overrides: tuple[str, ...], method: str, as_json: boo
             f"# ok: transformers' {config.hf.architecture}, {what}; of model, only "
             f"seq_len={config.model.seq_len} and vocab_size={config.model.vocab_size} count"
         )
+    elif config.model.plugin:
+        click.echo(f"# ok: the model of the plugin {config.model.plugin}, which each node has installed")
     else:
         click.echo(f"# ok: {'each script has its own model' if own else f'{config.model.n_params:,} parameters'}")
-    if config.engine is Engine.BUILTIN and not own:
+    if config.decoder and not own:
         for line in round_lines(config):
             click.echo(f"# {line}")
     if beyond := simulated_only(config):

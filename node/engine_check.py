@@ -1,6 +1,7 @@
 """Checks whether this node can train with the run's engine, before its trainer is started."""
 
 from atoll.comm.config.engine import Engine
+from atoll.comm.config.plugin import PluginGroup
 from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import ConfigError
 from atoll.comm.extras import demand
@@ -12,8 +13,10 @@ TITAN_HAS = {"bf16": "--training.mixed_precision_param=bfloat16", "compile": "--
 
 def check_engine(run: RunConfig, config: NodeConfig) -> None:
     """Check the node's settings, as the volunteer gave them, for the run's engine. Raises `MissingPackage` where
-    the engine is not installed, `ConfigError` for settings of another."""
+    the engine is not installed, `ResourceError` where the package of `model.plugin` is not, `ConfigError` for
+    settings that the run leaves no place for."""
     if run.engine is Engine.BUILTIN:
+        _check_plugin(run, config)
         return
     if config.model:
         raise ConfigError(f"model={config.model}: this run's engine is {run.engine}, whose models it trains")
@@ -21,6 +24,16 @@ def check_engine(run: RunConfig, config: NodeConfig) -> None:
         _check_hf(run, config)
     else:
         _check_torchtitan(config)
+
+
+def _check_plugin(run: RunConfig, config: NodeConfig) -> None:
+    if (plugin := run.plugin(PluginGroup.MODELS)) is None:
+        return
+    if config.model:
+        raise ConfigError(
+            f"model={config.model}: this run says its model itself, {plugin.key}={plugin.name}; leave out model="
+        )
+    plugin.find()
 
 
 def _check_hf(run: RunConfig, config: NodeConfig) -> None:

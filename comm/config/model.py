@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
+from atoll.comm.config.plugin import name_rules
 from atoll.comm.config.rules import Rule, positive, representable
 
 
@@ -24,6 +25,9 @@ class ModelConfig:
     """A decoder-only transformer: RMSNorm, rotary positions, SwiGLU, grouped-query attention; with the biases,
     norms, rope scaling and sliding window of Llama, Mistral and Qwen where they are set."""
 
+    # name of an entry point of the group atoll.models, whose function builds the model of this section; empty:
+    # Atoll's own decoder
+    plugin: str = ""
     vocab_size: int = 256
     dim: int = 128
     layers: int = 4
@@ -79,6 +83,9 @@ class ModelConfig:
             rope_original_length=self.rope_original_length,
         )
         yield from representable("model", self)
+        yield from name_rules("model.plugin", self.plugin)
+        if self.plugin:  # which decides what the rest means
+            return
         for key in ("head_dim", "max_positions", "sliding_window"):
             yield getattr(self, key) >= 0, f"model.{key} is {getattr(self, key)}: it must not be negative"
         yield (

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from atoll.comm.config.plugin import name_rules
 from atoll.comm.config.rules import Rule, positive, representable
 
 
@@ -50,6 +51,9 @@ class LeftOutName(StrEnum):
 class OuterConfig:
     """Merging the members' deltas, and moving the anchor by the merged one (`atoll.outer_opt`)."""
 
+    # name of an entry point of the group atoll.outer, whose function makes the rule of each round's step; empty:
+    # Nesterov's, or plain SGD
+    plugin: str = ""
     lr: float = 0.9
     momentum: float = 0.7  # Nesterov's; 0 is plain SGD
     momentum_warmup: int = 0  # rounds in which the momentum rises from 0
@@ -66,6 +70,7 @@ class OuterConfig:
 
     def rules(self) -> Iterator[Rule]:
         """Rules of the outer rule's coefficients."""
+        yield from name_rules("outer.plugin", self.plugin)
         yield from positive("outer", lr=self.lr)
         yield from representable("outer", self)
         yield 0 <= self.momentum < 1, f"outer.momentum is {self.momentum}: it must be in [0, 1)"

@@ -17,6 +17,7 @@ from atoll.comm.config.engine import Engine, TitanConfig
 from atoll.comm.config.hf import HfConfig
 from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.outer import FragmentsConfig, OuterConfig, OverlapConfig
+from atoll.comm.config.plugin import Plugin, PluginGroup, name_rules, package_rules
 from atoll.comm.config.rules import Rule, positive, representable, store_url
 from atoll.comm.errors import ConfigError
 
@@ -28,6 +29,7 @@ class DataKind(StrEnum):
     BYTES = "bytes"  # a folder of text files on each node, as bytes
     DATASET = "dataset"  # data sets that nodes fetch from a URL, as `atoll data build` makes them
     SCRIPT = "script"  # none: each node's own training script has the samples, by their index
+    PLUGIN = "plugin"  # what an entry point of a package that is installed on each node opens
 
 
 class OptimizerName(StrEnum):
@@ -104,6 +106,7 @@ class DataConfig:
     url: str = ""  # kind dataset: of the data set; see `DataSetConfig`
     digest: str = ""
     mixture: list[DataSetConfig] = field(default_factory=list)  # in the place of one data set
+    plugin: str = ""  # kind plugin: name of an entry point of the group atoll.data
     slice: str = "train"  # kind dataset: the part of each data set that is trained on
     validation: str = "validation"  # kind dataset: the part that the anchor is evaluated on
     val_every: int = 20  # kinds stdlib and bytes: every n-th file is validation
@@ -114,6 +117,12 @@ class DataConfig:
         """Rules of the data and of its evaluations."""
         yield from positive("data", val_batches=self.val_batches, eval_every=self.eval_every)
         yield self.val_every >= 2, f"data.val_every is {self.val_every}: it must be 2 or more"
+        yield from name_rules("data.plugin", self.plugin)
+        yield (
+            bool(self.plugin) is (self.kind is DataKind.PLUGIN),
+            f"data.kind is {self.kind}, and data.plugin is {self.plugin!r}: set data.kind=plugin and data.plugin "
+            "to the name of an entry point, or neither",
+        )
         if self.kind is not DataKind.DATASET:
             yield (
                 not (self.url or self.digest or self.mixture),
@@ -351,6 +360,9 @@ class RunConfig:
     init_from: str = ""  # checkpoint, or weights as safetensors, that the run begins with: path or fsspec URL
     init_momentum: bool = True  # with the checkpoint's outer momentum, if it has one
     engine: Engine = Engine.BUILTIN  # computes the inner steps
+    # NAME or NAME==VERSION of the packages that have model.plugin, data.plugin and outer.plugin: who lacks one is
+    # told to install it, and no other package's is taken; empty: any package's is
+    plugin_packages: list[str] = field(default_factory=list)
     model: ModelConfig = field(default_factory=ModelConfig)
     titan: TitanConfig = field(default_factory=TitanConfig)  # the model, where the engine is torchtitan
     hf: HfConfig = field(default_factory=HfConfig)  # the model, where the engine is hf
@@ -371,6 +383,24 @@ class RunConfig:
         return 0 if round_ <= self.rounds.data_parallel else self.overlap.delay
 
     @property
+    def decoder(self) -> bool:
+        """Whether the model is Atoll's own decoder, of the sizes that `model` says."""
+        return self.engine is Engine.BUILTIN and not self.model.plugin
+
+    def plugin(self, group: PluginGroup) -> Plugin | None:
+        """The plugin of a group that the run names; None: this part of it is Atoll's own."""
+        match group:
+            case PluginGroup.MODELS:
+                key, name = "model.plugin", self.model.plugin
+            case PluginGroup.DATA:
+                key, name = "data.plugin", self.data.plugin
+            case PluginGroup.OUTER:
+                key, name = "outer.plugin", self.outer.plugin
+            case _:
+                assert_never(group)
+        return Plugin(group, key, name, tuple(self.plugin_packages)) if name else None
+
+    @property
     def round_steps(self) -> float:
         """Inner steps of a round, on average over the fragments."""
         return self.rounds.inner_steps / (self.fragments.count if self.fragments.stagger else 1)
@@ -380,6 +410,7 @@ class RunConfig:
         yield bool(self.name.strip()), "name is empty: give the run a name"
         yield 0 <= self.seed < 1 << 63, f"seed is {self.seed}: it must be in 0 ... 2^63 - 1"
         yield from store_url("init_from", self.init_from)
+        yield from package_rules(self.plugin_packages)
         for section in (
             self.model,
             self.data,
@@ -394,9 +425,14 @@ class RunConfig:
         ):
             yield from section.rules()
         yield (
-            self.data.kind in (DataKind.DATASET, DataKind.SCRIPT) or self.model.vocab_size >= 256,
+            self.data.kind not in (DataKind.STDLIB, DataKind.BYTES) or self.model.vocab_size >= 256,
             f"model.vocab_size is {self.model.vocab_size}: data.kind={self.data.kind} needs at least 256, "
             "one a byte",
+        )
+        yield (
+            self.engine is Engine.BUILTIN or not self.model.plugin,
+            f"model.plugin is {self.model.plugin}, and engine is {self.engine}, whose models it trains: leave out "
+            "one of them",
         )
         if self.engine is Engine.HF:
             yield from self.hf.rules(self.model.seq_len, self.model.vocab_size)

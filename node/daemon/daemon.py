@@ -38,6 +38,7 @@ from atoll.node.daemon.trainer_supervisor import TrainerSupervisor
 from atoll.node.data.source import check_source
 from atoll.node.devices import gpus, resolve
 from atoll.node.engine_check import check_engine
+from atoll.node.outer.method import outer_schedule
 from atoll.node.preflight import check_compiler, check_device, check_memory, check_network
 from atoll.node.state_machine import effects as ef
 from atoll.node.state_machine import events as ev
@@ -134,6 +135,7 @@ class Daemon:
         """That this machine can do what the run asks of it."""
         run = self._member.run
         check_network(self._config)
+        outer_schedule(run)  # raises where the run's is of a package that is not here
         if (
             self._options.command
         ):  # a script chooses its devices, has its own data, and says how large its model is
@@ -145,7 +147,7 @@ class Daemon:
         if devices and run.engine is not Engine.TORCHTITAN:
             log.info(devices)
         check_source(run, self._config)
-        if run.engine is Engine.BUILTIN:
+        if run.decoder:
             check_memory(run, self._config, found)
         if self._config.compile:
             check_compiler()
@@ -399,7 +401,7 @@ class Daemon:
         return self._loop
 
     def _make_outer_loop(self, hello: Hello) -> OuterLoop:
-        if self._member.run.engine is not Engine.BUILTIN and not self._options.command:
+        if not self._member.run.decoder and not self._options.command:
             # Only its trainer knows the model.
             check_memory(self._member.run, self._config, (), hello.numel)
         return OuterLoop(self._member, hello, self._server, self._events.put_nowait, self._spawn)

@@ -21,7 +21,6 @@ import msgspec
 import numpy as np
 
 from atoll.comm.codecs.factory import make_codec
-from atoll.comm.config.engine import Engine
 from atoll.comm.ids import NodeId, Pin, Round
 from atoll.comm.plan import Plan
 from atoll.comm.proto import atoll_pb2 as pb
@@ -216,7 +215,7 @@ class OuterLoop:
         """Make state 0 of what the run's config names; calls `progress` with the share that is done, 0 to 1."""
         outer, url, config = self.outer, self._run.init_from, self._config
         log.info(f"first member: the run begins with {url}")
-        builtin = self._run.engine is Engine.BUILTIN and not (config.model or self._member.options.command)
+        builtin = self._run.decoder and not (config.model or self._member.options.command)
         model = self._run.model if builtin else None
         anchor, momentum = outer.vectors.anchor, outer.vectors.momentum
         loading = InitialStateLoader(self.hello.layout, model, anchor, momentum, progress, config.files)

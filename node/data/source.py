@@ -7,6 +7,7 @@ from atoll.comm.config.run import DataKind, RunConfig
 from atoll.comm.errors import ConfigError
 from atoll.node.config import NodeConfig
 from atoll.node.data.dataset import check_data_sets, open_data_sets
+from atoll.node.data.plugin import check_plugin, open_plugin
 from atoll.node.data.samples import Source
 from atoll.node.data.text import open_files
 
@@ -19,6 +20,8 @@ def check_source(run: RunConfig, node: NodeConfig) -> None:
             raise _no_source()
         case DataKind.DATASET:
             check_data_sets(run, node)
+        case DataKind.PLUGIN:
+            check_plugin(run)
         case _:
             open_files(run, node)
 
@@ -34,6 +37,8 @@ def open_source(
             raise _no_source()
         case DataKind.DATASET:
             return open_data_sets(run, node, cache, ranks, tell)
+        case DataKind.PLUGIN:
+            return open_plugin(run, node)
         case _:
             return open_files(run, node)
 

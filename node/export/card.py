@@ -119,6 +119,8 @@ def _data_without_name(kind: DataKind) -> str:
             return "the Python standard library's own source, as bytes: a token is a byte"
         case DataKind.BYTES:
             return "text files of each node, as bytes: a token is a byte"
+        case DataKind.PLUGIN:
+            return "those of the run's plugin, a package that each node has"
         case _:
             return "each node's own; the run does not name it"
 
@@ -138,6 +140,9 @@ def _training_rows(facts: CardFacts) -> list[tuple[str, str]]:
     if run.engine is Engine.HF:
         adapters = f", LoRA adapters of rank {run.hf.lora.rank}" if run.hf.lora.rank else ""
         rows.append(("Model", f"transformers' {_plain(run.hf.architecture)}{adapters}"))
+    if run.model.plugin:
+        rows.append(("Model", f"the plugin {_plain(run.model.plugin)}"))
+    rule = f"the plugin {_plain(outer.plugin)}" if outer.plugin else "Nesterov"
     return [
         *rows,
         (
@@ -145,7 +150,7 @@ def _training_rows(facts: CardFacts) -> list[tuple[str, str]]:
             f"{inner.optimizer}, peak learning rate {inner.peak_lr:g}, {inner.batch_size} sequences a step and "
             "node",
         ),
-        ("Outer optimizer", f"Nesterov, learning rate {outer.lr:g}, momentum {outer.momentum:g}"),
+        ("Outer optimizer", f"{rule}, learning rate {outer.lr:g}, momentum {outer.momentum:g}"),
         ("Rounds of", f"{rounds.inner_steps:,} inner steps, exchanged as {run.reduce.codec}"),
         ("Seed", str(run.seed)),
     ]

@@ -51,7 +51,7 @@ class ModelFiles:
 
 def default_naming(saved: SavedRun) -> TensorNaming:
     """The naming that transformers loads where the run's model has one, else the parameters' own."""
-    builtin = not saved.manifest.model and saved.manifest.run.engine is Engine.BUILTIN
+    builtin = not saved.manifest.model and saved.manifest.run.decoder
     return TensorNaming.LLAMA if builtin else TensorNaming.NAMES
 
 
@@ -78,7 +78,12 @@ def _check_builtin(saved: SavedRun) -> None:
             f"this node trains a model of its own (model={saved.manifest.model}), the llama layout is of the "
             "run's built-in one: export it with --layout names"
         )
-    if (run := saved.manifest.run).engine is Engine.HF:
+    if plugin := (run := saved.manifest.run).model.plugin:
+        raise ConfigError(
+            f"run {run.name} trains the model of a plugin (model.plugin={plugin}), the llama layout is of the "
+            "built-in one: export it with --layout names"
+        )
+    if run.engine is Engine.HF:
         raise ConfigError(
             f"run {run.name} trains transformers' {run.hf.architecture}, the llama layout is of the built-in "
             "model: export it with --layout names, which are transformers' own"

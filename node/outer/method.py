@@ -29,8 +29,10 @@ from atoll.comm.config.outer import (
     PatternName,
     TakeName,
 )
+from atoll.comm.config.plugin import PluginGroup
 from atoll.comm.config.run import CodecName, RunConfig
 from atoll.comm.fragment_schedule import FragmentSchedule
+from atoll.node.outer.plugin import plugin_schedule
 from atoll.node.outer.staleness import StalenessTracker
 from atoll.outer_opt.arrays import Array
 from atoll.outer_opt.feedback import ErrorFeedback
@@ -68,10 +70,13 @@ def merge_pieces(
 
 
 def outer_schedule(config: RunConfig) -> Schedule:
-    """The outer rule of each round; of those at the start that have one inner step: the mean of the parameters."""
+    """The outer rule of each round; of those at the start that have one inner step: the mean of the parameters.
+    Raises `AtollError` where `outer.plugin` is not installed here, or is no such rule."""
     outer, together = config.outer, config.rounds.data_parallel
     schedule: Schedule = Constant(Sgd(outer.lr))
-    if outer.momentum or outer.decay_end:
+    if (plugin := config.plugin(PluginGroup.OUTER)) is not None:
+        schedule = plugin_schedule(plugin, outer)
+    elif outer.momentum or outer.decay_end:
         nesterov = Nesterov(outer.lr, outer.momentum)
         schedule = Ramp(nesterov, outer.momentum_warmup, outer.decay_begin, outer.decay_end, outer.final_momentum)
     return DataParallelStart(Sgd(1.0), together, schedule) if together else schedule

@@ -104,8 +104,8 @@ def simulate(
         raise ConfigError(
             f"this run trains on your own text, data.kind={base.data.kind}: give its folder, --data FOLDER"
         )
-    if not model:
-        for run in runs.values():
+    for run in runs.values():
+        if run.decoder and not model:
             check_simulation(run, nodes)
     report.prepare(out)
     outcomes, baseline_of = list[RunOutcome](), dict[str, str]()

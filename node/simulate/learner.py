@@ -21,7 +21,7 @@ from atoll.node.participant.lr_rewarm import Rewarming
 from atoll.node.participant.participant import bounded_loss
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.trainer.loss import accumulate, validation_loss
-from atoll.node.trainer.model import blocks_of, build, build_custom, init_parameters
+from atoll.node.trainer.model import blocks_of, build_for, init_parameters
 from atoll.node.trainer.optimizer import make_optimizer
 from atoll.outer_opt import tensors
 
@@ -33,7 +33,7 @@ class SimulatedTrainer:
     themselves: what is written to it, the model has."""
 
     def __init__(self, run: RunConfig, node: NodeConfig, source: Source) -> None:
-        model = build_custom(node.model, run.model) if node.model else build(run.model)
+        model = build_for(run, node.model)
         self._parameters = ShardedParameters([model], RankGroup(0, 1))
         self.layout = self._parameters.layout
         flat = torch.empty(self.layout.numel)

@@ -256,7 +256,7 @@ class GradientAccumulator:
         if self._node.compile:
             compile_blocks(self._model, dynamic=None)  # not for each size anew
         with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []), torch.no_grad():
-            for parameter in [] if self._node.model else self._model.parameters():
+            for parameter in [] if self._node.model or self._run.model.plugin else self._model.parameters():
                 local_tensor(parameter).uniform_(-0.02, 0.02)
             with torch.enable_grad():
                 yield

@@ -1,4 +1,4 @@
-"""The model of a run: a small modern decoder, or the volunteer's own module.
+"""The model of a run: a small modern decoder, the module of a plugin, or the volunteer's own.
 
 `build` promises a module whose `forward(tokens)` maps (B, T) int64 to logits (B, T, V); the decoder's takes
 targets, too, and then returns the loss, and positions, which separate documents. `init_parameters` promises the
@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from atoll.comm.config.model import ModelConfig
+from atoll.comm.config.plugin import PluginGroup
+from atoll.comm.config.run import RunConfig
 from atoll.comm.errors import ConfigError
 from atoll.node.participant.flat_vector import local_block, local_tensor
 from atoll.node.trainer.attention import Attention
@@ -111,6 +113,19 @@ def build_custom(path: str, config: ModelConfig) -> nn.Module:
         raise ConfigError(f"model={path} did not build: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model={path} returned a {type(model).__name__}: it must return a torch.nn.Module")
+    return model.float()
+
+
+def build_for(run: RunConfig, path: str = "") -> nn.Module:
+    """The model that a node of the run trains: the volunteer's own, if there is a `path`; the one of the run's
+    plugin, if it names one; else the built-in one. Raises `AtollError`."""
+    if path:
+        return build_custom(path, run.model)
+    if (plugin := run.plugin(PluginGroup.MODELS)) is None:
+        return build(run.model)
+    model = plugin.call(run.model)
+    if not isinstance(model, nn.Module):
+        raise plugin.unusable(f"returned a {type(model).__name__}: it must return a torch.nn.Module")
     return model.float()
 
 

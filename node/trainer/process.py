@@ -13,7 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -40,7 +40,7 @@ from atoll.node.participant.participant import participate
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.trainer.accumulator import GradientAccumulator, MicroBatchTooLarge, compile_blocks
 from atoll.node.trainer.micro_batch import MicroBatchStore
-from atoll.node.trainer.model import blocks_of, build, build_custom, init_parameters
+from atoll.node.trainer.model import blocks_of, build_for, init_parameters
 from atoll.node.trainer.optimizer import make_optimizer
 from atoll.node.trainer_channel import FIRST_STEP_SECONDS
 
@@ -214,22 +214,21 @@ def meet(me: LocalRank, at_daemon: bool) -> tuple[LocalRank, Store]:
 
 
 def build_model(spec: TrainerSpec, ranks: RankGroup, device: torch.device) -> nn.Module:
-    """The model on its device, without values; only the volunteer's own has those of its buffers."""
-    if spec.node.model:
-        model = build_custom(spec.node.model, spec.run.model)
-    else:
-        with torch.device("meta"):
-            model = build(spec.run.model)
+    """The model on its device, without values; only the volunteer's own, or a plugin's, has those of its
+    buffers."""
+    named = spec.node.model or spec.run.model.plugin
+    with nullcontext() if named else torch.device("meta"):
+        model = build_for(spec.run, spec.node.model)
     blocks = blocks_of(model)
     if spec.node.checkpointing in (Checkpointing.SELECTIVE, Checkpointing.FULL) and not blocks:
         raise ConfigError(
-            f"checkpointing={spec.node.checkpointing} is done block by block, and model={spec.node.model} names "
+            f"checkpointing={spec.node.checkpointing} is done block by block, and model={named} names "
             "none: give it an nn.ModuleList `blocks`, or set checkpointing=none"
         )
     if spec.node.compile:
         compile_blocks(model, dynamic=False)
     shard_model(model, blocks, ranks, device, bool(spec.node.bf16))
-    return model.to(device) if spec.node.model else model.to_empty(device=device)
+    return model.to(device) if named else model.to_empty(device=device)
 
 
 def shard_model(
