@@ -65,8 +65,8 @@ class Plugin:
         return found[0]
 
     def call(self, *arguments: object) -> Any:
-        """What the entry point's function returns. Raises as `find` does, and `ConfigError` where it cannot be
-        imported or fails."""
+        """Import the entry point's function and call it; returns what it returns. Raises `ResourceError` as `find`
+        does, `ConfigError` where it cannot be imported or fails."""
         entry = self.find()
         try:
             return entry.load()(*arguments)
