@@ -51,4 +51,4 @@ def test_nodes_with_the_package_train_and_agree_and_one_without_it_is_told_what_
     refused = exports(run.folder / "one", tmp_path / "llama", "--layout", "llama", code=2)
     assert "trains the model of a plugin (model.plugin=bigram)" in refused.stderr
     monkeypatch.delenv("PYTHONPATH")
-    assert "outer.plugin is heavy-ball, and no" in exports(run.folder / "one", tmp_path / "without", code=3).stderr
+    assert "outer.plugin is heavy-ball, and no" in exports(run.folder / "one", tmp_path / "absent", code=3).stderr
