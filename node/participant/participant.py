@@ -394,11 +394,8 @@ class Participant:
     @property
     def _last(self) -> Step:
         """What came of the last batch. Raises `ConfigError` if nothing did."""
-        if self._taken is None:
-            raise ConfigError(
-                "the training loop asked for a batch and had not called run.step(loss), or run.stepped(loss), for "
-                "the last one: call it once a batch"
-            )
+        self._guard.check_stepped()
+        assert self._taken is not None
         return self._taken
 
     def _give_up(self, cursor: TrainingCursor, wrong: str) -> None:

@@ -17,7 +17,7 @@ import torch
 from atoll.node.participant.batches import RunTokens, Share, collated
 from atoll.node.participant.rank_group import RankGroup
 
-BATCHES_AHEAD = 3
+BATCHES_AHEAD = 8  # at the beginning of a group of blocks each of them is read from the disk in turn
 WAIT_SECONDS = 1.0  # between two words of a loop that waits
 CLOSE_SECONDS = 5.0  # for the thread to end; one that a store keeps longer ends with the process
 

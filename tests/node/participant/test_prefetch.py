@@ -92,9 +92,9 @@ def test_a_batch_is_that_of_the_samples_asked_for_whatever_was_expected(
     source, rng = Numbers(), np.random.default_rng(0)
     prefetcher = made(source)
     for _ in range(60):
-        first, count = (int(number) for number in rng.integers(0, 12, 2))
+        first, count = (int(number) for number in rng.integers(0, 20, 2))
         prefetcher.expect(lease(first, count))
-        for indices in [*lease(first, count)()][: int(rng.integers(0, 12))]:
+        for indices in [*lease(first, count)()][: int(rng.integers(0, 20))]:
             assert_is_of(prefetcher.take(indices), indices)
         if rng.random() < 0.5:  # not what was expected, and what follows on it neither
             for other in lease(int(rng.integers(0, 50)), 2)():
