@@ -51,7 +51,7 @@ def load_dataclass(schema: type[T], path: Path | None, overrides: tuple[str, ...
                 merged = OmegaConf.merge(merged, _with_words(schema, OmegaConf.load(file), source))
         source = "the overrides"
         for part in _whole_sections_first(overrides):
-            merged = OmegaConf.merge(merged, _with_words(schema, _dotlist(part), source))
+            merged = OmegaConf.merge(merged, _with_words(schema, _dotlist(schema, part), source))
         loaded = OmegaConf.to_object(merged)
     except TypeError:
         raise ConfigError(f"{source} does not hold keys and values: write a YAML mapping") from None
@@ -75,8 +75,9 @@ def _whole_sections_first(overrides: tuple[str, ...]) -> tuple[tuple[str, ...], 
     return whole, tuple(override for override in overrides if override not in whole)
 
 
-def _dotlist(overrides: tuple[str, ...]) -> Any:
-    """The overrides as one OmegaConf mapping; the one that cannot be read is named."""
+def _dotlist(schema: type[Any], overrides: tuple[str, ...]) -> Any:
+    """The overrides as one OmegaConf mapping; the one that cannot be read is named. A text of `schema` that YAML
+    takes for a number, as a digest of digits alone, stays what was written."""
     from omegaconf import OmegaConf
     from yaml import YAMLError
 
@@ -86,10 +87,21 @@ def _dotlist(overrides: tuple[str, ...]) -> Any:
             raise ConfigError(f"override {override!r} has no '=': write key=value, for example outer.lr=0.5")
         try:
             merged.merge_with_dotlist([override])
+            key, _, text = override.partition("=")
+            if _kind_of(schema, key) is str and isinstance(OmegaConf.select(merged, key), int | float):
+                OmegaConf.update(merged, key, text.strip())
         except YAMLError as error:
             reason = getattr(error, "problem", None) or error
             raise ConfigError(f"override {override!r} is not valid YAML behind the '=': {reason}") from None
     return merged
+
+
+def _kind_of(schema: type[Any], key: str) -> Any:
+    """The type of what `schema` has under a dotted key; None: it has no such key."""
+    kind: Any = schema
+    for name in key.split("."):
+        kind = get_type_hints(kind).get(name) if is_dataclass(kind) else None
+    return kind
 
 
 def _with_words(schema: type[Any], found: Any, source: str, above: str = "") -> Any:

@@ -89,7 +89,7 @@ def _silent(sentence: str) -> None:
 
 
 class BlockFetcher:
-    """Blocks of several data sets. One thread asks; the fetcher's own threads end with the process, or at
+    """Blocks of several data sets. Any thread may ask; the fetcher's own threads end with the process, or at
     `close`."""
 
     def __init__(

@@ -35,7 +35,8 @@ class Sample:
 
 
 class Source(Protocol):
-    """Samples of a run's data, by index: the same on every node."""
+    """Samples of a run's data, by index: the same on every node. Training samples may be asked for in another
+    thread than validation samples, at the same time."""
 
     def train(self, index: int) -> Sample:
         """Training sample `index`. Raises `ResourceError` if it cannot be read."""

@@ -27,9 +27,10 @@ class Step:
 
     loss: float  # mean over the ranks, in nats a token
     gradient_norm: float  # l2, before it was bounded; 0: not known
-    has_command: bool  # the daemon has said something
     skipped: bool  # it was left out, for its gradient was not finite
-    copy_due: bool  # it is time for a copy of what is trained
+    commands: float  # ranks to which the daemon has said something
+    copies_due: float  # ranks that say that it is time for a copy of what is trained
+    ranks_behind: float  # ranks that had not prepared the next batch of the run's data
     device_bytes: float  # of all ranks
     host_bytes: float  # of all ranks
 

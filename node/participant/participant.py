@@ -48,6 +48,7 @@ from atoll.node.participant.gradients import bound_norm, norm_of, squared_norm
 from atoll.node.participant.health import TrainingHealth
 from atoll.node.participant.lr_schedule import learning_rate
 from atoll.node.participant.optimizer_checkpoint import OptimizerCheckpoint
+from atoll.node.participant.prefetch import BatchPrefetcher
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.participant.round_checkpoint import RoundCheckpoint
 from atoll.node.participant.step_guard import StepGuard
@@ -112,7 +113,7 @@ class Participant:
         self._turns = self._obey()
         self._over = False  # the node leaves, or the run is finished
         self._told = Progress(0, 0, 0.0)  # the latest figures
-        self._data: RunTokens | None = None  # what batches are made of, if it is the run's own
+        self._data: BatchPrefetcher | None = None  # of the run's own data, if batches are made of them
         self._taken: Step | None = None  # of the batch that is out
         self._rate = 0.0
         self._cursor: TrainingCursor | None = None
@@ -167,15 +168,19 @@ class Participant:
             raise ConfigError("run.batches(dataset) was given a dataset without samples")
         device = self._parameters.device if dataset is None else None
         self._share.of(self.config.inner.batch_size)  # before any work is done
+        data = None
         if isinstance(source, RunTokens):
-            self._data = source
-            source.listen(self.tell, self._report_wait)
-        for indices in self.samples():
-            with self._meter.loading():
-                mine = indices[self._share.of(len(indices))]
-                batch = collate([source[index % len(source)] for index in mine])
-                batch = moved(batch, device) if device is not None else batch
-            yield batch
+            where = self._ranks, self._share, self._parameters.device
+            data = self._data = BatchPrefetcher(source, *where, collate, self.tell, self._report_wait)
+        try:
+            for indices in self.samples():
+                with self._meter.loading():
+                    mine = indices[self._share.of(len(indices))]
+                    batch = data.take(mine) if data else collate([source[index % len(source)] for index in mine])
+                    batch = moved(batch, device) if device is not None else batch
+                yield batch
+        finally:
+            self.end_prefetch()
 
     def samples(self) -> Iterator[list[int]]:
         """The indices of the samples of each inner step's batch, of all ranks together: for a loop that loads them
@@ -193,13 +198,8 @@ class Participant:
         self._guard.take("run.step", steps_optimizer=True)
         value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
         ranks, parameters = self._ranks, self._parameters
-        square, mean, commands, due, *memory = ranks.total(
-            squared_norm(parameters),
-            bounded_loss(value) / ranks.size,
-            float(self._link.has_command()),
-            float(self._round_checkpoint.due and ranks.rank == 0),
-            *self._memory.bytes(),
-        )
+        mean_part = bounded_loss(value) / ranks.size
+        square, mean, *common = ranks.total(squared_norm(parameters), mean_part, *self._figures())
         norm = norm_of(square)
         if math.isfinite(norm):
             bound_norm(parameters, norm, self.config.inner.clip)
@@ -208,8 +208,7 @@ class Participant:
                 optimizer.step()
         for optimizer in self._optimizers:
             optimizer.zero_grad()
-        left_out = not math.isfinite(norm)
-        self._taken = Step(mean, min(norm, NORM_LIMIT), commands > 0, left_out, due > 0, *memory)
+        self._taken = Step(mean, min(norm, NORM_LIMIT), not math.isfinite(norm), *common)
 
     def stepped(self, loss: Tensor | float | None, gradient_norm: float = 0.0, *, skipped: bool = False) -> None:
         """Say that the engine has stepped the optimizer for this batch, with this mean loss; None: this rank knows
@@ -218,16 +217,16 @@ class Participant:
         so, the batch's samples count for nothing."""
         self._guard.take("run.stepped", steps_optimizer=False)
         value = None if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)
-        total, known, commands, skips, due, *memory = self._ranks.total(
-            0.0 if value is None else bounded_loss(value),
-            float(value is not None),
-            float(self._link.has_command()),
-            float(skipped),
-            float(self._round_checkpoint.due and self._ranks.rank == 0),
-            *self._memory.bytes(),
-        )
+        mine = (0.0, 0.0) if value is None else (bounded_loss(value), 1.0)
+        total, known, skips, *common = self._ranks.total(*mine, float(skipped), *self._figures())
         norm = min(gradient_norm, NORM_LIMIT) if gradient_norm == gradient_norm else NORM_LIMIT
-        self._taken = Step(total / max(known, 1.0), norm, commands > 0, skips > 0, due > 0, *memory)
+        self._taken = Step(total / max(known, 1.0), norm, skips > 0, *common)
+
+    def _figures(self) -> tuple[float, ...]:
+        """This rank's part of what `Step` says besides the loss, the norm and whether the step was skipped."""
+        due = self._round_checkpoint.due and self._ranks.rank == 0
+        behind = self._data is not None and self._data.is_behind
+        return float(self._link.has_command()), float(due), float(behind), *self._memory.bytes()
 
     def tell(self, sentence: str) -> None:
         """Write a sentence into the node's log; on ranks other than the first this does nothing. A script that
@@ -245,6 +244,11 @@ class Participant:
         self._watchdog.rest()  # what the script does then is its own affair
         if not self._over:
             self._link.send(LoopLeft())
+
+    def end_prefetch(self) -> None:
+        """End the thread that prepares batches. `participate` does so by itself."""
+        if self._data is not None:
+            self._data.close()
 
     # The daemon's commands
 
@@ -343,7 +347,7 @@ class Participant:
                 if wrong := self._health.record(self._last.loss, self._last.skipped):
                     self._give_up(cursor, wrong)
                     return None
-                due = self._last.copy_due and self._health.is_sound
+                due = self._last.copies_due > 0 and self._health.is_sound
                 self._round_checkpoint.save_if_due(cursor, due, self._checkpoint.rewarming)
             if has_command:
                 self._watchdog.rest()
@@ -365,7 +369,7 @@ class Participant:
 
     def _foresee(self, cursor: TrainingCursor) -> None:
         if self._data is not None:
-            self._data.expect(cursor.coming_samples(), self._share)
+            self._data.expect(cursor.coming_samples)
 
     def _report_wait(self, trouble: str) -> None:
         self._watchdog.rest()  # no step hangs
@@ -375,24 +379,23 @@ class Participant:
     def _end_step(self, cursor: TrainingCursor) -> bool:
         """Count the step; returns whether there is a command."""
         taken = self._last
+        if self._data is not None:
+            self._data.ranks_behind = taken.ranks_behind > 0
         cursor.count_step(taken.loss, taken.skipped, self._rate)
         if (speed := self._meter.end()) is not None:
             self._told = Progress(
                 *(self.round, cursor.steps, taken.loss, speed.tokens_per_s, speed.mfu, speed.data_wait),
                 *(taken.gradient_norm, self._rate, int(taken.device_bytes), int(taken.host_bytes)),
-                trouble=self._data.trouble if self._data is not None else "",
+                trouble=self._data.data.trouble if self._data is not None else "",
             )
             self._link.send(self._told)
-        return taken.has_command
+        return taken.commands > 0
 
     @property
     def _last(self) -> Step:
         """What came of the last batch. Raises `ConfigError` if nothing did."""
-        if self._taken is None:
-            raise ConfigError(
-                "the training loop asked for a batch and had not called run.step(loss), or run.stepped(loss), for "
-                "the last one: call it once a batch"
-            )
+        self._guard.check_stepped()
+        assert self._taken is not None
         return self._taken
 
     def _give_up(self, cursor: TrainingCursor, wrong: str) -> None:
@@ -484,6 +487,7 @@ def participate(
                 yield participant
                 participant.end()
             finally:
+                participant.end_prefetch()
                 checkpoint.close()  # what is being written is finished
         link.close()
     except AtollError as error:

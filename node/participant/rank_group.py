@@ -2,7 +2,8 @@
 
 import os
 import socket
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -65,6 +66,17 @@ class RankGroup:
     def barrier(self) -> None:
         """Return when every rank has called it."""
         self.total(0.0)
+
+    def meet(self, waiting: Callable[[], None], interval: float = 1.0) -> None:
+        """Return when every rank has called it; `waiting` is called every `interval` seconds until then."""
+        if self.size == 1:
+            return
+        arrived = threading.Event()
+        work = dist.all_reduce(torch.zeros(1), group=self.group, async_op=True)
+        work.get_future().then(lambda _: arrived.set())
+        while not arrived.wait(interval):
+            waiting()
+        work.wait()
 
     def broadcast(self, data: bytes | None, rank: int = 0) -> bytes:
         """The bytes that `rank` gives, on every rank; of the others `data` is not looked at."""

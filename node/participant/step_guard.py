@@ -35,5 +35,13 @@ class StepGuard:
             )
         self._batch_out = False
 
+    def check_stepped(self) -> None:
+        """Raise `ConfigError` where the last batch was not stepped."""
+        if self._batch_out:
+            raise ConfigError(
+                "the training loop asked for a batch and had not called run.step(loss), or run.stepped(loss), for "
+                "the last one: call it once a batch"
+            )
+
     def _note_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._stepped = True

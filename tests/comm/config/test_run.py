@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from atoll.comm.config.load import load_run, to_yaml
+from atoll.comm.config.load import load_dataclass, load_run, to_yaml
 from atoll.comm.config.run import RunConfig, from_json, to_json
 from atoll.comm.config.shipped import method_file
 from atoll.comm.errors import ConfigError
@@ -204,3 +204,10 @@ def test_the_learning_rate_follows_the_optimizer_until_it_is_given(tmp_path: Pat
 
 def test_defaults_are_valid() -> None:
     assert from_json(to_json(RunConfig())) == RunConfig()
+
+
+@pytest.mark.parametrize("digest", ["0" * 32, "12345678" * 4, "0123456" * 4 + "7777", "1234567" * 4 + "1e23"])
+def test_a_digest_of_digits_is_what_was_written_though_yaml_takes_it_for_a_number(digest: str) -> None:
+    overrides = ("data.kind=dataset", "data.url=https://host/set", f"data.digest={digest}")
+    assert load_run(ROOT / "configs" / "demo.yaml", overrides).data.digest == digest
+    assert load_dataclass(RunConfig, None, (f"hf.digest={digest}", "seed=7")).hf.digest == digest

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from trainers import DEADLINE, Node, launched, order, small
 
-from atoll.comm.config.run import DataConfig, DataKind, InnerConfig, OptimizerName, RunConfig
+from atoll.comm.config.run import DataConfig, DataKind, InnerConfig, MembersConfig, OptimizerName, RunConfig
 from atoll.node import trainer_channel as channel
 from atoll.node.participant.lr_schedule import learning_rate
 
@@ -234,6 +234,51 @@ def test_ranks_whose_copies_of_the_parameters_went_apart_are_not_ready(tmp_path:
             await node.ask(channel.Initialise(0), channel.Initialised)
             failed = await node.ask(order(1, 2), channel.Failed)
             assert "have copies of the parameters that differ after training" in failed.sentence
+
+    asyncio.run(story())
+
+
+WAITING = """
+import time
+import torch.distributed as dist
+from atoll.node.participant.batches import RunTokens
+dist.init_process_group("gloo")
+train = RunTokens.__getitem__
+def slowly(self, index):
+    while index == 27 and not os.path.exists(sys.argv[2]):
+        time.sleep(0.01)
+    return train(self, index)
+RunTokens.__getitem__ = slowly
+model = nn.Linear(3, 1)
+with participate(model, torch.optim.SGD(model.parameters(), lr=0.1)) as run:
+    for batch in run.batches():
+        loss = model(batch["labels"][0, :3].float() / 256).sum()
+        loss.backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        run.step(loss)
+dist.destroy_process_group()
+"""
+
+
+def test_a_rank_that_waits_for_data_is_no_hang_of_those_that_wait_for_it(tmp_path: Path) -> None:
+    """Sample 27 is the second rank's, and long in coming: for longer than a step may take."""
+    run = small(inner=InnerConfig(batch_size=4), members=MembersConfig(stall=5.0))
+    go = tmp_path / "go"
+
+    async def story() -> None:
+        async with script(tmp_path / "node", WAITING, run, str(go), through=TORCHRUN) as node:
+            assert (await node.attach()).ranks == 2
+            await node.ask(channel.Initialise(0), channel.Initialised)
+            node.end.send(order(1, 10))
+            waits = 0
+            while waits < 5:  # a second each; a step's deadline is 3 s
+                await node.working()
+                waits += node.progress[-1].data_wait == 1.0 and node.progress[-1].tokens_per_s == 0
+            go.touch()
+            ready = await node.answer(channel.Ready)
+            assert (ready.steps, ready.samples) == (10, 40)
+            await node.stop()
 
     asyncio.run(story())
 
