@@ -1,8 +1,10 @@
-"""What all tests share: how hypothesis draws, the threads of arithmetic, and what tests marked `root` need."""
+"""What all tests share: how hypothesis draws, the threads of arithmetic, a server that speaks S3, and what tests
+marked `root` need."""
 
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -30,3 +32,15 @@ def missing_for_networks() -> str:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("root") and (why := missing_for_networks()):
         pytest.fail(f'it needs emulated networks, and {why}: run it as root, or leave it out with -m "not root"')
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """The address of a server. One for all tests of a process: fsspec keeps its clients with the first address."""
+    from moto.server import ThreadedMotoServer  # 1 s, which most processes do without
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()

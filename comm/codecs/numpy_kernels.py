@@ -23,10 +23,15 @@ ONE_SHARE = np.uint16(0x3C00)  # 1 in fp16
 REGISTER_ELEMENTS = 1 << 62
 
 
+class MissingKernel(MissingPackage, AttributeError):
+    """A kernel that is compiled only. An `AttributeError`, too: who looks through all modules for a name, as
+    pickle does, goes on to the next one."""
+
+
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    raise MissingPackage(lacking(f"to encode ({name})", "numba") or f"there is no kernel {name}")
+    raise MissingKernel(lacking(f"to encode ({name})", "numba") or f"there is no kernel {name}")
 
 
 def is_finite(x: F32) -> bool:

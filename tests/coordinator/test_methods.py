@@ -47,5 +47,5 @@ def test_check_says_what_is_for_simulations_only() -> None:
     assert "count: 24" in found.stdout
     assert "a coordinator does not carry out rounds.data_parallel=10" in found.stdout
     plain = CliRunner().invoke(coordinator, ["check", DEMO, "--method", "diloco"], catch_exceptions=False)
-    assert "codec: FP32" in plain.stdout
+    assert "codec: fp32" in plain.stdout
     assert "simulate" not in plain.stdout

@@ -86,6 +86,10 @@ def test_who_would_encode_without_numba_is_told_what_to_install(monkeypatch: pyt
         Int8(96).encode(np.ones(9, np.float32), np.empty(Int8(96).size(9), np.uint8))
 
 
+def test_who_looks_through_all_modules_for_a_name_finds_none_here() -> None:
+    assert not hasattr(numpy_kernels, "torch")
+
+
 def test_an_export_needs_neither_numba_nor_torch() -> None:
     script = (
         "import sys; sys.modules.update(numba=None, llvmlite=None, torch=None);"

@@ -11,7 +11,6 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from moto.server import ThreadedMotoServer
 from safetensors.numpy import load_file
 from states import MARK, RUN, TINY, Node, filled
 
@@ -33,16 +32,6 @@ from atoll.node.checkpoint.remote_store import (
 from atoll.node.checkpoint.uploader import Uploader
 
 DEADLINE = 60.0  # seconds
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    """A server's address."""
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
 
 
 @pytest.fixture(params=["file", "memory", "s3"])

@@ -6,7 +6,6 @@ import multiprocessing
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -16,7 +15,6 @@ import psutil
 import pytest
 import zstandard
 from corpora import END, InlinePool, built, content, files, jsonl, tokenizer_folder
-from moto.server import ThreadedMotoServer
 from tokenizers import Tokenizer
 
 from atoll.comm.errors import ConfigError, ResourceError
@@ -295,16 +293,6 @@ def test_a_worker_that_dies_is_a_sentence(tmp_path: Path, tokenizer: Path) -> No
 
     with pytest.raises(ResourceError, match="a process that tokenises ended by itself"):
         built(tmp_path / "set", [source], tokenizer, show=kill, workers=2)
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    """A server's address."""
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
 
 
 @pytest.fixture

@@ -11,23 +11,12 @@ import fsspec
 import pytest
 from data_sets import WebServer, web_server
 from hub_files import hub_of
-from moto.server import ThreadedMotoServer
 
 from atoll.comm.errors import ResourceError
 from atoll.node.data import store as store_
 from atoll.node.data.store import CutShort, Store, StoreError, StoreRefused, open_store
 
 CONTENT = bytes(range(256)) * 40
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    """A server's address."""
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
 
 
 @pytest.fixture
