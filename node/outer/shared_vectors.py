@@ -11,7 +11,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -23,6 +23,7 @@ from atoll.comm.errors import ResourceError
 
 SHM = Path("/dev/shm")
 VECTOR_NAMES = ("anchor", "momentum", "local")
+LOCK_FILE = "lock"
 OWNER_FILE = "owner"  # has the state directory and the owner that `create` was called with
 SPARE_SPACE = 1.05  # free space, by what the vectors take, that a file system must have
 
@@ -64,7 +65,7 @@ class SharedVectors:
         with ExitStack() as undo:
             folder = Path(tempfile.mkdtemp(prefix="atoll-", dir=parent))
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
-            lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
+            lock = os.open(folder / LOCK_FILE, os.O_CREAT | os.O_RDWR)
             undo.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             anchor, momentum, local = (_allocate(folder / f"{name}.f32", numel) for name in VECTOR_NAMES)
@@ -79,7 +80,7 @@ class SharedVectors:
         """Vectors that a dead daemon left; those that are of no use are removed."""
         found = None
         for folder in _folders(state_dir, shm):
-            if not _belongs_to(folder, state_dir) or (lock := _claim(folder / "lock")) is None:
+            if not _belongs_to(folder, state_dir) or (lock := _claim(folder / LOCK_FILE)) is None:
                 continue
             paths = [folder / f"{name}.f32" for name in VECTOR_NAMES]
             whole = all(path.is_file() and path.stat().st_size == 4 * numel for path in paths)
@@ -87,7 +88,7 @@ class SharedVectors:
                 anchor, momentum, local = (_map(path, numel) for path in paths)
                 found = cls(folder, lock, anchor, momentum, local, folder.parent == shm)
             else:
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove(folder)
                 os.close(lock)
         return found
 
@@ -112,20 +113,33 @@ class SharedVectors:
 
     def close(self) -> None:
         """Remove the files; who has mapped them keeps the memory."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        _remove(self.folder)
         os.close(self.lock)
 
 
 def clear_stale(state_dir: Path, shm: Path = SHM) -> None:
     """Remove vectors of daemons that died without removing theirs, but those that `create` may take over."""
     for folder in _folders(state_dir, shm):
-        if not _belongs_to(folder, state_dir) and (lock := _claim(folder / "lock")) is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+        if not _belongs_to(folder, state_dir) and (lock := _claim(folder / LOCK_FILE)) is not None:
+            _remove(folder)
             os.close(lock)
 
 
 def _folders(state_dir: Path, shm: Path) -> list[Path]:
     return [lock.parent for lock in (*shm.glob("atoll-*/lock"), *state_dir.glob("vectors/atoll-*/lock"))]
+
+
+def _remove(folder: Path) -> None:
+    """Remove the folder, owner and lock last: by them the next start finds what a trainer that has outlived its
+    daemon still writes there."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name not in (OWNER_FILE, LOCK_FILE):
+                path.unlink(missing_ok=True)
+        if {path.name for path in folder.iterdir()} <= {OWNER_FILE, LOCK_FILE}:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _claim(lock: Path) -> int | None:

@@ -51,6 +51,28 @@ def test_what_a_trainer_keeps_in_memory_is_taken_over_or_goes_with_the_vectors(t
     assert not list(shm.iterdir())
 
 
+def test_what_an_orphan_still_writes_is_removed_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, shm = tmp_path / "state", tmp_path / "shm"
+    ended = SharedVectors.create(1000, state, shm, "this run")
+    copies, real = Path(ended.copies()), shutil.rmtree
+
+    def writing(folder: Path, ignore_errors: bool) -> None:
+        real(folder, ignore_errors)
+        if not (copies / "late").exists():
+            copies.mkdir(parents=True)
+            (copies / "late").write_bytes(b"of the orphan")
+
+    monkeypatch.setattr(shutil, "rmtree", writing)
+    ended.close()
+    assert (copies / "late").exists()
+    monkeypatch.undo()
+    second = SharedVectors.create(1000, state, shm, "this run")
+    assert list(shm.iterdir()) == [second.folder]
+    second.close()
+
+
 def test_no_room_anywhere_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match="free some space"):
         SharedVectors.create(1 << 50, tmp_path / "state", tmp_path / "shm")
