@@ -42,7 +42,7 @@ from atoll.node.participant.daemon_link import (
     failures_reported,
     script_place,
 )
-from atoll.node.participant.figures import RankMemory, Step, StepMeter
+from atoll.node.participant.figures import RankMemory, Step, StepMeter, loss_of, targets_of
 from atoll.node.participant.flat_vector import ShardedParameters
 from atoll.node.participant.gradients import bound_norm, norm_of, squared_norm
 from atoll.node.participant.health import TrainingHealth
@@ -115,6 +115,7 @@ class Participant:
         self._told = Progress(0, 0, 0.0)  # the latest figures
         self._data: BatchPrefetcher | None = None  # of the run's own data, if batches are made of them
         self._taken: Step | None = None  # of the batch that is out
+        self._targets = 1  # tokens of this rank's share of it that are learned; 1 where only the script knows
         self._rate = 0.0
         self._cursor: TrainingCursor | None = None
         self._meter = StepMeter.of(spec.run, parameters.layout.numel, parameters.device, ranks.size, token_flops)
@@ -177,6 +178,7 @@ class Participant:
                 with self._meter.loading():
                     mine = indices[self._share.of(len(indices))]
                     batch = data.take(mine) if data else collate([source[index % len(source)] for index in mine])
+                    self._targets = targets_of(batch)
                     batch = moved(batch, device) if device is not None else batch
                 yield batch
         finally:
@@ -194,21 +196,24 @@ class Participant:
 
         The gradient's norm over all ranks is bounded by the run's `inner.clip`; a step whose gradient is not
         finite is left out, and its samples count for nothing: an infinity or NaN would stay in the moments for the
-        rest of the run."""
+        rest of the run. Where the labels of a batch are -100 on all ranks there is no step to take, whatever the
+        loss, and its samples count."""
         self._guard.take("run.step", steps_optimizer=True)
-        value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
+        value = loss_of(loss, self._targets)
         ranks, parameters = self._ranks, self._parameters
         mean_part = bounded_loss(value) / ranks.size
         square, mean, *common = ranks.total(squared_norm(parameters), mean_part, *self._figures())
         norm = norm_of(square)
-        if math.isfinite(norm):
+        has_targets = common[0] > 0
+        if math.isfinite(norm) and has_targets:
             bound_norm(parameters, norm, self.config.inner.clip)
             self._checkpoint.copied.wait()
             for optimizer in self._optimizers:
                 optimizer.step()
         for optimizer in self._optimizers:
             optimizer.zero_grad()
-        self._taken = Step(mean, min(norm, NORM_LIMIT), not math.isfinite(norm), *common)
+        left_out = has_targets and not math.isfinite(norm)
+        self._taken = Step(mean, min(norm, NORM_LIMIT) if has_targets else 0.0, left_out, *common)
 
     def stepped(self, loss: Tensor | float | None, gradient_norm: float = 0.0, *, skipped: bool = False) -> None:
         """Say that the engine has stepped the optimizer for this batch, with this mean loss; None: this rank knows
@@ -216,17 +221,18 @@ class Participant:
         at; 0: not known. `skipped`: it has left the step out, as the gradient was not finite; where one rank says
         so, the batch's samples count for nothing."""
         self._guard.take("run.stepped", steps_optimizer=False)
-        value = None if loss is None else float(loss.detach() if isinstance(loss, Tensor) else loss)
+        value = None if loss is None else loss_of(loss, self._targets)
         mine = (0.0, 0.0) if value is None else (bounded_loss(value), 1.0)
         total, known, skips, *common = self._ranks.total(*mine, float(skipped), *self._figures())
         norm = min(gradient_norm, NORM_LIMIT) if gradient_norm == gradient_norm else NORM_LIMIT
-        self._taken = Step(total / max(known, 1.0), norm, skips > 0, *common)
+        self._taken = Step(total / max(known, 1.0), norm, skips > 0 and common[0] > 0, *common)
 
     def _figures(self) -> tuple[float, ...]:
         """This rank's part of what `Step` says besides the loss, the norm and whether the step was skipped."""
         due = self._round_checkpoint.due and self._ranks.rank == 0
         behind = self._data is not None and self._data.is_behind
-        return float(self._link.has_command()), float(due), float(behind), *self._memory.bytes()
+        link = float(self._link.has_command())
+        return float(self._targets), link, float(due), float(behind), *self._memory.bytes()
 
     def tell(self, sentence: str) -> None:
         """Write a sentence into the node's log; on ranks other than the first this does nothing. A script that
@@ -344,7 +350,8 @@ class Participant:
                 self._begin_step(cursor)
                 yield cursor.next_samples
                 has_command = self._end_step(cursor)
-                if wrong := self._health.record(self._last.loss, self._last.skipped):
+                last = self._last
+                if not last.is_empty and (wrong := self._health.record(last.loss, last.skipped)):
                     self._give_up(cursor, wrong)
                     return None
                 due = self._last.copies_due > 0 and self._health.is_sound
@@ -364,6 +371,7 @@ class Participant:
             for group in optimizer.param_groups:
                 group["lr"] = self._rate
         self._taken = None
+        self._targets = 1
         self._guard.expect()
         self._meter.begin()
 
@@ -381,10 +389,11 @@ class Participant:
         taken = self._last
         if self._data is not None:
             self._data.ranks_behind = taken.ranks_behind > 0
-        cursor.count_step(taken.loss, taken.skipped, self._rate)
+        cursor.count_step(taken.loss, taken.skipped, self._rate, taken.is_empty)
+        loss = self._told.loss if taken.is_empty else taken.loss
         if (speed := self._meter.end()) is not None:
             self._told = Progress(
-                *(self.round, cursor.steps, taken.loss, speed.tokens_per_s, speed.mfu, speed.data_wait),
+                *(self.round, cursor.steps, loss, speed.tokens_per_s, speed.mfu, speed.data_wait),
                 *(taken.gradient_norm, self._rate, int(taken.device_bytes), int(taken.host_bytes)),
                 trouble=self._data.data.trouble if self._data is not None else "",
             )

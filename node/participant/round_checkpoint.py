@@ -50,6 +50,7 @@ class RoundPosition(msgspec.Struct, frozen=True):
     loss_sum: float
     rise_steps: int = 0  # over which the learning rate rises, of a trainer that began without moments
     risen_steps: int = 0  # of them, those that are taken
+    empty_steps: int = 0
 
     @property
     def rewarming(self) -> Rewarming:
@@ -113,6 +114,7 @@ class RoundCheckpoint:
             return None
         cursor.steps, cursor.loss_sum = position.steps, position.loss_sum
         cursor.skipped_steps, cursor.moving_steps = position.skipped_steps, position.moving_steps
+        cursor.empty_steps = position.empty_steps
         self._tell(
             f"goes on with round {position.round} behind inner step {position.steps}, which is "
             f"{self._copies.where(files)}"
@@ -159,6 +161,7 @@ class RoundCheckpoint:
             state=order.state,
             steps=cursor.steps,
             skipped_steps=cursor.skipped_steps,
+            empty_steps=cursor.empty_steps,
             moving_steps=cursor.moving_steps,
             loss_sum=cursor.loss_sum,
             rise_steps=rewarming.steps,

@@ -30,8 +30,9 @@ class TrainingCursor:
     steps: int = 0  # since the last Ready, or since the order
     earlier_steps: int = 0  # of the order, before these: it is ahead of the order that it has
     skipped_steps: int = 0  # of `steps`, those that were left out
+    empty_steps: int = 0  # of the others, those without a token to learn
     moving_steps: int = 0  # of the others, those at a learning rate above zero
-    loss_sum: float = 0.0  # over `steps` but those that were left out
+    loss_sum: float = 0.0  # over `steps` but those that were left out, or empty
     ahead: bool = False  # the order's work is handed over
     state_due: bool = False  # the new order says where to put `steps`, and that was not done yet
     target_reported: bool = False  # the daemon was told that the order's steps are taken
@@ -84,9 +85,13 @@ class TrainingCursor:
         step_tokens = self.run.inner.batch_size * self.run.model.seq_len
         return self.order.tokens + (self.earlier_steps + self.steps) * step_tokens * self.order.fleet
 
-    def count_step(self, loss: float, skipped: bool, learning_rate: float) -> None:
-        """Enter a step, and its loss in nats a token. `skipped`: it was left out, its batch is consumed."""
+    def count_step(self, loss: float, skipped: bool, learning_rate: float, is_empty: bool = False) -> None:
+        """Enter a step, and its loss in nats a token. `skipped`: it was left out, its batch is consumed.
+        `is_empty`: its batch had no token to learn, and counts as trained: to do it again would change nothing."""
         self.steps += 1
+        if is_empty:
+            self.empty_steps += 1
+            return
         if skipped:
             self.skipped_steps += 1
             return
@@ -99,13 +104,13 @@ class TrainingCursor:
         ready = Ready(
             self.order.round,
             self.steps,
-            self.loss_sum / max(self.steps - self.skipped_steps, 1),
+            self.loss_sum / max(self.steps - self.skipped_steps - self.empty_steps, 1),
             self.steps * self.run.inner.batch_size,
             ahead=self.delay > 0 and self.steps > 0 and self.steps_left > 0,
             skipped=self.skipped_steps * self.run.inner.batch_size,
         )
         self.earlier_steps, self.steps, self.loss_sum = self.earlier_steps + self.steps, 0, 0.0
-        self.skipped_steps = self.moving_steps = 0
+        self.skipped_steps = self.empty_steps = self.moving_steps = 0
         self.ahead = True
         return ready
 

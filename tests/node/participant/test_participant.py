@@ -138,6 +138,39 @@ with participate(model, optimizer) as run:
     asyncio.run(both())
 
 
+def test_batches_without_a_token_to_learn_are_no_steps_and_count(tmp_path: Path) -> None:
+    """Their mean loss is NaN, as torch's cross-entropy has it, and so is their gradient."""
+    text = """
+class Masked(Numbers):
+    def __getitem__(self, index):
+        return {"labels": torch.tensor([index % 7 if index // 4 in (1, 3) else -100])}
+model = nn.Linear(1, 7)
+optimizer = torch.optim.AdamW(model.parameters())
+before = []
+with participate(model, optimizer) as run:
+    for batch in run.batches(Masked(1000)):
+        labels = batch["labels"].flatten()
+        before.append(float(model.weight.detach().sum()))
+        loss = nn.functional.cross_entropy(model(torch.ones(4, 1)), labels)
+        loss.backward()
+        run.step(loss)
+tell(before)
+"""
+
+    async def story() -> None:
+        async with script(tmp_path / "node", text, small()) as node:
+            await node.attach()
+            await node.ask(channel.Initialise(0), channel.Initialised)
+            ready = await node.ask(order(1, 8, tokens=600), channel.Ready)
+            assert (ready.steps, ready.samples, ready.skipped) == (8, 32, 0)
+            assert 0.5 < ready.loss < 4.0, "of the two batches that were learned"
+            await node.stop()
+
+    asyncio.run(story())
+    before = said(tmp_path / "node")
+    assert before[0] == before[1] != before[2] == before[3] != before[4] == before[-1]
+
+
 def test_frozen_and_tied_parameters_several_optimizers_and_a_gradient_that_is_not_finite(tmp_path: Path) -> None:
     """What requires no gradient is not in the flat vector, what is tied is there once, each optimizer steps, an
     evaluation leaves no trace, and a step whose gradient is not finite none either."""
