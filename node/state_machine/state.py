@@ -199,7 +199,7 @@ class State:
     trouble: str = ""  # why nothing of the latest steps could be used; empty: the latest work was sound
     bad_orders: int = 0  # in a row, of which nothing could be used
     bad_deltas: int = 0  # in a row, that could not be encoded
-    doubted_round: int = 0  # the trainer's moments since that round are in doubt; 0: they are not, or it was told
+    doubted_round: int = 0  # the trainer's moments since that round are in doubt; 0: not, or it has dropped them
     unusable: UnusableWork | None = None
     turns: FragmentTurns | None = None  # None: a round exchanges the whole model
 

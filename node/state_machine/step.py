@@ -129,11 +129,11 @@ def _take(state: State, event: Event, out: list[Effect]) -> State:
             if not isinstance(state.trainer, Training) or state.trainer.round != round_:
                 return state
             out.append(ReportReached(round_))
-            return replace(state, reached=round_)
+            return replace(state, reached=round_, doubted_round=0)
         case trainer.Ready():
             if not isinstance(state.trainer, Training) or state.trainer.round != event.round:
                 return state
-            return _handed_over(state, state.trainer, event, out)
+            return _handed_over(replace(state, doubted_round=0), state.trainer, event, out)
         case trainer.BadArithmetic():
             return _without_steps(state, event, out)
         case trainer.Waits(round_):
@@ -188,7 +188,7 @@ def _without_steps(state: State, bad: trainer.BadArithmetic, out: list[Effect]) 
     match state.trainer:
         case Training(round=round_, evaluating=evaluating) if round_ == bad.round:
             turns = state.turns and replace(state.turns, from_local=False)
-            state = replace(state, work=None, turns=turns)
+            state = replace(state, work=None, doubted_round=0, turns=turns)
         case Ahead(round=round_, evaluating=evaluating) if round_ == bad.round:
             pass
         case _:  # it has another order by now, which it takes up from the anchor
@@ -451,7 +451,6 @@ def _train(state: State, task: Idle | Ahead, view: pb.View, out: list[Effect]) -
         work=None if base is None else CarriedWork(base),
         reduce=None,
         reached=None,
-        doubted_round=0,
         turns=turns and replace(turns, from_local=local or on),
     )
 

@@ -128,7 +128,7 @@ MUTATIONS = [
     Mutation(
         "what was carried stays under steps that are of no use",
         N + "state_machine/step.py",
-        "            state = replace(state, work=None, turns=turns)\n        case Ahead(",
+        "            state = replace(state, work=None, doubted_round=0, turns=turns)\n        case Ahead(",
         "            state = replace(state, turns=turns)\n        case Ahead(",
         NODE,
     ),
