@@ -6,7 +6,7 @@ out here, before a node gives it to transformers: a node builds only what transf
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +20,7 @@ HUB = "hf://"
 HUB_MODEL = r"hf://[\w.-]+/[\w.-]+(@[\w./-]+)?"
 CONFIG = "config.json"
 MAX_CONFIG_BYTES = 1 << 20
+MAX_CONFIG_DEPTH = 32  # objects and lists within one another
 DIGEST_DIGITS = 32
 CODE_KEY = "auto_map"  # names modules of a repository that its model is to be built by
 # Keys that choose an implementation, which may be one to fetch; a node says sdpa.
@@ -208,7 +209,16 @@ def _wrong_json(text: str) -> str:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         return str(error)
-    return "" if isinstance(found, dict) else "it is not an object"
+    if not isinstance(found, dict):
+        return "it is not an object"
+    level: list[Any] = [found]
+    for _ in range(MAX_CONFIG_DEPTH):
+        level = [inner for outer in level for inner in _within(outer) if isinstance(inner, dict | list)]
+    return f"it has more than {MAX_CONFIG_DEPTH} objects or lists within one another" if level else ""
+
+
+def _within(found: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return found.values() if isinstance(found, dict) else found
 
 
 def _plain(found: dict[str, Any]) -> dict[str, Any]:

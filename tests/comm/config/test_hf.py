@@ -112,7 +112,13 @@ def test_a_config_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a model's config.json: it is not an object"):
         read_config(str(tmp_path))
     run = load_run(DEMO, ("engine=hf", f"hf.config={folder_with(tmp_path)}"))
-    for text, wrong in (("{", "Expecting"), ("[1]", "not an object"), ("[" * 100_000, "recursion|depth")):
+    deep = json.dumps({**CONTENT, "a": json.loads("[" * 400 + "]" * 400)})
+    for text, wrong in (
+        ("{", "Expecting"),
+        ("[1]", "not an object"),
+        ("[" * 100_000, "recursion|depth"),
+        (deep, "more than 32"),
+    ):
         run.hf.config = text
         with pytest.raises(ConfigError, match=f"hf.config is not the content of a config.json: .*({wrong})"):
             from_json(to_json(run))
