@@ -117,7 +117,8 @@ class _Handler(BaseHTTPRequestHandler):
             case "GET", [] | ["revision", _]:
                 siblings = [{"rfilename": name} for name in repository.files]
                 known = {"id": "/".join(parts[:2]), "private": repository.private, "sha": "0" * 40}
-                self._answer(200, known | {"siblings": siblings})
+                tags = ["atoll"] if b"\n- atoll\n" in repository.files.get("README.md", b"") else []
+                self._answer(200, known | {"siblings": siblings, "tags": tags})
             case "GET", ["tree", *_]:
                 self._answer(200, [_entry(name, data) for name, data in repository.files.items()])
             case "POST", ["preupload", _]:

@@ -121,7 +121,7 @@ def export(
         overwrite,
     )
     records = _records(rounds, coordinator, away=every is not None)
-    repository = HubRepository(push, public) if push else None
+    repository = HubRepository(push, public, overwrite=overwrite) if push else None
     if repository is not None:
         hub.check(repository)
     exporter = FolderExporter(state_dir, run, options, records)

@@ -36,11 +36,13 @@ from atoll.node.export.tokenizer import (
 )
 from atoll.node.export.weights import (
     INDEX_SUFFIX,
+    SUFFIX,
     StateFacts,
     WeightDtype,
     WeightFile,
     file_size,
     index_of,
+    read_facts,
     split_into_files,
     state_facts,
     write_weights,
@@ -161,8 +163,15 @@ def check_replaceable(out: Path, overwrite: bool) -> None:
         return
     if foreign := [name for name in inside if not OURS.fullmatch(name)]:
         raise ConfigError(f"{out} has {foreign[0]}, which no export writes: give --out another folder")
+    if not is_export(out):
+        raise ConfigError(f"{out} is a model's folder that no export has written: give --out another folder")
     if not overwrite:
         raise ConfigError(f"{out} is an export already: give --overwrite, or --out another folder")
+
+
+def is_export(folder: Path) -> bool:
+    """Whether a file of weights in the folder says of which run it is."""
+    return any(read_facts(path).get("run_id") for path in folder.glob(f"*{SUFFIX}"))
 
 
 def _surroundings(saved: SavedRun, options: FolderOptions) -> _Surroundings:

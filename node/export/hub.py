@@ -18,7 +18,12 @@ RETRY_INTERVALS = (5.0, 15.0, 60.0, 180.0)  # seconds before each further try
 TRANSIENT = {408, 429, 500, 502, 503, 504}  # HTTP status codes after which trying again may help
 NOT_SENT = [".cache/*", ".cache/**"]  # huggingface_hub's own notes
 # Weights of an earlier push that this one does not replace: in more files, or as adapters.
-STALE = ["model*.safetensors", "model.safetensors.index.json", "adapter_model*.safetensors"]
+STALE = [
+    *("model*.safetensors", "model.safetensors.index.json", "config.json", "generation_config.json"),
+    *("adapter_model*.safetensors", "adapter_model.safetensors.index.json", "adapter_config.json"),
+]
+TAG = "atoll"  # of each card
+EMPTY = {".gitattributes"}  # files of a repository into which nothing was pushed
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,7 @@ class HubRepository:
     name: str  # ORG/NAME
     public: bool = False
     endpoint: str | None = None  # None: huggingface_hub's own
+    overwrite: bool = False  # replace a model that no export has pushed
 
 
 def check(repository: HubRepository) -> None:
@@ -69,8 +75,15 @@ def _push(folder: Path, repository: HubRepository, message: str) -> str:
 
     api, name = HfApi(endpoint=repository.endpoint, library_name="atoll"), repository.name
     url = str(api.create_repo(name, private=not repository.public, exist_ok=True))
-    if not repository.public and api.repo_info(name).private is False:
+    there = api.model_info(name)
+    if not repository.public and there.private is False:
         raise ConfigError(f"{url} is public already: give --public to push there, or another --push ORG/NAME")
+    files = {file.rfilename for file in there.siblings or ()} - EMPTY
+    if files and TAG not in (there.tags or ()) and not repository.overwrite:
+        raise ConfigError(
+            f"{url} has {min(files)}, and its card no tag {TAG!r}: no export has pushed there. Give another "
+            "--push ORG/NAME, or --overwrite to replace its model"
+        )
     api.upload_folder(
         repo_id=name,
         folder_path=folder,

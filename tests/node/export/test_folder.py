@@ -230,6 +230,12 @@ def test_an_export_is_replaced_if_that_is_said_and_nothing_else_is(tmp_path: Pat
     assert [path.name for path in out.glob("model*")] == ["model.safetensors"]
     (out / "thesis.tex").write_text("mine")
     assert "has thesis.tex, which no export writes" in refusal(node.state_dir, out, "--overwrite")
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text("{}")
+    save_file({"weight": torch.ones(2)}, base / "model.safetensors")
+    assert "is a model's folder that no export has written" in refusal(node.state_dir, base, "--overwrite")
+    assert (base / "model.safetensors").exists()
     (tmp_path / "file").write_text("mine")
     assert "is not a folder" in refusal(node.state_dir, tmp_path / "file", "--overwrite")
     (tmp_path / "link").symlink_to(tmp_path / "node")

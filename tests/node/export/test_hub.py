@@ -102,6 +102,21 @@ def test_a_repository_that_everybody_sees_is_written_to_only_if_that_is_said(hub
     assert hub.repositories["reef/tiny"].files
 
 
+def test_a_model_that_no_export_has_pushed_is_replaced_only_if_that_is_said(hub: Hub, exported: Path) -> None:
+    files = {
+        ".gitattributes": b"",
+        "README.md": b"mine",
+        "model-1.safetensors": b"mine",
+        "adapter_config.json": b"{}",
+    }
+    hub.repositories["reef/tiny"] = there = Repository(private=True, files=dict(files))
+    with pytest.raises(ConfigError, match="has README.md, and its card no tag 'atoll'.*--overwrite"):
+        push(exported, repository(hub), "first", never)
+    assert there.files == files
+    push(exported, HubRepository("reef/tiny", endpoint=hub.url, overwrite=True), "first", never)
+    assert there.files == {".gitattributes": b"", **contents(exported)}, "of the other kind nothing is left"
+
+
 def test_a_token_that_may_not_write_and_none_at_all(
     hub: Hub, exported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
