@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from states import RUN, TINY, Node, filled
 from tokenized import END_OF_TEXT, TEXT, data_set, tokenizer_json
 
