@@ -29,6 +29,7 @@ from atoll.node.engines.hf_model import (
     initialise_adapters,
     layers_of,
     materialise,
+    tied_names,
 )
 from atoll.node.engines.hf_steps import HfSteps
 from atoll.node.engines.hf_weights import BaseWeights, locate
@@ -105,7 +106,7 @@ def build_model(spec: TrainerSpec, ranks: RankGroup, device: torch.device, link:
     shard_model(model, layers, ranks, device, bool(spec.node.bf16))
     materialise(model, device)
     if weights is not None:
-        weights.read(frozen(model))
+        weights.read(frozen(model), tied_names(model))
     return model
 
 

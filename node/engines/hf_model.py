@@ -8,6 +8,7 @@ same seed, whatever the number of ranks: each draws whole tensors and keeps its 
 """
 
 import hashlib
+import json
 import math
 import re
 from collections.abc import Iterator
@@ -22,6 +23,14 @@ from atoll.comm.errors import ConfigError
 from atoll.node.participant.flat_vector import local_block, local_tensor, trainable
 
 DTYPES = {BaseDtype.FP32: torch.float32, BaseDtype.BF16: torch.bfloat16}
+PROBE_TOKENS = 8  # of a sample of two documents
+PROBE_DEVIATION = 0.1  # of the small model's matrices
+PROBE_TOLERANCE = 1e-4  # of the largest logit
+PROBE_SIZES = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
+    **dict.fromkeys(("vocab_size", "intermediate_size", "moe_intermediate_size", "ffn_dim", "n_inner"), 64),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 8),
+}
 ALL_LINEAR = "all-linear"  # peft's word for every linear layer but the head
 BASE_LAYER = ".base_layer."  # in the name of a frozen matrix that has an adapter
 # Parameters by what is done with them: 6 FLOP for each and token, forward and twice backward; where only what
@@ -54,10 +63,65 @@ def build(hf: HfConfig) -> nn.Module:
             )
         if hf.lora.rank:
             add_adapters(model, hf.lora)
+    check_isolation(hf)  # not in the context above: its parameters have values
     model.tie_weights()
     model.config.use_cache = False
     assert isinstance(model, nn.Module)
     return model
+
+
+def check_isolation(hf: HfConfig) -> None:
+    """Raise `ConfigError` where a token's logits depend on a later token, or on another document of the sample: asked
+    of a small model of the class on the CPU. What cannot be made small, or computed there, is not asked."""
+    from transformers import AutoModelForCausalLM
+
+    small = HfConfig(config=json.dumps(_small(hf.content)), dtype=BaseDtype.FP32)
+    try:
+        config = model_config(small)
+        kind = AutoModelForCausalLM._model_mapping[type(config)]
+        attention = "sdpa" if kind._supports_sdpa else "eager"
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=False
+            ).eval()
+            for parameter in model.parameters():  # as initialised, attention may move little
+                if parameter.ndim > 1:
+                    nn.init.normal_(parameter, std=PROBE_DEVIATION)
+        earlier, later = _probe(model, 0), _probe(model, PROBE_TOKENS - 1)
+    except Exception:
+        return
+    reason = (
+        "a token sees those after it" if later else "documents in one sample see one another" if earlier else ""
+    )
+    if reason:
+        raise ConfigError(
+            f"{hf.architecture} cannot be trained on packed documents: in transformers' model of it {reason}; train "
+            "another architecture"
+        )
+
+
+@torch.no_grad()
+def _probe(model: nn.Module, changed: int) -> bool:
+    """Whether another token at this place changes the logits of a place that it must not reach: of two documents of
+    equal length one after the other, all of the other one, and in its own what is before."""
+    half = PROBE_TOKENS // 2
+    tokens = torch.arange(1, PROBE_TOKENS + 1)[None]
+    other = tokens.clone()
+    other[0, changed] = PROBE_TOKENS + 1
+    positions = torch.arange(half).repeat(2)[None]
+    one, two = (model(input_ids=t, position_ids=positions, use_cache=False).logits[0] for t in (tokens, other))
+    differs = (one - two).abs().amax(dim=-1) > PROBE_TOLERANCE * one.abs().amax()
+    return bool(differs[half:].any() if changed < half else differs[:changed].any())
+
+
+def _small(content: dict[str, Any]) -> dict[str, Any]:
+    """The config with two layers and few tokens, and those within it; widths stay as they are."""
+    made = {key: _small(value) if isinstance(value, dict) else value for key, value in content.items()}
+    made |= {key: min(made[key], most) for key, most in PROBE_SIZES.items() if isinstance(made.get(key), int)}
+    if isinstance(kinds := made.get("layer_types"), list):
+        made["layer_types"] = kinds[: PROBE_SIZES["num_hidden_layers"]]
+    return made | dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)  # one of the few tokens
 
 
 def model_config(hf: HfConfig) -> Any:
@@ -141,6 +205,12 @@ def frozen(model: nn.Module) -> dict[str, Tensor]:
         for name, parameter in model.named_parameters()
         if not parameter.requires_grad
     }
+
+
+def tied_names(model: nn.Module) -> set[str]:
+    """The further names of parameters that the model has under several, without adapters."""
+    every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return {name.replace(BASE_LAYER, ".") for name in every - {name for name, _ in model.named_parameters()}}
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ files: the same weights in one file or in several have one digest. Nothing is re
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,12 +108,13 @@ class BaseWeights:
             )
 
     @torch.no_grad()
-    def read(self, wanted: Mapping[str, Tensor]) -> None:
+    def read(self, wanted: Mapping[str, Tensor], tied: Set[str] = frozenset()) -> None:
         """Copy this rank's blocks of tensors, by their names in the files, into parameters of any placement and
-        type. Raises `ConfigError` where the files have other tensors, or of other shapes."""
+        type. `tied`: other names of them, which some files have as well, and are not read. Raises `ConfigError`
+        where the files have other tensors, or of other shapes."""
         if missing := sorted(wanted.keys() - self.files.keys()):
             raise ConfigError(f"{self.folder} lacks {_briefly(missing)} of the model's {len(wanted)} tensors")
-        spare = {name for name in self.files if name.endswith(SPARE)}
+        spare = {name for name in self.files if name.endswith(SPARE)} | tied
         if extra := sorted(self.files.keys() - wanted.keys() - spare):
             raise ConfigError(f"{self.folder} has {_briefly(extra)}, which hf.config's model has not")
         for path in sorted(set(self.files.values())):

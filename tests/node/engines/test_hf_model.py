@@ -26,6 +26,7 @@ from atoll.node.engines.hf_model import (
     initialise_adapters,
     layers_of,
     materialise,
+    tied_names,
 )
 from atoll.node.engines.hf_steps import HfSteps, summed_loss
 from atoll.node.engines.hf_weights import BaseWeights, locate
@@ -294,6 +295,20 @@ def test_a_model_that_transformers_cannot_build_is_refused_with_its_name(hf: HfC
         build(hf)
 
 
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("opt", "documents in one sample see one another"),
+        ("bloom", "documents in one sample see one another"),
+        ("bert", "a token sees those after it"),
+    ],
+)
+def test_a_model_whose_tokens_see_other_documents_or_later_ones_is_refused(kind: str, reason: str) -> None:
+    hf = config_of(kind, word_embed_proj_dim=64, architectures=["SomeModel"])
+    with pytest.raises(ConfigError, match=f"SomeModel cannot be trained on packed documents: .*{reason}"):
+        build(hf)
+
+
 def test_a_target_that_no_module_is_called_is_refused_with_those_that_are() -> None:
     hf = replace(config_of("qwen2"), lora=LoraConfig(rank=2, targets=["q_proj", "query"]))
     with pytest.raises(ConfigError, match="'query', which no module of Qwen2ForCausalLM is called; it has down_p"):
@@ -332,6 +347,17 @@ def test_frozen_weights_that_are_not_the_runs_are_refused(tmp_path: Path) -> Non
     (tmp_path / "base" / "model.safetensors.index.json").write_text("[]")
     with pytest.raises(ConfigError, match="index.json is damaged"):
         BaseWeights.open(tmp_path / "base")
+
+
+def test_a_file_may_have_a_tied_tensor_under_both_names(tmp_path: Path) -> None:
+    tiny_qwen(tmp_path / "base", tie_word_embeddings=True, **SMALL)
+    hf, file = lora(tmp_path / "base"), tmp_path / "base" / "model.safetensors"
+    whole = load_file(file)
+    save_file({**whole, "lm_head.weight": whole["model.embed_tokens.weight"].clone()}, file)
+    model = build(hf)
+    materialise(model, CPU)
+    BaseWeights.open(tmp_path / "base").read(frozen(model), tied_names(model))
+    assert torch.equal(model.get_output_embeddings().weight, whole["model.embed_tokens.weight"])  # type: ignore[operator]
 
 
 def test_a_node_has_its_own_folder_or_lets_the_run_name_one_or_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
