@@ -71,8 +71,8 @@ def build(hf: HfConfig) -> nn.Module:
 
 
 def check_isolation(hf: HfConfig) -> None:
-    """Raise `ConfigError` where a token's logits depend on a later token, or on another document of the sample: asked
-    of a small model of the class on the CPU. What cannot be made small, or computed there, is not asked."""
+    """Raise `ConfigError` where a token's logits depend on a later token, or on another document of the sample:
+    asked of a small model of the class on the CPU. What cannot be made small, or computed there, is not asked."""
     from transformers import AutoModelForCausalLM
 
     small = HfConfig(config=json.dumps(_small(hf.content)), dtype=BaseDtype.FP32)
@@ -91,20 +91,18 @@ def check_isolation(hf: HfConfig) -> None:
         earlier, later = _probe(model, 0), _probe(model, PROBE_TOKENS - 1)
     except Exception:
         return
-    reason = (
-        "a token sees those after it" if later else "documents in one sample see one another" if earlier else ""
-    )
-    if reason:
+    if earlier or later:
+        reason = "a token sees those after it" if later else "documents in one sample see one another"
         raise ConfigError(
-            f"{hf.architecture} cannot be trained on packed documents: in transformers' model of it {reason}; train "
-            "another architecture"
+            f"{hf.architecture} cannot be trained on packed documents: in transformers' model of it {reason}; "
+            "train another architecture"
         )
 
 
 @torch.no_grad()
 def _probe(model: nn.Module, changed: int) -> bool:
-    """Whether another token at this place changes the logits of a place that it must not reach: of two documents of
-    equal length one after the other, all of the other one, and in its own what is before."""
+    """Whether another token at this place changes the logits of a place that it must not reach: of two documents
+    of equal length one after the other, all of the other one, and in its own what is before."""
     half = PROBE_TOKENS // 2
     tokens = torch.arange(1, PROBE_TOKENS + 1)[None]
     other = tokens.clone()
@@ -117,7 +115,9 @@ def _probe(model: nn.Module, changed: int) -> bool:
 
 def _small(content: dict[str, Any]) -> dict[str, Any]:
     """The config with two layers and few tokens, and those within it; widths stay as they are."""
-    made = {key: _small(value) if isinstance(value, dict) else value for key, value in content.items()}
+    made: dict[str, Any] = {
+        key: _small(value) if isinstance(value, dict) else value for key, value in content.items()
+    }
     made |= {key: min(made[key], most) for key, most in PROBE_SIZES.items() if isinstance(made.get(key), int)}
     if isinstance(kinds := made.get("layer_types"), list):
         made["layer_types"] = kinds[: PROBE_SIZES["num_hidden_layers"]]
