@@ -138,7 +138,7 @@ def open_data_sets(
     an `AtollError` that says what is wrong with the data sets, this node's folder or its rights."""
     blocks = BlockCache(cache / "blocks", int(node.cache * GIGABYTE))
     sets = [
-        FetchedSet(_manifest(part, store, blocks, tell), store)
+        FetchedSet(_manifest(part, store, blocks, tell), store, part.digest)
         for part, store in zip(run.data.sets, _stores(run, node), strict=True)
     ]
     for part in sets:

@@ -10,20 +10,32 @@ machine, within the node's `download=`, and checked against the manifest before 
                 other bytes than the manifest's, `DAMAGE_TRIES`    the block is left out, counted and named
                 times
 
-A block's digest comes from its shard's list of digests, which is fetched and checked in the same way.
+A block's digest comes from its shard's list of digests, which is fetched and checked in the same way. A list that
+is not the manifest's is asked for again for ever, since no block of the shard could be told right from wrong. When
+bytes differ, the store's manifest is read again: a data set that was built anew under its URL ends the trainer.
 """
 
+import math
 import random
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from atoll.comm.digest import DIGEST_SIZE, digest
+from atoll.comm.errors import ConfigError
 from atoll.node.data.cache import BlockCache
-from atoll.node.data.manifest import DIGESTS_SUFFIX, TOKENS_SUFFIX, Block, Manifest
+from atoll.node.data.manifest import (
+    DIGESTS_SUFFIX,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    TOKENS_SUFFIX,
+    Block,
+    Manifest,
+)
 from atoll.node.data.store import CutShort, Store, StoreError, StoreRefused
 
 THREADS = 8  # ranges that are fetched at the same time
@@ -39,6 +51,7 @@ STRIDE_SHARE = 64  # of what is fetched ahead: so far the asker goes before the 
 DAMAGE_TRIES = 4
 FIRST_DELAY, MAX_DELAY = 0.5, 30.0  # seconds between two tries, twice as long each time
 TELLING_TRIES = 2  # after which it is told that a store does not answer
+MANIFEST_SECONDS = 60.0  # between two looks at a store's manifest
 WAIT_SECONDS = 1.0  # between two words of one who waits
 
 
@@ -60,6 +73,7 @@ class FetchedSet:
 
     manifest: Manifest
     store: Store
+    digest: str  # of the manifest, hexadecimal
 
 
 @dataclass
@@ -121,6 +135,8 @@ class BlockFetcher:
         self._plan: Iterator[BlockId] = iter(())
         self._walked = self._asked = 0  # samples of the plan: seen by the threads; asked for
         self._troubles = dict[int, str]()  # by data set
+        self._wrong_lists = dict[tuple[int, str], str]()  # why lists of digests are not had, by data set and file
+        self._manifest_looks = dict[int, float]()  # when a data set's manifest was last read again
         self.damaged = dict[BlockId, str]()  # what is left out, and why
         self.tell: Callable[[str], None] = _silent  # takes sentences for the log
         self.waiting: Callable[[], None] | None = None  # called each `WAIT_SECONDS` by who waits for a block
@@ -137,7 +153,10 @@ class BlockFetcher:
     def trouble(self) -> str:
         """What keeps blocks from coming, or from being kept, in words for people; empty: nothing."""
         with self._state:
-            return "; ".join(filter(None, (*self._troubles.values(), self._cache.trouble)))
+            count = len(self.damaged)
+            left_out = f"blocks of the run's data that are damaged, and left out: {count}" if count else ""
+            found = *self._troubles.values(), *islice(self._wrong_lists.values(), 1), left_out, self._cache.trouble
+            return "; ".join(filter(None, found))
 
     @property
     def samples_ahead(self) -> int:
@@ -257,7 +276,7 @@ class BlockFetcher:
             if (found := self._lists.get(place)) is None:
                 shard = self._sets[wanted.part].manifest.shards[wanted.shard]
                 name, size = shard.name + DIGESTS_SUFFIX, shard.blocks * DIGEST_SIZE
-                found = self._obtain(wanted.part, name, 0, size, bytes.fromhex(shard.digest))
+                found = self._obtain(wanted.part, name, 0, size, bytes.fromhex(shard.digest), required=True)
                 if found is None:
                     raise Damaged("the process ends")
                 with self._state:
@@ -266,18 +285,24 @@ class BlockFetcher:
                         self._lists.popitem(last=False)
         return found[wanted.number * DIGEST_SIZE :][:DIGEST_SIZE]
 
-    def _obtain(self, part: int, name: str, start: int, size: int, key: bytes) -> bytes | None:
-        """The bytes of a range of a file, with this digest: from the disk or the store. None: the fetcher was
-        closed before. Raises `Damaged`."""
+    def _obtain(
+        self, part: int, name: str, start: int, size: int, key: bytes, required: bool = False
+    ) -> bytes | None:
+        """The bytes of a range of a file, with this digest: from the disk or the store. `required`: asked for
+        until they are right. None: the fetcher was closed before. Raises `Damaged`, and `ConfigError` where the
+        store has another data set by now."""
         tries = damaged = 0
         while True:
             try:
                 data = self._fetch_once(part, name, start, size, key)
-                self._recovered(part)
+                self._recovered(part, name)
                 return data
             except (Damaged, CutShort) as error:
                 damaged += 1
-                if damaged >= DAMAGE_TRIES:
+                self._check_manifest(part)
+                if required:
+                    self._wrong_list(part, name, f"cannot use the run's data, and tries again: {error}")
+                elif damaged >= DAMAGE_TRIES:
                     raise Damaged(str(error)) from None
             except StoreError as error:
                 tries += 1
@@ -305,6 +330,27 @@ class BlockFetcher:
         if digest(data) != key:
             raise Damaged(f"bytes {start} to {start + size} of {store.url}/{name} are not those of the data set")
         return data
+
+    def _check_manifest(self, part: int) -> None:
+        """Raise `ConfigError` where the store has another manifest than the run; a page of a server that is out of
+        order is none."""
+        with self._state:
+            now, fetched = time.monotonic(), self._sets[part]
+            if now < self._manifest_looks.get(part, -math.inf) + MANIFEST_SECONDS:
+                return
+            self._manifest_looks[part] = now
+        try:
+            data = fetched.store.read_whole(MANIFEST, MAX_MANIFEST_BYTES)
+            found = digest(data).hex()
+            Manifest.decode(data)
+        except (StoreError, ConfigError):
+            return
+        if found != fetched.digest:
+            raise ConfigError(
+                f"the data set {fetched.manifest.name} at {fetched.store.url} was built anew: its {MANIFEST} has "
+                f"the digest {found}, and the run's is {fetched.digest}; put the run's own back, or give its "
+                "folder on this machine, data=FOLDER"
+            )
 
     def _pause(self, tries: int) -> bool:
         """Wait between two tries, longer each time, not at the same time as others; False: the fetcher is
@@ -341,9 +387,17 @@ class BlockFetcher:
         if known is None:
             self.tell(sentence)
 
-    def _recovered(self, part: int) -> None:
+    def _wrong_list(self, part: int, name: str, sentence: str) -> None:
         with self._state:
-            gone = self._troubles.pop(part, None)
+            known = self._wrong_lists.get((part, name))
+            self._wrong_lists[part, name] = sentence
+        if known is None:
+            self.tell(sentence)
+
+    def _recovered(self, part: int, name: str) -> None:
+        with self._state:
+            gone = self._wrong_lists.pop((part, name), None)
+            gone = self._troubles.pop(part, None) or gone
             if gone is not None:
                 self._answered.notify_all()
         if gone is not None:
