@@ -143,6 +143,7 @@ def open_data_sets(
     ]
     for part in sets:
         _check_fits(part.manifest, part.store.url, run)
+    _check_one_tokenizer([part.manifest for part in sets])
     seq_len, seed = run.model.seq_len, run.seed
     train, validation = (
         [Slice.of(number, part.manifest, name, seq_len, seed) for number, part in enumerate(sets)]
@@ -212,6 +213,21 @@ def _manifest(part: DataSetConfig, store: Store, cache: BlockCache, tell: Callab
     if not store.is_local:
         cache.write(key, data)
     return manifest
+
+
+def _check_one_tokenizer(manifests: Sequence[Manifest]) -> None:
+    """Raise `ConfigError` where the same token means something else in two data sets of a mixture."""
+    first = manifests[0]
+    for other in manifests[1:]:
+        for key, one, two in (
+            ("tokenizer", first.tokenizer, other.tokenizer),
+            ("end_of_text", first.end_of_text, other.end_of_text),
+        ):
+            if one != two:
+                raise ConfigError(
+                    f"the data sets {first.name} and {other.name} cannot be mixed: their {key} differ ({one} and "
+                    f"{two}); build both with the same tokenizer and the same --end-of-text"
+                )
 
 
 def _check_fits(manifest: Manifest, url: str, run: RunConfig) -> None:

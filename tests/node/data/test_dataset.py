@@ -222,6 +222,20 @@ def test_a_data_set_that_does_not_fit_the_model_is_refused(tmp_path: Path, web: 
     assert "has no slice 'books': it has train, validation" in refused(run, NodeConfig(), tmp_path / "cache")
 
 
+@pytest.mark.parametrize(("key", "value"), [("tokenizer", "ba" * 16), ("end_of_text", 1)])
+def test_data_sets_of_different_tokenizers_are_not_mixed(
+    key: str, value: object, tmp_path: Path, web: WebServer
+) -> None:
+    one, two = served(web, "one"), served(web, "two")
+    path = web.folder / "two" / MANIFEST
+    changed = json.loads(path.read_text()) | {key: value}
+    path.write_text(json.dumps(changed))
+    said = refused(
+        run_of(one, replace(two, digest=digest(path.read_bytes()).hex())), NodeConfig(), tmp_path / "cache"
+    )
+    assert f"cannot be mixed: their {key} differ" in said
+
+
 def test_a_damaged_block_s_samples_are_not_learned_and_the_others_are(tmp_path: Path, web: WebServer) -> None:
     wanted = served(web)
     path, size = web.folder / "one" / "train-00002.tokens", BlockFormat(np.dtype("<u2"), 64, False).size
