@@ -1,5 +1,4 @@
-"""The files of a data set, wherever they are: https://, s3://, hf://, any URL that fsspec knows, or a local
-folder.
+"""The files of a data set, wherever they are: at a URL of one of `SCHEMES`, or in a local folder.
 
 A store reads ranges of files and nothing else: never more bytes than it was asked for, and never for longer than
 `READ_SECONDS`. Keys and tokens are the environment's (AWS_ACCESS_KEY_ID, HF_TOKEN and so on), never in the URL.
@@ -17,12 +16,14 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
 
+from atoll.comm.config.rules import ambiguous
 from atoll.comm.errors import ResourceError
 from atoll.comm.extras import demand
 
 SOCKET_SECONDS = 30.0  # that a store may say nothing
 READ_SECONDS = 120.0  # that a range may take as a whole
 LOCAL_SCHEMES = ("file", "local")
+SCHEMES = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf")  # of servers that a node asks
 PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "hf": "huggingface_hub"}  # that a URL of this scheme needs
 PIECE_BYTES = 1 << 18  # of a body that are read at once
 S3_OPTIONS = {"connect_timeout": SOCKET_SECONDS, "read_timeout": SOCKET_SECONDS, "retries": {"max_attempts": 1}}
@@ -60,6 +61,16 @@ def check_store(url: str, files: bool) -> None:
         raise ResourceError(
             f"{url} is among this machine's own files, which a run may read only where the node has files=true: "
             "set that, or give the folder of this node's own copy, data=FOLDER"
+        )
+    if separator and scheme not in (*SCHEMES, *LOCAL_SCHEMES) and "::" not in scheme:
+        raise ResourceError(
+            f"a node reads no data set at {scheme}://: put it on a server of {', '.join(SCHEMES)}, or give its "
+            "folder on this machine, data=FOLDER"
+        )
+    if found := ambiguous(url):
+        raise ResourceError(
+            f"the URL of the run's data set has a {found!r} in it, which may hide where it leads: a node asks no "
+            "such URL; a store's credentials are in the environment"
         )
     if needed := PACKAGES.get(scheme):
         demand(f"a data set at {scheme}://", needed)

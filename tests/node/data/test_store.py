@@ -14,7 +14,7 @@ from hub_files import hub_of
 
 from atoll.comm.errors import ResourceError
 from atoll.node.data import store as store_
-from atoll.node.data.store import CutShort, Store, StoreError, StoreRefused, open_store
+from atoll.node.data.store import CutShort, FsspecStore, Store, StoreError, StoreRefused, check_store, open_store
 
 CONTENT = bytes(range(256)) * 40
 
@@ -38,7 +38,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
             web: WebServer = request.getfixturevalue("web")
             return open_store(f"{web.url}/", files=False)
         case "memory":
-            url = f"memory://{tmp_path.name}"
+            with fsspec.open(f"memory://{tmp_path.name}/a.tokens", "wb") as file:
+                file.write(CONTENT)
+            return FsspecStore(f"memory://{tmp_path.name}")
         case _:
             environment = {"AWS_ENDPOINT_URL": request.getfixturevalue("s3"), "AWS_ACCESS_KEY_ID": "key"}
             environment |= {"AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -114,6 +116,23 @@ def test_this_machines_files_are_its_owners_to_give(tmp_path: Path) -> None:
     for url in (str(tmp_path), f"file://{tmp_path}"):
         with pytest.raises(ResourceError, match="only where the node has files=true"):
             open_store(url, files=False)
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("ftp://host/corpus", "reads no data set at ftp://"),
+        ("memory://corpus", "reads no data set at memory://"),
+        ("sftp://host/corpus", "reads no data set at sftp://"),
+        ("https://host/corpus#part", "has a '#' in it"),
+        ("https://me@host/corpus", "has a '@' in it"),
+        ("https://host\\@other/corpus", "in it, which may hide where it leads"),
+        ("s3://me@bucket/corpus", "has a '@' in it"),
+    ],
+)
+def test_what_may_lead_elsewhere_is_not_asked(url: str, sentence: str) -> None:
+    with pytest.raises(ResourceError, match=sentence):
+        check_store(url, files=False)
 
 
 def test_without_the_package_of_a_store_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
