@@ -174,7 +174,8 @@ class HttpStore:
         pieces, left = list[bytes](), limit + 1 if size is None else size
         deadline = time.monotonic() + READ_SECONDS
         try:
-            while left and (piece := answer.read(min(left, PIECE_BYTES))):
+            # What has come, not a whole piece: a server that drips would hold `read` past the deadline.
+            while left and (piece := answer.read1(min(left, PIECE_BYTES))):
                 pieces.append(piece)
                 left -= len(piece)
                 if time.monotonic() > deadline:

@@ -14,7 +14,16 @@ from hub_files import hub_of
 
 from atoll.comm.errors import ResourceError
 from atoll.node.data import store as store_
-from atoll.node.data.store import CutShort, FsspecStore, Store, StoreError, StoreRefused, check_store, open_store
+from atoll.node.data.store import (
+    CutShort,
+    FsspecStore,
+    HttpStore,
+    Store,
+    StoreError,
+    StoreRefused,
+    check_store,
+    open_store,
+)
 
 CONTENT = bytes(range(256)) * 40
 
@@ -110,6 +119,31 @@ def test_a_server_that_is_silent_or_gone_is_said(
     web.hold.set()
     with pytest.raises(StoreError, match=r"127\.0\.0\.1:1: .*refused"):
         open_store("http://127.0.0.1:1/corpus", files=False).read("a.tokens", 0, 10)
+
+
+class DrippingAnswer:
+    """An answer of which a byte comes each second of `now`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def read1(self, size: int) -> bytes:
+        self.now += 1.0
+        return b"x"
+
+    def read(self, size: int) -> bytes:
+        return b"".join(self.read1(1) for _ in range(size))
+
+
+def test_a_server_that_drips_is_left_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = DrippingAnswer()
+    monkeypatch.setattr(store_.time, "monotonic", answer.clock)
+    with pytest.raises(StoreError, match="took more than 120 s"):
+        HttpStore("http://host/corpus")._body(answer, "http://host/corpus/a.tokens", 10_000)
+    assert answer.now == store_.READ_SECONDS + 1
 
 
 def test_this_machines_files_are_its_owners_to_give(tmp_path: Path) -> None:
