@@ -98,6 +98,18 @@ class Throttle:
             self.sleep(begin - now)
 
 
+def _decoded(fetched: FetchedSet, name: str, number: int, data: bytes) -> Block:
+    """The block of these bytes. Raises `Damaged` where it has tokens that the vocabulary lacks: the model has no
+    embeddings of them."""
+    block, size = fetched.manifest.format.decode(data), fetched.manifest.vocab_size
+    if (largest := int(block.tokens.max())) >= size:
+        raise Damaged(
+            f"block {number} of {fetched.store.url}/{name} has the token {largest}, and the manifest's vocab_size "
+            f"is {size}"
+        )
+    return block
+
+
 def _silent(sentence: str) -> None:
     pass
 
@@ -261,11 +273,12 @@ class BlockFetcher:
                 return
             name = fetched.manifest.shards[wanted.shard].name + TOKENS_SUFFIX
             data = self._obtain(wanted.part, name, wanted.number * size, size, key)
+            block = None if data is None else _decoded(fetched, name, wanted.number, data)
         except Damaged as error:
             self._leave_out(wanted, str(error))
             return
-        if data is not None:
-            self._keep(wanted, fetched.manifest.format.decode(data), size)
+        if block is not None:
+            self._keep(wanted, block, size)
 
     def _block_digest(self, wanted: BlockId) -> bytes:
         """The digest of a block, of the list of its shard. Raises `Damaged`."""

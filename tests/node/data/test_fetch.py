@@ -1,5 +1,6 @@
 """Fetching ahead: bounded, once a machine, within a rate; checked, tried again, left out where it is damaged."""
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -7,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from data_sets import WebServer, web_server, write_data_set
+from data_sets import WebServer, document_tokens, web_server, write_data_set
 
 from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError
@@ -157,6 +158,16 @@ def test_a_damaged_block_is_asked_for_again_left_out_counted_and_named(fetchers:
     assert said.endswith("nothing of that block is learned; blocks left out since the start: 1")
     assert list(fetcher.damaged) == [BlockId(0, 1, 2)]
     assert fetcher.trouble == "blocks of the run's data that are damaged, and left out: 1"
+
+
+def test_a_block_with_tokens_that_the_vocabulary_lacks_is_left_out(fetchers: Fetchers) -> None:
+    largest = int(document_tokens(64, 256, 0).max())
+    path = fetchers.web.folder / MANIFEST
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": largest}))
+    fetcher = fetchers.make()
+    assert fetcher.block(BlockId(0, 0, 0)) is None
+    (said,) = fetchers.told
+    assert f"has the token {largest}, and the manifest's vocab_size is {largest}: nothing of that block" in said
 
 
 def test_a_shard_that_is_cut_short_loses_its_last_blocks(fetchers: Fetchers) -> None:
