@@ -21,7 +21,7 @@ from atoll.node.data.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest
 from atoll.node.data.mixture import Mixture
 from atoll.node.data.order import Window, WindowOrder
 from atoll.node.data.samples import Sample, nothing_learned, window_count, window_of
-from atoll.node.data.store import FolderStore, Store, StoreError, StoreRefused, check_store, open_store
+from atoll.node.data.store import FolderStore, Store, StoreError, StoreRefused, check_store, open_store, public
 
 GIGABYTE = 10**9
 MEGABIT_BYTES = 125_000.0
@@ -206,7 +206,7 @@ def _manifest(part: DataSetConfig, store: Store, cache: BlockCache, tell: Callab
                 "hf:// its keys are in the environment), or give a folder that has it, data=FOLDER"
             ) from None
         except StoreError as error:
-            tell(f"cannot fetch the run's data set, and tries again: {error}")
+            tell(public(f"cannot fetch the run's data set, and tries again: {error}", store))
         time.sleep(delay)
         delay = min(2 * delay, MAX_OPENING_DELAY)
     manifest = Manifest.decode(data, part.digest)

@@ -36,7 +36,7 @@ from atoll.node.data.manifest import (
     Block,
     Manifest,
 )
-from atoll.node.data.store import CutShort, Store, StoreError, StoreRefused
+from atoll.node.data.store import CutShort, Store, StoreError, StoreRefused, public
 
 THREADS = 8  # ranges that are fetched at the same time
 MEMORY_BYTES = 64 << 20  # of blocks in memory
@@ -163,7 +163,7 @@ class BlockFetcher:
 
     @property
     def trouble(self) -> str:
-        """What keeps blocks from coming, or from being kept, in words for people; empty: nothing."""
+        """What keeps blocks from coming, or from being kept, in words that others may read; empty: nothing."""
         with self._state:
             count = len(self.damaged)
             left_out = f"blocks of the run's data that are damaged, and left out: {count}" if count else ""
@@ -360,7 +360,7 @@ class BlockFetcher:
             return
         if found != fetched.digest:
             raise ConfigError(
-                f"the data set {fetched.manifest.name} at {fetched.store.url} was built anew: its {MANIFEST} has "
+                f"the run's data set {fetched.manifest.name} was built anew: its {MANIFEST} has "
                 f"the digest {found}, and the run's is {fetched.digest}; put the run's own back, or give its "
                 "folder on this machine, data=FOLDER"
             )
@@ -396,14 +396,14 @@ class BlockFetcher:
     def _troubled(self, part: int, sentence: str) -> None:
         with self._state:
             known = self._troubles.get(part)
-            self._troubles[part] = sentence
+            self._troubles[part] = public(sentence, self._sets[part].store)
         if known is None:
             self.tell(sentence)
 
     def _wrong_list(self, part: int, name: str, sentence: str) -> None:
         with self._state:
             known = self._wrong_lists.get((part, name))
-            self._wrong_lists[part, name] = sentence
+            self._wrong_lists[part, name] = public(sentence, self._sets[part].store)
         if known is None:
             self.tell(sentence)
 

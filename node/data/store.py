@@ -46,12 +46,21 @@ class Store(Protocol):
 
     url: str
     is_local: bool  # its files are on this machine: no copies of them are kept
+    private: tuple[str, ...]  # parts of its sentences that are this machine's own affair: see `public`
 
     def read(self, name: str, start: int, size: int) -> bytes:
         """Bytes [start, start + size) of a file: exactly so many. Raises `StoreError`."""
 
     def read_whole(self, name: str, limit: int) -> bytes:
         """A small file, which has no more than `limit` bytes. Raises `StoreError`."""
+
+
+def public(sentence: str, store: Store) -> str:
+    """The sentence about a store as others may read it: without folders of this machine, and without the query of
+    a URL, which may be a signature."""
+    for part in store.private:
+        sentence = sentence.replace(part, "")
+    return re.sub(r"(\w://[^\s?]+)\?\S*?(?=[:;,]?(?:\s|$))", r"\1", sentence)
 
 
 def check_store(url: str, files: bool) -> None:
@@ -95,6 +104,7 @@ class FolderStore:
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self._folder = url, folder
+        self.private = (f"{url}/", f"{folder}/", url, str(folder))
 
     def read(self, name: str, start: int, size: int) -> bytes:
         """Bytes [start, start + size) of a file. Raises `StoreError`."""
@@ -128,6 +138,7 @@ class HttpStore:
         self.url = url
         self._base, _, query = url.partition("?")
         self._query = f"?{query}" if query else ""
+        self.private = (self._query,) if query else ()
 
     def read(self, name: str, start: int, size: int) -> bytes:
         """Bytes [start, start + size) of a file. Raises `StoreError`."""
@@ -191,6 +202,7 @@ class FsspecStore:
     """A folder in any store that fsspec knows."""
 
     is_local = False
+    private = ()
 
     def __init__(self, url: str) -> None:
         from fsspec.core import url_to_fs  # 14 MB, which most nodes never need

@@ -198,7 +198,8 @@ def test_a_url_without_rights_is_said_at_the_start(status: int, tmp_path: Path, 
 
 
 def test_a_store_that_is_away_at_the_start_is_told_and_waited_for(tmp_path: Path, web: WebServer) -> None:
-    run, told = run_of(served(web)), list[str]()
+    wanted, told = served(web), list[str]()
+    run = run_of(replace(wanted, url=f"{wanted.url}?signature=secret"))
     web.status = 503
 
     def tell(sentence: str) -> None:
@@ -209,6 +210,7 @@ def test_a_store_that_is_away_at_the_start_is_told_and_waited_for(tmp_path: Path
     assert source.train(0).input_ids.shape == (SEQ_LEN,)
     (said,) = told
     assert "cannot fetch the run's data set, and tries again" in said and "503" in said
+    assert "/manifest.json: the server" in said and "signature" not in said
 
 
 def test_a_data_set_that_does_not_fit_the_model_is_refused(tmp_path: Path, web: WebServer) -> None:

@@ -204,7 +204,7 @@ def test_a_data_set_that_was_built_anew_under_its_url_ends_the_trainer(own: bool
     fetcher = fetchers.make()
     assert not own or fetcher.block(BlockId(0, 1, 0)) is not None  # whose list is here
     write_data_set(fetchers.web.folder, train=4000, validation=300, seed=1)
-    with pytest.raises(ConfigError, match=r"the data set made at http.* was built anew: its manifest.json has"):
+    with pytest.raises(ConfigError, match=r"the run's data set made was built anew: its manifest.json has"):
         fetcher.block(BlockId(0, 1, 2))
     assert not fetcher.damaged
 
@@ -240,6 +240,27 @@ def test_a_store_that_does_not_answer_is_told_and_asked_until_it_does(status: in
         "cannot fetch the run's data, and tries again",
         "fetches the run's data again from http",
     ]
+
+
+@pytest.mark.parametrize("kind", ["http", "folder", "file"])
+def test_the_trouble_that_others_read_has_no_folder_and_no_query_and_the_log_has(
+    kind: str, fetchers: Fetchers
+) -> None:
+    folder, digested = fetchers.web.folder, digest((fetchers.web.folder / MANIFEST).read_bytes()).hex()
+    private = "?signature=secret" if kind == "http" else str(folder)
+    url = {"http": f"{fetchers.web.url}{private}", "folder": str(folder), "file": f"file://{folder}"}[kind]
+    wrong, gone = folder / "train-00000.digests", folder / "train-00001.digests"
+    wrong.write_bytes(bytes(len(wrong.read_bytes())))
+    gone.unlink()
+    sets = [FetchedSet(fetchers.manifest, open_store(url, files=True), digested)]
+    fetcher = BlockFetcher(sets, fetchers.cache, Throttle(0), 32, first_delay=0.02)
+    fetcher.tell = fetchers.told.append
+    fetchers.made.append(fetcher)
+    fetcher.request([BlockId(0, 0, 0), BlockId(0, 1, 0)])
+    until(lambda: len(fetchers.told) == 2)
+    assert all(private in said for said in fetchers.told)
+    assert private not in fetcher.trouble and "secret" not in fetcher.trouble
+    assert all(f"{name}.digests" in fetcher.trouble for name in ("train-00000", "train-00001"))
 
 
 def test_while_the_store_is_away_nobody_waits_for_what_is_here(fetchers: Fetchers) -> None:
