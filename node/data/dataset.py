@@ -82,7 +82,10 @@ class DataSetSource:
         mixture: Mixture,
         seq_len: int,
         fetcher: BlockFetcher,
+        notice: str = "",
     ) -> None:
+        """`notice`: what the node's owner should know of the data, for the log; empty: nothing."""
+        self.notice = notice
         self._train, self._validation, self._mixture = train, validation, mixture
         self._seq_len, self.fetcher = seq_len, fetcher
 
@@ -153,7 +156,19 @@ def open_data_sets(
     sample_bytes = seq_len * max(part.manifest.format.dtype.itemsize for part in sets)
     mixture = Mixture.by_weight([part.weight for part in run.data.sets])
     fetcher = BlockFetcher(sets, blocks, throttle, sample_bytes, ranks)
-    return DataSetSource(train, validation, mixture, seq_len, fetcher)
+    notice = "; ".join(filter(None, (_left_over(part.manifest, seq_len) for part in sets)))
+    return DataSetSource(train, validation, mixture, seq_len, fetcher, notice)
+
+
+def _left_over(manifest: Manifest, seq_len: int) -> str:
+    """What of the data set's blocks is in no sample, in a sentence; empty: nothing."""
+    size = manifest.block_tokens
+    if not (rest := size % seq_len):
+        return ""
+    return (
+        f"samples of {seq_len} tokens do not divide the data set {manifest.name}'s blocks of {size}: the last "
+        f"{rest} tokens of each block, {100 * rest / size:.1f} % of the data, are in no sample"
+    )
 
 
 def _stores(run: RunConfig, node: NodeConfig) -> list[Store]:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
 
 from atoll.comm.config.rules import ambiguous
-from atoll.comm.errors import ResourceError
+from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.extras import demand
 
 SOCKET_SECONDS = 30.0  # that a store may say nothing
@@ -63,6 +63,11 @@ def public(sentence: str, store: Store) -> str:
     return re.sub(r"(\w://[^\s?]+)\?\S*?(?=[:;,]?(?:\s|$))", r"\1", sentence)
 
 
+def is_web(url: str) -> bool:
+    """Whether the URL is a web server's: what stands behind its '?' belongs to every file of the folder."""
+    return url.startswith(("http://", "https://"))
+
+
 def check_store(url: str, files: bool) -> None:
     """Raise `ResourceError` where `open_store` would, as far as it shows without loading what the URL needs."""
     scheme, separator, _ = url.partition("://")
@@ -87,12 +92,13 @@ def check_store(url: str, files: bool) -> None:
 
 def open_store(url: str, files: bool) -> Store:
     """The store at the URL of a folder. `files`: it may be in this machine's own files. Raises `ResourceError`
-    where that is not so, and where this machine lacks what the URL needs."""
+    where that is not so, and where this machine lacks what the URL needs; `ConfigError` where its file system
+    cannot be used."""
     check_store(url, files)
     scheme, separator, rest = url.partition("://")
     if not separator or scheme in LOCAL_SCHEMES:
         return FolderStore(url, Path(rest if separator else url).expanduser())
-    if scheme in ("http", "https"):
+    if is_web(url):
         return HttpStore(url)
     return FsspecStore(url)
 
@@ -210,8 +216,11 @@ class FsspecStore:
         options = {"config_kwargs": S3_OPTIONS} if url.startswith(("s3:", "s3a:")) else {}
         try:
             self._fs, path = url_to_fs(url, **options)
-        except (ImportError, ValueError) as error:
-            raise ResourceError(f"{url} cannot be used: {error}") from None
+        except Exception as error:  # a file system may raise anything, such as that it lacks credentials
+            raise ConfigError(
+                f"{url} cannot be used: {type(error).__name__}: {error}; see that the credentials of that store "
+                "are in this node's environment, or give the data set's folder, data=FOLDER"
+            ) from None
         self.url, self._path = url, str(path).rstrip("/")
 
     def read(self, name: str, start: int, size: int) -> bytes:

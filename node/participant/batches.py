@@ -75,6 +75,8 @@ class RunTokens:
         if isinstance(self.source, DataSetSource):
             fetcher = self.source.fetcher
             fetcher.tell, fetcher.waiting = tell, lambda: waiting(fetcher.trouble)
+            if self.source.notice:
+                tell(self.source.notice)
 
     @property
     def trouble(self) -> str:

@@ -251,6 +251,20 @@ def test_a_damaged_block_s_samples_are_not_learned_and_the_others_are(tmp_path: 
     assert len(told) == 1 and "train-00002.tokens are not those of the data set" in told[0]
 
 
+def test_what_samples_leave_of_each_block_is_told_once(tmp_path: Path, web: WebServer) -> None:
+    from atoll.node.participant.batches import RunTokens
+
+    told, wanted = list[str](), served(web)
+    for seq_len in (16, 20):
+        tokens = RunTokens(opened(run_of(wanted, seq_len=seq_len), tmp_path / "cache"))
+        tokens.listen(told.append, told.append)
+        assert tokens[0]["input_ids"].shape == (seq_len,)
+    (said,) = told
+    assert (
+        "samples of 20 tokens do not divide" in said and "last 4 tokens of each block, 6.2 % of the data" in said
+    )
+
+
 def test_the_mask_of_a_data_set_is_obeyed(tmp_path: Path) -> None:
     marked = write_data_set(tmp_path / "set", masked=True)
     run = run_of(DataSetConfig(str(tmp_path / "set"), marked))

@@ -12,7 +12,7 @@ import pytest
 from data_sets import WebServer, web_server
 from hub_files import hub_of
 
-from atoll.comm.errors import ResourceError
+from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node.data import store as store_
 from atoll.node.data.store import (
     CutShort,
@@ -175,6 +175,15 @@ def test_without_the_package_of_a_store_the_remedy_is_named(monkeypatch: pytest.
         open_store("hf://datasets/org/name", files=False)
     with pytest.raises(ResourceError, match=r'pip install ".\[s3\]"'):
         open_store("s3://bucket/corpus", files=False)
+
+
+def test_a_file_system_that_cannot_be_made_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_credentials(url: str, **options: object) -> None:
+        raise RuntimeError("no credentials")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", without_credentials)
+    with pytest.raises(ConfigError, match="gs://bucket/corpus cannot be used: RuntimeError: no credentials; see"):
+        open_store("gs://bucket/corpus", files=False)
 
 
 FROM_HUB = """
