@@ -110,7 +110,7 @@ class FolderStore:
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self._folder = url, folder
-        self.private = (f"{url}/", f"{folder}/", url, str(folder))
+        self.private: tuple[str, ...] = (f"{url}/", f"{folder}/", url, str(folder))
 
     def read(self, name: str, start: int, size: int) -> bytes:
         """Bytes [start, start + size) of a file. Raises `StoreError`."""
@@ -144,7 +144,7 @@ class HttpStore:
         self.url = url
         self._base, _, query = url.partition("?")
         self._query = f"?{query}" if query else ""
-        self.private = (self._query,) if query else ()
+        self.private: tuple[str, ...] = (self._query,) if query else ()
 
     def read(self, name: str, start: int, size: int) -> bytes:
         """Bytes [start, start + size) of a file. Raises `StoreError`."""
@@ -208,7 +208,7 @@ class FsspecStore:
     """A folder in any store that fsspec knows."""
 
     is_local = False
-    private = ()
+    private: tuple[str, ...] = ()
 
     def __init__(self, url: str) -> None:
         from fsspec.core import url_to_fs  # 14 MB, which most nodes never need

@@ -140,7 +140,7 @@ class DrippingAnswer:
 
 def test_a_server_that_drips_is_left_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = DrippingAnswer()
-    monkeypatch.setattr(store_.time, "monotonic", answer.clock)
+    monkeypatch.setattr("atoll.node.data.store.time.monotonic", answer.clock)
     with pytest.raises(StoreError, match="took more than 120 s"):
         HttpStore("http://host/corpus")._body(answer, "http://host/corpus/a.tokens", 10_000)
     assert answer.now == store_.READ_SECONDS + 1
