@@ -134,15 +134,21 @@ def check_data_sets(run: RunConfig, node: NodeConfig) -> None:
 
 
 def open_data_sets(
-    run: RunConfig, node: NodeConfig, cache: Path, ranks: int = 1, tell: Callable[[str], None] = print
+    run: RunConfig,
+    node: NodeConfig,
+    cache: Path,
+    ranks: int = 1,
+    tell: Callable[[str], None] = print,
+    lan: bool = True,
 ) -> DataSetSource:
     """The run's samples. `cache`: a folder for what is fetched; `ranks`: processes of this machine that fetch at
-    the same time; `tell` takes a sentence each time that a store does not answer, which is asked for ever. Raises
+    the same time; `tell` takes a sentence each time that a store does not answer, which is asked for ever;
+    `lan`: a server may be in this machine's own network. Raises
     an `AtollError` that says what is wrong with the data sets, this node's folder or its rights."""
     blocks = BlockCache(cache / "blocks", int(node.cache * GIGABYTE))
     sets = [
         FetchedSet(_manifest(part, store, blocks, tell), store, part.digest)
-        for part, store in zip(run.data.sets, _stores(run, node), strict=True)
+        for part, store in zip(run.data.sets, _stores(run, node, lan), strict=True)
     ]
     for part in sets:
         _check_fits(part.manifest, part.store.url, run)
@@ -171,13 +177,13 @@ def _left_over(manifest: Manifest, seq_len: int) -> str:
     )
 
 
-def _stores(run: RunConfig, node: NodeConfig) -> list[Store]:
+def _stores(run: RunConfig, node: NodeConfig, lan: bool) -> list[Store]:
     """Where this node has each data set from: its own folder, if it is there, or the run's URL."""
     own = _own_folders(run, node)
     return [
         FolderStore(str(own[part.digest]), own[part.digest])
         if part.digest in own
-        else open_store(part.url, node.files)
+        else open_store(part.url, node.files, lan)
         for part in run.data.sets
     ]
 

@@ -19,6 +19,7 @@ from urllib.parse import quote, urlsplit
 from atoll.comm.config.rules import ambiguous
 from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.extras import demand
+from atoll.node.data.network import OwnNetwork, web_opener
 
 SOCKET_SECONDS = 30.0  # that a store may say nothing
 READ_SECONDS = 120.0  # that a range may take as a whole
@@ -90,8 +91,9 @@ def check_store(url: str, files: bool) -> None:
         demand(f"a data set at {scheme}://", needed)
 
 
-def open_store(url: str, files: bool) -> Store:
-    """The store at the URL of a folder. `files`: it may be in this machine's own files. Raises `ResourceError`
+def open_store(url: str, files: bool, lan: bool = True) -> Store:
+    """The store at the URL of a folder. `files`: it may be in this machine's own files;
+    `lan`: or at a server in its own network (`atoll.node.data.network`). Raises `ResourceError`
     where that is not so, and where this machine lacks what the URL needs; `ConfigError` where its file system
     cannot be used."""
     check_store(url, files)
@@ -99,7 +101,7 @@ def open_store(url: str, files: bool) -> Store:
     if not separator or scheme in LOCAL_SCHEMES:
         return FolderStore(url, Path(rest if separator else url).expanduser())
     if is_web(url):
-        return HttpStore(url)
+        return HttpStore(url, None if files else web_opener(lan))
     return FsspecStore(url)
 
 
@@ -140,8 +142,10 @@ class HttpStore:
 
     is_local = False
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, opener: urllib.request.OpenerDirector | None = None) -> None:
+        """`opener`: bounds whom it asks; None: nothing does."""
         self.url = url
+        self._open = urllib.request.urlopen if opener is None else opener.open
         self._base, _, query = url.partition("?")
         self._query = f"?{query}" if query else ""
         self.private: tuple[str, ...] = (self._query,) if query else ()
@@ -176,7 +180,12 @@ class HttpStore:
     def _get(self, at: str, span: str | None) -> Any:
         request = urllib.request.Request(at, headers={"User-Agent": "atoll", **({"Range": span} if span else {})})
         try:
-            return urllib.request.urlopen(request, timeout=SOCKET_SECONDS)
+            return self._open(request, timeout=SOCKET_SECONDS)
+        except OwnNetwork as error:
+            raise StoreRefused(
+                f"{urlsplit(at).netloc} leads into this node's own network ({error}), which a run may ask only "
+                "where the node has files=true, or where the run's coordinator is there too"
+            ) from None
         except urllib.error.HTTPError as error:
             error.close()
             sentence = f"{at}: the server says {error.code} {error.reason}"

@@ -197,6 +197,13 @@ def test_a_url_without_rights_is_said_at_the_start(status: int, tmp_path: Path, 
     assert "data=FOLDER" in said
 
 
+def test_a_run_from_elsewhere_does_not_read_this_machines_network(tmp_path: Path, web: WebServer) -> None:
+    run = run_of(served(web))
+    with pytest.raises(ResourceError, match="own network .* files=true"):
+        open_source(run, NodeConfig(), tmp_path / "cache", lan=False)
+    assert not web.requests
+
+
 def test_a_store_that_is_away_at_the_start_is_told_and_waited_for(tmp_path: Path, web: WebServer) -> None:
     wanted, told = served(web), list[str]()
     run = run_of(replace(wanted, url=f"{wanted.url}?signature=secret"))

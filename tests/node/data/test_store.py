@@ -13,6 +13,7 @@ from data_sets import WebServer, web_server
 from hub_files import hub_of
 
 from atoll.comm.errors import ConfigError, ResourceError
+from atoll.node.data import network
 from atoll.node.data import store as store_
 from atoll.node.data.store import (
     CutShort,
@@ -167,6 +168,39 @@ def test_this_machines_files_are_its_owners_to_give(tmp_path: Path) -> None:
 def test_what_may_lead_elsewhere_is_not_asked(url: str, sentence: str) -> None:
     with pytest.raises(ResourceError, match=sentence):
         check_store(url, files=False)
+
+
+def test_a_server_in_the_nodes_own_network_is_asked_only_by_leave(
+    tmp_path: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.tokens").write_bytes(CONTENT)
+    with pytest.raises(StoreRefused, match=r"own network \(127.0.0.1 is at 127.0.0.1\), .* has files=true"):
+        open_store(web.url, files=False, lan=False).read("a.tokens", 0, 10)
+    assert not web.requests
+    assert open_store(web.url, files=True, lan=False).read("a.tokens", 0, 10) == CONTENT[:10]
+    assert open_store(web.url, files=False, lan=True).read("a.tokens", 0, 10) == CONTENT[:10]
+    with pytest.raises(StoreRefused, match=r"169.254.169.254 is at"):
+        open_store("http://169.254.169.254/latest", files=False, lan=True).read("a.tokens", 0, 10)
+
+
+def test_a_redirect_into_the_nodes_own_network_is_not_followed(
+    tmp_path: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.tokens").write_bytes(CONTENT)
+    web.redirect = web.url.replace("127.0.0.1", "127.0.0.2")
+    own = network.is_own_network
+    monkeypatch.setattr(network, "is_own_network", lambda ip: ip != "127.0.0.1" and own(ip))
+    with pytest.raises(StoreRefused, match=r"own network \(127.0.0.2 is at 127.0.0.2\)"):
+        open_store(web.url, files=False, lan=False).read("a.tokens", 0, 10)
+    assert len(web.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "own"),
+    [("10.1.2.3", True), ("::1", True), ("::ffff:127.0.0.1", True), ("fe80::1%eth0", True), ("8.8.8.8", False)],
+)
+def test_the_addresses_of_a_nodes_own_network(address: str, own: bool) -> None:
+    assert network.is_own_network(address) is own
 
 
 def test_without_the_package_of_a_store_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
