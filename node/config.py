@@ -75,6 +75,7 @@ class TrainerSpec:
     cache: str = ""  # folder for fetched data, and for what was measured
     moments: str = ""  # folder for the inner optimizer's state; empty: it is not kept
     command: tuple[str, ...] = ()  # the volunteer's own trainer; empty: the built-in one
+    lan: bool = False  # the run's data may be in this machine's own network, where its coordinator is
 
 
 def threads_of(config: NodeConfig) -> tuple[int, str]:

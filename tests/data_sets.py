@@ -77,6 +77,7 @@ class WebServer:
     status: int = 0  # answered to everything; 0: as it should be
     serves_ranges: bool = True
     cut_answers: int = 0  # so many answers end half-way
+    redirect: str = ""  # URL that everything is answered with; empty: none
     hold: threading.Event | None = None  # waited for before each answer
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -100,6 +101,12 @@ def web_server(folder: Path) -> Iterator[WebServer]:
             if served.hold is not None:
                 served.hold.wait(30)
             path = served.folder / name
+            if served.redirect:
+                self.send_response(302)
+                self.send_header("Location", f"{served.redirect}/{name}")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
             if served.status or not path.is_file():
                 self.send_error(served.status or 404)
                 return

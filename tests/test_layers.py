@@ -81,7 +81,7 @@ DOORS: dict[str, str] = {
     "comm": "accelerators bitmap buffers byte_view child_process chunks cores digest errors extras faults files "
     "folders fragment_schedule ids invite leases log plan replace workers",
     "comm.proto": "atoll_pb2 atoll_pb2_grpc packed_plan",
-    "comm.config": "engine hf hf_config load methods model outer plugin round_time run shipped",
+    "comm.config": "engine hf hf_config load methods model outer plugin round_time rules run shipped",
     "comm.codecs": "codec factory warm_up zstd",
     "comm.transport": "adaptive_zstd certificates connection data_plane fetch_client frames peer_links "
     "stream_policy tls",
@@ -91,7 +91,7 @@ DOORS: dict[str, str] = {
     "coordinator.service": "control_plane event_loop journal telemetry",
     "coordinator.monitor": "http terminal wandb_logger",
     "node": "config devices engine_check preflight trainer_channel",
-    "node.data": "dataset manifest samples source",
+    "node.data": "dataset manifest network samples source store",
     "node.state_machine": "effects events state step",
     "node.control": "client outbox reports",
     "node.outer": "layout method repair residual shared_vectors state",

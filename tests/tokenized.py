@@ -27,14 +27,18 @@ def tokenizer_json(vocab_size: int) -> bytes:
     return text.encode()
 
 
-def data_set(folder: Path, tokenizer: bytes, vocab_size: int) -> str:
-    """Write the manifest and the tokenizer of a data set to `folder`; returns the manifest's digest."""
+def data_set(folder: Path, tokenizer: bytes, vocab_size: int, beside: dict[str, bytes] | None = None) -> str:
+    """Write the manifest and the tokenizer of a data set to `folder`, with the files `beside` it by their names;
+    returns the manifest's digest."""
     folder.mkdir(parents=True)
     shard = Shard("train-00000", "train", 1, 8, "0" * 32)
     end_of_text = 0  # special tokens come first
     manifest = Manifest(
-        1, "tiny-text", "uint16", 8, vocab_size, end_of_text, digest(tokenizer).hex(), False, 1, (shard,)
+        *(1, "tiny-text", "uint16", 8, vocab_size, end_of_text, digest(tokenizer).hex(), False, 1, (shard,)),
+        tokenizer_files={name: digest(data).hex() for name, data in (beside or {}).items()},
     )
+    for name, data in (beside or {}).items():
+        (folder / name).write_bytes(data)
     (folder / TOKENIZER).write_bytes(tokenizer)
     (folder / MANIFEST).write_bytes(manifest.encode())
     return digest(manifest.encode()).hex()

@@ -117,7 +117,7 @@ async def launched(
     path, spec = str(folder / "socket"), folder / "spec.json"
     settings = NodeConfig(device=Device.CPU, ranks=ranks, threads=1, **node)
     cache = str(folder / "cache")
-    spec.write_bytes(msgspec.json.encode(TrainerSpec(run, settings, path, cache, moments, command)))
+    spec.write_bytes(msgspec.json.encode(TrainerSpec(run, settings, path, cache, moments, command, lan=True)))
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.put_nowait(DaemonEnd(reader, writer))

@@ -47,6 +47,15 @@ def store_url(key: str, url: str) -> Iterator[Rule]:
     )
 
 
+def ambiguous(url: str) -> str:
+    """The character of a data set's URL that may hide whom it asks, or what of it: '#', '@' or a backslash; empty:
+    there is none. A path has what it likes, and hf:// has a revision behind its '@'."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme in ("file", "local"):
+        return ""
+    return next((c for c in ("#\\" if scheme == "hf" else "#@\\") if c in rest), "")
+
+
 def _schemes() -> list[str]:
     from fsspec import available_protocols  # 0.1 s, which most runs never need
 

@@ -18,7 +18,7 @@ from atoll.comm.config.hf import HfConfig
 from atoll.comm.config.model import ModelConfig
 from atoll.comm.config.outer import FragmentsConfig, OuterConfig, OverlapConfig
 from atoll.comm.config.plugin import Plugin, PluginGroup, name_rules, package_rules
-from atoll.comm.config.rules import Rule, positive, representable, store_url
+from atoll.comm.config.rules import Rule, ambiguous, positive, representable, store_url
 from atoll.comm.errors import ConfigError
 
 
@@ -86,6 +86,11 @@ class DataSetConfig:
         """Rules of the data set at `key`, data or data.mixture[0]."""
         yield bool(self.url), f"{key}.url is empty: give the URL of a data set"
         yield from store_url(f"{key}.url", self.url)
+        yield (
+            not (found := ambiguous(self.url)),
+            f"{key}.url is {self.url!r}: it must be without {found!r}; a store's credentials are in the "
+            "environment",
+        )
         yield (
             bool(self.digest),
             f"{key}.url is {self.url}, and {key}.digest is empty: `atoll data check {self.url}` prints the digest",

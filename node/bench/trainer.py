@@ -322,7 +322,7 @@ async def launched(name: str, run: RunConfig, node: NodeConfig, folder: Path) ->
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.put_nowait(DaemonEnd(reader, writer))
 
-    spec = TrainerSpec(run, node, channel, str(folder / "cache"), command=command_of(name, node))
+    spec = TrainerSpec(run, node, channel, str(folder / "cache"), command=command_of(name, node), lan=True)
     file.write_bytes(msgspec.json.encode(spec))
     async with await asyncio.start_unix_server(accept, channel, limit=16 << 20):
         words = (sys.executable, "-P", "-m", "atoll.node.trainer.launcher", "--spec", str(file))

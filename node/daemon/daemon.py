@@ -25,7 +25,7 @@ from atoll.comm.config.engine import Engine
 from atoll.comm.cores import take_part
 from atoll.comm.errors import AtollError, Refused
 from atoll.comm.ids import NodeId, Pin
-from atoll.comm.invite import Invite
+from atoll.comm.invite import Invite, split_host_port
 from atoll.comm.leases import remaining
 from atoll.comm.proto import atoll_pb2 as pb
 from atoll.node.config import Device, NodeConfig, TrainerSpec, threads_of
@@ -35,6 +35,7 @@ from atoll.node.daemon.session import CoordinatorSession
 from atoll.node.daemon.state_dir import JoinOptions, exclusive, on_signals
 from atoll.node.daemon.state_server import StateServer
 from atoll.node.daemon.trainer_supervisor import TrainerSupervisor
+from atoll.node.data.network import is_local_host
 from atoll.node.data.source import check_source
 from atoll.node.devices import gpus, resolve
 from atoll.node.engine_check import check_engine
@@ -157,7 +158,8 @@ class Daemon:
         cache.mkdir(parents=True, exist_ok=True)
         moments = self._options.state_dir / "inner" / self._member.mark.hex() if self._config.durable else ""
         command = self._options.command
-        spec = TrainerSpec(self._member.run, self._config, "", str(cache), str(moments), command)
+        lan = is_local_host(split_host_port(self._invite.address, "the join URL")[0])
+        spec = TrainerSpec(self._member.run, self._config, "", str(cache), str(moments), command, lan)
         return TrainerSupervisor(spec, self._options.state_dir, self._on_trainer, self._on_trainer_down)
 
     async def _live(self) -> None:

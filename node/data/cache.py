@@ -73,7 +73,7 @@ class BlockCache:
                 self._write(key, data, size, state)
             self.trouble = ""
         except OSError as error:
-            self.trouble = f"cannot keep data in {self._folder}: {error.strerror or error}; it is fetched anew"
+            self.trouble = f"cannot keep data on the disk: {error.strerror or error}; it is fetched anew"
 
     @contextmanager
     def claimed(self, key: bytes) -> Iterator[None]:

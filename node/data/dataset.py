@@ -21,7 +21,7 @@ from atoll.node.data.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest
 from atoll.node.data.mixture import Mixture
 from atoll.node.data.order import Window, WindowOrder
 from atoll.node.data.samples import Sample, nothing_learned, window_count, window_of
-from atoll.node.data.store import FolderStore, Store, StoreError, StoreRefused, check_store, open_store
+from atoll.node.data.store import FolderStore, Store, StoreError, StoreRefused, check_store, open_store, public
 
 GIGABYTE = 10**9
 MEGABIT_BYTES = 125_000.0
@@ -82,7 +82,10 @@ class DataSetSource:
         mixture: Mixture,
         seq_len: int,
         fetcher: BlockFetcher,
+        notice: str = "",
     ) -> None:
+        """`notice`: what the node's owner should know of the data, for the log; empty: nothing."""
+        self.notice = notice
         self._train, self._validation, self._mixture = train, validation, mixture
         self._seq_len, self.fetcher = seq_len, fetcher
 
@@ -131,18 +134,25 @@ def check_data_sets(run: RunConfig, node: NodeConfig) -> None:
 
 
 def open_data_sets(
-    run: RunConfig, node: NodeConfig, cache: Path, ranks: int = 1, tell: Callable[[str], None] = print
+    run: RunConfig,
+    node: NodeConfig,
+    cache: Path,
+    ranks: int = 1,
+    tell: Callable[[str], None] = print,
+    lan: bool = True,
 ) -> DataSetSource:
     """The run's samples. `cache`: a folder for what is fetched; `ranks`: processes of this machine that fetch at
-    the same time; `tell` takes a sentence each time that a store does not answer, which is asked for ever. Raises
+    the same time; `tell` takes a sentence each time that a store does not answer, which is asked for ever;
+    `lan`: a server may be in this machine's own network. Raises
     an `AtollError` that says what is wrong with the data sets, this node's folder or its rights."""
     blocks = BlockCache(cache / "blocks", int(node.cache * GIGABYTE))
     sets = [
-        FetchedSet(_manifest(part, store, blocks, tell), store)
-        for part, store in zip(run.data.sets, _stores(run, node), strict=True)
+        FetchedSet(_manifest(part, store, blocks, tell), store, part.digest)
+        for part, store in zip(run.data.sets, _stores(run, node, lan), strict=True)
     ]
     for part in sets:
         _check_fits(part.manifest, part.store.url, run)
+    _check_one_tokenizer([part.manifest for part in sets])
     seq_len, seed = run.model.seq_len, run.seed
     train, validation = (
         [Slice.of(number, part.manifest, name, seq_len, seed) for number, part in enumerate(sets)]
@@ -152,16 +162,28 @@ def open_data_sets(
     sample_bytes = seq_len * max(part.manifest.format.dtype.itemsize for part in sets)
     mixture = Mixture.by_weight([part.weight for part in run.data.sets])
     fetcher = BlockFetcher(sets, blocks, throttle, sample_bytes, ranks)
-    return DataSetSource(train, validation, mixture, seq_len, fetcher)
+    notice = "; ".join(filter(None, (_left_over(part.manifest, seq_len) for part in sets)))
+    return DataSetSource(train, validation, mixture, seq_len, fetcher, notice)
 
 
-def _stores(run: RunConfig, node: NodeConfig) -> list[Store]:
+def _left_over(manifest: Manifest, seq_len: int) -> str:
+    """What of the data set's blocks is in no sample, in a sentence; empty: nothing."""
+    size = manifest.block_tokens
+    if not (rest := size % seq_len):
+        return ""
+    return (
+        f"samples of {seq_len} tokens do not divide the data set {manifest.name}'s blocks of {size}: the last "
+        f"{rest} tokens of each block, {100 * rest / size:.1f} % of the data, are in no sample"
+    )
+
+
+def _stores(run: RunConfig, node: NodeConfig, lan: bool) -> list[Store]:
     """Where this node has each data set from: its own folder, if it is there, or the run's URL."""
     own = _own_folders(run, node)
     return [
         FolderStore(str(own[part.digest]), own[part.digest])
         if part.digest in own
-        else open_store(part.url, node.files)
+        else open_store(part.url, node.files, lan)
         for part in run.data.sets
     ]
 
@@ -205,13 +227,28 @@ def _manifest(part: DataSetConfig, store: Store, cache: BlockCache, tell: Callab
                 "hf:// its keys are in the environment), or give a folder that has it, data=FOLDER"
             ) from None
         except StoreError as error:
-            tell(f"cannot fetch the run's data set, and tries again: {error}")
+            tell(public(f"cannot fetch the run's data set, and tries again: {error}", store))
         time.sleep(delay)
         delay = min(2 * delay, MAX_OPENING_DELAY)
     manifest = Manifest.decode(data, part.digest)
     if not store.is_local:
         cache.write(key, data)
     return manifest
+
+
+def _check_one_tokenizer(manifests: Sequence[Manifest]) -> None:
+    """Raise `ConfigError` where the same token means something else in two data sets of a mixture."""
+    first = manifests[0]
+    for other in manifests[1:]:
+        for key, one, two in (
+            ("tokenizer", first.tokenizer, other.tokenizer),
+            ("end_of_text", first.end_of_text, other.end_of_text),
+        ):
+            if one != two:
+                raise ConfigError(
+                    f"the data sets {first.name} and {other.name} cannot be mixed: their {key} differ ({one} and "
+                    f"{two}); build both with the same tokenizer and the same --end-of-text"
+                )
 
 
 def _check_fits(manifest: Manifest, url: str, run: RunConfig) -> None:

@@ -10,21 +10,33 @@ machine, within the node's `download=`, and checked against the manifest before 
                 other bytes than the manifest's, `DAMAGE_TRIES`    the block is left out, counted and named
                 times
 
-A block's digest comes from its shard's list of digests, which is fetched and checked in the same way.
+A block's digest comes from its shard's list of digests, which is fetched and checked in the same way. A list that
+is not the manifest's is asked for again for ever, since no block of the shard could be told right from wrong. When
+bytes differ, the store's manifest is read again: a data set that was built anew under its URL ends the trainer.
 """
 
+import math
 import random
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from atoll.comm.digest import DIGEST_SIZE, digest
+from atoll.comm.errors import ConfigError
 from atoll.node.data.cache import BlockCache
-from atoll.node.data.manifest import DIGESTS_SUFFIX, TOKENS_SUFFIX, Block, Manifest
-from atoll.node.data.store import CutShort, Store, StoreError, StoreRefused
+from atoll.node.data.manifest import (
+    DIGESTS_SUFFIX,
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    TOKENS_SUFFIX,
+    Block,
+    Manifest,
+)
+from atoll.node.data.store import CutShort, Store, StoreError, StoreRefused, public
 
 THREADS = 8  # ranges that are fetched at the same time
 MEMORY_BYTES = 64 << 20  # of blocks in memory
@@ -39,6 +51,7 @@ STRIDE_SHARE = 64  # of what is fetched ahead: so far the asker goes before the 
 DAMAGE_TRIES = 4
 FIRST_DELAY, MAX_DELAY = 0.5, 30.0  # seconds between two tries, twice as long each time
 TELLING_TRIES = 2  # after which it is told that a store does not answer
+MANIFEST_SECONDS = 60.0  # between two looks at a store's manifest
 WAIT_SECONDS = 1.0  # between two words of one who waits
 
 
@@ -60,6 +73,7 @@ class FetchedSet:
 
     manifest: Manifest
     store: Store
+    digest: str  # of the manifest, hexadecimal
 
 
 @dataclass
@@ -82,6 +96,18 @@ class Throttle:
             self._free = begin + size / self.rate
         if begin > now:
             self.sleep(begin - now)
+
+
+def _decoded(fetched: FetchedSet, name: str, number: int, data: bytes) -> Block:
+    """The block of these bytes. Raises `Damaged` where it has tokens that the vocabulary lacks: the model has no
+    embeddings of them."""
+    block, size = fetched.manifest.format.decode(data), fetched.manifest.vocab_size
+    if (largest := int(block.tokens.max())) >= size:
+        raise Damaged(
+            f"block {number} of {fetched.store.url}/{name} has the token {largest}, and the manifest's vocab_size "
+            f"is {size}"
+        )
+    return block
 
 
 def _silent(sentence: str) -> None:
@@ -121,6 +147,8 @@ class BlockFetcher:
         self._plan: Iterator[BlockId] = iter(())
         self._walked = self._asked = 0  # samples of the plan: seen by the threads; asked for
         self._troubles = dict[int, str]()  # by data set
+        self._wrong_lists = dict[tuple[int, str], str]()  # why lists of digests are not had, by data set and file
+        self._manifest_looks = dict[int, float]()  # when a data set's manifest was last read again
         self.damaged = dict[BlockId, str]()  # what is left out, and why
         self.tell: Callable[[str], None] = _silent  # takes sentences for the log
         self.waiting: Callable[[], None] | None = None  # called each `WAIT_SECONDS` by who waits for a block
@@ -135,9 +163,12 @@ class BlockFetcher:
 
     @property
     def trouble(self) -> str:
-        """What keeps blocks from coming, or from being kept, in words for people; empty: nothing."""
+        """What keeps blocks from coming, or from being kept, in words that others may read; empty: nothing."""
         with self._state:
-            return "; ".join(filter(None, (*self._troubles.values(), self._cache.trouble)))
+            count = len(self.damaged)
+            left_out = f"blocks of the run's data that are damaged, and left out: {count}" if count else ""
+            found = *self._troubles.values(), *islice(self._wrong_lists.values(), 1), left_out, self._cache.trouble
+            return "; ".join(filter(None, found))
 
     @property
     def samples_ahead(self) -> int:
@@ -242,11 +273,12 @@ class BlockFetcher:
                 return
             name = fetched.manifest.shards[wanted.shard].name + TOKENS_SUFFIX
             data = self._obtain(wanted.part, name, wanted.number * size, size, key)
+            block = None if data is None else _decoded(fetched, name, wanted.number, data)
         except Damaged as error:
             self._leave_out(wanted, str(error))
             return
-        if data is not None:
-            self._keep(wanted, fetched.manifest.format.decode(data), size)
+        if block is not None:
+            self._keep(wanted, block, size)
 
     def _block_digest(self, wanted: BlockId) -> bytes:
         """The digest of a block, of the list of its shard. Raises `Damaged`."""
@@ -257,7 +289,7 @@ class BlockFetcher:
             if (found := self._lists.get(place)) is None:
                 shard = self._sets[wanted.part].manifest.shards[wanted.shard]
                 name, size = shard.name + DIGESTS_SUFFIX, shard.blocks * DIGEST_SIZE
-                found = self._obtain(wanted.part, name, 0, size, bytes.fromhex(shard.digest))
+                found = self._obtain(wanted.part, name, 0, size, bytes.fromhex(shard.digest), required=True)
                 if found is None:
                     raise Damaged("the process ends")
                 with self._state:
@@ -266,18 +298,24 @@ class BlockFetcher:
                         self._lists.popitem(last=False)
         return found[wanted.number * DIGEST_SIZE :][:DIGEST_SIZE]
 
-    def _obtain(self, part: int, name: str, start: int, size: int, key: bytes) -> bytes | None:
-        """The bytes of a range of a file, with this digest: from the disk or the store. None: the fetcher was
-        closed before. Raises `Damaged`."""
+    def _obtain(
+        self, part: int, name: str, start: int, size: int, key: bytes, required: bool = False
+    ) -> bytes | None:
+        """The bytes of a range of a file, with this digest: from the disk or the store. `required`: asked for
+        until they are right. None: the fetcher was closed before. Raises `Damaged`, and `ConfigError` where the
+        store has another data set by now."""
         tries = damaged = 0
         while True:
             try:
                 data = self._fetch_once(part, name, start, size, key)
-                self._recovered(part)
+                self._recovered(part, name)
                 return data
             except (Damaged, CutShort) as error:
                 damaged += 1
-                if damaged >= DAMAGE_TRIES:
+                self._check_manifest(part)
+                if required:
+                    self._wrong_list(part, name, f"cannot use the run's data, and tries again: {error}")
+                elif damaged >= DAMAGE_TRIES:
                     raise Damaged(str(error)) from None
             except StoreError as error:
                 tries += 1
@@ -305,6 +343,27 @@ class BlockFetcher:
         if digest(data) != key:
             raise Damaged(f"bytes {start} to {start + size} of {store.url}/{name} are not those of the data set")
         return data
+
+    def _check_manifest(self, part: int) -> None:
+        """Raise `ConfigError` where the store has another manifest than the run; a page of a server that is out of
+        order is none."""
+        with self._state:
+            now, fetched = time.monotonic(), self._sets[part]
+            if now < self._manifest_looks.get(part, -math.inf) + MANIFEST_SECONDS:
+                return
+            self._manifest_looks[part] = now
+        try:
+            data = fetched.store.read_whole(MANIFEST, MAX_MANIFEST_BYTES)
+            found = digest(data).hex()
+            Manifest.decode(data)
+        except (StoreError, ConfigError):
+            return
+        if found != fetched.digest:
+            raise ConfigError(
+                f"the run's data set {fetched.manifest.name} was built anew: its {MANIFEST} has "
+                f"the digest {found}, and the run's is {fetched.digest}; put the run's own back, or give its "
+                "folder on this machine, data=FOLDER"
+            )
 
     def _pause(self, tries: int) -> bool:
         """Wait between two tries, longer each time, not at the same time as others; False: the fetcher is
@@ -337,13 +396,21 @@ class BlockFetcher:
     def _troubled(self, part: int, sentence: str) -> None:
         with self._state:
             known = self._troubles.get(part)
-            self._troubles[part] = sentence
+            self._troubles[part] = public(sentence, self._sets[part].store)
         if known is None:
             self.tell(sentence)
 
-    def _recovered(self, part: int) -> None:
+    def _wrong_list(self, part: int, name: str, sentence: str) -> None:
         with self._state:
-            gone = self._troubles.pop(part, None)
+            known = self._wrong_lists.get((part, name))
+            self._wrong_lists[part, name] = public(sentence, self._sets[part].store)
+        if known is None:
+            self.tell(sentence)
+
+    def _recovered(self, part: int, name: str) -> None:
+        with self._state:
+            gone = self._wrong_lists.pop((part, name), None)
+            gone = self._troubles.pop(part, None) or gone
             if gone is not None:
                 self._answered.notify_all()
         if gone is not None:

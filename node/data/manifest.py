@@ -13,6 +13,7 @@ manifest has the digest of each shard's list of digests, and the list that of ea
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -37,8 +38,9 @@ TOKENIZER_FILES = (
 TOKENS_SUFFIX, DIGESTS_SUFFIX = ".tokens", ".digests"
 TRAIN, VALIDATION = "train", "validation"  # the slices that a run looks for, unless it names others
 VERSION = 1
-MAX_MANIFEST_BYTES = 256 << 20
+MAX_MANIFEST_BYTES = 32 << 20
 MAX_BLOCK_TOKENS = 1 << 22
+MAX_SHARD_BLOCKS = 1 << 20  # so that a shard's list of digests has no more than 16 MiB
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
@@ -156,35 +158,33 @@ class Block:
     learned: NDArray[np.bool_]  # the token is to be predicted
 
 
-def _rules(manifest: Manifest) -> list[tuple[bool, str]]:
-    names = [shard.name for shard in manifest.shards]
-    rules = [
-        (manifest.version == VERSION, f"version is {manifest.version}, and this Atoll reads {VERSION}"),
-        (manifest.dtype in DTYPES, f"dtype is {manifest.dtype!r}: it must be one of {', '.join(DTYPES)}"),
-        (
-            8 <= manifest.block_tokens <= MAX_BLOCK_TOKENS and manifest.block_tokens % 8 == 0,
-            f"block_tokens is {manifest.block_tokens}: it must be a multiple of 8 up to {MAX_BLOCK_TOKENS}",
-        ),
-        (1 <= manifest.vocab_size <= 1 << 32, f"vocab_size is {manifest.vocab_size}"),
-        (0 <= manifest.end_of_text < manifest.vocab_size, f"end_of_text is {manifest.end_of_text}"),
-        (_is_digest(manifest.tokenizer), f"tokenizer is {manifest.tokenizer!r}: it must be a digest"),
-        (len(set(names)) == len(names), "two shards have the same name"),
-    ]
+def _rules(manifest: Manifest) -> Iterator[tuple[bool, str]]:
+    yield manifest.version == VERSION, f"version is {manifest.version}, and this Atoll reads {VERSION}"
+    yield manifest.dtype in DTYPES, f"dtype is {manifest.dtype!r}: it must be one of {', '.join(DTYPES)}"
+    yield (
+        8 <= manifest.block_tokens <= MAX_BLOCK_TOKENS and manifest.block_tokens % 8 == 0,
+        f"block_tokens is {manifest.block_tokens}: it must be a multiple of 8 up to {MAX_BLOCK_TOKENS}",
+    )
+    yield 1 <= manifest.vocab_size <= 1 << 32, f"vocab_size is {manifest.vocab_size}"
+    yield 0 <= manifest.end_of_text < manifest.vocab_size, f"end_of_text is {manifest.end_of_text}"
+    yield _is_digest(manifest.tokenizer), f"tokenizer is {manifest.tokenizer!r}: it must be a digest"
+    names = {shard.name for shard in manifest.shards}
+    yield len(names) == len(manifest.shards), "two shards have the same name"
     for name, found in manifest.tokenizer_files.items():
-        rules.append((name in TOKENIZER_FILES and _is_digest(found), f"a tokenizer's file is named {name!r}"))
+        yield name in TOKENIZER_FILES and _is_digest(found), f"a tokenizer's file is named {name!r}"
     for shard in manifest.shards:
         full = shard.blocks * manifest.block_tokens
         plain = re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,99}", shard.name) is not None
-        rules += [
-            (plain and PurePosixPath(shard.name).name == shard.name, f"a shard is named {shard.name!r}"),
-            (
-                1 <= shard.blocks < 1 << 40 and full - manifest.block_tokens < shard.tokens <= full,
-                f"shard {shard.name} has {shard.tokens} tokens in {shard.blocks} blocks of "
-                f"{manifest.block_tokens}",
-            ),
-            (_is_digest(shard.digest), f"shard {shard.name} has the digest {shard.digest!r}"),
-        ]
-    return rules
+        yield plain and PurePosixPath(shard.name).name == shard.name, f"a shard is named {shard.name!r}"
+        yield (
+            1 <= shard.blocks <= MAX_SHARD_BLOCKS,
+            f"shard {shard.name} has {shard.blocks} blocks: it must be 1 to {MAX_SHARD_BLOCKS}",
+        )
+        yield (
+            full - manifest.block_tokens < shard.tokens <= full,
+            f"shard {shard.name} has {shard.tokens} tokens in {shard.blocks} blocks of {manifest.block_tokens}",
+        )
+        yield _is_digest(shard.digest), f"shard {shard.name} has the digest {shard.digest!r}"
 
 
 def _is_digest(text: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from atoll.comm.digest import DIGEST_SIZE, digest
 from atoll.comm.errors import AtollError, ConfigError, Refused, ResourceError, Unreachable
 from atoll.node.data.manifest import DIGESTS_SUFFIX, MANIFEST, MAX_MANIFEST_BYTES, TOKENS_SUFFIX, Manifest, Shard
+from atoll.node.data.store import is_web
 
 
 class DamagedData(AtollError):
@@ -23,8 +24,10 @@ class DataSetReader:
 
     def __init__(self, url: str) -> None:
         """Raises `ResourceError` where this machine lacks what the URL needs."""
-        self.url = url.rstrip("/")
-        self.fs, path = open_place(url)
+        base, _, query = url.partition("?")
+        self._query = f"?{query}" if query and is_web(url) else ""
+        self.url = base.rstrip("/") if self._query else url.rstrip("/")
+        self.fs, path = open_place(self.url)
         self._path = path.rstrip("/")
 
     def manifest_bytes(self) -> bytes:
@@ -96,7 +99,7 @@ class DataSetReader:
         return data
 
     def _at(self, name: str) -> str:
-        return f"{self._path}/{name}"
+        return f"{self._path}/{name}{self._query}"
 
 
 def open_place(url: str) -> tuple[Any, str]:

@@ -27,16 +27,22 @@ def check_source(run: RunConfig, node: NodeConfig) -> None:
 
 
 def open_source(
-    run: RunConfig, node: NodeConfig, cache: Path, ranks: int = 1, tell: Callable[[str], None] = print
+    run: RunConfig,
+    node: NodeConfig,
+    cache: Path,
+    ranks: int = 1,
+    tell: Callable[[str], None] = print,
+    lan: bool = True,
 ) -> Source:
     """The run's data on this node. `cache`: a folder for what is fetched; `ranks`: processes of this machine that
-    open it; `tell` takes a sentence each time that a store does not answer. Raises an `AtollError` that says what
+    open it; `tell` takes a sentence each time that a store does not answer; `lan`: data may be at a
+    server in this machine's own network. Raises an `AtollError` that says what
     is missing and what to do."""
     match run.data.kind:
         case DataKind.SCRIPT:
             raise _no_source()
         case DataKind.DATASET:
-            return open_data_sets(run, node, cache, ranks, tell)
+            return open_data_sets(run, node, cache, ranks, tell, lan)
         case DataKind.PLUGIN:
             return open_plugin(run, node)
         case _:

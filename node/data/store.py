@@ -1,5 +1,4 @@
-"""The files of a data set, wherever they are: https://, s3://, hf://, any URL that fsspec knows, or a local
-folder.
+"""The files of a data set, wherever they are: at a URL of one of `SCHEMES`, or in a local folder.
 
 A store reads ranges of files and nothing else: never more bytes than it was asked for, and never for longer than
 `READ_SECONDS`. Keys and tokens are the environment's (AWS_ACCESS_KEY_ID, HF_TOKEN and so on), never in the URL.
@@ -17,12 +16,15 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
 
-from atoll.comm.errors import ResourceError
+from atoll.comm.config.rules import ambiguous
+from atoll.comm.errors import ConfigError, ResourceError
 from atoll.comm.extras import demand
+from atoll.node.data.network import OwnNetwork, web_opener
 
 SOCKET_SECONDS = 30.0  # that a store may say nothing
 READ_SECONDS = 120.0  # that a range may take as a whole
 LOCAL_SCHEMES = ("file", "local")
+SCHEMES = ("http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf")  # of servers that a node asks
 PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "hf": "huggingface_hub"}  # that a URL of this scheme needs
 PIECE_BYTES = 1 << 18  # of a body that are read at once
 S3_OPTIONS = {"connect_timeout": SOCKET_SECONDS, "read_timeout": SOCKET_SECONDS, "retries": {"max_attempts": 1}}
@@ -45,12 +47,26 @@ class Store(Protocol):
 
     url: str
     is_local: bool  # its files are on this machine: no copies of them are kept
+    private: tuple[str, ...]  # parts of its sentences that are this machine's own affair: see `public`
 
     def read(self, name: str, start: int, size: int) -> bytes:
         """Bytes [start, start + size) of a file: exactly so many. Raises `StoreError`."""
 
     def read_whole(self, name: str, limit: int) -> bytes:
         """A small file, which has no more than `limit` bytes. Raises `StoreError`."""
+
+
+def public(sentence: str, store: Store) -> str:
+    """The sentence about a store as others may read it: without folders of this machine, and without the query of
+    a URL, which may be a signature."""
+    for part in store.private:
+        sentence = sentence.replace(part, "")
+    return re.sub(r"(\w://[^\s?]+)\?\S*?(?=[:;,]?(?:\s|$))", r"\1", sentence)
+
+
+def is_web(url: str) -> bool:
+    """Whether the URL is a web server's: what stands behind its '?' belongs to every file of the folder."""
+    return url.startswith(("http://", "https://"))
 
 
 def check_store(url: str, files: bool) -> None:
@@ -61,19 +77,31 @@ def check_store(url: str, files: bool) -> None:
             f"{url} is among this machine's own files, which a run may read only where the node has files=true: "
             "set that, or give the folder of this node's own copy, data=FOLDER"
         )
+    if separator and scheme not in (*SCHEMES, *LOCAL_SCHEMES) and "::" not in scheme:
+        raise ResourceError(
+            f"a node reads no data set at {scheme}://: put it on a server of {', '.join(SCHEMES)}, or give its "
+            "folder on this machine, data=FOLDER"
+        )
+    if found := ambiguous(url):
+        raise ResourceError(
+            f"the URL of the run's data set has a {found!r} in it, which may hide where it leads: a node asks no "
+            "such URL; a store's credentials are in the environment"
+        )
     if needed := PACKAGES.get(scheme):
         demand(f"a data set at {scheme}://", needed)
 
 
-def open_store(url: str, files: bool) -> Store:
-    """The store at the URL of a folder. `files`: it may be in this machine's own files. Raises `ResourceError`
-    where that is not so, and where this machine lacks what the URL needs."""
+def open_store(url: str, files: bool, lan: bool = True) -> Store:
+    """The store at the URL of a folder. `files`: it may be in this machine's own files;
+    `lan`: or at a server in its own network (`atoll.node.data.network`). Raises `ResourceError`
+    where that is not so, and where this machine lacks what the URL needs; `ConfigError` where its file system
+    cannot be used."""
     check_store(url, files)
     scheme, separator, rest = url.partition("://")
     if not separator or scheme in LOCAL_SCHEMES:
         return FolderStore(url, Path(rest if separator else url).expanduser())
-    if scheme in ("http", "https"):
-        return HttpStore(url)
+    if is_web(url):
+        return HttpStore(url, None if files else web_opener(lan))
     return FsspecStore(url)
 
 
@@ -84,6 +112,7 @@ class FolderStore:
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self._folder = url, folder
+        self.private: tuple[str, ...] = (f"{url}/", f"{folder}/", url, str(folder))
 
     def read(self, name: str, start: int, size: int) -> bytes:
         """Bytes [start, start + size) of a file. Raises `StoreError`."""
@@ -113,10 +142,13 @@ class HttpStore:
 
     is_local = False
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, opener: urllib.request.OpenerDirector | None = None) -> None:
+        """`opener`: bounds whom it asks; None: nothing does."""
         self.url = url
+        self._open = urllib.request.urlopen if opener is None else opener.open
         self._base, _, query = url.partition("?")
         self._query = f"?{query}" if query else ""
+        self.private: tuple[str, ...] = (self._query,) if query else ()
 
     def read(self, name: str, start: int, size: int) -> bytes:
         """Bytes [start, start + size) of a file. Raises `StoreError`."""
@@ -148,7 +180,12 @@ class HttpStore:
     def _get(self, at: str, span: str | None) -> Any:
         request = urllib.request.Request(at, headers={"User-Agent": "atoll", **({"Range": span} if span else {})})
         try:
-            return urllib.request.urlopen(request, timeout=SOCKET_SECONDS)
+            return self._open(request, timeout=SOCKET_SECONDS)
+        except OwnNetwork as error:
+            raise StoreRefused(
+                f"{urlsplit(at).netloc} leads into this node's own network ({error}), which a run may ask only "
+                "where the node has files=true, or where the run's coordinator is there too"
+            ) from None
         except urllib.error.HTTPError as error:
             error.close()
             sentence = f"{at}: the server says {error.code} {error.reason}"
@@ -163,7 +200,8 @@ class HttpStore:
         pieces, left = list[bytes](), limit + 1 if size is None else size
         deadline = time.monotonic() + READ_SECONDS
         try:
-            while left and (piece := answer.read(min(left, PIECE_BYTES))):
+            # What has come, not a whole piece: a server that drips would hold `read` past the deadline.
+            while left and (piece := answer.read1(min(left, PIECE_BYTES))):
                 pieces.append(piece)
                 left -= len(piece)
                 if time.monotonic() > deadline:
@@ -179,6 +217,7 @@ class FsspecStore:
     """A folder in any store that fsspec knows."""
 
     is_local = False
+    private: tuple[str, ...] = ()
 
     def __init__(self, url: str) -> None:
         from fsspec.core import url_to_fs  # 14 MB, which most nodes never need
@@ -186,8 +225,11 @@ class FsspecStore:
         options = {"config_kwargs": S3_OPTIONS} if url.startswith(("s3:", "s3a:")) else {}
         try:
             self._fs, path = url_to_fs(url, **options)
-        except (ImportError, ValueError) as error:
-            raise ResourceError(f"{url} cannot be used: {error}") from None
+        except Exception as error:  # a file system may raise anything, such as that it lacks credentials
+            raise ConfigError(
+                f"{url} cannot be used: {type(error).__name__}: {error}; see that the credentials of that store "
+                "are in this node's environment, or give the data set's folder, data=FOLDER"
+            ) from None
         self.url, self._path = url, str(path).rstrip("/")
 
     def read(self, name: str, start: int, size: int) -> bytes:

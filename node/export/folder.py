@@ -30,6 +30,7 @@ from atoll.node.export.tokenizer import (
     DataSource,
     TokenizerFiles,
     data_sources,
+    json_object,
     read_source,
     tokenizer_of_path,
     tokenizer_of_source,
@@ -225,7 +226,9 @@ def _configs(
         return {model.config_name: _json(model.config)}
     ids = dict(tokenizer.ids) if tokenizer is not None else {}
     config = model.config | {"dtype": dtype.torch_name, "torch_dtype": dtype.torch_name} | ids
-    return {model.config_name: _json(config), GENERATION_CONFIG: _json({"_from_model_config": True, **ids})}
+    given = tokenizer.files.get(GENERATION_CONFIG) if tokenizer is not None else None
+    generation = {"_from_model_config": True} if given is None else json_object(given, GENERATION_CONFIG)
+    return {model.config_name: _json(config), GENERATION_CONFIG: _json({**ids, **generation})}
 
 
 def _json(value: dict[str, Any]) -> bytes:

@@ -12,8 +12,9 @@ from typing import Any
 
 from atoll.comm.config.run import DataConfig, RunConfig
 from atoll.comm.digest import digest
-from atoll.comm.errors import AtollError, ConfigError, ResourceError
+from atoll.comm.errors import ConfigError, ResourceError
 from atoll.node.data.manifest import MANIFEST, MAX_MANIFEST_BYTES, TOKENIZER, Manifest
+from atoll.node.data.store import StoreError, open_store
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 # What a folder of a tokenizer may have beside tokenizer.json.
@@ -55,20 +56,23 @@ def data_sources(data: DataConfig) -> tuple[DataSource, ...]:
 
 def read_source(source: DataSource) -> DataSource:
     """The data set with its manifest, whose digest is compared. Raises `ConfigError`, `ResourceError`."""
-    data = _fetch(f"{source.url.rstrip('/')}/{MANIFEST}", MAX_MANIFEST_BYTES)
+    data = _fetch(source.url, MANIFEST, MAX_MANIFEST_BYTES)
     return DataSource(source.url, source.digest, source.weight, Manifest.decode(data, source.digest))
 
 
 def tokenizer_of_source(source: DataSource, run: RunConfig) -> TokenizerFiles:
-    """The tokenizer of a data set whose manifest was read. Raises `ConfigError`, `ResourceError`."""
+    """The tokenizer of a data set whose manifest was read, with all files that came with it. Raises `ConfigError`,
+    `ResourceError`."""
     assert source.manifest is not None, "read_source comes first"
-    data = _fetch(f"{source.url.rstrip('/')}/{TOKENIZER}", MAX_TOKENIZER_BYTES)
-    if (found := digest(data).hex()) != source.manifest.tokenizer:
-        raise ResourceError(
-            f"{TOKENIZER} of data set {source.manifest.name} has the digest {found}, its manifest says "
-            f"{source.manifest.tokenizer}: it was replaced; give the right one with --tokenizer"
-        )
-    return _complete({TOKENIZER: data}, run, source.manifest.end_of_text)
+    files = dict[str, bytes]()
+    for name, expected in {TOKENIZER: source.manifest.tokenizer, **source.manifest.tokenizer_files}.items():
+        files[name] = _fetch(source.url, name, MAX_TOKENIZER_BYTES)
+        if (found := digest(files[name]).hex()) != expected:
+            raise ResourceError(
+                f"{name} of data set {source.manifest.name} has the digest {found}, its manifest says {expected}: "
+                "it was replaced; give the right one with --tokenizer"
+            )
+    return _complete(files, run, source.manifest.end_of_text)
 
 
 def tokenizer_of_path(path: Path, run: RunConfig, end_of_text: int | None = None) -> TokenizerFiles:
@@ -84,7 +88,7 @@ def tokenizer_of_path(path: Path, run: RunConfig, end_of_text: int | None = None
 def special_tokens(folder: Path) -> set[str]:
     """The roles, of `ROLES`, that a folder's tokenizer_config.json has a token for. Raises `ConfigError`."""
     path = folder / TOKENIZER_CONFIG
-    config = _json_object(_read(path), TOKENIZER_CONFIG) if path.is_file() else {}
+    config = json_object(_read(path), TOKENIZER_CONFIG) if path.is_file() else {}
     return {role for role in ROLES if _text_of(config.get(f"{role}_token"))}
 
 
@@ -96,7 +100,7 @@ def _complete(files: dict[str, bytes], run: RunConfig, end_of_text: int | None) 
             f"the tokenizer has {largest + 1} tokens, the model of run {run.name} only {run.model.vocab_size}: it "
             "is not the run's; give the right one with --tokenizer"
         )
-    config = _json_object(files[TOKENIZER_CONFIG], TOKENIZER_CONFIG) if TOKENIZER_CONFIG in files else {}
+    config = json_object(files[TOKENIZER_CONFIG], TOKENIZER_CONFIG) if TOKENIZER_CONFIG in files else {}
     config.pop("auto_map", None)  # code that is not among these files
     config.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
     config.setdefault("model_max_length", run.model.seq_len)
@@ -111,7 +115,7 @@ def _complete(files: dict[str, bytes], run: RunConfig, end_of_text: int | None) 
 
 def _tokens(data: bytes) -> dict[str, int]:
     """The tokens of a tokenizer.json and their ids."""
-    tokenizer = _json_object(data, TOKENIZER)
+    tokenizer = json_object(data, TOKENIZER)
     try:
         vocab = tokenizer["model"]["vocab"]
         listed = {str(entry[0]): i for i, entry in enumerate(vocab)} if isinstance(vocab, list) else dict(vocab)
@@ -128,7 +132,8 @@ def _text_of(token: object) -> str:
     return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
 
 
-def _json_object(data: bytes, name: str) -> dict[str, Any]:
+def json_object(data: bytes, name: str) -> dict[str, Any]:
+    """The JSON object in a file of that name. Raises `ConfigError`."""
     try:
         found = json.loads(data)
     except ValueError as error:
@@ -149,19 +154,9 @@ def _read(path: Path) -> bytes:
         ) from None
 
 
-def _fetch(url: str, limit: int) -> bytes:
-    """A small file at any URL that fsspec knows."""
-    import fsspec  # 14 MB, which most exports never need
-
+def _fetch(url: str, name: str, limit: int) -> bytes:
+    """A small file of a data set, as nodes read it; this machine's own files too, since its user asks for it."""
     try:
-        with fsspec.open(url, "rb") as file:
-            data = bytes(file.read(limit + 1))
-    except AtollError:
-        raise
-    except Exception as error:  # each kind of store raises its own
-        raise ResourceError(
-            f"{url} cannot be read ({type(error).__name__}: {error}): give the run's tokenizer with --tokenizer"
-        ) from None
-    if len(data) > limit:
-        raise ResourceError(f"{url} has more than {limit >> 20} MiB: it is not what its name says")
-    return data
+        return open_store(url, files=True).read_whole(name, limit)
+    except StoreError as error:
+        raise ResourceError(f"{error}: give the run's tokenizer with --tokenizer") from None

@@ -65,9 +65,9 @@ class RunTokens:
 
         source, here = None, ranks.hosts.count(ranks.hosts[ranks.rank])
         if ranks.is_first_on_host:
-            source = open_source(spec.run, spec.node, Path(spec.cache), here, tell)
+            source = open_source(spec.run, spec.node, Path(spec.cache), here, tell, spec.lan)
         ranks.barrier()
-        return cls(source or open_source(spec.run, spec.node, Path(spec.cache), here, tell))
+        return cls(source or open_source(spec.run, spec.node, Path(spec.cache), here, tell, spec.lan))
 
     def listen(self, tell: Callable[[str], None], waiting: Callable[[str], None]) -> None:
         """Have sentences told, by any thread, on what does not work with the data; and `waiting` called every
@@ -75,6 +75,8 @@ class RunTokens:
         if isinstance(self.source, DataSetSource):
             fetcher = self.source.fetcher
             fetcher.tell, fetcher.waiting = tell, lambda: waiting(fetcher.trouble)
+            if self.source.notice:
+                tell(self.source.notice)
 
     @property
     def trouble(self) -> str:

@@ -30,8 +30,8 @@ def read_spec() -> TrainerSpec | None:
 
 
 def agreed_spec(ranks: RankGroup) -> TrainerSpec:
-    """Agree on the spec of this rank, with the run of rank 0's. Every rank must call it. Raises `ConfigError`
-    where no daemon has started this."""
+    """Agree on the spec of this rank, with the run and network of rank 0's. Every rank must call it. Raises
+    `ConfigError` where no daemon has started this."""
     spec = read_spec()
     if spec is None and ranks.rank == 0:
         raise ConfigError(
@@ -39,7 +39,8 @@ def agreed_spec(ranks: RankGroup) -> TrainerSpec:
         )
     spec = spec or TrainerSpec()
     encoded = ranks.broadcast(to_json(spec.run))
-    return replace(spec, run=from_json(encoded)) if ranks.rank else spec
+    lan = ranks.broadcast(b"lan" if spec.lan else b"") == b"lan"  # other machines do not know the coordinator
+    return replace(spec, run=from_json(encoded), lan=lan) if ranks.rank else spec
 
 
 class DaemonLink:

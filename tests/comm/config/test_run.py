@@ -129,6 +129,8 @@ URL = "https://host/corpus"
             ("data.url=s4://bucket/corpus", f"data.digest={DIGEST}"),
             "no store is known whose URLs begin with s4://",
         ),
+        (("data.url='https://host/x#y'", f"data.digest={DIGEST}"), "it must be without '#'"),
+        (("data.url=https://me@host/x", f"data.digest={DIGEST}"), "it must be without '@'"),
         (("data.url=https://me:secret@host/x", f"data.digest={DIGEST}"), "data.url has a password in it"),
         ((f"data.mixture=[{{url: {URL}}}]",), r"data.mixture\[0\].digest is empty"),
         ((f"data.mixture=[{{url: {URL}, digest: {DIGEST}, weight: 0}}]",), r"mixture\[0\].weight is 0"),

@@ -82,7 +82,8 @@ def test_a_full_disk_is_said_and_costs_nothing_else(tmp_path: Path) -> None:
     cache = BlockCache(tmp_path, 10 * SIZE, room=lambda folder: free)
     cache.write(key(0), block(0))
     assert cache.read(key(0)) is None and on_disk(tmp_path) == 0
-    assert "cannot keep data in" in cache.trouble and "the disk has 0.0 MB left" in cache.trouble
+    assert "cannot keep data on the disk" in cache.trouble and str(tmp_path) not in cache.trouble
+    assert "the disk has 0.0 MB left" in cache.trouble
     free = 2 * SIZE
     cache.write(key(0), block(0))
     assert cache.read(key(0)) == block(0) and cache.trouble == ""

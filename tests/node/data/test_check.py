@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from corpora import InlinePool, built, content, jsonl, tokenizer_folder
+from data_sets import web_server
 
 from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError, Refused, ResourceError, Unreachable
@@ -43,6 +44,12 @@ def out(tmp_path: Path, tokenizer: Path, source: Path, monkeypatch: pytest.Monke
 
 def whole(url: Path | str, slice_name: str = "") -> object:
     return check(str(url), slice_name, lambda done, total: None)
+
+
+def test_a_url_with_a_query_is_read_as_nodes_read_it(out: Path) -> None:
+    with web_server(out) as web:
+        assert whole(f"{web.url}/?signature=secret") == whole(out)
+        assert {name for name, _ in web.requests} >= {MANIFEST, "train-00000.tokens"}
 
 
 def test_a_whole_set_is_told_by_its_digest_and_its_tokens(out: Path) -> None:

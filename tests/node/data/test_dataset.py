@@ -197,8 +197,16 @@ def test_a_url_without_rights_is_said_at_the_start(status: int, tmp_path: Path, 
     assert "data=FOLDER" in said
 
 
+def test_a_run_from_elsewhere_does_not_read_this_machines_network(tmp_path: Path, web: WebServer) -> None:
+    run = run_of(served(web))
+    with pytest.raises(ResourceError, match="own network .* files=true"):
+        open_source(run, NodeConfig(), tmp_path / "cache", lan=False)
+    assert not web.requests
+
+
 def test_a_store_that_is_away_at_the_start_is_told_and_waited_for(tmp_path: Path, web: WebServer) -> None:
-    run, told = run_of(served(web)), list[str]()
+    wanted, told = served(web), list[str]()
+    run = run_of(replace(wanted, url=f"{wanted.url}?signature=secret"))
     web.status = 503
 
     def tell(sentence: str) -> None:
@@ -209,6 +217,7 @@ def test_a_store_that_is_away_at_the_start_is_told_and_waited_for(tmp_path: Path
     assert source.train(0).input_ids.shape == (SEQ_LEN,)
     (said,) = told
     assert "cannot fetch the run's data set, and tries again" in said and "503" in said
+    assert "/manifest.json: the server" in said and "signature" not in said
 
 
 def test_a_data_set_that_does_not_fit_the_model_is_refused(tmp_path: Path, web: WebServer) -> None:
@@ -222,6 +231,20 @@ def test_a_data_set_that_does_not_fit_the_model_is_refused(tmp_path: Path, web: 
     assert "has no slice 'books': it has train, validation" in refused(run, NodeConfig(), tmp_path / "cache")
 
 
+@pytest.mark.parametrize(("key", "value"), [("tokenizer", "ba" * 16), ("end_of_text", 1)])
+def test_data_sets_of_different_tokenizers_are_not_mixed(
+    key: str, value: object, tmp_path: Path, web: WebServer
+) -> None:
+    one, two = served(web, "one"), served(web, "two")
+    path = web.folder / "two" / MANIFEST
+    changed = json.loads(path.read_text()) | {key: value}
+    path.write_text(json.dumps(changed))
+    said = refused(
+        run_of(one, replace(two, digest=digest(path.read_bytes()).hex())), NodeConfig(), tmp_path / "cache"
+    )
+    assert f"cannot be mixed: their {key} differ" in said
+
+
 def test_a_damaged_block_s_samples_are_not_learned_and_the_others_are(tmp_path: Path, web: WebServer) -> None:
     wanted = served(web)
     path, size = web.folder / "one" / "train-00002.tokens", BlockFormat(np.dtype("<u2"), 64, False).size
@@ -233,6 +256,20 @@ def test_a_damaged_block_s_samples_are_not_learned_and_the_others_are(tmp_path: 
     epoch = [source.train(index) for index in range(250)]
     assert sum(bool((sample.labels == UNLEARNED).all()) for sample in epoch) == 4  # of its block
     assert len(told) == 1 and "train-00002.tokens are not those of the data set" in told[0]
+
+
+def test_what_samples_leave_of_each_block_is_told_once(tmp_path: Path, web: WebServer) -> None:
+    from atoll.node.participant.batches import RunTokens
+
+    told, wanted = list[str](), served(web)
+    for seq_len in (16, 20):
+        tokens = RunTokens(opened(run_of(wanted, seq_len=seq_len), tmp_path / "cache"))
+        tokens.listen(told.append, told.append)
+        assert tokens[0]["input_ids"].shape == (seq_len,)
+    (said,) = told
+    assert (
+        "samples of 20 tokens do not divide" in said and "last 4 tokens of each block, 6.2 % of the data" in said
+    )
 
 
 def test_the_mask_of_a_data_set_is_obeyed(tmp_path: Path) -> None:

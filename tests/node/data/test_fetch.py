@@ -1,5 +1,6 @@
 """Fetching ahead: bounded, once a machine, within a rate; checked, tried again, left out where it is damaged."""
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -7,10 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from data_sets import WebServer, web_server, write_data_set
+from data_sets import WebServer, document_tokens, web_server, write_data_set
 
+from atoll.comm.digest import digest
+from atoll.comm.errors import ConfigError
 from atoll.node.data.cache import BlockCache
-from atoll.node.data.fetch import BlockFetcher, BlockId, FetchedSet, Throttle
+from atoll.node.data.fetch import DAMAGE_TRIES, BlockFetcher, BlockId, FetchedSet, Throttle
 from atoll.node.data.manifest import MANIFEST, Manifest
 from atoll.node.data.store import open_store
 
@@ -33,7 +36,8 @@ class Fetchers:
     def make(
         self, throttle: Throttle | None = None, memory: int = 1 << 20, sample_bytes: int = 32
     ) -> BlockFetcher:
-        sets = [FetchedSet(self.manifest, open_store(self.web.url, files=False))]
+        expected = digest((self.web.folder / MANIFEST).read_bytes()).hex()
+        sets = [FetchedSet(self.manifest, open_store(self.web.url, files=False), expected)]
         limit = Throttle(0) if throttle is None else throttle
         fetcher = BlockFetcher(sets, self.cache, limit, 32, memory_bytes=memory, first_delay=0.02)
         fetcher.tell = self.told.append
@@ -153,6 +157,17 @@ def test_a_damaged_block_is_asked_for_again_left_out_counted_and_named(fetchers:
     assert f"bytes {2 * size} to {3 * size} of {fetchers.web.url}/train-00001.tokens are not those" in said
     assert said.endswith("nothing of that block is learned; blocks left out since the start: 1")
     assert list(fetcher.damaged) == [BlockId(0, 1, 2)]
+    assert fetcher.trouble == "blocks of the run's data that are damaged, and left out: 1"
+
+
+def test_a_block_with_tokens_that_the_vocabulary_lacks_is_left_out(fetchers: Fetchers) -> None:
+    largest = int(document_tokens(64, 256, 0).max())
+    path = fetchers.web.folder / MANIFEST
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": largest}))
+    fetcher = fetchers.make()
+    assert fetcher.block(BlockId(0, 0, 0)) is None
+    (said,) = fetchers.told
+    assert f"has the token {largest}, and the manifest's vocab_size is {largest}: nothing of that block" in said
 
 
 def test_a_shard_that_is_cut_short_loses_its_last_blocks(fetchers: Fetchers) -> None:
@@ -165,12 +180,33 @@ def test_a_shard_that_is_cut_short_loses_its_last_blocks(fetchers: Fetchers) -> 
     assert any("ends before bytes=" in said for said in fetchers.told)
 
 
-def test_a_damaged_list_of_digests_loses_its_shard(fetchers: Fetchers) -> None:
-    path = fetchers.web.folder / "train-00001.digests"
-    path.write_bytes(bytes(len(path.read_bytes())))
+def test_a_list_of_digests_that_is_another_one_leaves_no_block_out_and_is_asked_for_until_it_is_right(
+    fetchers: Fetchers,
+) -> None:
+    path, found = fetchers.web.folder / "train-00001.digests", list[object]()
+    right = path.read_bytes()
+    path.write_bytes(bytes(len(right)))
     fetcher = fetchers.make()
-    assert fetcher.block(BlockId(0, 1, 0)) is None and fetcher.block(BlockId(0, 0, 0)) is not None
-    assert "train-00001.digests are not those of the data set" in fetchers.told[0]
+    asking = threading.Thread(target=lambda: found.append(fetcher.block(BlockId(0, 1, 0))))
+    asking.start()
+    until(lambda: fetchers.web.requests.count(("train-00001.digests", "bytes=0-127")) > DAMAGE_TRIES)
+    assert fetcher.block(BlockId(0, 0, 0)) is not None and not fetcher.damaged and not found
+    assert "cannot use the run's data, and tries again" in fetcher.trouble
+    (said,) = fetchers.told
+    assert "train-00001.digests are not those of the data set" in said
+    path.write_bytes(right)
+    asking.join(DEADLINE)
+    assert found and found[0] is not None and fetcher.trouble == ""
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_data_set_that_was_built_anew_under_its_url_ends_the_trainer(own: bool, fetchers: Fetchers) -> None:
+    fetcher = fetchers.make()
+    assert not own or fetcher.block(BlockId(0, 1, 0)) is not None  # whose list is here
+    write_data_set(fetchers.web.folder, train=4000, validation=300, seed=1)
+    with pytest.raises(ConfigError, match=r"the run's data set made was built anew: its manifest.json has"):
+        fetcher.block(BlockId(0, 1, 2))
+    assert not fetcher.damaged
 
 
 def test_an_answer_that_ends_half_way_is_asked_for_again(fetchers: Fetchers) -> None:
@@ -204,6 +240,27 @@ def test_a_store_that_does_not_answer_is_told_and_asked_until_it_does(status: in
         "cannot fetch the run's data, and tries again",
         "fetches the run's data again from http",
     ]
+
+
+@pytest.mark.parametrize("kind", ["http", "folder", "file"])
+def test_the_trouble_that_others_read_has_no_folder_and_no_query_and_the_log_has(
+    kind: str, fetchers: Fetchers
+) -> None:
+    folder, digested = fetchers.web.folder, digest((fetchers.web.folder / MANIFEST).read_bytes()).hex()
+    private = "?signature=secret" if kind == "http" else str(folder)
+    url = {"http": f"{fetchers.web.url}{private}", "folder": str(folder), "file": f"file://{folder}"}[kind]
+    wrong, gone = folder / "train-00000.digests", folder / "train-00001.digests"
+    wrong.write_bytes(bytes(len(wrong.read_bytes())))
+    gone.unlink()
+    sets = [FetchedSet(fetchers.manifest, open_store(url, files=True), digested)]
+    fetcher = BlockFetcher(sets, fetchers.cache, Throttle(0), 32, first_delay=0.02)
+    fetcher.tell = fetchers.told.append
+    fetchers.made.append(fetcher)
+    fetcher.request([BlockId(0, 0, 0), BlockId(0, 1, 0)])
+    until(lambda: len(fetchers.told) == 2)
+    assert all(private in said for said in fetchers.told)
+    assert private not in fetcher.trouble and "secret" not in fetcher.trouble
+    assert all(f"{name}.digests" in fetcher.trouble for name in ("train-00000", "train-00001"))
 
 
 def test_while_the_store_is_away_nobody_waits_for_what_is_here(fetchers: Fetchers) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from atoll.comm.digest import digest
 from atoll.comm.errors import ConfigError
-from atoll.node.data.manifest import DTYPES, BlockFormat, Manifest, Shard
+from atoll.node.data.manifest import DTYPES, MAX_MANIFEST_BYTES, BlockFormat, Manifest, Shard, _rules
 
 SHARD = Shard("train-00000", "train", blocks=2, tokens=120, digest="ab" * 16)
 MANIFEST = Manifest(
@@ -43,7 +43,11 @@ def test_a_manifest_is_the_same_after_a_trip_and_has_one_encoding() -> None:
         ({"shards": (msgspec.structs.replace(SHARD, name="../x"),)}, "a shard is named '../x'"),
         ({"shards": (msgspec.structs.replace(SHARD, tokens=129),)}, "129 tokens in 2 blocks"),
         ({"shards": (msgspec.structs.replace(SHARD, tokens=64),)}, "64 tokens in 2 blocks"),
-        ({"shards": (msgspec.structs.replace(SHARD, blocks=0),)}, "in 0 blocks"),
+        ({"shards": (msgspec.structs.replace(SHARD, blocks=0),)}, "has 0 blocks"),
+        (
+            {"shards": (msgspec.structs.replace(SHARD, blocks=(1 << 20) + 1, tokens=64 * ((1 << 20) + 1)),)},
+            "has 1048577 blocks: it must be 1 to 1048576",
+        ),
         ({"shards": (msgspec.structs.replace(SHARD, digest=""),)}, "the digest ''"),
     ],
 )
@@ -76,3 +80,9 @@ def test_a_block_comes_back_as_it_was(dtype: str, masked: bool) -> None:
     block = layout.decode(data)
     assert (block.tokens == tokens).all() and (block.begins == begins).all()
     assert (block.learned == (learned if masked else True)).all()
+
+
+def test_the_first_rule_that_does_not_hold_ends_the_look_at_a_manifest() -> None:
+    rules = _rules(msgspec.structs.replace(MANIFEST, version=2, shards=(SHARD,) * 1000))
+    assert next(rules) == (False, "version is 2, and this Atoll reads 1")
+    assert MAX_MANIFEST_BYTES == 32 << 20

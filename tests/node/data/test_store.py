@@ -12,9 +12,19 @@ import pytest
 from data_sets import WebServer, web_server
 from hub_files import hub_of
 
-from atoll.comm.errors import ResourceError
+from atoll.comm.errors import ConfigError, ResourceError
+from atoll.node.data import network
 from atoll.node.data import store as store_
-from atoll.node.data.store import CutShort, Store, StoreError, StoreRefused, open_store
+from atoll.node.data.store import (
+    CutShort,
+    FsspecStore,
+    HttpStore,
+    Store,
+    StoreError,
+    StoreRefused,
+    check_store,
+    open_store,
+)
 
 CONTENT = bytes(range(256)) * 40
 
@@ -38,7 +48,9 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
             web: WebServer = request.getfixturevalue("web")
             return open_store(f"{web.url}/", files=False)
         case "memory":
-            url = f"memory://{tmp_path.name}"
+            with fsspec.open(f"memory://{tmp_path.name}/a.tokens", "wb") as file:
+                file.write(CONTENT)
+            return FsspecStore(f"memory://{tmp_path.name}")
         case _:
             environment = {"AWS_ENDPOINT_URL": request.getfixturevalue("s3"), "AWS_ACCESS_KEY_ID": "key"}
             environment |= {"AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -110,10 +122,85 @@ def test_a_server_that_is_silent_or_gone_is_said(
         open_store("http://127.0.0.1:1/corpus", files=False).read("a.tokens", 0, 10)
 
 
+class DrippingAnswer:
+    """An answer of which a byte comes each second of `now`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def read1(self, size: int) -> bytes:
+        self.now += 1.0
+        return b"x"
+
+    def read(self, size: int) -> bytes:
+        return b"".join(self.read1(1) for _ in range(size))
+
+
+def test_a_server_that_drips_is_left_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = DrippingAnswer()
+    monkeypatch.setattr("atoll.node.data.store.time.monotonic", answer.clock)
+    with pytest.raises(StoreError, match="took more than 120 s"):
+        HttpStore("http://host/corpus")._body(answer, "http://host/corpus/a.tokens", 10_000)
+    assert answer.now == store_.READ_SECONDS + 1
+
+
 def test_this_machines_files_are_its_owners_to_give(tmp_path: Path) -> None:
     for url in (str(tmp_path), f"file://{tmp_path}"):
         with pytest.raises(ResourceError, match="only where the node has files=true"):
             open_store(url, files=False)
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("ftp://host/corpus", "reads no data set at ftp://"),
+        ("memory://corpus", "reads no data set at memory://"),
+        ("sftp://host/corpus", "reads no data set at sftp://"),
+        ("https://host/corpus#part", "has a '#' in it"),
+        ("https://me@host/corpus", "has a '@' in it"),
+        ("https://host\\@other/corpus", "in it, which may hide where it leads"),
+        ("s3://me@bucket/corpus", "has a '@' in it"),
+    ],
+)
+def test_what_may_lead_elsewhere_is_not_asked(url: str, sentence: str) -> None:
+    with pytest.raises(ResourceError, match=sentence):
+        check_store(url, files=False)
+
+
+def test_a_server_in_the_nodes_own_network_is_asked_only_by_leave(
+    tmp_path: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.tokens").write_bytes(CONTENT)
+    with pytest.raises(StoreRefused, match=r"own network \(127.0.0.1 is at 127.0.0.1\), .* has files=true"):
+        open_store(web.url, files=False, lan=False).read("a.tokens", 0, 10)
+    assert not web.requests
+    assert open_store(web.url, files=True, lan=False).read("a.tokens", 0, 10) == CONTENT[:10]
+    assert open_store(web.url, files=False, lan=True).read("a.tokens", 0, 10) == CONTENT[:10]
+    with pytest.raises(StoreRefused, match=r"169.254.169.254 is at"):
+        open_store("http://169.254.169.254/latest", files=False, lan=True).read("a.tokens", 0, 10)
+
+
+def test_a_redirect_into_the_nodes_own_network_is_not_followed(
+    tmp_path: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.tokens").write_bytes(CONTENT)
+    web.redirect = web.url.replace("127.0.0.1", "127.0.0.2")
+    own = network.is_own_network
+    monkeypatch.setattr(network, "is_own_network", lambda ip: ip != "127.0.0.1" and own(ip))
+    with pytest.raises(StoreRefused, match=r"own network \(127.0.0.2 is at 127.0.0.2\)"):
+        open_store(web.url, files=False, lan=False).read("a.tokens", 0, 10)
+    assert len(web.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "own"),
+    [("10.1.2.3", True), ("::1", True), ("::ffff:127.0.0.1", True), ("fe80::1%eth0", True), ("8.8.8.8", False)],
+)
+def test_the_addresses_of_a_nodes_own_network(address: str, own: bool) -> None:
+    assert network.is_own_network(address) is own
 
 
 def test_without_the_package_of_a_store_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,6 +209,15 @@ def test_without_the_package_of_a_store_the_remedy_is_named(monkeypatch: pytest.
         open_store("hf://datasets/org/name", files=False)
     with pytest.raises(ResourceError, match=r'pip install ".\[s3\]"'):
         open_store("s3://bucket/corpus", files=False)
+
+
+def test_a_file_system_that_cannot_be_made_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_credentials(url: str, **options: object) -> None:
+        raise RuntimeError("no credentials")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", without_credentials)
+    with pytest.raises(ConfigError, match="gs://bucket/corpus cannot be used: RuntimeError: no credentials; see"):
+        open_store("gs://bucket/corpus", files=False)
 
 
 FROM_HUB = """

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from data_sets import web_server
 from safetensors.torch import load_file, save_file
 from states import RUN, TINY, Node, filled
 from tokenized import END_OF_TEXT, TEXT, data_set, tokenizer_json
@@ -147,6 +148,36 @@ def test_the_tokenizer_is_the_data_sets_which_its_manifest_vouches_for(
     done = call(node.state_dir, tmp_path / "other", "--tokenizer", str(tmp_path / "data"))
     assert "the card does not name the data set" in done.output
     assert f"| Data set | not known (`{digest}`) |" in (tmp_path / "other" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("query", ["", "?signature=secret"])
+def test_what_came_with_a_data_sets_tokenizer_comes_with_the_export(
+    query: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoTokenizer, GenerationConfig
+
+    template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    beside = {
+        "tokenizer_config.json": json.dumps({"eos_token": END_OF_TEXT, "model_max_length": 99}).encode(),
+        "special_tokens_map.json": json.dumps({"eos_token": END_OF_TEXT}).encode(),
+        "chat_template.jinja": template.encode(),
+        "generation_config.json": json.dumps({"temperature": 0.3, "do_sample": True}).encode(),
+    }
+    node, _ = trained(tmp_path / "node")
+    digest = data_set(tmp_path / "data", tokenizer_json(VOCAB), VOCAB, beside)
+    out = tmp_path / "out"
+    with web_server(tmp_path / "data") as web:
+        with_data(monkeypatch, DataSource(f"{web.url}/{query}", digest))
+        assert call(node.state_dir, out).exit_code == 0
+        tokenizer = AutoTokenizer.from_pretrained(out, local_files_only=True)
+        assert tokenizer.model_max_length == 99
+        assert tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False) == "<hello>"
+        generation = GenerationConfig.from_pretrained(out)
+        assert (generation.temperature, generation.eos_token_id) == (0.3, 0)
+        (tmp_path / "data" / "chat_template.jinja").write_text("another")
+        assert "chat_template.jinja of data set tiny-text has the digest" in refusal(
+            node.state_dir, tmp_path / "other"
+        )
 
 
 def test_a_tokenizers_folder_keeps_what_it_says_of_itself(tmp_path: Path) -> None:
