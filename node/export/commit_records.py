@@ -23,7 +23,7 @@ TIMEOUT = 20.0  # seconds for an answer
 MAX_ANSWER_BYTES = 64 << 20
 
 
-class RoundRecord(msgspec.Struct, frozen=True):
+class CommitRecord(msgspec.Struct, frozen=True):
     """The part of a commit record that an export needs."""
 
     round: int
@@ -34,14 +34,14 @@ class RoundRecord(msgspec.Struct, frozen=True):
     void: bool = False  # its state was lost: it is as if it had not been
 
 
-FIELDS = ",".join(RoundRecord.__struct_fields__)
+FIELDS = ",".join(CommitRecord.__struct_fields__)
 
 
 @dataclass(frozen=True)
 class CommitRecords:
     """The records of a run's rounds, and what is known of its nodes' names."""
 
-    rounds: dict[int, RoundRecord]
+    rounds: dict[int, CommitRecord]
     names: dict[str, str] = field(default_factory=dict)  # of the nodes, by id
 
     def contributors(self, round_: int) -> list[tuple[str, int]]:
@@ -67,7 +67,7 @@ class CommitRecords:
 
 def read_file(path: Path) -> CommitRecords:
     """The records in a file, one JSON object a line. Raises `ConfigError`."""
-    decode = msgspec.json.Decoder(RoundRecord).decode
+    decode = msgspec.json.Decoder(CommitRecord).decode
     try:
         with open(path, "rb") as file:
             return CommitRecords(_valid(decode(line) for line in file if line.strip()))
@@ -82,11 +82,11 @@ def fetch(page: str) -> CommitRecords:
     page = page.rstrip("/")
     if not page.startswith(("http://", "https://")):
         raise ConfigError(f"{page!r} is not an http:// URL: give the one the coordinator prints at its start")
-    found, since = list[RoundRecord](), 0
+    found, since = list[CommitRecord](), 0
     while True:
         query = f"{page}/api/rounds?since={since}&limit={PAGE_RECORDS}&fields={FIELDS}"
         try:
-            new = msgspec.convert(_get(query), list[RoundRecord])
+            new = msgspec.convert(_get(query), list[CommitRecord])
         except msgspec.MsgspecError as error:
             raise Unreachable(f"{page} does not answer as a coordinator's page ({error})") from None
         if not new or (last := max(record.round for record in new)) <= since:
@@ -110,7 +110,7 @@ def is_finished(page: str, round_: int) -> bool:
         raise Unreachable(f"{page}/api/run does not answer as a coordinator's page ({error!r})") from None
 
 
-def _valid(records: Iterable[RoundRecord]) -> dict[int, RoundRecord]:
+def _valid(records: Iterable[CommitRecord]) -> dict[int, CommitRecord]:
     """The records of rounds that are not void, by round."""
     return {record.round: record for record in records if not record.void}
 

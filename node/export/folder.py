@@ -28,7 +28,7 @@ from atoll.node.export.newest_state import ExportResult, write_newest, write_rou
 from atoll.node.export.tokenizer import (
     COMPANIONS,
     DataSource,
-    TokenizerFiles,
+    TokenizerExport,
     data_sources,
     json_object,
     read_source,
@@ -74,7 +74,7 @@ class FolderOptions:
 class _Surroundings:
     """Whatever is in the folder besides the model, which is got before anything is written."""
 
-    tokenizer: TokenizerFiles | None
+    tokenizer: TokenizerExport | None
     sources: tuple[DataSource, ...]
     notes: tuple[str, ...]
 
@@ -186,7 +186,7 @@ def _surroundings(saved: SavedRun, options: FolderOptions) -> _Surroundings:
                 raise
             notes.append(f"the card does not name the data set: {error}")
     manifest = sources[0].manifest if sources else None
-    tokenizer: TokenizerFiles | None = None
+    tokenizer: TokenizerExport | None = None
     if options.tokenizer is not None:
         end_of_text = manifest.end_of_text if manifest is not None else None
         tokenizer = tokenizer_of_path(options.tokenizer, run, end_of_text)
@@ -217,7 +217,7 @@ def _write_weights(
 
 
 def _configs(
-    model: ModelFiles, facts: StateFacts, dtype: WeightDtype, tokenizer: TokenizerFiles | None
+    model: ModelFiles, facts: StateFacts, dtype: WeightDtype, tokenizer: TokenizerExport | None
 ) -> dict[str, bytes]:
     """The model's config and what `generate` begins with."""
     if not model.transformers:

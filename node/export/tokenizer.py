@@ -5,7 +5,6 @@ tokenizer. A run on bytes has no tokenizer: a token is a byte.
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ class DataSource:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizerFiles:
+class TokenizerExport:
     """The files of a tokenizer by name, and the ids of the tokens that a model's config names."""
 
     files: dict[str, bytes]
@@ -47,11 +46,9 @@ class TokenizerFiles:
 
 def data_sources(data: DataConfig) -> tuple[DataSource, ...]:
     """The data sets of a run, as its config names them; none for a run on bytes or a script's own data."""
-    mixture: Sequence[Any] = getattr(data, "mixture", ())
-    if mixture:
-        return tuple(DataSource(part.url, part.digest, part.weight) for part in mixture)
-    url = str(getattr(data, "url", ""))
-    return (DataSource(url, str(getattr(data, "digest", ""))),) if url else ()
+    if data.mixture:
+        return tuple(DataSource(part.url, part.digest, part.weight) for part in data.mixture)
+    return (DataSource(data.url, data.digest),) if data.url else ()
 
 
 def read_source(source: DataSource) -> DataSource:
@@ -60,7 +57,7 @@ def read_source(source: DataSource) -> DataSource:
     return DataSource(source.url, source.digest, source.weight, Manifest.decode(data, source.digest))
 
 
-def tokenizer_of_source(source: DataSource, run: RunConfig) -> TokenizerFiles:
+def tokenizer_of_source(source: DataSource, run: RunConfig) -> TokenizerExport:
     """The tokenizer of a data set whose manifest was read, with all files that came with it. Raises `ConfigError`,
     `ResourceError`."""
     assert source.manifest is not None, "read_source comes first"
@@ -75,7 +72,7 @@ def tokenizer_of_source(source: DataSource, run: RunConfig) -> TokenizerFiles:
     return _complete(files, run, source.manifest.end_of_text)
 
 
-def tokenizer_of_path(path: Path, run: RunConfig, end_of_text: int | None = None) -> TokenizerFiles:
+def tokenizer_of_path(path: Path, run: RunConfig, end_of_text: int | None = None) -> TokenizerExport:
     """The tokenizer in a tokenizer.json or in a folder with one. `end_of_text`: the data set's token behind a
     document, where it is known. Raises `ConfigError`."""
     file = path / TOKENIZER if path.is_dir() else path
@@ -92,7 +89,7 @@ def special_tokens(folder: Path) -> set[str]:
     return {role for role in ROLES if _text_of(config.get(f"{role}_token"))}
 
 
-def _complete(files: dict[str, bytes], run: RunConfig, end_of_text: int | None) -> TokenizerFiles:
+def _complete(files: dict[str, bytes], run: RunConfig, end_of_text: int | None) -> TokenizerExport:
     """Check the tokenizer against the model, and give it the config that AutoTokenizer needs if it has none."""
     tokens = _tokens(files[TOKENIZER])
     if (largest := max(tokens.values())) >= run.model.vocab_size:
@@ -110,7 +107,7 @@ def _complete(files: dict[str, bytes], run: RunConfig, end_of_text: int | None) 
         config.setdefault("eos_token", names[end_of_text])
     ids = {f"{role}_token_id": tokens.get(_text_of(config.get(f"{role}_token"))) for role in ROLES}
     text = json.dumps(config, indent=2, ensure_ascii=False).encode() + b"\n"
-    return TokenizerFiles(files | {TOKENIZER_CONFIG: text}, {k: v for k, v in ids.items() if v is not None})
+    return TokenizerExport(files | {TOKENIZER_CONFIG: text}, {k: v for k, v in ids.items() if v is not None})
 
 
 def _tokens(data: bytes) -> dict[str, int]:

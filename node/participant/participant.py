@@ -51,7 +51,7 @@ from atoll.node.participant.optimizer_checkpoint import OptimizerCheckpoint
 from atoll.node.participant.prefetch import BatchPrefetcher
 from atoll.node.participant.rank_group import RankGroup
 from atoll.node.participant.round_checkpoint import RoundCheckpoint
-from atoll.node.participant.step_guard import StepGuard
+from atoll.node.participant.step_check import StepCheck
 from atoll.node.participant.training_cursor import TrainingCursor
 from atoll.node.participant.vector_io import Diverged, MappedVectors, VectorIO
 from atoll.node.participant.watchdog import StepWatchdog
@@ -106,7 +106,7 @@ class Participant:
         self._round_checkpoint = round_checkpoint
         self._share, self._evaluate, self._initialise = share, evaluate, initialise
         self._before_round = before_round or (lambda: None)
-        self._guard = StepGuard(optimizers)
+        self._guard = StepCheck(optimizers)
         self._io: VectorIO | None = None
         layout = parameters.layout
         self._hello = Hello(os.getpid(), ranks.size, layout.numel, layout.shapes, evaluate is not None)

@@ -11,7 +11,7 @@ import pytest
 
 from atoll.comm.errors import ConfigError, Unreachable
 from atoll.node.export import commit_records
-from atoll.node.export.commit_records import RoundRecord, fetch, is_finished
+from atoll.node.export.commit_records import CommitRecord, fetch, is_finished
 
 RECORDS = [
     {"round": r, "contributors": {"n1": 10.0, "n2": 1.0 * r}, "tokens": 20 * r, "state_digest": f"{r:032x}"}
@@ -58,7 +58,7 @@ def test_all_rounds_are_fetched_an_answer_at_a_time(page: str, monkeypatch: pyte
     monkeypatch.setattr(commit_records, "PAGE_RECORDS", 3)
     found = fetch(page)
     assert sorted(found.rounds) == list(range(1, 8))
-    assert found.rounds[7] == RoundRecord(7, {"n1": 10.0, "n2": 7.0}, 140, f"{7:032x}")
+    assert found.rounds[7] == CommitRecord(7, {"n1": 10.0, "n2": 7.0}, 140, f"{7:032x}")
     assert found.contributors(5) == [("n1", 50), ("otter", 15)]
     assert found.contributors(7) == [("n1", 70), ("otter", 28)]
 

@@ -332,9 +332,9 @@ def test_adapters_are_written_as_peft_names_them(tmp_path: Path, monkeypatch: py
 
 
 def test_names_of_nodes_do_nothing_in_the_card(tmp_path: Path) -> None:
-    from atoll.node.export.commit_records import CommitRecords, RoundRecord
+    from atoll.node.export.commit_records import CommitRecord, CommitRecords
 
-    rounds = {1: RoundRecord(1, {"n1": 5.0, "n2": 4.0, "n3": 3.0})}
+    rounds = {1: CommitRecord(1, {"n1": 5.0, "n2": 4.0, "n3": 3.0})}
     records = CommitRecords(rounds, {"n1": "[x](http://evil)|<img>\n# head", "n2": "a" * 500})
     node = filled(tmp_path / "node", 1)
     FolderExporter(node.state_dir, records=lambda: records).export(tmp_path / "out")

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 from atoll.comm.errors import ConfigError
 
 
-class StepGuard:
+class StepCheck:
     """Counts the steps of one batch: `expect` when it is given out, `take` when the script says that it is
     stepped."""
 

@@ -3,13 +3,13 @@ import torch
 from torch import nn
 
 from atoll.comm.errors import ConfigError
-from atoll.node.participant.step_guard import StepGuard
+from atoll.node.participant.step_check import StepCheck
 
 
 def test_a_batch_is_stepped_once_and_not_by_the_script_and_by_run_step() -> None:
     weight = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    guard = StepGuard([optimizer])
+    guard = StepCheck([optimizer])
     with pytest.raises(ConfigError, match=r"run.step was called and no batch was out"):
         guard.take("run.step", steps_optimizer=True)
     for _ in range(2):
