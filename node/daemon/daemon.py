@@ -254,7 +254,7 @@ class Daemon:
                 self._pulse.at = time.monotonic()
                 self._supervisor.hang_up()
             case ef.LeaveRun(sentence):
-                self._spawn(self._leave_with(sentence))
+                self._spawn(self._leave_with(AtollError(sentence)))
             case ef.Encode(work):
                 self._outer_loop.begin_encoding(work)
             case ef.StartReduce(plan, work):
@@ -421,12 +421,12 @@ class Daemon:
         try:
             await self._outer_loop.load_initial(progress)
         except AtollError as error:
-            await self._leave_with(str(error))  # it is another's turn
+            await self._leave_with(error)  # it is another's turn
 
-    async def _leave_with(self, sentence: str) -> None:
+    async def _leave_with(self, error: AtollError) -> None:
         """Good-bye first: a script may take long to end, and the coordinator would miss the node meanwhile."""
-        await self._member.leave(sentence)
-        raise AtollError(sentence)
+        await self._member.leave(str(error))
+        raise error
 
     def _figures(self) -> Progress:
         return self._pulse.figures(isinstance(self._state.trainer, Training | Ahead), time.monotonic())

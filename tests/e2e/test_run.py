@@ -45,7 +45,7 @@ def test_a_trainer_killed_late_in_a_round_goes_on_from_its_last_copy(run: Run) -
     records = run.get("/api/rounds?since=0")
     assert [r["tokens"] for r in records] == [120 * TOKENS * k for k in (1, 2, 3)]
     back = re.search(
-        r"goes on with round (\d) behind inner step (\d+), which is on this node's disk", run.log("one")
+        r"goes on with round (\d) behind inner step (\d+), which is in this node's memory", run.log("one")
     )
     assert back is not None and int(back[1]) > 1 and int(back[2]) > 20
 
