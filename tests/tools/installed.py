@@ -56,8 +56,9 @@ def helps() -> int:
 def named() -> int:
     """Every run and every method by name."""
     runs, methods = configs.names(configs.FOLDER), configs.names(configs.METHODS)
+    data = ("data.url=https://example.org/set", f"data.digest={'0a' * 16}")  # of your own, where a run needs one
     for run in runs:
-        atoll("coordinator", "check", run)
+        atoll("coordinator", "check", run, *(data if run != "demo" else ()))
     for method in methods:
         atoll("coordinator", "check", "demo", "--method", method)
     assert "demo" in runs and "diloco" in methods
