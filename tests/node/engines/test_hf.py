@@ -60,6 +60,7 @@ def test_one_rank_and_two_train_the_same_adapters_and_nothing_else(tmp_path: Pat
     assert hello.numel < 0.01 * sum(p.numel() for p in model.parameters()), "of the bytes of the whole model"
 
 
+@pytest.mark.long
 def test_one_rank_and_two_train_the_same_whole_model(tmp_path: Path) -> None:
     model = tiny_qwen(tmp_path / "base", hidden_size=64, intermediate_size=128)
     hello, _ = compare(tmp_path, run_of(HfConfig(config=read_config(str(tmp_path / "base")))))

@@ -38,6 +38,7 @@ def position(folder: Path) -> RoundPosition:
     return msgspec.json.decode(files.position(files.rounds[0]), type=RoundPosition)
 
 
+@pytest.mark.long
 def test_a_trainer_killed_at_step_80_of_100_loses_the_steps_since_its_last_copy_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
