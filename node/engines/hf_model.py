@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -34,8 +35,7 @@ PROBE_SIZES = {
 ALL_LINEAR = "all-linear"  # peft's word for every linear layer but the head
 BASE_LAYER = ".base_layer."  # in the name of a frozen matrix that has an adapter
 # Parameters by what is done with them: 6 FLOP for each and token, forward and twice backward; where only what
-# flows
-# through is differentiated, 4.
+# flows through is differentiated, 4.
 TRAINED_FLOPS, FROZEN_FLOPS = 6, 4
 
 
@@ -72,7 +72,8 @@ def build(hf: HfConfig) -> nn.Module:
 
 def check_isolation(hf: HfConfig) -> None:
     """Raise `ConfigError` where a token's logits depend on a later token, or on another document of the sample:
-    asked of a small model of the class on the CPU. What cannot be made small, or computed there, is not asked."""
+    asked of a small model of the class on the CPU. What cannot be made small, or computed there, is not asked,
+    which trainer.log says."""
     from transformers import AutoModelForCausalLM
 
     small = HfConfig(config=json.dumps(_small(hf.content)), dtype=BaseDtype.FP32)
@@ -89,7 +90,12 @@ def check_isolation(hf: HfConfig) -> None:
                 if parameter.ndim > 1:
                     nn.init.normal_(parameter, std=PROBE_DEVIATION)
         earlier, later = _probe(model, 0), _probe(model, PROBE_TOKENS - 1)
-    except Exception:
+    except Exception as error:  # of each architecture its own
+        print(
+            f"whether {hf.architecture} keeps a sample's documents apart could not be tried on a small model: "
+            f"{_sentence(error)}",
+            file=sys.stderr,
+        )
         return
     if earlier or later:
         reason = "a token sees those after it" if later else "documents in one sample see one another"
